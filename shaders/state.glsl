@@ -1,0 +1,123 @@
+// The algebra of attention states, and the only float functions the kernels use.
+//
+// A state (m, l, o) summarises attention over a set of keys: m is an integer in log2 units at or near the
+// largest score, l = sum of 2**(s - m), o = sum of 2**(s - m) v.  Attention itself is o / l; nothing is divided
+// before the end, so states of disjoint key sets merge.  Because m is an integer, every rescale is an exact
+// power of two and the only rounding of a merge is its one add.
+//
+// `precise` (NoContraction) on every float operation: no fused multiply-add, no reassociation, on any driver.
+
+#define NEGATIVE_INFINITY uintBitsToFloat(0xFF800000u)
+
+// 2**d for an integer d <= 0; 0 below the cut-off.
+float pow2(float d) {
+    uint exponent = uint(int(max(d, CUTOFF)) + 127);
+    return d < CUTOFF ? 0.0 : uintBitsToFloat(exponent << 23);
+}
+
+// Magnitudes below 2**-100 become +0, so that neither denormal handling nor the sign of zero can show.
+float flush(float x) {
+    return abs(x) < FLUSH ? 0.0 : x;
+}
+
+vec2 flush(vec2 x) {
+    return mix(x, vec2(0.0), lessThan(abs(x), vec2(FLUSH)));
+}
+
+// One component of a merge: a and b are l (or o) of two states, wa and wb the powers of two that bring them to
+// the common m.
+float merge(float a, float wa, float b, float wb) {
+    precise float x = a * wa;
+    precise float y = b * wb;
+    precise float sum = x + y;
+    return flush(sum);
+}
+
+vec2 merge(vec2 a, float wa, vec2 b, float wb) {
+    precise vec2 x = a * wa;
+    precise vec2 y = b * wb;
+    precise vec2 sum = x + y;
+    return flush(sum);
+}
+
+// 2**(s - m) for a score s <= m + 1/2: an exact power of two times a polynomial on [-1/2, 1/2].
+float weight(float s, float m) {
+    float whole = roundEven(s);
+    precise float x = s - whole;
+    precise float y = EXP2_C6;
+    y = y * x;
+    y = y + EXP2_C5;
+    y = y * x;
+    y = y + EXP2_C4;
+    y = y * x;
+    y = y + EXP2_C3;
+    y = y * x;
+    y = y + EXP2_C2;
+    y = y * x;
+    y = y + EXP2_C1;
+    y = y * x;
+    y = y + EXP2_C0;
+    precise float d = whole - m;
+    precise float p = y * pow2(d);
+    return p;
+}
+
+// 1 / x for x >= 1/4: three Newton steps from an integer seed; rcp(1) = 1.
+float reciprocal(float x) {
+    precise float y = uintBitsToFloat(RCP_SEED - floatBitsToUint(x));
+    for (int i = 0; i < 3; ++i) {
+        precise float xy = x * y;
+        precise float error = 1.0 - xy;
+        precise float step = y * error;
+        y = y + step;
+    }
+    return y;
+}
+
+// True for the state of no keys.  l is 0 there and at least 1/2 in every other state.
+bool is_empty(float l) {
+    return l < 0.25;
+}
+
+// Natural log-sum-exp of a state: m ln 2 + ln l.
+float natural_lse(float m, float l) {
+    uint bits = floatBitsToUint(l);
+    int exponent = int(bits >> 23) - 127;
+    float mantissa = uintBitsToFloat((bits & 0x7FFFFFu) | 0x3F800000u);
+    bool upper = mantissa > SQRT2;
+    precise float halved = mantissa * 0.5;
+    precise float x = (upper ? halved : mantissa) - 1.0;
+    precise float e = m + float(upper ? exponent + 1 : exponent);
+    precise float z = x * x;
+    precise float y = LN_D7;
+    y = y * x;
+    y = y + LN_D6;
+    y = y * x;
+    y = y + LN_D5;
+    y = y * x;
+    y = y + LN_D4;
+    y = y * x;
+    y = y + LN_D3;
+    y = y * x;
+    y = y + LN_D2;
+    y = y * x;
+    y = y + LN_D1;
+    y = y * x;
+    y = y + LN_D0;
+    y = y * x;
+    y = y * z;
+    precise float low = e * LN2_LO;
+    y = y + low;
+    precise float half_z = 0.5 * z;
+    y = y - half_z;
+    precise float high = e * LN2_HI;
+    precise float ln = x + y;
+    ln = ln + high;
+    return is_empty(l) ? NEGATIVE_INFINITY : ln;
+}
+
+// out = o / l, and 0 for the empty state.
+vec2 normalised(vec2 o, float l) {
+    precise vec2 quotient = o * reciprocal(l);
+    return is_empty(l) ? vec2(0.0) : flush(quotient);
+}

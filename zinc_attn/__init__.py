@@ -1,0 +1,25 @@
+"""Split-KV attention on Vulkan whose bits never change. See README.md."""
+
+from . import reference
+from .attention import attention
+from .device import Device, list_devices
+from .errors import ZincAttnError
+from .planner import SplitPlan, plan_splits
+from .runtime import DeviceInfo
+from .shapes import AttnShape
+from .state import merge_state, merge_states
+
+__version__ = "0.1.0"
+__all__ = [
+    "AttnShape",
+    "Device",
+    "DeviceInfo",
+    "SplitPlan",
+    "ZincAttnError",
+    "attention",
+    "list_devices",
+    "merge_state",
+    "merge_states",
+    "plan_splits",
+    "reference",
+]

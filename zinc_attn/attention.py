@@ -1,0 +1,314 @@
+"""Attention on a device: NumPy in, NumPy out; and the resident form that it and the sweep share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import kernels, layout
+from .device import Device
+from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from .planner import SplitPlan, plan_splits
+from .reference import as_input, score_scale
+from .runtime import Dispatch, Recording, Use
+from .shapes import LEAF, MAX_INPUT, MAX_SCORE, AttnShape, dtype_bytes
+
+F32 = NDArray[np.float32]
+_DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+
+
+# --- checks ------------------------------------------------------------------------------------------------
+
+
+def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
+    """``x`` with tiny float32 values flushed, and its largest magnitude. ValueRangeError names the first bad index."""
+    if x.size == 0:
+        return x, 0.0
+    largest = float(np.max(np.abs(x)))  # NaN propagates
+    if not largest <= MAX_INPUT:
+        bad = np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0]
+        at = ", ".join(map(str, bad))
+        raise ValueRangeError(f"{name}[{at}]: got {x[tuple(bad)]}, expected a finite value of at most 2**60")
+    return (x if x.dtype == np.float16 else as_input(x)), largest
+
+
+def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
+    """Refuse inputs whose scores could overflow float32."""
+    bound = q_max * k_max * head_dim * max(1.0, abs(scale) * 1.5)
+    if bound > MAX_SCORE:
+        raise ValueRangeError(
+            f"q, k: got max|q| = {q_max:g}, max|k| = {k_max:g}, scale = {scale:g} at head_dim {head_dim}; expected "
+            "max|q| * max|k| * head_dim * scale of at most 2**96"
+        )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """The scale as a float; None is 1 / sqrt(head_dim)."""
+    value = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    if not math.isfinite(value):
+        raise ValueRangeError(f"scale: got {value}, expected a finite number")
+    return value
+
+
+def _float_array(name: str, x: Any) -> NDArray[Any]:
+    array = np.asarray(x)
+    if array.dtype not in _DTYPES:
+        raise DTypeError(f"{name}: got dtype {array.dtype}, expected float32 or float16")
+    return array
+
+
+def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], AttnShape]:
+    """q as (q_len, q_heads, head_dim), k, v, and their shape. ShapeError and DTypeError name the argument."""
+    qa, ka, va = _float_array("q", q), _float_array("k", k), _float_array("v", v)
+    if qa.ndim not in (2, 3):
+        raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
+    if ka.ndim != 3:
+        raise ShapeError(f"k: got shape {ka.shape}, expected (tokens, kv_heads, head_dim)")
+    if va.shape != ka.shape:
+        raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
+    if va.dtype != ka.dtype:
+        raise DTypeError(f"v: got dtype {va.dtype}, expected k's {ka.dtype}")
+    rows = qa[None] if qa.ndim == 2 else qa
+    if rows.shape[0] < 1:
+        raise ShapeError(f"q: got shape {qa.shape}, expected at least one row")
+    if rows.shape[2] != ka.shape[2]:
+        raise ShapeError(f"q: got head_dim {rows.shape[2]}, expected k's {ka.shape[2]}")
+    shape = AttnShape(int(rows.shape[1]), int(ka.shape[1]), int(ka.shape[2]))
+    return rows, ka, va, shape
+
+
+# --- on the device -----------------------------------------------------------------------------------------
+
+
+class ResidentKV:
+    """K and V of one sequence and layer on a device, in the kernels' layout.
+
+    k, v: (tokens, kv_heads, head_dim), both float32 or both float16, checked by the caller.
+    """
+
+    def __init__(self, device: Device, k: NDArray[Any], v: NDArray[Any]) -> None:
+        self.device = device
+        self.tokens, self.kv_heads, self.head_dim = k.shape
+        self.dtype = _DTYPES[k.dtype]
+        nbytes = max(layout.tiles(self.tokens), 1) * LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
+        self.k = device.runtime.buffer(nbytes, Use.DATA)
+        try:
+            self.v = device.runtime.buffer(nbytes, Use.DATA)
+        except BaseException:
+            self.k.close()
+            raise
+        if self.tokens:
+            device.runtime.write(self.k, layout.pack_k(k))
+            device.runtime.write(self.v, layout.pack_v(v))
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.k.close()
+        self.v.close()
+
+
+class AttentionStep:
+    """One recorded attention call on a ResidentKV: a plan, its buffers and its submission. Run it any number of times.
+
+    ``limits`` gives the keys that each of the plan's q_len rows sees.
+    """
+
+    def __init__(
+        self,
+        kv: ResidentKV,
+        plan: SplitPlan,
+        *,
+        scale: float,
+        limits: list[int] | None = None,
+        timestamps: bool = False,
+    ) -> None:
+        shape, runtime = plan.shape, kv.device.runtime
+        self.plan, self.runtime = plan, runtime
+        self.limits = [plan.context_len] * plan.q_len if limits is None else limits
+        work, items = self._work(kv, scale)
+        rows, heads, dim = plan.q_len, shape.q_heads, shape.head_dim
+        self._buffers = [runtime.buffer(4 * work.size, Use.INPUT)]
+        self._recording: Recording | None = None
+        try:
+            self._buffers.append(runtime.buffer(4 * rows * heads * dim, Use.INPUT))
+            self._buffers.append(runtime.buffer(max(plan.scratch_bytes, 4), Use.SCRATCH))
+            self._buffers.append(runtime.buffer(4 * rows * heads * (dim + 1), Use.OUTPUT))
+            work_buffer, q, states, out = self._buffers
+            runtime.write(work_buffer, work)
+            steps = []
+            if items:
+                build = "single" if plan.build == "single" else "loop"
+                attend = kv.device.kernel(kernels.attend(build, kv.dtype), (dim, shape.heads_per_workgroup))
+                grid = (items, shape.kv_heads, shape.head_chunks)
+                steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, states, out), grid))
+            if plan.passes == 2:
+                merge = kv.device.kernel(kernels.MERGE, (dim,))
+                grid = (-(-dim // kernels.MERGE_DIMS), heads, rows)
+                steps.append(Dispatch(merge, (work_buffer, states, out), grid))
+            self._recording = runtime.record(steps, timestamps)
+        except BaseException:
+            self.close()
+            raise
+
+    def _work(self, kv: ResidentKV, scale: float) -> tuple[NDArray[np.uint32], int]:
+        """The work buffer's words and the number of items in it."""
+        plan, shape = self.plan, self.plan.shape
+        ranges = [r for r in plan.leaf_ranges() if r[0] < r[1]]
+        items: list[tuple[int, ...]] = []
+        rows: list[tuple[int, ...]] = []
+        for row, limit in enumerate(self.limits):
+            first, last = row * plan.states, -(-limit // LEAF)
+            rows.append((first, -(-limit // plan.unit_keys), 0))
+            for begin, end in ranges:
+                if plan.passes == 1:  # a row that sees no key still has its one item, which writes the empty result
+                    items.append((row, limit, 0, max(last, 1), 0, 0))
+                elif begin < last:
+                    items.append((row, limit, begin, min(end, last), first + begin // plan.unit_leaves, 0))
+        row_table = kernels.HEADER_WORDS + kernels.ITEM_WORDS * len(items)
+        page_table = row_table + kernels.ROW_WORDS * len(rows)
+        words = np.zeros(page_table + 1, np.uint32)  # one page, number 0, holds everything
+        header = {
+            "q_heads": shape.q_heads,
+            "kv_heads": shape.kv_heads,
+            "group": shape.group,
+            "score_scale": kernels.float_bits(float(score_scale(shape.head_dim, scale))),
+            "unit_leaves": plan.unit_leaves,
+            "state_stride": plan.states * plan.q_len,
+            "page_shift": 31,
+            "page_tiles": max(layout.tiles(kv.tokens), 1),
+            "rows": plan.q_len,
+            "row_table": row_table,
+            "direct": int(plan.passes == 1),
+        }
+        words[: len(kernels.HEADER)] = [header[name] for name in kernels.HEADER]
+        for at, size, records in ((kernels.HEADER_WORDS, kernels.ITEM_WORDS, items), (row_table, kernels.ROW_WORDS, rows)):
+            for i, record in enumerate(records):
+                words[at + i * size : at + i * size + len(record)] = record
+        page_column = kernels.HEADER_WORDS + kernels.ITEM.index("page_table")
+        words[page_column : page_column + kernels.ITEM_WORDS * len(items) : kernels.ITEM_WORDS] = page_table
+        return words, len(items)
+
+    def write_q(self, q: NDArray[Any]) -> None:
+        """Set the query rows: (q_len, q_heads, head_dim), checked float32 or float16 values."""
+        self.runtime.write(self._buffers[1], np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
+
+    def run(self) -> None:
+        """Submit and wait."""
+        assert self._recording is not None
+        self.runtime.run(self._recording)
+
+    def timings(self) -> list[tuple[float, float]]:
+        """Begin and end of each pass on the device's clock; for a step made with timestamps."""
+        assert self._recording is not None
+        return self.runtime.timings(self._recording)
+
+    def poison(self) -> None:
+        """Fill the output with NaN, so that an element which no kernel writes cannot pass a comparison."""
+        words = np.full(self._buffers[3].nbytes // 4, 0x7FC0DEAD, np.uint32)
+        self.runtime.write(self._buffers[3], words)
+
+    def result(self) -> tuple[F32, F32]:
+        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of the last run."""
+        shape, rows = self.plan.shape, self.plan.q_len
+        words = self.runtime.read(self._buffers[3]).view(np.float32)
+        size = rows * shape.q_heads * shape.head_dim
+        return words[:size].reshape(rows, shape.q_heads, shape.head_dim), words[size:].reshape(rows, shape.q_heads)
+
+    def close(self) -> None:
+        """Free the step's buffers and command buffers."""
+        if self._recording is not None:
+            self._recording.close()
+        for buffer in self._buffers:
+            buffer.close()
+
+
+_default: Device | None = None
+
+
+def default_device() -> Device:
+    """The device that ``attention`` opens when it is given none; kept open for the process."""
+    global _default  # noqa: PLW0603
+    if _default is None:
+        _default = Device.open()
+    return _default
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    device: Device | None = ...,
+    num_splits: int | None = ...,
+    split_size: int | None = ...,
+    scale: float | None = ...,
+    causal: bool = ...,
+    return_lse: Literal[False] = ...,
+) -> F32: ...
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    device: Device | None = ...,
+    num_splits: int | None = ...,
+    split_size: int | None = ...,
+    scale: float | None = ...,
+    causal: bool = ...,
+    *,
+    return_lse: Literal[True],
+) -> tuple[F32, F32]: ...
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    device: Device | None = None,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    return_lse: bool = False,
+) -> F32 | tuple[F32, F32]:
+    """Softmax attention of decode rows on a Vulkan device.
+
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); float32 or float16.
+    num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits. scale: None is
+    1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i.
+    Returns out (q's shape, float32), and with return_lse also lse (q's shape without head_dim, float32, natural log).
+    ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
+    Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
+    """
+    rows, ka, va, shape = check_arrays(q, k, v)
+    factor = check_scale(scale, shape.head_dim)
+    rows, q_max = checked_values("q", rows)
+    ka, k_max = checked_values("k", ka)
+    va, _ = checked_values("v", va)
+    check_score_bound(q_max, k_max, shape.head_dim, factor)
+    tokens, q_len = len(ka), len(rows)
+    if num_splits is not None and split_size is not None:
+        raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one of the two")
+    device = default_device() if device is None else device
+    if num_splits is None and split_size is None:
+        units = device.info.compute_units
+        plan = plan_splits(tokens, shape, units, _DTYPES[ka.dtype], q_len, device.info.kind)
+    else:
+        plan = SplitPlan.fixed(tokens, shape, num_splits=num_splits, split_size=split_size, q_len=q_len)
+    limits = [max(tokens - q_len + 1 + i, 0) if causal else tokens for i in range(q_len)]
+    kv = ResidentKV(device, ka, va)
+    try:
+        step = AttentionStep(kv, plan, scale=factor, limits=limits)
+        try:
+            step.write_q(rows)
+            step.run()
+            out, lse = step.result()
+        finally:
+            step.close()
+    finally:
+        kv.close()
+    out, lse = out.reshape(np.shape(q)), lse.reshape(np.shape(q)[:-1])
+    return (out, lse) if return_lse else out

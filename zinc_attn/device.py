@@ -1,0 +1,100 @@
+"""A Vulkan device opened through one of the two dispatchers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import probe
+from .errors import ArgumentError, KernelError
+from .kernels import KernelDecl
+from .kompute import KomputeRuntime
+from .runtime import DeviceInfo, Kernel, Runtime
+
+SPIRV = Path(__file__).parent / "spirv"
+RUNTIMES = ("kompute", "vulkan")
+
+
+def list_devices() -> list[DeviceInfo]:
+    """The Vulkan devices of this machine, in the loader's order. NoVulkanError where there is none."""
+    return probe.list_devices()
+
+
+class Device:
+    """An open device: a runtime and the kernels compiled on it. Close it, or use it as a context manager.
+
+    May be used from several threads (calls are serialised); not after close(), nor in a forked child.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
+
+    @classmethod
+    def open(cls, device: int | str | None = None, *, runtime: str | None = None) -> Device:
+        """Open a device.
+
+        device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
+        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME or else Kompute where kp
+        is installed. DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
+        """
+        if device is None:
+            device = os.environ.get("ZINC_ATTN_DEVICE") or None
+        if runtime is None:
+            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or None
+        if runtime is None:
+            runtime = "kompute" if importlib.util.find_spec("kp") else "vulkan"
+        if runtime not in RUNTIMES:
+            raise ArgumentError(f"runtime: got {runtime!r}, expected one of {', '.join(RUNTIMES)}")
+        info = probe.choose(probe.list_devices(), device)
+        if runtime == "kompute":
+            return cls(KomputeRuntime(info))
+        from .vulkan import VulkanRuntime
+        return cls(VulkanRuntime(info))
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What is known of the device."""
+        return self.runtime.info
+
+    def kernel(self, decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
+        """The pipeline of a kernel with its specialisation constants, made once per device."""
+        key = (decl.name, spec)
+        if key not in self._kernels:
+            self._kernels[key] = self.runtime.kernel(decl, load_spirv(decl), spec)
+        return self._kernels[key]
+
+    def close(self) -> None:
+        """Free everything on the device. Harmless when repeated."""
+        self._kernels.clear()
+        self.runtime.close()
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Device({self.info.name!r}, runtime={self.runtime.name!r})"
+
+
+def load_spirv(decl: KernelDecl) -> bytes:
+    """The SPIR-V words of a kernel. KernelError where the package was not built."""
+    path = SPIRV / f"{decl.name}.spv"
+    if not path.exists():
+        raise KernelError(f"{path} is missing; build the SPIR-V with scripts/build_shaders.py, or install the wheel")
+    return path.read_bytes()
+
+
+def build_record() -> dict[str, Any]:
+    """What the SPIR-V was built from and with: compiler, source and module checksums."""
+    path = SPIRV / "build.json"
+    if not path.exists():
+        raise KernelError(f"{path} is missing; build the SPIR-V with scripts/build_shaders.py, or install the wheel")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record

@@ -1,0 +1,253 @@
+"""The Kompute dispatcher: the only importer of ``kp``.
+
+Kompute's binding has no barrier between two dispatches. Where a step reads what an earlier step wrote, the buffer in
+between decides how the two are ordered: a small SCRATCH buffer has a staging twin, and copying it to the host
+between the steps records the barriers that are needed; a large one has none, and the steps go into two submissions.
+Kompute ignores failed allocations and crashes later, so sizes and the memory budget are checked before it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from . import probe
+from .errors import ArgumentError, ClosedError, DeviceMemoryError, ForkedProcessError, LimitError, RuntimeUnavailableError
+from .kernels import KernelDecl
+from .runtime import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Use, Words
+
+CHAINED_BYTES: Final = 512 * 1024  # SCRATCH up to here has a staging twin: its copy costs less than a submission
+_MAX_TENSOR_BYTES: Final = (1 << 32) - 4  # kp counts bytes in 32 bits and wraps silently
+
+
+def load_kp() -> Any:
+    """The ``kp`` module. RuntimeUnavailableError where it is not installed."""
+    try:
+        import kp  # noqa: PLC0415  (optional, and it must not be touched without a driver)
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            "runtime 'kompute' needs the package kp, which is not installed; build it with scripts/run from a clone of "
+            "the repository, or use runtime='vulkan'"
+        ) from error
+    return kp
+
+
+class KomputeBuffer:
+    """A kp tensor of uint32. ``view`` is its host memory; SCRATCH that is large has none."""
+
+    def __init__(self, runtime: KomputeRuntime, nbytes: int, use: Use) -> None:
+        kp = runtime.kp
+        self.nbytes, self.use = nbytes, use
+        self.chained = use is Use.SCRATCH and nbytes <= CHAINED_BYTES
+        staged = use is not Use.SCRATCH or self.chained
+        kind = kp.TensorTypes.device if staged else kp.TensorTypes.storage
+        self.tensor = runtime.manager.tensor_t(np.zeros(nbytes // 4, np.uint32) if staged else _unread(nbytes), kind)
+        self.view: Words | None = self.tensor.data() if staged else None
+        self.closed = False
+
+    def close(self) -> None:
+        """Free the tensor. Recordings that use it must not be run afterwards."""
+        if not self.closed:
+            self.closed = True
+            self.view = None
+            self.tensor.destroy()
+
+
+def _unread(nbytes: int) -> Words:
+    """An array of the right size for kp's constructor, which does not read it; costs address space only."""
+    return np.empty(nbytes // 4, np.uint32)
+
+
+class KomputeKernel:
+    """SPIR-V and constants; kp fuses pipeline, tensors and grid into an algorithm when a step is recorded."""
+
+    def __init__(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> None:
+        self.decl, self.spirv, self.spec = decl, spirv, np.array(spec, np.uint32)
+
+
+class KomputeRecording:
+    """Sequences to evaluate in order. ``spans`` maps each step to (sequence, position of its operation)."""
+
+    def __init__(self, sequences: list[Any], algorithms: list[Any], spans: list[tuple[int, int]], timed: bool) -> None:
+        self.sequences, self.algorithms, self.spans, self.timed = sequences, algorithms, spans, timed
+        self.buffers: tuple[KomputeBuffer, ...] = ()
+
+    def close(self) -> None:
+        """Free the command buffers and pipelines."""
+        for item in (*self.sequences, *self.algorithms):
+            item.destroy()
+        self.sequences, self.algorithms = [], []
+
+
+class KomputeRuntime:
+    """Runtime over one kp.Manager. ``info`` comes from ``probe.list_devices``; kp uses the same device order."""
+
+    name = "kompute"
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.kp = load_kp()
+        self.info = info
+        self.manager = self.kp.Manager(info.index)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._open = True
+        self._buffers: list[KomputeBuffer] = []
+        self._recordings: list[KomputeRecording] = []
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError("Device: opened in another process, expected use in the one that opened it")
+        with self._lock:
+            if not self._open:
+                raise ClosedError("Device: used after close(); open a new one with Device.open()")
+            yield
+
+    def buffer(self, nbytes: int, use: Use) -> KomputeBuffer:
+        """See Runtime.buffer. Memory is checked against the driver's budget before kp is called."""
+        with self._usable():
+            if nbytes <= 0 or nbytes % 4:
+                raise ArgumentError(f"nbytes: got {nbytes}, expected a positive multiple of 4")
+            limit = min(self.info.max_buffer_bytes, _MAX_TENSOR_BYTES)
+            if nbytes > limit:
+                raise LimitError(
+                    f"buffer of {nbytes:,} bytes: {self.info.name} takes at most {limit:,} bytes in one storage buffer; "
+                    "use a shorter context or a smaller dtype"
+                )
+            _, free = probe.memory_budget(self.info.index)
+            need = nbytes if use is Use.SCRATCH and nbytes > CHAINED_BYTES else 2 * nbytes
+            if need > free:
+                raise DeviceMemoryError(f"buffer of {nbytes:,} bytes: {self.info.name} has {free:,} bytes free")
+            made = KomputeBuffer(self, nbytes, use)
+            self._buffers = [b for b in self._buffers if not b.closed]
+            self._buffers.append(made)
+            return made
+
+    def write(self, buffer: Buffer, data: Words, offset: int = 0) -> None:
+        """See Runtime.write."""
+        with self._usable():
+            assert isinstance(buffer, KomputeBuffer)
+            if buffer.closed or buffer.view is None:
+                raise ClosedError(f"write: got a {buffer.use.value} buffer without host memory, expected an open one")
+            buffer.view[offset : offset + data.size] = data
+            if buffer.use in (Use.DATA, Use.OUTPUT):
+                sequence = self.manager.sequence()
+                sequence.record(self.kp.OpTensorSyncDevice([buffer.tensor])).eval()
+                sequence.destroy()
+
+    def read(self, buffer: Buffer) -> Words:
+        """See Runtime.read."""
+        with self._usable():
+            assert isinstance(buffer, KomputeBuffer)
+            if buffer.closed or buffer.view is None:
+                raise ClosedError(f"read: got a {buffer.use.value} buffer without host memory, expected an open one")
+            return buffer.view.copy()
+
+    def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> KomputeKernel:
+        """See Runtime.kernel."""
+        with self._usable():
+            return KomputeKernel(decl, spirv, spec)
+
+    def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> KomputeRecording:
+        """See Runtime.record."""
+        with self._usable():
+            kp = self.kp
+            tensors = {id(b): b for step in steps for b in step.buffers}
+            buffers = [b for b in tensors.values() if isinstance(b, KomputeBuffer)]
+            inputs = [b.tensor for b in buffers if b.use is Use.INPUT]
+            outputs = [b.tensor for b in buffers if b.use is Use.OUTPUT]
+            marks = 2 * len(steps) + 4 if timestamps else 0
+            algorithms: list[Any] = []
+            sequences, position = [self.manager.sequence(0, marks)], 0
+            spans: list[tuple[int, int]] = []
+            pending: set[int] = set()  # buffers written by a step that nothing has ordered yet
+
+            def add(operation: Any) -> None:
+                nonlocal position
+                sequences[-1].record(operation)
+                position += 1
+
+            if inputs:
+                add(kp.OpTensorSyncDevice(inputs))
+            for step in steps:
+                _check_step(step, self.info)
+                touched = {id(b) for b in step.buffers} & pending
+                if touched:
+                    conflicts = [b for b in buffers if id(b) in touched]
+                    if all(b.chained for b in conflicts):
+                        add(kp.OpTensorSyncLocal([b.tensor for b in conflicts]))
+                    else:
+                        sequences.append(self.manager.sequence(0, marks))
+                        position = 0
+                    pending.clear()
+                kernel = step.kernel
+                assert isinstance(kernel, KomputeKernel)
+                args = [b.tensor for b in step.buffers if isinstance(b, KomputeBuffer)]
+                grid, none = list(step.groups), np.array([], np.uint32)
+                algorithms.append(self.manager.algorithm(args, kernel.spirv, grid, kernel.spec, none))
+                add(kp.OpAlgoDispatch(algorithms[-1]))
+                spans.append((len(sequences) - 1, position))
+                declared = zip(step.buffers, kernel.decl.bindings, strict=True)
+                pending |= {id(b) for b, binding in declared if binding.access == "write"}
+            if outputs:
+                add(kp.OpTensorSyncLocal(outputs))
+            made = KomputeRecording(sequences, algorithms, spans, timestamps)
+            made.buffers = tuple(buffers)
+            self._recordings = [r for r in self._recordings if r.sequences]
+            self._recordings.append(made)
+            return made
+
+    def run(self, recording: Recording) -> None:
+        """See Runtime.run."""
+        with self._usable():
+            assert isinstance(recording, KomputeRecording)
+            if not recording.sequences or any(b.closed for b in recording.buffers):
+                raise ClosedError("run: the recording, or a buffer that it uses, was closed; record it again")
+            for sequence in recording.sequences:
+                sequence.eval()
+
+    def timings(self, recording: Recording) -> list[tuple[float, float]]:
+        """See Runtime.timings. kp marks the end of every operation; the mark before a step is its begin."""
+        with self._usable():
+            assert isinstance(recording, KomputeRecording)
+            if not recording.timed or not self.info.timestamp_period_ns:
+                raise ArgumentError("timings: recorded without timestamps, or the device has none")
+            tick = self.info.timestamp_period_ns * 1e-9
+            marks = [s.get_timestamps() for s in recording.sequences]
+            return [(marks[s][at - 1] * tick, marks[s][at] * tick) for s, at in recording.spans]
+
+    def empty_submit(self) -> None:
+        """Submit nothing and wait: the floor of a call's host time."""
+        with self._usable():
+            sequence = getattr(self, "_empty", None)
+            if sequence is None:
+                sequence = self._empty = self.manager.sequence()
+            sequence.eval()
+
+    def close(self) -> None:
+        """See Runtime.close."""
+        if not self._open or os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._open = False
+            for recording in self._recordings:
+                recording.close()
+            for buffer in self._buffers:
+                buffer.close()
+            self.manager.destroy()
+
+
+def _check_step(step: Dispatch, info: DeviceInfo) -> None:
+    kernel: Kernel = step.kernel
+    if len(step.buffers) != len(kernel.decl.bindings):
+        raise ArgumentError(
+            f"{kernel.decl.name}: got {len(step.buffers)} buffers, expected {len(kernel.decl.bindings)} "
+            f"({', '.join(b.name for b in kernel.decl.bindings)})"
+        )
+    if any(not 1 <= n <= most for n, most in zip(step.groups, info.max_workgroups, strict=True)):
+        raise LimitError(f"{kernel.decl.name}: grid {step.groups}, {info.name} takes 1 to {info.max_workgroups}")

@@ -1,0 +1,199 @@
+"""The split rule: context length and compute units to a layout of work. Integer arithmetic, no device, no clock.
+
+A plan says who computes what; it never shows in the output bits (see DESIGN in the README), so the rule follows
+performance alone.
+
+The rule for a GPU:
+
+=====================  ==================================================  ========================
+context (keys)         splits                                              a state is emitted per
+=====================  ==================================================  ========================
+0 ... 128              1                                                   node
+129 ... 65,535         min(leaves, target), at most 128                    leaf
+65,536 and more        min(nodes, target)                                  node
+=====================  ==================================================  ========================
+
+target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)): eight one-wave workgroups per compute unit.
+A leaf is 64 keys, so no split goes under 64; a node is 512. Splits differ by at most one leaf (or node). On a CPU
+device a split is one leaf at every context: there the straight-line build of pass 1 is the fastest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from .errors import ArgumentError
+from .shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, dtype_bytes
+
+SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
+NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
+WORKGROUPS_PER_UNIT: Final = 8
+MAX_LEAF_SPLITS: Final = NODE_KEYS // (LEAF * NODE)  # keeps the split count monotone where the unit changes
+PLAN_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """A layout of one attention call. Built by ``plan_splits`` or ``SplitPlan.fixed``.
+
+    context_len: keys; boundaries: num_splits + 1 ascending key positions from 0 to context_len, any integers;
+    unit_leaves: leaves per emitted partial state, 1 or 8. A unit belongs to the split in which it starts.
+    """
+
+    context_len: int
+    shape: AttnShape
+    boundaries: tuple[int, ...]
+    unit_leaves: int
+    q_len: int = 1
+
+    def __post_init__(self) -> None:
+        check_int("context_len", self.context_len, 0, MAX_CONTEXT)
+        check_int("q_len", self.q_len, 1)
+        if self.unit_leaves not in (1, NODE):
+            raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {NODE}")
+        b = self.boundaries
+        if len(b) < 2 or b[0] != 0 or b[-1] != self.context_len or any(x > y for x, y in zip(b, b[1:], strict=False)):
+            raise ArgumentError(
+                f"boundaries: got {_short(b)}, expected ascending key positions from 0 to context_len = {self.context_len}"
+            )
+
+    @classmethod
+    def fixed(
+        cls,
+        context_len: int,
+        shape: AttnShape,
+        *,
+        num_splits: int | None = None,
+        split_size: int | None = None,
+        q_len: int = 1,
+    ) -> SplitPlan:
+        """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal."""
+        check_int("context_len", context_len, 0, MAX_CONTEXT)
+        if (num_splits is None) == (split_size is None):
+            raise ArgumentError(
+                f"num_splits, split_size: got {num_splits!r}, {split_size!r}, expected exactly one of the two"
+            )
+        if num_splits is not None:
+            n = check_int("num_splits", num_splits, 1, MAX_CONTEXT)
+            boundaries = tuple(i * context_len // n for i in range(n + 1))
+            size = context_len // n
+        else:
+            size = check_int("split_size", split_size, 1)
+            boundaries = (*range(0, max(context_len, 1), size), context_len)
+        return cls(context_len, shape, boundaries, NODE if size >= LEAF * NODE else 1, q_len)
+
+    @property
+    def num_splits(self) -> int:
+        """Number of splits, empty ones included."""
+        return len(self.boundaries) - 1
+
+    @property
+    def unit_keys(self) -> int:
+        """Keys per emitted partial state."""
+        return self.unit_leaves * LEAF
+
+    @property
+    def states(self) -> int:
+        """Partial states per query row and head."""
+        return -(-self.context_len // self.unit_keys)
+
+    def leaf_ranges(self) -> list[tuple[int, int]]:
+        """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
+        last = -(-self.context_len // LEAF)
+        starts = [-(-b // self.unit_keys) * self.unit_leaves for b in self.boundaries]
+        return [(min(a, last), min(b, last)) for a, b in zip(starts, starts[1:], strict=False)]
+
+    @property
+    def build(self) -> str:
+        """Which build of pass 1 runs: "single" where no split holds more than one leaf, else "loop"."""
+        return "single" if all(b - a <= 1 for a, b in self.leaf_ranges()) else "loop"
+
+    @property
+    def passes(self) -> int:
+        """1 where a single state per row is all there is and pass 1 writes the output, 0 keys included in 2."""
+        return 1 if self.states == 1 else 2
+
+    @property
+    def workgroups(self) -> int:
+        """Workgroups of pass 1 that have work."""
+        busy = sum(b > a for a, b in self.leaf_ranges())
+        return busy * self.shape.kv_heads * self.shape.head_chunks * self.q_len
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the partial states (m, l, o per state, query head and row), float32."""
+        if self.passes == 1:
+            return 0
+        return 4 * self.states * self.q_len * self.shape.q_heads * (self.shape.head_dim + 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-serialisable form, complete."""
+        return {
+            "version": PLAN_VERSION,
+            "context_len": self.context_len,
+            "shape": asdict(self.shape),
+            "boundaries": list(self.boundaries),
+            "unit_leaves": self.unit_leaves,
+            "q_len": self.q_len,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SplitPlan:
+        """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
+        keys = {"version", "context_len", "shape", "boundaries", "unit_leaves", "q_len"}
+        if not isinstance(data, dict) or set(data) != keys:
+            given = sorted(data) if isinstance(data, dict) else data
+            raise ArgumentError(f"SplitPlan.from_dict: got keys {given!r}, expected {sorted(keys)}")
+        if data["version"] != PLAN_VERSION:
+            raise ArgumentError(f"SplitPlan.from_dict: got version {data['version']!r}, expected {PLAN_VERSION}")
+        try:
+            shape = AttnShape(**data["shape"])
+            boundaries = tuple(check_int("boundaries", b, 0, MAX_CONTEXT) for b in data["boundaries"])
+        except TypeError as error:
+            raise ArgumentError(f"SplitPlan.from_dict: got {data!r}, expected what to_dict gives") from error
+        return cls(data["context_len"], shape, boundaries, data["unit_leaves"], data["q_len"])
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the plan's canonical JSON: equal plans, and only those, have equal fingerprints."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_splits(
+    context_len: int,
+    shape: AttnShape,
+    compute_units: int = 64,
+    dtype: str = "f16",
+    q_len: int = 1,
+    kind: str = "gpu",
+) -> SplitPlan:
+    """The layout for ``context_len`` keys by the rule above.
+
+    compute_units: of the device (64 for a Radeon AI PRO R9700); dtype: of K and V; q_len: query rows of the call;
+    kind: "cpu" for a software device, anything else is a GPU. Splits are monotone in context_len.
+    Idea: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); no split below a useful size, as FlashInfer plans.
+    """
+    check_int("context_len", context_len, 0, MAX_CONTEXT)
+    check_int("compute_units", compute_units, 1)
+    check_int("q_len", q_len, 1)
+    dtype_bytes(dtype)
+    leaves = -(-context_len // LEAF)
+    target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
+    if kind == "cpu":
+        unit, units, splits = 1, leaves, max(leaves, 1)
+    elif context_len <= SINGLE_SPLIT_KEYS:
+        unit, units, splits = NODE, -(-leaves // NODE), 1
+    elif context_len < NODE_KEYS:
+        unit, units, splits = 1, leaves, min(leaves, target, MAX_LEAF_SPLITS)
+    else:
+        unit, units = NODE, -(-leaves // NODE)
+        splits = min(units, target)
+    boundaries = tuple(min(i * units // splits * unit * LEAF, context_len) for i in range(splits + 1))
+    return SplitPlan(context_len, shape, boundaries, unit, q_len)
+
+
+def _short(values: tuple[int, ...]) -> str:
+    return str(values) if len(values) <= 8 else f"({', '.join(map(str, values[:4]))}, ... {values[-1]})"

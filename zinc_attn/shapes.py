@@ -1,0 +1,136 @@
+"""Names, limits and the canonical reduction's constants, declared once for the whole package.
+
+The shaders get these numbers through the generated ``shaders/contract.glsl`` (see ``kernels``), the oracle
+imports them. A change of any constant in the section 'canonical reduction' changes output bits everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .errors import ArgumentError
+
+# --- canonical reduction ----------------------------------------------------------------------------------
+LEAF: Final = 64  # keys per leaf; leaves lie at absolute multiples of 64
+NODE: Final = 8  # leaves per node; nodes lie at absolute multiples of 512 keys
+CHUNK: Final = 8  # head dimensions summed on their own before they join the dot product
+LANES: Final = 4  # weight sums c0..c3 of a leaf, keys congruent modulo 4
+CUTOFF: Final = -48.0  # powers of two below 2**CUTOFF count as zero
+FLUSH: Final = 2.0**-100  # smaller magnitudes of l and o become +0 after each merge
+EMPTY_M: Final = -1e30  # m of the empty state; its l and o are 0
+# 2**x on [-1/2, 1/2], c0..c6
+EXP2_POLY: Final = (
+    1.0,
+    0.6931471825,
+    0.2402264774,
+    5.550359935e-2,
+    9.618505836e-3,
+    1.339080627e-3,
+    1.532646274e-4,
+)
+RCP_SEED: Final = 0x7EF311C3  # 1/x starts from RCP_SEED - bits(x), then three Newton steps
+# ln(1+x) = x - x**2/2 + x**3 * (d0 + d1 x + ... + d7 x**7) on [sqrt(1/2) - 1, sqrt(2) - 1]
+LN_POLY: Final = (
+    0.33333316,
+    -0.2500081,
+    0.20002286,
+    -0.16624554,
+    0.14181192,
+    -0.13128754,
+    0.12881649,
+    -0.07859615,
+)
+LN2_HI: Final = 0.693359375  # nine significant bits, so that exponent * LN2_HI is exact
+LN2_LO: Final = -2.12194440e-4
+SQRT2: Final = 1.41421354
+LOG2E: Final = 1.4426950408889634
+MIN_INPUT: Final = 2.0**-40  # smaller float32 inputs are flushed to +0 on entry
+MAX_INPUT: Final = 2.0**60  # larger inputs are refused
+MAX_SCORE: Final = 2.0**96  # bound on head_dim max|q| max|k| max(1, scale log2 e): scores stay finite and above EMPTY_M
+
+# --- limits -----------------------------------------------------------------------------------------------
+HEAD_DIMS: Final = (64, 80, 96, 112, 128, 192, 256, 512)
+MAX_GROUP: Final = 16  # query heads per KV head
+WAVE: Final = 32  # invocations of every workgroup
+MAX_HEADS_PER_WORKGROUP: Final = 8
+MAX_ACCUMULATORS: Final = 2048  # head_dim x heads of one workgroup: what the registers of a wave hold
+MAX_CONTEXT: Final = 1 << 24  # keys; beyond it, float32 no longer counts weights exactly
+
+DTYPE_BYTES: Final = {"f32": 4, "f16": 2}
+
+
+@dataclass(frozen=True)
+class AttnShape:
+    """Heads and head dimension of one attention layer.
+
+    q_heads: query heads; kv_heads: key/value heads, a divisor of q_heads; head_dim: one of HEAD_DIMS.
+    Query head ``h`` reads KV head ``h // group``.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("q_heads", "kv_heads", "head_dim"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ArgumentError(f"AttnShape.{name}: got {value!r}, expected an int of at least 1")
+        if self.head_dim not in HEAD_DIMS:
+            raise ArgumentError(f"head_dim: got {self.head_dim}, expected one of {', '.join(map(str, HEAD_DIMS))}")
+        if self.q_heads % self.kv_heads:
+            raise ArgumentError(f"q_heads: got {self.q_heads}, expected a multiple of kv_heads = {self.kv_heads}")
+        if self.group > MAX_GROUP:
+            raise ArgumentError(
+                f"q_heads / kv_heads: got {self.q_heads}/{self.kv_heads} = {self.group}, expected at most {MAX_GROUP}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def head_chunks(self) -> int:
+        """Workgroups (grid z) that share one KV head, so that the accumulators fit the registers."""
+        most = min(MAX_HEADS_PER_WORKGROUP, MAX_ACCUMULATORS // self.head_dim)
+        return -(-self.group // most)
+
+    @property
+    def heads_per_workgroup(self) -> int:
+        """Query heads that one workgroup serves; the last chunk of a group may have fewer."""
+        return -(-self.group // self.head_chunks)
+
+    def kv_bytes_per_token(self, dtype: str = "f16") -> int:
+        """Bytes of K and V of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * dtype_bytes(dtype)
+
+    def __str__(self) -> str:
+        return f"{self.q_heads}/{self.kv_heads}/{self.head_dim}"
+
+    @classmethod
+    def parse(cls, text: str) -> AttnShape:
+        """``"16/2/256"`` to AttnShape(q_heads=16, kv_heads=2, head_dim=256)."""
+        parts = text.split("/")
+        if len(parts) != 3 or not all(p.strip().isdigit() for p in parts):
+            raise ArgumentError(f"shape: got {text!r}, expected q_heads/kv_heads/head_dim, for example 16/2/256")
+        return cls(*(int(p) for p in parts))
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes per stored K or V element of a dtype name."""
+    if dtype not in DTYPE_BYTES:
+        raise ArgumentError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
+
+
+def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """``value`` as an int within [least, most], or ArgumentError naming ``name``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name}: got {value!r}, expected an int")
+    number = int(value.__index__())
+    if number < least or (most is not None and number > most):
+        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ArgumentError(f"{name}: got {number}, expected an int {bound}")
+    return number
