@@ -25,9 +25,8 @@ struct State {
 const State EMPTY = State(EMPTY_M, 0.0, vec2(0.0));
 
 State merge(State a, State b) {
-    float m = max(a.m, b.m);
-    float wa = pow2(a.m - m), wb = pow2(b.m - m);
-    return State(m, merge(a.l, wa, b.l, wb), merge(a.o, wa, b.o, wb));
+    vec2 w = merge_weights(a.m, b.m);
+    return State(max(a.m, b.m), merge(a.l, w.x, b.l, w.y), merge(a.o, w.x, b.o, w.y));
 }
 
 void main() {

@@ -74,6 +74,13 @@ float reciprocal(float x) {
     return y;
 }
 
+// The powers of two that bring two states to the common m = max(ma, mb).
+vec2 merge_weights(float ma, float mb) {
+    float top = max(ma, mb);
+    precise vec2 d = vec2(ma, mb) - top;
+    return vec2(pow2(d.x), pow2(d.y));
+}
+
 // True for the state of no keys.  l is 0 there and at least 1/2 in every other state.
 bool is_empty(float l) {
     return l < 0.25;

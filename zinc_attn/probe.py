@@ -33,16 +33,8 @@ QUEUE_COMPUTE: Final = 2  # VK_QUEUE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
 _KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
 _VENDORS: Final = {
-    0x1002: "AMD",
-    0x1010: "Imagination",
-    0x106B: "Apple",
-    0x10DE: "NVIDIA",
-    0x13B5: "Arm",
-    0x14E4: "Broadcom",
-    0x1AE0: "Google",
-    0x5143: "Qualcomm",
-    0x8086: "Intel",
-    0x10005: "Mesa",
+    0x1002: "AMD", 0x1010: "Imagination", 0x106B: "Apple", 0x10DE: "NVIDIA", 0x13B5: "Arm",
+    0x14E4: "Broadcom", 0x1AE0: "Google", 0x5143: "Qualcomm", 0x8086: "Intel", 0x10005: "Mesa"
 }
 _INSTALL_LOADER: Final = (
     "install the Vulkan loader (Debian, Ubuntu: libvulkan1; Fedora: vulkan-loader; Arch: vulkan-icd-loader)"
@@ -70,7 +62,7 @@ class Vulkan:
 
     def __init__(self) -> None:
         try:
-            from vulkan import _vulkan  # noqa: PLC0415 - the import opens libvulkan
+            from vulkan import _vulkan  # the import opens libvulkan
         except ImportError as e:
             raise RuntimeUnavailableError("the Python package `vulkan` is missing: pip install vulkan") from e
         except OSError as e:

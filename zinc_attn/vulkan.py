@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -62,6 +63,7 @@ _STAGING_WISH: Final = ((_MAPPED, False),)
 _TOP, _COMPUTE, _TRANSFER, _BOTTOM, _HOST = 0x1, 0x800, 0x1000, 0x2000, 0x4000  # VkPipelineStageFlagBits
 _SHADER_READ, _SHADER_WRITE, _TRANSFER_READ, _TRANSFER_WRITE, _HOST_READ = 0x20, 0x40, 0x800, 0x1000, 0x2000
 _COMPUTE_BIND = 1  # VK_PIPELINE_BIND_POINT_COMPUTE
+_COMPUTE_STAGE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _STORAGE_DESCRIPTOR = 7  # VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 _WHOLE_SIZE = (1 << 64) - 1
 _CACHE_MAGIC: Final = b"zinc_attn pipeline cache 1\n"  # then the SHA-256 of the driver's data, then the data
@@ -94,7 +96,7 @@ def _entered(
 
 
 class _Owned:
-    """A set of Vulkan handles, destroyed once: by close(), by the runtime's close(), or after it was dropped."""
+    """Vulkan handles, destroyed once: by close(), by the runtime's close(), or after it was dropped."""
 
     def __init__(self, runtime: VulkanRuntime) -> None:
         self._runtime = runtime
@@ -111,7 +113,8 @@ class _Owned:
         if os.getpid() == runtime._pid:
             with runtime._lock:
                 if runtime._in_flight:
-                    runtime._settle()
+                    with suppress(DeviceLostError):  # the next call says so
+                        runtime._settle()
                 runtime._release(self._key)
 
     def __del__(self) -> None:
@@ -146,18 +149,14 @@ class VulkanBuffer(_Owned):
         super().close()
 
 
+@dataclass(frozen=True)
 class VulkanKernel:
     """A compute pipeline; lives as long as its runtime."""
 
-    def __init__(self, owner: object, decl: KernelDecl, pipeline: Any, layouts: tuple[Any, Any]) -> None:
-        self._owner = owner
-        self._decl = decl
-        self._pipeline = pipeline
-        self._set_layout, self._layout = layouts
-
-    @property
-    def decl(self) -> KernelDecl:
-        return self._decl
+    decl: KernelDecl
+    owner: object  # the runtime's token
+    pipeline: Any
+    layouts: tuple[Any, Any]  # of the descriptor set, of the pipeline
 
 
 class VulkanRecording(_Owned):
@@ -189,7 +188,7 @@ class VulkanRuntime:
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._keys = itertools.count(1)
         self._own: Undo = []  # instance, device and all that lives as long as the runtime
-        self._undo: dict[int, Undo] = {}  # per open buffer and recording
+        self._undo: dict[int, Undo] = {}  # per open buffer and recording; 0: staging buffer
         self._dropped: deque[int] = deque()
         self._kernels: dict[tuple[KernelDecl, tuple[int, ...], bytes], VulkanKernel] = {}
         self._layouts: dict[int, tuple[Any, Any]] = {}
@@ -222,9 +221,8 @@ class VulkanRuntime:
             raise DeviceNotFoundError(f"device {at}: {self._info.name} is not there any more; list again")
         self._physical = physical = found[at]
         props, sizes, wave = vk.properties(
-            physical,
-            "VkPhysicalDeviceMaintenance3Properties",
-            "VkPhysicalDeviceSubgroupSizeControlProperties",
+            physical, "VkPhysicalDeviceMaintenance3Properties",
+            "VkPhysicalDeviceSubgroupSizeControlProperties"
         )
         if props.apiVersion < API_1_1:
             raise NoVulkanError(
@@ -250,22 +248,16 @@ class VulkanRuntime:
             and features.subgroupSizeControl
             and features.computeFullSubgroups
             and wave.minSubgroupSize <= WAVE <= wave.maxSubgroupSize
-            and wave.requiredSubgroupSizeStages & 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
+            and wave.requiredSubgroupSizeStages & _COMPUTE_STAGE
         )
         queues = vk.struct(
-            "VkDeviceQueueCreateInfo",
-            queueFamilyIndex=family,
-            queueCount=1,
-            pQueuePriorities=vk.array("float", [1.0]),
+            "VkDeviceQueueCreateInfo", queueFamilyIndex=family, queueCount=1,
+            pQueuePriorities=vk.array("float", [1.0])
         )
         device = ffi.new("VkDevice*")
         create = vk.struct(
-            "VkDeviceCreateInfo",
-            pNext=features,
-            queueCreateInfoCount=1,
-            pQueueCreateInfos=queues,
-            enabledExtensionCount=len(enable),
-            ppEnabledExtensionNames=vk.array("char*", enable),
+            "VkDeviceCreateInfo", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queues,
+            enabledExtensionCount=len(enable), ppEnabledExtensionNames=vk.array("char*", enable)
         )
         self._check(lib.vkCreateDevice(physical, create, null, device), "vkCreateDevice")
         self._device = device[0]
@@ -414,21 +406,18 @@ class VulkanRuntime:
 
     @_entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
-        """Copy ``data``, (n,) uint32, to an INPUT or DATA buffer from word ``offset``."""
+        """Copy ``data``, (n,) uint32, to an INPUT, OUTPUT or DATA buffer from word ``offset``."""
         target = self._buffer(buffer)
-        if target._use is not Use.INPUT and target._use is not Use.DATA:
-            raise ArgumentError(
-                f"buffer: got an {target._use.value} buffer, expected an input or data buffer"
-            )
+        if target._use is Use.SCRATCH:
+            raise ArgumentError("buffer: got a scratch buffer, which the host cannot write")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
             raise DTypeError(
                 f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words"
             )
         count, size = data.size, target._nbytes // 4
         if data.ndim != 1 or offset < 0 or offset + count > size:
-            raise ArgumentError(
-                f"data: got shape {data.shape} from word {offset}, expected (n,) within a buffer of {size} words"
-            )
+            room = f"expected (n,) within a buffer of {size} words"
+            raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
         if target._view is not None:
             target._view[offset : offset + count] = data
         elif count:
@@ -436,11 +425,12 @@ class VulkanRuntime:
 
     def _upload(self, target: VulkanBuffer, data: Words, offset: int) -> None:
         if self._staging is None:
-            source, view = self._allocate(self._own, STAGING_BYTES, _TRANSFER_SRC, _STAGING_WISH)
+            undo = self._undo.setdefault(0, [])
+            source, view = self._allocate(undo, STAGING_BYTES, _TRANSFER_SRC, _STAGING_WISH)
             assert view is not None
             self._staging = source, view
         source, staging = self._staging
-        undo: Undo = []
+        undo = []
         command, submit = self._command_buffer(undo)
         try:
             for start in range(0, data.size, staging.size):
@@ -471,7 +461,7 @@ class VulkanRuntime:
 
     @_entered
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> VulkanKernel:
-        """The pipeline of entry point main; made once per (decl, spec, SPIR-V). KernelError: refused SPIR-V."""
+        """The pipeline of entry point main, made once per (decl, spec, SPIR-V). KernelError: refused."""
         values = tuple(check_int(f"spec[{i}]", v, 0, (1 << 32) - 1) for i, v in enumerate(spec))
         if len(values) != len(decl.spec):
             names = ", ".join(decl.spec)
@@ -484,22 +474,17 @@ class VulkanRuntime:
         key = (decl, values, hashlib.sha256(spirv).digest())
         if (known := self._kernels.get(key)) is not None:
             return known
-        words = self._spirv_words(decl, spirv)
-        scratch: Undo = []
-        try:
-            pipeline, layouts = self._compile(scratch, decl, words, values)
-        finally:
-            self._destroy(scratch)
-        made = self._kernels[key] = VulkanKernel(self._token, decl, pipeline, layouts)
-        self._save_cache()
-        return made
-
-    @staticmethod
-    def _spirv_words(decl: KernelDecl, spirv: bytes) -> Words:
         # drivers do not validate: what is not SPIR-V at all would crash them
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != struct.pack("=I", 0x07230203):
             raise KernelError(f"kernel {decl.name}: {len(spirv)} bytes that are no SPIR-V of this byte order")
-        return np.frombuffer(spirv, np.uint32)
+        scratch: Undo = []
+        try:
+            pipeline, layouts = self._compile(scratch, decl, np.frombuffer(spirv, np.uint32), values)
+        finally:
+            self._destroy(scratch)
+        made = self._kernels[key] = VulkanKernel(decl, self._token, pipeline, layouts)
+        self._save_cache()
+        return made
 
     def _compile(
         self, scratch: Undo, decl: KernelDecl, words: Words, values: tuple[int, ...]
@@ -515,11 +500,9 @@ class VulkanRuntime:
             for i in range(len(values))
         ]
         constants = vk.struct(
-            "VkSpecializationInfo",
-            mapEntryCount=len(values),
-            pMapEntries=vk.array("VkSpecializationMapEntry", entries),
-            dataSize=4 * len(values),
-            pData=vk.array("uint32_t", values),
+            "VkSpecializationInfo", mapEntryCount=len(values),
+            pMapEntries=vk.array("VkSpecializationMapEntry", entries), dataSize=4 * len(values),
+            pData=vk.array("uint32_t", values)
         )
         full, chain = 0, self._null
         if self._wave32 and _local_size_x(words) % WAVE == 0:
@@ -528,13 +511,8 @@ class VulkanRuntime:
                 "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE
             )
         stage = vk.struct(
-            "VkPipelineShaderStageCreateInfo",
-            pNext=chain,
-            flags=full,
-            stage=0x20,  # VK_SHADER_STAGE_COMPUTE_BIT
-            module=module,
-            pName=ffi.new("char[]", b"main"),
-            pSpecializationInfo=constants,
+            "VkPipelineShaderStageCreateInfo", pNext=chain, flags=full, stage=_COMPUTE_STAGE, module=module,
+            pName=ffi.new("char[]", b"main"), pSpecializationInfo=constants
         )
         create = vk.struct("VkComputePipelineCreateInfo", stage=stage[0], layout=layouts[1])
         made = ffi.new("VkPipeline*")
@@ -548,16 +526,8 @@ class VulkanRuntime:
         """(set layout, pipeline layout) of ``count`` storage buffers."""
         if count not in self._layouts:
             vk = self._vk
-            bindings = [
-                vk.struct(
-                    "VkDescriptorSetLayoutBinding",
-                    binding=i,
-                    descriptorType=_STORAGE_DESCRIPTOR,
-                    descriptorCount=1,
-                    stageFlags=0x20,  # VK_SHADER_STAGE_COMPUTE_BIT
-                )
-                for i in range(count)
-            ]
+            each = {"descriptorType": _STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": _COMPUTE_STAGE}
+            bindings = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(count)]
             table = vk.array("VkDescriptorSetLayoutBinding", bindings)
             create = vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=count, pBindings=table)
             sets = self._create(self._own, "DescriptorSetLayout", create)
@@ -619,6 +589,7 @@ class VulkanRuntime:
 
         ``timestamps`` on a device without them (timestamp_period_ns 0) is refused with ArgumentError.
         """
+        vk, lib = self._vk, self._lib
         made = VulkanRecording(self, tuple(steps))
         with self._making(made) as undo:
             bound = [self._checked(i, step) for i, step in enumerate(steps)]
@@ -626,31 +597,37 @@ class VulkanRuntime:
                 raise ArgumentError(f"timestamps: the compute queue of {self._info.name} has none")
             sets = self._descriptor_sets(undo, bound)
             command, made._submit = self._command_buffer(undo)
+            queries = None
             if timestamps and steps:
-                create = self._vk.struct(
-                    "VkQueryPoolCreateInfo",
-                    queryType=2,  # VK_QUERY_TYPE_TIMESTAMP
-                    queryCount=2 * len(steps),
-                )
-                made._queries = self._create(undo, "QueryPool", create)
+                # queryType 2: VK_QUERY_TYPE_TIMESTAMP
+                create = vk.struct("VkQueryPoolCreateInfo", queryType=2, queryCount=2 * len(steps))
+                queries = made._queries = self._create(undo, "QueryPool", create)
             self._begin(command)
-            if made._queries is not None:
-                self._lib.vkCmdResetQueryPool(command, made._queries, 0, 2 * len(steps))
+            if queries is not None:
+                lib.vkCmdResetQueryPool(command, queries, 0, 2 * len(steps))
             written: set[VulkanBuffer] = set()  # by steps since the last barrier
             touched: set[VulkanBuffer] = set()
             for i, ((kernel, buffers), step) in enumerate(zip(bound, steps, strict=True)):
-                access = [b.access for b in kernel._decl.bindings]
+                access = [b.access for b in kernel.decl.bindings]
                 writes = {b for b, a in zip(buffers, access, strict=True) if a == "write"}
                 if not written.isdisjoint(buffers) or not touched.isdisjoint(writes):
                     self._barrier(command, _COMPUTE, _SHADER_WRITE, _COMPUTE, _SHADER_READ | _SHADER_WRITE)
                     written, touched = set(), set()
                 written |= writes
                 touched.update(buffers)
-                self._dispatch(command, kernel, sets[i], step.groups, made._queries, i)
+                bind = vk.array("VkDescriptorSet", [sets[i]])
+                lib.vkCmdBindPipeline(command, _COMPUTE_BIND, kernel.pipeline)
+                layout = kernel.layouts[1]
+                lib.vkCmdBindDescriptorSets(command, _COMPUTE_BIND, layout, 0, 1, bind, 0, self._null)
+                if queries is not None:
+                    lib.vkCmdWriteTimestamp(command, _TOP, queries, 2 * i)
+                lib.vkCmdDispatch(command, *step.groups)
+                if queries is not None:
+                    lib.vkCmdWriteTimestamp(command, _BOTTOM, queries, 2 * i + 1)
             # For the host, and for all later submissions: the second scope is not bounded by this one.
             later = _SHADER_READ | _SHADER_WRITE | _TRANSFER_READ | _TRANSFER_WRITE | _HOST_READ
             self._barrier(command, _COMPUTE, _SHADER_WRITE, _COMPUTE | _TRANSFER | _HOST, later)
-            self._check(self._lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
+            self._check(lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
         for _, buffers in bound:
             for buffer in buffers:
                 buffer._users.add(made)
@@ -658,7 +635,7 @@ class VulkanRuntime:
 
     def _checked(self, i: int, step: Dispatch) -> tuple[VulkanKernel, list[VulkanBuffer]]:
         kernel = step.kernel
-        if not isinstance(kernel, VulkanKernel) or kernel._owner is not self._token:
+        if not isinstance(kernel, VulkanKernel) or kernel.owner is not self._token:
             raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
         names = [b.name for b in kernel.decl.bindings]
         if len(step.buffers) != len(names):
@@ -683,7 +660,7 @@ class VulkanRuntime:
         size = vk.struct("VkDescriptorPoolSize", type=_STORAGE_DESCRIPTOR, descriptorCount=total)
         create = vk.struct("VkDescriptorPoolCreateInfo", maxSets=count, poolSizeCount=1, pPoolSizes=size)
         pool = self._create(undo, "DescriptorPool", create)
-        layouts = vk.array("VkDescriptorSetLayout", [kernel._set_layout for kernel, _ in bound])
+        layouts = vk.array("VkDescriptorSetLayout", [kernel.layouts[0] for kernel, _ in bound])
         request = vk.struct(
             "VkDescriptorSetAllocateInfo", descriptorPool=pool, descriptorSetCount=count, pSetLayouts=layouts
         )
@@ -696,35 +673,13 @@ class VulkanRuntime:
             parts = [vk.struct("VkDescriptorBufferInfo", buffer=b._handle, range=b._nbytes) for b in buffers]
             if parts:  # one write fills consecutive bindings
                 write = vk.struct(
-                    "VkWriteDescriptorSet",
-                    dstSet=sets[i],
-                    descriptorCount=len(parts),
-                    descriptorType=_STORAGE_DESCRIPTOR,
-                    pBufferInfo=vk.array("VkDescriptorBufferInfo", parts),
+                    "VkWriteDescriptorSet", dstSet=sets[i], descriptorCount=len(parts),
+                    descriptorType=_STORAGE_DESCRIPTOR, pBufferInfo=vk.array("VkDescriptorBufferInfo", parts)
                 )
                 writes.append(write)
         table = vk.array("VkWriteDescriptorSet", writes)
         self._lib.vkUpdateDescriptorSets(self._device, len(writes), table, 0, self._null)
         return sets
-
-    def _dispatch(
-        self,
-        command: Any,
-        kernel: VulkanKernel,
-        bound: Any,
-        groups: tuple[int, int, int],
-        queries: Any,
-        i: int,
-    ) -> None:
-        lib = self._lib
-        sets = self._vk.array("VkDescriptorSet", [bound])
-        lib.vkCmdBindPipeline(command, _COMPUTE_BIND, kernel._pipeline)
-        lib.vkCmdBindDescriptorSets(command, _COMPUTE_BIND, kernel._layout, 0, 1, sets, 0, self._null)
-        if queries is not None:
-            lib.vkCmdWriteTimestamp(command, _TOP, queries, 2 * i)
-        lib.vkCmdDispatch(command, *groups)
-        if queries is not None:
-            lib.vkCmdWriteTimestamp(command, _BOTTOM, queries, 2 * i + 1)
 
     def _barrier(self, command: Any, source: int, written: int, later: int, access: int) -> None:
         memory = self._vk.struct("VkMemoryBarrier", srcAccessMask=written, dstAccessMask=access)
@@ -749,12 +704,16 @@ class VulkanRuntime:
     @_entered
     def run(self, recording: object) -> None:
         """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
+        mine = self._recording(recording)
+        self._submit(mine._submit)
+        mine._ran = True
+
+    def _recording(self, recording: object) -> VulkanRecording:
         if not isinstance(recording, VulkanRecording) or recording._runtime is not self:
             raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
         if recording._key not in self._undo:
             raise ClosedError("recording: it, or a buffer that it uses, was closed")
-        self._submit(recording._submit)
-        recording._ran = True
+        return recording
 
     @_entered
     def empty_submit(self) -> None:
@@ -790,20 +749,16 @@ class VulkanRuntime:
     @_entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
         """(begin, end) per step of the last run, in seconds since the first step's begin."""
-        if not isinstance(recording, VulkanRecording) or recording._runtime is not self:
-            raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
-        if recording.closed:
-            raise ClosedError("recording: it, or a buffer that it uses, was closed")
-        if recording._queries is None or not recording._ran:
-            missing = "was not run yet" if recording._queries is not None else "has no timestamps"
-            raise ArgumentError(
-                f"recording: it {missing}; record(steps, timestamps=True), run(), then timings()"
-            )
-        count = 2 * len(recording._steps)
+        mine = self._recording(recording)
+        if mine._queries is None:
+            raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")
+        if not mine._ran:
+            raise ArgumentError("recording: it has no timings before its first run")
+        count = 2 * len(mine._steps)
         ticks = self._ffi.new("uint64_t[]", count)
         flags = 1 | 2  # VK_QUERY_RESULT_64_BIT, VK_QUERY_RESULT_WAIT_BIT
         get = self._lib.vkGetQueryPoolResults
-        result = get(self._device, recording._queries, 0, count, 8 * count, ticks, 8, flags)
+        result = get(self._device, mine._queries, 0, count, 8 * count, ticks, 8, flags)
         self._check(result, "vkGetQueryPoolResults")
         mask = (1 << self._timestamp_bits) - 1  # the counter wraps at its width
         scale = self._info.timestamp_period_ns * 1e-9

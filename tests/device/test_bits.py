@@ -1,0 +1,182 @@
+"""The output bits are those of ``reference.emulate``, whatever the layout, the driver and the dispatcher.
+
+One input, one oracle, many layouts. ``scripts/test --full`` runs the whole table, ``scripts/test`` a part of it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import zinc_attn as za
+from conftest import FULL
+from zinc_attn import reference
+from zinc_attn.attention import AttentionStep, ResidentKV, check_scale, checked_values
+from zinc_attn.planner import SplitPlan, plan_splits
+
+MODEL_SHAPES = {
+    "qwen3.6-35b-a3b": "16/2/256",
+    "qwen3-30b-a3b": "32/4/128",
+    "qwen3-8b": "32/8/128",
+    "qwen3.8-27b": "24/4/256",
+    "gpt-oss-20b": "64/8/64",
+    "gemma-class": "32/16/256",
+    "gemma-class-512": "32/4/512",
+    "codellama-34b": "64/8/128",
+    "smollm2-135m": "9/3/64",
+}
+OTHER_SHAPES = ("8/2/80", "12/2/96", "7/1/112", "10/2/192", "5/1/512", "16/1/128", "16/1/64", "13/1/80", "2/2/256", "11/1/256")
+SHORT = (0, 1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+LONG = (1000, 4096, 16384)
+SPLITS = (1, 2, 3, 5, 7, 8, 17, 32, 64, 128, 1000)
+SIZES = (100, 256, 2048)
+
+CI_SHAPES = ("16/2/256", "9/3/64", "8/2/80", "10/2/192", "5/1/512")
+CI_CONTEXTS = (0, 1, 33, 64, 65, 129, 1000)
+
+
+def layouts(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
+    """Every layout of the table, by label."""
+    table = {f"splits={n}": SplitPlan.fixed(context, shape, num_splits=n) for n in SPLITS}
+    table |= {f"size={n}": SplitPlan.fixed(context, shape, split_size=n) for n in SIZES}
+    table |= {f"auto cu={n}": plan_splits(context, shape, n) for n in (2, 32, 64, 96)}
+    table["auto cpu"] = plan_splits(context, shape, 2, kind="cpu")
+    if not FULL:
+        keep = ("splits=1", "splits=7", "splits=1000", "size=100", "size=2048", "auto cu=64", "auto cpu")
+        table = {name: plan for name, plan in table.items() if name in keep}
+    return table
+
+
+Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+def make_inputs(shape: za.AttnShape, context: int, dtype: str, kind: str = "normal") -> Arrays:
+    """q (q_heads, head_dim) float32; k, v (context, kv_heads, head_dim)."""
+    rng = np.random.default_rng([shape.q_heads, shape.kv_heads, shape.head_dim, context])
+    q = rng.standard_normal((shape.q_heads, shape.head_dim), np.float32)
+    k = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
+    v = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
+    if kind == "sharp":  # scores of standard deviation 8
+        q *= 8
+    elif kind == "extreme":  # logits of about +-200
+        q[:] = np.sqrt(shape.head_dim) * 200 / shape.head_dim
+        k[:] = np.where(rng.random(k.shape[:2]) < 0.5, 1.0, -1.0)[..., None]
+    elif kind == "equal":
+        k[:] = k[:1]
+    elif kind == "zeros":
+        signs = np.where(rng.random(k.shape) < 0.5, np.float32(0.0), np.float32(-0.0))
+        k, v = np.where(rng.random(k.shape) < 0.7, signs, k), np.where(rng.random(v.shape) < 0.7, -signs, v)
+        q[::2] = -0.0
+    elif kind == "subnormal":
+        tiny = np.float32(2.0**-24)
+        k, v = np.rint(k * 300) * tiny, np.rint(v * 300) * tiny
+    elif kind == "cancelling":  # values whose sum falls through the denormals, and below the flush of inputs
+        v = np.where(np.arange(context)[:, None, None] % 2 == 0, v, -np.roll(v, 1, axis=0)) * np.float32(2.0**-39)
+        k[:] = 0
+    stored = np.float16 if dtype == "f16" else np.float32
+    return q, k.astype(stored), v.astype(stored)
+
+
+@lru_cache(maxsize=4)
+def oracle(shape: za.AttnShape, context: int, dtype: str, kind: str) -> tuple[Arrays, NDArray[Any], NDArray[Any]]:
+    arrays = make_inputs(shape, context, dtype, kind)
+    out, lse = reference.emulate(*arrays)
+    return arrays, out, lse
+
+
+def differing(got: NDArray[Any], want: NDArray[Any]) -> str:
+    """Empty where the bits are equal, else the first differing element."""
+    a, b = got.reshape(-1).view(np.uint32), want.reshape(-1).view(np.uint32)
+    at = np.flatnonzero(a != b)
+    return "" if at.size == 0 else f"{at.size} differ, first at {at[0]}: got {a[at[0]]:#x}, expected {b[at[0]]:#x}"
+
+
+def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, kind: str, plans: Any = layouts) -> None:
+    shape = za.AttnShape.parse(text)
+    (q, k, v), out, lse = oracle(shape, context, dtype, kind)
+    kv = ResidentKV(device, checked_values("k", k)[0], checked_values("v", v)[0])
+    try:
+        for label, plan in plans(context, shape).items():
+            step = AttentionStep(kv, plan, scale=check_scale(None, shape.head_dim))
+            try:
+                step.write_q(checked_values("q", q[None])[0])
+                step.poison()
+                step.run()
+                got_out, got_lse = step.result()
+            finally:
+                step.close()
+            for name, got, want in (("out", got_out, out), ("lse", got_lse, lse)):
+                difference = differing(got, want)
+                assert not difference, f"{text} {dtype} {context} {kind} {label} {name}: {difference}"
+    finally:
+        kv.close()
+
+
+@pytest.mark.parametrize("context", (*SHORT, *LONG) if FULL else CI_CONTEXTS)
+@pytest.mark.parametrize("dtype", ("f16", "f32"))
+@pytest.mark.parametrize("shape", (*MODEL_SHAPES.values(), *OTHER_SHAPES) if FULL else CI_SHAPES)
+def test_bits_equal_the_oracle(any_device: za.Device, shape: str, dtype: str, context: int) -> None:
+    if context == 16384 and "SwiftShader" in any_device.info.name and shape != "16/2/256":
+        pytest.skip("SwiftShader takes minutes a shape at 16,384 keys; 16/2/256 stands for them")
+    check_all_layouts(any_device, shape, context, dtype, "normal")
+
+
+@pytest.mark.parametrize("kind", ("sharp", "extreme", "equal", "zeros", "subnormal", "cancelling"))
+@pytest.mark.parametrize("dtype", ("f16", "f32"))
+@pytest.mark.parametrize("shape", ("16/2/256", "9/3/64"))
+@pytest.mark.parametrize("context", (1, 65, 1000))
+def test_bits_on_awkward_values(any_device: za.Device, shape: str, dtype: str, context: int, kind: str) -> None:
+    check_all_layouts(any_device, shape, context, dtype, kind)
+
+
+def test_bits_at_131072_keys(device: za.Device) -> None:
+    def plans(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
+        kept = {"auto": plan_splits(context, shape, 64), "splits=1": SplitPlan.fixed(context, shape, num_splits=1)}
+        return kept | {"auto cpu": plan_splits(context, shape, 2, kind="cpu")}
+
+    check_all_layouts(device, "16/2/256", 131072, "f16", "normal", plans)
+
+
+def test_f16_storage_gives_the_bits_of_the_same_f32_values(any_device: za.Device) -> None:
+    shape = za.AttnShape(16, 2, 256)
+    q, k, v = make_inputs(shape, 700, "f16")
+    half = za.attention(q, k, v, device=any_device)
+    full = za.attention(q, k.astype(np.float32), v.astype(np.float32), device=any_device)
+    assert not differing(half, full)
+
+
+def test_several_rows_with_a_causal_limit(any_device: za.Device) -> None:
+    shape = za.AttnShape(9, 3, 64)
+    rng = np.random.default_rng(3)
+    _, k, v = make_inputs(shape, 70, "f16")
+    q = rng.standard_normal((75, 9, 64), np.float32)  # the first five rows see no key
+    for causal in (True, False):
+        want_out, want_lse = reference.emulate(q, k, v, causal=causal)
+        for options in ({}, {"num_splits": 3}, {"split_size": 512}):
+            out, lse = za.attention(q, k, v, device=any_device, causal=causal, return_lse=True, **options)
+            assert not differing(out, want_out) and not differing(lse, want_lse)
+    assert np.all(want_lse > -np.inf)
+
+
+def test_a_row_of_several_has_the_bits_of_decode(device: za.Device) -> None:
+    shape = za.AttnShape(16, 2, 256)
+    _, k, v = make_inputs(shape, 200, "f16")
+    q = np.random.default_rng(5).standard_normal((6, 16, 256), np.float32)
+    rows = za.attention(q, k, v, device=device)
+    for i in range(6):
+        limit = 200 - 6 + 1 + i
+        assert not differing(rows[i], za.attention(q[i], k[:limit], v[:limit], device=device))
+
+
+def test_repeats_and_threads_give_one_output(device: za.Device) -> None:
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    shape = za.AttnShape(9, 3, 64)
+    q, k, v = make_inputs(shape, 1000, "f16")
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda n: za.attention(q, k, v, device=device, num_splits=n), [1, 3, 8, 16] * 4))
+    assert all(not differing(out, outs[0]) for out in outs)

@@ -1,0 +1,155 @@
+"""The split rule and SplitPlan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zinc_attn import AttnShape, SplitPlan, plan_splits
+from zinc_attn.errors import ArgumentError
+
+QWEN = AttnShape(16, 2, 256)
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "32/32/128")]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("units", (1, 2, 32, 48, 56, 64, 108, 132))
+@pytest.mark.parametrize("kind", ("gpu", "cpu"))
+def test_rule_is_monotone_and_capped(shape, units, kind):
+    previous = 0
+    for context in (0, 1, 64, 128, 129, 500, 1000, 4096, 8192, 16384, 40000, 65535, 65536, 70000, 131072, 262144):
+        plan = plan_splits(context, shape, units, kind=kind)
+        assert plan.num_splits >= previous
+        previous = plan.num_splits
+        ranges = plan.leaf_ranges()
+        assert ranges[0][0] == 0 and ranges[-1][1] == -(-context // 64)
+        assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+        sizes = [b - a for a, b in ranges]
+        if context:
+            assert min(sizes) >= 1, "no split under a leaf of 64 keys"
+            assert max(sizes) - min(sizes) <= plan.unit_leaves
+
+
+def test_one_split_up_to_the_threshold_and_one_pass():
+    assert [plan_splits(n, QWEN).num_splits for n in (0, 1, 128, 129)] == [1, 1, 1, 3]
+    assert plan_splits(128, QWEN).passes == 1
+    assert plan_splits(129, QWEN).passes == 2
+
+
+def test_fills_the_units_where_there_is_work():
+    for shape in SHAPES:
+        plan = plan_splits(131072, shape, 64)
+        assert plan.workgroups >= 4 * 64
+
+
+def test_partial_traffic_from_64k_on():
+    """Written and read partial states against float16 K and V bytes: at most 4 % for groups of up to 8."""
+    for shape in SHAPES:
+        for context in (65536, 131072):
+            plan = plan_splits(context, shape, 64)
+            if shape.group <= 8:
+                assert 2 * plan.scratch_bytes <= 0.04 * context * shape.kv_bytes_per_token("f16")
+
+
+@pytest.mark.parametrize("context", (0, 1, 63, 64, 65, 1000, 4097))
+@pytest.mark.parametrize("splits", (1, 2, 3, 5, 7, 8, 17, 64, 128, 5000))
+def test_fixed_num_splits_covers_every_leaf_once(context, splits):
+    plan = SplitPlan.fixed(context, QWEN, num_splits=splits)
+    assert plan.num_splits == splits
+    leaves = [leaf for a, b in plan.leaf_ranges() for leaf in range(a, b)]
+    assert leaves == list(range(-(-context // 64)))
+
+
+@pytest.mark.parametrize("size", (1, 63, 64, 100, 256, 512, 2048, 10**6))
+def test_fixed_split_size_is_a_layout_not_a_rounding(size):
+    plan = SplitPlan.fixed(1000, QWEN, split_size=size)
+    assert plan.boundaries == (*range(0, 1000, size), 1000)
+    leaves = [leaf for a, b in plan.leaf_ranges() for leaf in range(a, b)]
+    assert leaves == list(range(16))
+
+
+def test_a_unit_belongs_to_the_split_in_which_it_starts():
+    plan = SplitPlan.fixed(300, QWEN, split_size=100)
+    assert plan.leaf_ranges() == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_builds_and_scratch():
+    assert SplitPlan.fixed(1000, QWEN, split_size=64).build == "single"
+    assert SplitPlan.fixed(1000, QWEN, num_splits=1).build == "loop"
+    plan = SplitPlan.fixed(1000, QWEN, num_splits=1)
+    assert (plan.unit_leaves, plan.states, plan.scratch_bytes) == (8, 2, 4 * 2 * 16 * 258)
+    assert plan.workgroups == 2
+    assert SplitPlan.fixed(500, QWEN, num_splits=1).scratch_bytes == 4 * 8 * 16 * 258
+
+
+def test_round_trip_and_fingerprint():
+    plan = plan_splits(5000, QWEN, 64, q_len=3)
+    again = SplitPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan and again.fingerprint() == plan.fingerprint()
+    prints = {plan_splits(n, QWEN, 64).fingerprint() for n in range(1000, 1010)}
+    assert len(prints) == 10
+    assert plan_splits(131072, QWEN, 64).fingerprint() == (
+        "FINGERPRINT"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "got version 2, expected 1"),
+        ({"boundaries": [0, 7]}, "expected ascending key positions from 0 to context_len = 1000"),
+        ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
+        ({"boundaries": 7}, "expected what to_dict gives"),
+        ({"unit_leaves": 3}, "unit_leaves: got 3, expected 1 or 8"),
+        ({"shape": {"q_heads": 16}}, "expected what to_dict gives"),
+        ({"surprise": 1}, "expected ['boundaries'"),
+    ],
+)
+def test_from_dict_refuses(change, message):
+    data = {**SplitPlan.fixed(1000, QWEN, num_splits=2).to_dict(), **change}
+    with pytest.raises(ArgumentError) as caught:
+        SplitPlan.from_dict(data)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plan_splits(-1, QWEN), "context_len: got -1, expected an int from 0 to 16777216"),
+        (lambda: plan_splits(10.5, QWEN), "context_len: got 10.5, expected an int"),
+        (lambda: plan_splits(10, QWEN, compute_units=0), "compute_units: got 0, expected an int of at least 1"),
+        (lambda: plan_splits(10, QWEN, dtype="f8"), "dtype: got 'f8', expected one of f32, f16"),
+        (lambda: SplitPlan.fixed(10, QWEN), "num_splits, split_size: got None, None, expected exactly one of the two"),
+        (lambda: SplitPlan.fixed(10, QWEN, num_splits=0), "num_splits: got 0, expected an int from 1 to 16777216"),
+        (lambda: SplitPlan.fixed(10, QWEN, split_size=0), "split_size: got 0, expected an int of at least 1"),
+        (lambda: AttnShape(16, 2, 100), "head_dim: got 100, expected one of 64, 80, 96, 112, 128, 192, 256, 512"),
+        (lambda: AttnShape(16, 3, 64), "q_heads: got 16, expected a multiple of kv_heads = 3"),
+        (lambda: AttnShape(34, 2, 64), "q_heads / kv_heads: got 34/2 = 17, expected at most 16"),
+        (lambda: AttnShape(0, 2, 64), "AttnShape.q_heads: got 0, expected an int of at least 1"),
+        (lambda: AttnShape.parse("16x2"), "shape: got '16x2', expected q_heads/kv_heads/head_dim, for example 16/2/256"),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_planner_needs_numpy_and_shapes_alone():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, types, importlib, pathlib; p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]];"
+        "sys.modules['zinc_attn'] = p;"
+        "[importlib.import_module('zinc_attn.' + n) for n in ('planner', 'state', 'reference')];"
+        "print(sorted(m for m in sys.modules if m.startswith('zinc_attn.')), 'vulkan' in sys.modules, 'kp' in sys.modules)"
+    )
+    import zinc_attn
+
+    done = subprocess.run([sys.executable, "-c", code, zinc_attn.__path__[0]], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (
+        "['zinc_attn.errors', 'zinc_attn.planner', 'zinc_attn.reference', 'zinc_attn.shapes', 'zinc_attn.state'] "
+        "False False"
+    )

@@ -1,0 +1,147 @@
+"""The oracles: float32 emulation against float64, and the properties of the textbook form."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from zinc_attn import reference as ref
+
+SHAPES = ("16/2/256", "32/4/128", "32/8/128", "24/4/256", "64/8/64", "32/16/256", "64/8/128", "9/3/64", "8/2/80", "12/2/96", "7/1/112", "10/2/192", "5/1/512")
+CONTEXTS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000, 4096)
+
+
+def inputs(rng, text, tokens, spread=1.0, dtype=np.float16):
+    q_heads, kv_heads, head_dim = (int(x) for x in text.split("/"))
+    q = rng.standard_normal((q_heads, head_dim), np.float32) * np.float32(spread)
+    k = rng.standard_normal((tokens, kv_heads, head_dim), np.float32).astype(dtype)
+    v = rng.standard_normal((tokens, kv_heads, head_dim), np.float32).astype(dtype)
+    return q, k, v
+
+
+def check_accuracy(q, k, v, bound, spread):
+    """Relative L2 of out; lse within 3e-7 of max(4 spread, |lse|): a dot product's rounding grows with its terms."""
+    out, lse = ref.emulate(q, k, v)
+    true_out, true_lse = ref.attention(q, k, v)
+    assert np.linalg.norm(out - true_out) <= bound * np.linalg.norm(true_out)
+    assert np.all(np.abs(lse - true_lse) <= 3e-7 * np.maximum(4 * spread, np.abs(true_lse)))
+
+
+@pytest.mark.parametrize(("spread", "bound"), [(1.0, 1e-6), (8.0, 4e-6)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_accuracy_against_float64(rng, shape, spread, bound):
+    for context in CONTEXTS:
+        check_accuracy(*inputs(rng, shape, context, spread), bound, spread)
+
+
+@pytest.mark.parametrize(("shape", "spread", "bound"), [("8/1/256", 1.0, 1e-6), ("16/2/256", 8.0, 4e-6)])
+def test_accuracy_and_time_at_131072_keys(rng, shape, spread, bound):
+    q, k, v = inputs(rng, shape, 131072, spread)
+    start = time.monotonic()
+    ref.emulate(q, k, v)
+    assert time.monotonic() - start < 60
+    check_accuracy(q, k, v, bound, spread)
+
+
+def test_no_key_gives_zero_and_minus_infinity(rng):
+    q, k, v = inputs(rng, "4/2/64", 0)
+    out, lse = ref.emulate(q, k, v)
+    assert not out.any() and np.all(np.isneginf(lse))
+    out, lse = ref.attention(q, k, v)
+    assert not out.any() and np.all(np.isneginf(lse))
+
+
+def test_merging_with_the_empty_state_changes_no_bit(rng):
+    m = np.rint(rng.standard_normal(50) * 40).astype(np.float32)
+    state = ref.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
+    empty = ref.empty_state((50,), 8)
+    for merged in (ref.merge(state, empty), ref.merge(empty, state)):
+        for got, want in zip(merged, state, strict=True):
+            assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def test_one_key_returns_its_value(rng):
+    q, k, v = inputs(rng, "4/2/64", 1)
+    out, _ = ref.emulate(q, k, v)
+    assert np.allclose(out, np.repeat(v[0], 2, axis=0).astype(np.float32), rtol=3e-7)
+
+
+def test_rows_of_a_causal_chunk_are_decode_steps(rng):
+    _, k, v = inputs(rng, "4/2/64", 150)
+    q = rng.standard_normal((20, 4, 64), np.float32)
+    rows, lse = ref.emulate(q, k, v)
+    for i in range(20):
+        out, row_lse = ref.emulate(q[i], k[: 131 + i], v[: 131 + i])
+        assert np.array_equal(rows[i].view(np.uint32), out.view(np.uint32))
+        assert np.array_equal(lse[i].view(np.uint32), row_lse.view(np.uint32))
+
+
+def test_inputs_below_two_to_minus_40_are_zero():
+    x = np.array([2.0**-41, -(2.0**-41), 2.0**-40, -0.0, 1.0], np.float32)
+    assert np.array_equal(ref.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
+    assert not np.signbit(ref.as_input(x)).any()
+
+
+# --- the textbook form: the labs' properties ---------------------------------------------------------------
+
+
+@pytest.fixture
+def lab(rng):
+    return rng.standard_normal(16), rng.standard_normal((100, 16)), rng.standard_normal((100, 8)), 0.25
+
+
+def dense(q, k, v, scale):
+    s = k @ q * scale
+    p = np.exp(s - s.max())
+    return p @ v / p.sum()
+
+
+def test_one_partition_is_attention(lab):
+    assert np.allclose(ref.partitioned_attention(*lab[:3], 1, lab[3]), dense(*lab), rtol=1e-12)
+
+
+@pytest.mark.parametrize("parts", (2, 3, 7, 32, 100, 137))
+def test_any_partition_count_also_more_than_keys(lab, parts):
+    assert np.allclose(ref.partitioned_attention(*lab[:3], parts, lab[3]), dense(*lab), rtol=1e-12)
+
+
+def test_merge_order_does_not_matter(lab, rng):
+    q, k, v, scale = lab
+    parts = [ref.attend_partial(q, k[i : i + 9], v[i : i + 9], scale) for i in range(0, 100, 9)]
+    for order in (range(len(parts)), range(len(parts) - 1, -1, -1), rng.permutation(len(parts))):
+        assert np.allclose(ref.merge_partials(parts[i] for i in order), dense(*lab), rtol=1e-12)
+
+
+def test_merging_merges_is_attending_the_union(lab):
+    q, k, v, scale = lab
+    a, b, c = (ref.attend_partial(q, k[r], v[r], scale) for r in (slice(0, 30), slice(30, 31), slice(31, 100)))
+    left = ref.merge_two(ref.merge_two(a, b), c)
+    right = ref.merge_two(a, ref.merge_two(b, c))
+    assert np.allclose(left.accumulator / left.denominator, right.accumulator / right.denominator, rtol=1e-12)
+    assert np.allclose(left.accumulator / left.denominator, dense(*lab), rtol=1e-12)
+
+
+def test_extreme_scores_do_not_overflow(lab):
+    q, k, v, scale = lab
+    k[17] = q / (q @ q) * 200 / scale
+    got = ref.partitioned_attention(q, k, v, 7, scale)
+    assert np.all(np.isfinite(got)) and np.allclose(got, dense(q, k, v, scale), rtol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", (16, 13))
+def test_paged_online_attention_does_not_see_the_placement(lab, tokens):
+    q, k, v, scale = lab
+    want = dense(q, k[:tokens], v[:tokens], scale)
+    for table in ([3, 1, 7, 0], [7, 3, 5, 2]):
+        pages_k, pages_v = np.full((8, 4, 16), np.nan), np.full((8, 4, 8), np.nan)
+        for t in range(tokens):
+            pages_k[table[t // 4], t % 4], pages_v[table[t // 4], t % 4] = k[t], v[t]
+        got = ref.paged_online_attention(q, pages_k, pages_v, table, tokens, scale)
+        assert np.allclose(got, want, rtol=1e-12)
+
+
+def test_merge_partials_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="expected at least one"):
+        ref.merge_partials([])

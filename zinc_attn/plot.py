@@ -1,0 +1,81 @@
+"""The sweep's plot: tokens per second against context length. Needs matplotlib (the extra ``cli``)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from .sweep import SweepRow
+
+_AUTO, _SINGLE = "#0b5fa5", "#c2410c"
+_OTHERS = ("#2f7d32", "#7b3fa0", "#8a6d00", "#00788a", "#a3195b", "#555555")
+
+
+def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
+    """A PNG of the timed rows (at least one): a line per layout, the split rule's solid, a single split dashed."""
+    with_weights = any(row.tokens_s_with_weights is not None for row in rows)
+    figure = Figure(figsize=(9, 5.4), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    others = iter(_OTHERS * (1 + len(rows)))
+    for layout in dict.fromkeys(row.layout for row in rows):
+        points = sorted(
+            (row.context, row.tokens_s_with_weights if with_weights else row.tokens_s)
+            for row in rows
+            if row.layout == layout and row.tokens_s is not None
+        )
+        if not points:
+            continue
+        x, y = zip(*points, strict=True)
+        if layout == "auto":
+            axes.plot(x, y, "o-", color=_AUTO, linewidth=2.4, markersize=6, zorder=3, label="auto (the split rule)")
+        elif layout == "1":
+            axes.plot(x, y, "s--", color=_SINGLE, linewidth=1.8, markersize=5, zorder=2, label="1 split (baseline)")
+        else:
+            label = f"{layout} splits" if layout.isdecimal() else f"splits of {layout.removeprefix('size:')} keys"
+            axes.plot(x, y, ".:", color=next(others), linewidth=1.4, markersize=7, label=label)
+    contexts = sorted({row.context for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(contexts))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: keys_label(round(x))))
+    if len(contexts) > 10:
+        axes.tick_params(axis="x", rotation=45)
+    if with_weights:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.4g}"))
+        axes.yaxis.set_minor_formatter(FuncFormatter(_minor_label(axes.get_ylim())))
+    axes.set_xlabel("context (keys, log scale)")
+    unit = "tokens/s, attention and weights" if with_weights else "tokens/s, attention alone (log scale)"
+    axes.set_ylabel(unit)
+    axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
+    axes.grid(True, which="minor", color="#ebebeb", linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    first = rows[0]
+    figure.suptitle(title, fontsize=13, fontweight="bold", parse_math=False)
+    axes.set_title(f"{first.device} · {first.driver} · {first.runtime}", fontsize=9.5, color="#444444", parse_math=False)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def keys_label(keys: int) -> str:
+    """1024 to "1k", 1000 to "1,000"."""
+    return f"{keys // 1024}k" if keys and keys % 1024 == 0 else f"{keys:,}"
+
+
+def _minor_label(limits: tuple[float, float]):  # type: ignore[no-untyped-def]
+    """Labels 2 and 5 of each decade where the axis spans few decades."""
+    few = limits[1] / limits[0] < 200
+
+    def label(y: float, _: object) -> str:
+        return f"{y:,.4g}" if few and f"{y:e}"[0] in "25" else ""
+
+    return label
