@@ -34,7 +34,9 @@ def load_kernels() -> types.ModuleType:
 def tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        sys.exit(f"{name} was not found; install the packages glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools)")
+        sys.exit(
+            f"{name} was not found; install the packages glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools)"
+        )
     return path
 
 
@@ -46,7 +48,9 @@ def main() -> None:
     contract, text = SHADERS / "contract.glsl", kernels.contract_glsl()
     if args.check:
         if not contract.exists() or contract.read_text() != text:
-            sys.exit("shaders/contract.glsl differs from zinc_attn/kernels.py; run scripts/build_shaders.py and commit it")
+            sys.exit(
+                "shaders/contract.glsl differs from zinc_attn/kernels.py; run scripts/build_shaders.py and commit it"
+            )
         return
     if not contract.exists() or contract.read_text() != text:
         contract.write_text(text)

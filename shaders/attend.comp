@@ -16,7 +16,11 @@ layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;
 const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
 const uint PAIRS = SLICE / 2u;
 const uint VALUE_LANES = HEAD_DIM / SLICE;  // lanes that own a slice; 20 to 32
-const uint KEYS_AHEAD = 4u;                 // value rows in flight
+#if LOOP || defined(KV_F32)
+const uint KEYS_AHEAD = 2u;  // value rows in flight; more would cost the loop build, and float32, waves per SIMD
+#else
+const uint KEYS_AHEAD = 4u;
+#endif
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = ATTEND_BIND_Q, std430) restrict readonly buffer Q { vec4 q[]; };

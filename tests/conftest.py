@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
-
 _swiftshader = os.environ.get("ZINC_ATTN_SWIFTSHADER_ICD")
 if _swiftshader:  # beside the system's drivers; read by the loader when the first instance is made
     os.environ["VK_ADD_DRIVER_FILES"] = _swiftshader

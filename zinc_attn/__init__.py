@@ -1,6 +1,6 @@
 """Split-KV attention on Vulkan whose bits never change. See README.md."""
 
-from . import reference
+from . import errors, reference
 from .attention import attention
 from .device import Device, list_devices
 from .errors import ZincAttnError
@@ -17,6 +17,7 @@ __all__ = [
     "SplitPlan",
     "ZincAttnError",
     "attention",
+    "errors",
     "list_devices",
     "merge_state",
     "merge_states",

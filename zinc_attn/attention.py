@@ -31,7 +31,7 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     if not largest <= MAX_INPUT:
         bad = np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0]
         at = ", ".join(map(str, bad))
-        raise ValueRangeError(f"{name}[{at}]: got {x[tuple(bad)]}, expected a finite value of at most 2**60")
+        raise ValueRangeError(f"{name}[{at}]: got {float(x[tuple(bad)]):g}, expected a finite value of at most 2**60")
     return (x if x.dtype == np.float16 else as_input(x)), largest
 
 
@@ -140,8 +140,7 @@ class AttentionStep:
             runtime.write(work_buffer, work)
             steps = []
             if items:
-                build = "single" if plan.build == "single" else "loop"
-                attend = kv.device.kernel(kernels.attend(build, kv.dtype), (dim, shape.heads_per_workgroup))
+                attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), (dim, shape.heads_per_workgroup))
                 grid = (items, shape.kv_heads, shape.head_chunks)
                 steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, states, out), grid))
             if plan.passes == 2:
@@ -184,7 +183,10 @@ class AttentionStep:
             "direct": int(plan.passes == 1),
         }
         words[: len(kernels.HEADER)] = [header[name] for name in kernels.HEADER]
-        for at, size, records in ((kernels.HEADER_WORDS, kernels.ITEM_WORDS, items), (row_table, kernels.ROW_WORDS, rows)):
+        for at, size, records in (
+            (kernels.HEADER_WORDS, kernels.ITEM_WORDS, items),
+            (row_table, kernels.ROW_WORDS, rows),
+        ):
             for i, record in enumerate(records):
                 words[at + i * size : at + i * size + len(record)] = record
         page_column = kernels.HEADER_WORDS + kernels.ITEM.index("page_table")
@@ -285,7 +287,7 @@ def attention(
     """
     rows, ka, va, shape = check_arrays(q, k, v)
     factor = check_scale(scale, shape.head_dim)
-    rows, q_max = checked_values("q", rows)
+    checked_q, q_max = checked_values("q", rows if np.ndim(q) == 3 else rows[0])  # indices as the caller counts them
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
     check_score_bound(q_max, k_max, shape.head_dim, factor)
@@ -303,7 +305,7 @@ def attention(
     try:
         step = AttentionStep(kv, plan, scale=factor, limits=limits)
         try:
-            step.write_q(rows)
+            step.write_q(checked_q)
             step.run()
             out, lse = step.result()
         finally:

@@ -14,6 +14,7 @@ from .errors import ArgumentError, KernelError
 from .kernels import KernelDecl
 from .kompute import KomputeRuntime
 from .runtime import DeviceInfo, Kernel, Runtime
+from .vulkan import VulkanRuntime
 
 SPIRV = Path(__file__).parent / "spirv"
 RUNTIMES = ("kompute", "vulkan")
@@ -53,7 +54,7 @@ class Device:
         info = probe.choose(probe.list_devices(), device)
         if runtime == "kompute":
             return cls(KomputeRuntime(info))
-        from .vulkan import VulkanRuntime
+
         return cls(VulkanRuntime(info))
 
     @property

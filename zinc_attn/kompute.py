@@ -17,9 +17,25 @@ from typing import Any, Final
 import numpy as np
 
 from . import probe
-from .errors import ArgumentError, ClosedError, DeviceMemoryError, ForkedProcessError, LimitError, RuntimeUnavailableError
+from .errors import (
+    ArgumentError,
+    ClosedError,
+    ForkedProcessError,
+    RuntimeUnavailableError,
+)
 from .kernels import KernelDecl
-from .runtime import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Use, Words
+from .runtime import (
+    Buffer,
+    DeviceInfo,
+    Dispatch,
+    Recording,
+    Use,
+    Words,
+    after_close,
+    check_nbytes,
+    check_step,
+    no_room,
+)
 
 CHAINED_BYTES: Final = 512 * 1024  # SCRATCH up to here has a staging twin: its copy costs less than a submission
 _MAX_TENSOR_BYTES: Final = (1 << 32) - 4  # kp counts bytes in 32 bits and wraps silently
@@ -28,7 +44,7 @@ _MAX_TENSOR_BYTES: Final = (1 << 32) - 4  # kp counts bytes in 32 bits and wraps
 def load_kp() -> Any:
     """The ``kp`` module. RuntimeUnavailableError where it is not installed."""
     try:
-        import kp  # noqa: PLC0415  (optional, and it must not be touched without a driver)
+        import kp
     except ImportError as error:
         raise RuntimeUnavailableError(
             "runtime 'kompute' needs the package kp, which is not installed; build it with scripts/run from a clone of "
@@ -92,6 +108,7 @@ class KomputeRuntime:
     def __init__(self, info: DeviceInfo) -> None:
         self.kp = load_kp()
         self.info = info
+        probe.load().keep_drivers_loaded()
         self.manager = self.kp.Manager(info.index)
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -105,24 +122,17 @@ class KomputeRuntime:
             raise ForkedProcessError("Device: opened in another process, expected use in the one that opened it")
         with self._lock:
             if not self._open:
-                raise ClosedError("Device: used after close(); open a new one with Device.open()")
+                raise after_close(self.info)
             yield
 
     def buffer(self, nbytes: int, use: Use) -> KomputeBuffer:
         """See Runtime.buffer. Memory is checked against the driver's budget before kp is called."""
         with self._usable():
-            if nbytes <= 0 or nbytes % 4:
-                raise ArgumentError(f"nbytes: got {nbytes}, expected a positive multiple of 4")
-            limit = min(self.info.max_buffer_bytes, _MAX_TENSOR_BYTES)
-            if nbytes > limit:
-                raise LimitError(
-                    f"buffer of {nbytes:,} bytes: {self.info.name} takes at most {limit:,} bytes in one storage buffer; "
-                    "use a shorter context or a smaller dtype"
-                )
+            nbytes = check_nbytes(nbytes, self.info, min(self.info.max_buffer_bytes, _MAX_TENSOR_BYTES))
             _, free = probe.memory_budget(self.info.index)
-            need = nbytes if use is Use.SCRATCH and nbytes > CHAINED_BYTES else 2 * nbytes
-            if need > free:
-                raise DeviceMemoryError(f"buffer of {nbytes:,} bytes: {self.info.name} has {free:,} bytes free")
+            twins = 1 if use is Use.SCRATCH and nbytes > CHAINED_BYTES else 2
+            if nbytes * twins > free:
+                raise no_room(nbytes * twins, free, self.info)
             made = KomputeBuffer(self, nbytes, use)
             self._buffers = [b for b in self._buffers if not b.closed]
             self._buffers.append(made)
@@ -174,8 +184,8 @@ class KomputeRuntime:
 
             if inputs:
                 add(kp.OpTensorSyncDevice(inputs))
-            for step in steps:
-                _check_step(step, self.info)
+            for at, step in enumerate(steps):
+                check_step(at, step, self.info)
                 touched = {id(b) for b in step.buffers} & pending
                 if touched:
                     conflicts = [b for b in buffers if id(b) in touched]
@@ -240,14 +250,3 @@ class KomputeRuntime:
             for buffer in self._buffers:
                 buffer.close()
             self.manager.destroy()
-
-
-def _check_step(step: Dispatch, info: DeviceInfo) -> None:
-    kernel: Kernel = step.kernel
-    if len(step.buffers) != len(kernel.decl.bindings):
-        raise ArgumentError(
-            f"{kernel.decl.name}: got {len(step.buffers)} buffers, expected {len(kernel.decl.bindings)} "
-            f"({', '.join(b.name for b in kernel.decl.bindings)})"
-        )
-    if any(not 1 <= n <= most for n, most in zip(step.groups, info.max_workgroups, strict=True)):
-        raise LimitError(f"{kernel.decl.name}: grid {step.groups}, {info.name} takes 1 to {info.max_workgroups}")

@@ -12,7 +12,12 @@ from typing import Any, Final
 from .errors import ArgumentError
 from .shapes import AttnShape
 
-_TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # of multimodal models
+_TEXT_PARTS: Final = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+)  # of multimodal models
 _FULL: Final = ("full_attention", "attention")  # entries of layer_types
 _WINDOWED: Final = ("sliding_attention", "chunked_attention")
 _ALTERNATING: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}  # where old files do not state the pattern
@@ -23,7 +28,7 @@ class ModelPreset:
     """The attention of one model.
 
     shape: of the layers that attend to the whole context; attention_layers: how many of these there are;
-    windowed_layers: layers that see the last ``window`` keys only, counted apart. Other layers hold no K and V.
+    windowed_layers: those that see the last ``window`` keys only, counted apart. Others hold no K and V.
     """
 
     name: str
@@ -37,13 +42,17 @@ class ModelPreset:
 PRESETS: Final = {
     preset.name: preset
     for preset in (
-        ModelPreset("qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, "10 of 40 layers, the rest linear attention"),
+        ModelPreset(
+            "qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, "10 of 40 layers, the rest linear attention"
+        ),
         ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48),
         ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36),
         ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, "16 of 64 layers, the rest linear attention"),
         ModelPreset("gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128),
         ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024),
-        ModelPreset("gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024),
+        ModelPreset(
+            "gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024
+        ),
         ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32),
         ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48),
         ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30),
@@ -58,16 +67,18 @@ def find_model(text: str) -> ModelPreset:
         return preset
     if Path(text).exists():
         return from_config(text)
-    raise ArgumentError(f"model: got {text!r}, expected a path to a config.json or one of {', '.join(PRESETS)}")
+    raise ArgumentError(
+        f"model: got {text!r}, expected a path to a config.json or one of {', '.join(PRESETS)}"
+    )
 
 
 def from_config(path: str | Path) -> ModelPreset:
     """The attention of a Hugging Face ``config.json`` (or of the folder that holds one).
 
     Heads: num_attention_heads, num_key_value_heads (absent: as many), head_dim (absent: hidden_size /
-    num_attention_heads), for the full layers of Gemma 4 global_head_dim and num_global_key_value_heads. Layers:
-    num_hidden_layers, and which of them attend from layer_types, full_attention_interval, sliding_window_pattern
-    or sliding_window. ArgumentError names the file and the key.
+    num_attention_heads); in Gemma 4's full layers global_head_dim and num_global_key_value_heads. Layers:
+    num_hidden_layers; which of them attend: layer_types, full_attention_interval, sliding_window_pattern or
+    sliding_window. ArgumentError names the file and the key.
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
@@ -81,8 +92,8 @@ def from_config(path: str | Path) -> ModelPreset:
     if config is None:
         kind = "a JSON object" if isinstance(data, dict) else type(data).__name__
         raise ArgumentError(
-            f"{file}: got {kind} without num_attention_heads, expected a Hugging Face config.json that states it; "
-            "otherwise give --shape and --layers"
+            f"{file}: got {kind} without num_attention_heads, expected a Hugging Face config.json that "
+            "states it; otherwise give --shape and --layers"
         )
     try:
         return _read(config, file.resolve().parent.name if file.name == "config.json" else file.stem)
@@ -100,7 +111,9 @@ def _text_part(data: Any) -> Mapping[str, Any] | None:
     if not isinstance(data, dict):
         return None
     nested = (_text_part(data.get(key)) for key in _TEXT_PARTS)
-    return next((part for part in nested if part is not None), data if "num_attention_heads" in data else None)
+    return next(
+        (part for part in nested if part is not None), data if "num_attention_heads" in data else None
+    )
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -123,17 +136,23 @@ def _read(config: Mapping[str, Any], name: str) -> ModelPreset:
     if head_dim is None:
         hidden = _count(config, "hidden_size")
         if hidden % heads:
-            raise ArgumentError(f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}")
+            raise ArgumentError(
+                f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}"
+            )
         head_dim = hidden // heads
     else:
         head_dim = _count(config, "head_dim")
     head_dim = _count(config, "global_head_dim", head_dim)
-    if config.get("attention_k_eq_v"):  # Gemma 4: its global layers share one projection and have heads of their own
+    if config.get(
+        "attention_k_eq_v"
+    ):  # Gemma 4: its global layers share one projection and have heads of their own
         kv_heads = _count(config, "num_global_key_value_heads", kv_heads)
     layers = _count(config, "num_hidden_layers")
     full, windowed = _layers(config, layers)
     if not full:
-        raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
+        raise ArgumentError(
+            f"layers: got 0 of {layers} that attend to the whole context, expected at least 1"
+        )
     note = f"{full} of {layers} layers" if full < layers else ""
     window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
     return ModelPreset(name, AttnShape(heads, kv_heads, head_dim), full, note, windowed, window)

@@ -23,7 +23,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, Literal
 
 from .errors import ArgumentError
 from .shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, dtype_bytes
@@ -55,9 +56,10 @@ class SplitPlan:
         if self.unit_leaves not in (1, NODE):
             raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {NODE}")
         b = self.boundaries
-        if len(b) < 2 or b[0] != 0 or b[-1] != self.context_len or any(x > y for x, y in zip(b, b[1:], strict=False)):
+        if len(b) < 2 or b[0] != 0 or b[-1] != self.context_len or any(x > y for x, y in pairwise(b)):
             raise ArgumentError(
-                f"boundaries: got {_short(b)}, expected ascending key positions from 0 to context_len = {self.context_len}"
+                f"boundaries: got {_short(b)}, expected ascending key positions from 0 to "
+                f"context_len = {self.context_len}"
             )
 
     @classmethod
@@ -104,10 +106,10 @@ class SplitPlan:
         """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
         last = -(-self.context_len // LEAF)
         starts = [-(-b // self.unit_keys) * self.unit_leaves for b in self.boundaries]
-        return [(min(a, last), min(b, last)) for a, b in zip(starts, starts[1:], strict=False)]
+        return [(min(a, last), min(b, last)) for a, b in pairwise(starts)]
 
     @property
-    def build(self) -> str:
+    def build(self) -> Literal["single", "loop"]:
         """Which build of pass 1 runs: "single" where no split holds more than one leaf, else "loop"."""
         return "single" if all(b - a <= 1 for a, b in self.leaf_ranges()) else "loop"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ _OTHERS = ("#2f7d32", "#7b3fa0", "#8a6d00", "#00788a", "#a3195b", "#555555")
 
 
 def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
-    """A PNG of the timed rows (at least one): a line per layout, the split rule's solid, a single split dashed."""
+    """A PNG of the timed rows (at least one): a line per layout, auto solid, a single split dashed."""
     with_weights = any(row.tokens_s_with_weights is not None for row in rows)
     figure = Figure(figsize=(9, 5.4), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
@@ -32,11 +32,17 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
             continue
         x, y = zip(*points, strict=True)
         if layout == "auto":
-            axes.plot(x, y, "o-", color=_AUTO, linewidth=2.4, markersize=6, zorder=3, label="auto (the split rule)")
+            axes.plot(
+                x, y, "o-", color=_AUTO, linewidth=2.4, markersize=6, zorder=3, label="auto (the split rule)"
+            )
         elif layout == "1":
-            axes.plot(x, y, "s--", color=_SINGLE, linewidth=1.8, markersize=5, zorder=2, label="1 split (baseline)")
+            axes.plot(
+                x, y, "s--", color=_SINGLE, linewidth=1.8, markersize=5, zorder=2, label="1 split (baseline)"
+            )
         else:
-            label = f"{layout} splits" if layout.isdecimal() else f"splits of {layout.removeprefix('size:')} keys"
+            label = (
+                f"{layout} splits" if layout.isdecimal() else f"splits of {layout.removeprefix('size:')} keys"
+            )
             axes.plot(x, y, ".:", color=next(others), linewidth=1.4, markersize=7, label=label)
     contexts = sorted({row.context for row in rows})
     axes.set_xscale("log", base=2)
@@ -46,7 +52,7 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
     if len(contexts) > 10:
         axes.tick_params(axis="x", rotation=45)
     if with_weights:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * max(row.tokens_s_with_weights or 0 for row in rows))
     else:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.4g}"))
@@ -60,7 +66,9 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
     axes.legend(frameon=False)
     first = rows[0]
     figure.suptitle(title, fontsize=13, fontweight="bold", parse_math=False)
-    axes.set_title(f"{first.device} · {first.driver} · {first.runtime}", fontsize=9.5, color="#444444", parse_math=False)
+    axes.set_title(
+        f"{first.device} · {first.driver} · {first.runtime}", fontsize=9.5, color="#444444", parse_math=False
+    )
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return png.getvalue()
@@ -71,7 +79,7 @@ def keys_label(keys: int) -> str:
     return f"{keys // 1024}k" if keys and keys % 1024 == 0 else f"{keys:,}"
 
 
-def _minor_label(limits: tuple[float, float]):  # type: ignore[no-untyped-def]
+def _minor_label(limits: tuple[float, float]) -> Callable[[float, object], str]:
     """Labels 2 and 5 of each decade where the axis spans few decades."""
     few = limits[1] / limits[0] < 200
 

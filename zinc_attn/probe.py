@@ -1,7 +1,7 @@
 """Which Vulkan devices there are, asked through the `vulkan` package (cffi over libvulkan).
 
-Nothing here keeps a Vulkan object: each question makes an instance and destroys it, so the answers are right
-after fork(), too. `Vulkan` is the one place where the untyped cffi world enters; `vulkan.py` builds on it.
+Each question makes an instance and destroys it, so the answers are right after fork(), too. `Vulkan` is the
+one place where the untyped cffi world enters; `vulkan.py` builds on it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ QUEUE_COMPUTE: Final = 2  # VK_QUEUE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
 _KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
 _VENDORS: Final = {
-    0x1002: "AMD", 0x1010: "Imagination", 0x106B: "Apple", 0x10DE: "NVIDIA", 0x13B5: "Arm",
-    0x14E4: "Broadcom", 0x1AE0: "Google", 0x5143: "Qualcomm", 0x8086: "Intel", 0x10005: "Mesa"
+    0x1002: "AMD",
+    0x1010: "Imagination",
+    0x106B: "Apple",
+    0x10DE: "NVIDIA",
+    0x13B5: "Arm",
+    0x14E4: "Broadcom",
+    0x1AE0: "Google",
+    0x5143: "Qualcomm",
+    0x8086: "Intel",
+    0x10005: "Mesa",
 }
 _INSTALL_LOADER: Final = (
     "install the Vulkan loader (Debian, Ubuntu: libvulkan1; Fedora: vulkan-loader; Arch: vulkan-icd-loader)"
@@ -72,6 +80,7 @@ class Vulkan:
         self.lib: Any = _vulkan.lib
         # A C struct does not own what its pointer fields point at: keep it as long as the struct lives.
         self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+        self._pin: Any = None
 
     def struct(self, name: str, **fields: Any) -> Any:
         """Pointer to a new struct with sType filled in; keeps every cdata among ``fields`` alive."""
@@ -129,6 +138,15 @@ class Vulkan:
         info = self.struct("VkInstanceCreateInfo", pApplicationInfo=app)
         self.check(self.lib.vkCreateInstance(info, self.ffi.NULL, made), "vkCreateInstance")
         return made[0], api
+
+    def keep_drivers_loaded(self) -> None:
+        """Make one instance that is never destroyed, so that closing the last other one unloads no driver.
+
+        Drivers leave something behind at each unloading: SwiftShader a file descriptor and a thread key, of
+        which a process has 1,024.
+        """
+        if self._pin is None:
+            self._pin = self.create_instance()[0]
 
     def physical_devices(self, instance: Any) -> list[Any]:
         """VkPhysicalDevice handles in the loader's order; NoVulkanError where there is none."""
@@ -243,9 +261,7 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
 def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
     """The facts of one VkPhysicalDevice of an instance made for version ``api``."""
     extensions = vk.extensions(physical)
-    props, ident, wave = vk.properties(
-        physical, "VkPhysicalDeviceIDProperties", "VkPhysicalDeviceSubgroupProperties"
-    )
+    props, ident, wave = vk.properties(physical, "VkPhysicalDeviceIDProperties", "VkPhysicalDeviceSubgroupProperties")
     driver = str(props.driverVersion)
     if min(api, props.apiVersion) >= API_1_2 or "VK_KHR_driver_properties" in extensions:
         text = vk.properties(physical, "VkPhysicalDeviceDriverProperties")[1]

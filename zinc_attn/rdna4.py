@@ -1,7 +1,7 @@
 """The shipped kernels under RADV's compiler for RDNA4, on a machine without the card.
 
-Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing; it is chosen by
-environment variables, so the compiling happens in child processes.  ``python -m zinc_attn.rdna4`` prints the table.
+Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing. Environment
+variables choose it, so the compiling happens in child processes. ``python -m zinc_attn.rdna4`` prints the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ _CAPTURE: Final = 0x40 | 0x80  # VK_PIPELINE_CREATE_CAPTURE_{STATISTICS,INTERNAL
 REGISTER_FILE, REGISTER_STEP, WAVE_SLOTS = 1536, 24, 16
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10
 
-# --- gates: what every shipped variant must keep -------------------------------------------------------------
+# --- gates: what every shipped variant must keep ----------------------------------------------------------
 MAX_LDS_BYTES: Final = 4096
 # (kernel name prefix, head_dim up to, VGPRs up to); the first row that fits a variant holds for it
 VGPR_GATES: Final = (
@@ -76,7 +75,7 @@ class Issue:
 
     @property
     def total(self) -> float:
-        """Issue cycles per key; scalar ALU work is left out, it issues beside the vector work of other waves."""
+        """Issue cycles per key, without scalar ALU work, which issues beside the vector work of other waves."""
         return self.valu + self.smem + self.vmem + self.lds
 
 
@@ -141,7 +140,11 @@ def occupancy(vgprs: int) -> int:
 def specs_for(shape: shapes.AttnShape) -> list[Spec]:
     """Every kernel as this shape uses it: both builds of pass 1 in each dtype, and pass 2."""
     return [
-        Spec(k.name, shape.head_dim, *((shape.heads_per_workgroup, shape.head_chunks) if "heads" in k.spec else ()))
+        Spec(
+            k.name,
+            shape.head_dim,
+            *((shape.heads_per_workgroup, shape.head_chunks) if "heads" in k.spec else ()),
+        )
         for k in kernels.KERNELS
     ]
 
@@ -176,7 +179,7 @@ def name(spec: Spec) -> str:
     return ":".join(str(x) for x in (spec.kernel, *spec.constants))
 
 
-# --- the ISA text --------------------------------------------------------------------------------------------
+# --- the ISA text -----------------------------------------------------------------------------------------
 _BLOCK: Final = re.compile(r"BB(\d+):?$")
 _OPCODE: Final = re.compile(r"(?:^|= |\s)((?:v|s|ds|buffer|global|flat|scratch|tbuffer|image)_[a-z]\w*)")
 _TARGET: Final = re.compile(r"\bBB(\d+)\b")
@@ -184,11 +187,10 @@ _WIDTH: Final = re.compile(r"_load_(?:dword(?:x(\d))?|b(\d+))$")
 _FREE: Final = ("s_wait", "s_delay_alu", "s_clause", "s_nop")  # no issue slot of their own
 
 
-def innermost_loops(isa: str) -> list[list[tuple[str, bool]]] | None:
-    """(opcode, dual-issued) of every instruction of each innermost loop, in program order.
+def innermost_loops(isa: str) -> list[tuple[list[tuple[str, bool]], bool]]:
+    """(instructions, straight) per innermost loop, in program order; an instruction is (opcode, dual-issued).
 
-    A loop is what a backward branch spans. None where an innermost loop holds a conditional part: how often that
-    runs does not show in the text.
+    A loop is what a backward branch spans. straight: it has no conditional part, so each trip runs all of it.
     """
     at = -1
     code: list[tuple[int, str, bool]] = []  # (block, opcode, dual-issued)
@@ -201,28 +203,34 @@ def innermost_loops(isa: str) -> list[list[tuple[str, bool]]] | None:
             code.append((at, found[1], " :: " in text))
             if found[1].startswith(("s_branch", "s_cbranch")) and (target := _TARGET.search(text[found.end() :])):
                 jumps.append((at, int(target[1])))
-    spans = {(to, at) for at, to in jumps if to <= at}
-    inner = sorted(s for s in spans if not any(s != o and s[0] <= o[0] and o[1] <= s[1] for o in spans))
-    if any(begin <= at < to <= end for begin, end in inner for at, to in jumps):
-        return None
-    return [[(op, dual) for at, op, dual in code if begin <= at <= end] for begin, end in inner]
+    ends: dict[int, int] = {}  # first block to last block
+    for at, to in jumps:
+        if to <= at:
+            ends[to] = max(at, ends.get(to, at))
+    inner = [(begin, end) for begin, end in sorted(ends.items()) if not any(begin < b <= end for b in ends)]
+    return [
+        (
+            [(op, dual) for at, op, dual in code if begin <= at <= end],
+            not any(begin <= at < to <= end for at, to in jumps),
+        )
+        for begin, end in inner
+    ]
 
 
 def main_loops(isa: str, head_dim: int, dtype_bytes: int) -> tuple[Issue | None, Issue | None]:
     """(score loop, value loop) of pass 1 per key.
 
     The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar
-    loads), the value loop the only one that does both.  Its trips per leaf follow from the bytes that one trip
-    loads, which counts any unrolling: K of a leaf is 2 keys a lane, V one slice of 64 keys.
+    loads), the value loop the only one that does both. Trips per leaf follow from the bytes that one trip
+    loads, which accounts for unrolling: K of a leaf is 2 keys a lane, V one slice of 64 keys.
     """
-    loops = innermost_loops(isa) or []
-    loads = [(loop, sum(_load_bytes(op) for op, _ in loop)) for loop in loops]
-    groups: tuple[list[Issue], list[Issue]] = ([], [])
-    for loop, per_trip in loads:
-        if per_trip:
+    groups: tuple[list[Issue | None], list[Issue | None]] = ([], [])
+    for loop, straight in innermost_loops(isa):
+        if per_trip := sum(_load_bytes(op) for op, _ in loop):
             reads_lds = any(op.startswith(("ds_read", "ds_load")) for op, _ in loop)
             keys = shapes.LEAF * kernels.value_slice(head_dim) if reads_lds else 2 * head_dim
-            groups[reads_lds].append(_issue(loop, keys * dtype_bytes / per_trip / shapes.LEAF))
+            trips_per_key = keys * dtype_bytes / per_trip / shapes.LEAF
+            groups[reads_lds].append(_issue(loop, trips_per_key) if straight else None)
     qk, pv = (g[0] if len(g) == 1 else None for g in groups)
     return qk, pv
 
@@ -250,15 +258,15 @@ def _issue(loop: Sequence[tuple[str, bool]], trips_per_key: float) -> Issue:
     return Issue(**{kind: n * trips_per_key for kind, n in count.items()})
 
 
-# --- the compiler, in child processes ------------------------------------------------------------------------
-def report(
-    specs: Sequence[Spec] | None = None, family: str = "gfx1201", spirv: Path = SPIRV
-) -> list[VariantReport]:
-    """Compile ``specs`` (default: ``default_specs()``) from the modules in folder ``spirv``. NoVulkanError with
-    the text of ``missing(family)`` where that cannot be done."""
+# --- the compiler, in child processes ---------------------------------------------------------------------
+def report(specs: Sequence[Spec] | None = None, family: str = "gfx1201", spirv: Path = SPIRV) -> list[VariantReport]:
+    """Compile ``specs`` (default: ``default_specs()``) from the modules in folder ``spirv``.
+
+    NoVulkanError with the text of ``missing(family)`` where that cannot be done.
+    """
     wanted = default_specs() if specs is None else list(specs)
     found: dict[Spec, VariantReport] = {}
-    count = max(1, min(len(wanted), len(os.sched_getaffinity(0))))
+    count = max(1, min(len(wanted), os.cpu_count() or 1))
     with ThreadPoolExecutor(count) as pool:
         shares = [wanted[i::count] for i in range(count)]
         for share, made in zip(shares, pool.map(lambda s: _child(s, family, spirv), shares), strict=True):
@@ -287,7 +295,6 @@ def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
     return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops)
 
 
-@lru_cache(maxsize=None)
 def _environment(family: str) -> Mapping[str, str]:
     if family not in FAMILIES:
         raise ArgumentError(f"family: got {family!r}, expected one of {', '.join(FAMILIES)}")
@@ -297,7 +304,12 @@ def _environment(family: str) -> Mapping[str, str]:
     if icd is None:
         where = chosen or f"radeon_icd*.json in {', '.join(ICD_FOLDERS)}"
         raise NoVulkanError(f"there is no {where}: install mesa-vulkan-drivers with {NEEDED_MESA}")
-    dropped = ("VK_ADD_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE", "VK_INSTANCE_LAYERS")
+    dropped = (
+        "VK_ADD_DRIVER_FILES",
+        "VK_LOADER_DRIVERS_SELECT",
+        "VK_LOADER_DRIVERS_DISABLE",
+        "VK_INSTANCE_LAYERS",
+    )
     kept = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("RADV_")}
     # Statistics exist only for what is compiled now, so Mesa's cache on disk is off.
     return kept | {
@@ -305,7 +317,7 @@ def _environment(family: str) -> Mapping[str, str]:
         "VK_ICD_FILENAMES": icd,
         "VK_DRIVER_FILES": icd,
         "MESA_SHADER_CACHE_DISABLE": "true",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), kept.get("PYTHONPATH")))),
     }
 
 
@@ -315,7 +327,9 @@ def _child(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, An
     jobs = []
     for spec in specs:
         if spec.kernel not in declared or len(spec.constants) != len(declared[spec.kernel].spec):
-            raise ArgumentError(f"variant: got {name(spec)}, expected a kernel of {', '.join(declared)} with its constants")
+            raise ArgumentError(
+                f"variant: got {name(spec)}, expected a kernel of {', '.join(declared)} with its constants"
+            )
         jobs.append([str(spirv / f"{spec.kernel}.spv"), len(declared[spec.kernel].bindings), spec.constants])
     ran = subprocess.run(
         [sys.executable, "-m", "zinc_attn.rdna4", "--worker"],
@@ -335,43 +349,39 @@ def _child(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, An
 
 
 def _work() -> None:
-    """The child: reads {"family", "jobs"} from stdin, writes {"made": [...]} or {"refused": why} to stdout."""
+    """The child: {"family", "jobs"} from stdin, {"made": [...]} or {"refused": why} to stdout."""
     order = json.load(sys.stdin)
-    vk = load()
-    instance, _ = vk.create_instance()
-    physical = vk.physical_devices(instance)[0]
-    chip = vk.text(vk.properties(physical)[0].deviceName)
-    if FAMILIES[order["family"]] not in chip.lower():  # a Mesa that ignores the forced family shows what it has
-        sys.exit(f"the driver offers {chip!r}")
-    if _EXTENSION not in vk.extensions(physical):
-        sys.exit(f"the driver lacks {_EXTENSION}")
-    feature = vk.struct("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", pipelineExecutableInfo=1)
-    queue = vk.struct(
-        "VkDeviceQueueCreateInfo",
-        queueFamilyIndex=vk.compute_family(physical)[0],
-        queueCount=1,
-        pQueuePriorities=vk.array("float", [1.0]),
-    )
-    create = vk.struct(
-        "VkDeviceCreateInfo",
-        pNext=feature,
-        queueCreateInfoCount=1,
-        pQueueCreateInfos=queue,
-        enabledExtensionCount=1,
-        ppEnabledExtensionNames=vk.array("char*", [vk.ffi.new("char[]", _EXTENSION.encode())]),
-    )
-    device = vk.ffi.new("VkDevice*")
-    vk.check(vk.lib.vkCreateDevice(physical, create, vk.ffi.NULL, device), "vkCreateDevice")
     try:
-        made = [_compile(vk, device[0], *job) for job in order["jobs"]]
+        vk = load()
+        physical = vk.physical_devices(vk.create_instance()[0])[0]
+        props = vk.properties(physical)[0]
+        chip = vk.text(props.deviceName)
+        if FAMILIES[order["family"]] not in chip.lower():  # a Mesa that ignores the forced family
+            sys.exit(f"the driver offers {chip!r}")
+        feature = vk.struct("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", pipelineExecutableInfo=1)
+        priority = vk.array("float", [1.0])  # of RADV's first queue family, which can do everything
+        queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority)
+        create = vk.struct(
+            "VkDeviceCreateInfo",
+            pNext=feature,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queue,
+            enabledExtensionCount=1,
+            ppEnabledExtensionNames=vk.array("char*", [vk.ffi.new("char[]", _EXTENSION.encode())]),
+        )
+        device = vk.ffi.new("VkDevice*")
+        vk.check(vk.lib.vkCreateDevice(physical, create, vk.ffi.NULL, device), f"a device with {_EXTENSION}")
+    except ZincAttnError as e:
+        sys.exit(str(e))
+    try:
+        answer: dict[str, Any] = {"made": [_compile(vk, device[0], *job) for job in order["jobs"]]}
     except (OSError, ZincAttnError) as e:
-        print(json.dumps({"refused": str(e)}))
-    else:
-        print(json.dumps({"made": made}))
+        answer = {"refused": str(e)}
+    print(json.dumps(answer))
 
 
 def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int]) -> dict[str, Any]:
-    """One pipeline without a required subgroup size, as Kompute makes it. Nothing is freed: the child ends soon."""
+    """One pipeline, without a required subgroup size, as Kompute makes it. The child ends soon: nothing is freed."""
     ffi, lib = vk.ffi, vk.lib
 
     def make(kind: str, info: Any) -> Any:
@@ -398,7 +408,10 @@ def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Seque
     each = {"descriptorType": 7, "descriptorCount": 1, "stageFlags": 0x20}  # storage buffer, compute
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
-    sets = make("DescriptorSetLayout", vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=bindings, pBindings=table))
+    sets = make(
+        "DescriptorSetLayout",
+        vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=bindings, pBindings=table),
+    )
     sets = vk.array("VkDescriptorSetLayout", [sets])
     layout = make("PipelineLayout", vk.struct("VkPipelineLayoutCreateInfo", setLayoutCount=1, pSetLayouts=sets))
     code = Path(path).read_bytes()
@@ -414,7 +427,11 @@ def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Seque
     )
     main_name = ffi.new("char[]", b"main")
     stage = vk.struct(
-        "VkPipelineShaderStageCreateInfo", stage=0x20, module=module, pName=main_name, pSpecializationInfo=special
+        "VkPipelineShaderStageCreateInfo",
+        stage=0x20,
+        module=module,
+        pName=main_name,
+        pSpecializationInfo=special,
     )
     create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
     pipeline = ffi.new("VkPipeline*")
@@ -431,26 +448,41 @@ def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Seque
     return {"wave": int(stages[0].subgroupSize), "statistics": statistics, "isa": vk.text(isa)}
 
 
-# --- command line --------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------
 _COLUMNS: Final = (
-    "kernel dim heads wave VGPR SGPR spill LDS code instr VALU VOPD VMEM SMEM latency sub/SIMD waves wavesLDS QK PV issue/key"
+    "kernel dim heads wave VGPR SGPR spill LDS code instr VALU VOPD VMEM SMEM latency sub/SIMD waves wavesLDS "
+    "QK PV issue/key"
 )
 
 
 def table(reports: Sequence[VariantReport]) -> str:
-    """Plain text. sub/SIMD: RADV's figure for 1024 registers; waves: of the chip's 1536; wavesLDS: by its LDS.
-    QK, PV, issue/key: issue cycles per key and KV head."""
+    """Plain text, one line per variant.
+
+    sub/SIMD: RADV's figure, for 1024 registers; waves: for the chip's 1536; wavesLDS: by its LDS. QK, PV and
+    issue/key: issue cycles per key and KV head.
+    """
     rows = [_COLUMNS.split()]
     for r in reports:
         s = r.statistics
-        cells: list[Any] = [r.spec.kernel, r.spec.head_dim, r.spec.heads, r.wave, r.vgprs, r.sgprs, r.spills, r.lds_bytes]
+        cells: list[Any] = [
+            r.spec.kernel,
+            r.spec.head_dim,
+            r.spec.heads,
+            r.wave,
+            r.vgprs,
+            r.sgprs,
+            r.spills,
+            r.lds_bytes,
+        ]
         cells += [s.get(k, "-") for k in ("Code size", "Instructions", "VALU", "VOPD", "VMEM", "SMEM", "Latency")]
         cells += [s.get("Subgroups per SIMD", "-"), r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]
         issue = [None if x is None else x.total * r.spec.chunks for x in (r.qk, r.pv)]
         cells += ["-" if x is None else f"{x:.0f}" for x in (*issue, r.issue_per_key)]
         rows.append([str(c) for c in cells])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))) for r in rows)
+    lines = (
+        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))) for r in rows
+    )
     return "\n".join(lines)
 
 
@@ -477,4 +509,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_work() if sys.argv[1:] == ["--worker"] else main())
+    if sys.argv[1:] == ["--worker"]:
+        _work()
+    else:
+        sys.exit(main())

@@ -14,7 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import ArgumentError, ClosedError, DeviceMemoryError, ForkedProcessError, LimitError
 from .kernels import KernelDecl
+from .shapes import check_int
 
 Words = NDArray[np.uint32]
 
@@ -116,7 +118,60 @@ class Runtime(Protocol):
         """Submit, and wait until it has finished."""
 
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
-        """(begin, end) seconds on the device's clock of every step of the last run; recorded with timestamps."""
+        """(begin, end) seconds of every step of the last run, from one arbitrary zero; recorded with timestamps."""
+
+    def empty_submit(self) -> None:
+        """Submit nothing and wait: the floor of a call's host time."""
 
     def close(self) -> None:
         """Destroy everything made by this runtime. Later calls raise ClosedError."""
+
+
+# --- refusals that both dispatchers make -------------------------------------------------------------------
+
+
+def check_nbytes(nbytes: int, info: DeviceInfo, limit: int) -> int:
+    """``nbytes`` if one buffer can have that size: a positive multiple of 4 up to ``limit``."""
+    nbytes = check_int("nbytes", nbytes, 1)
+    if nbytes % 4:
+        raise ArgumentError(f"nbytes: got {nbytes}, expected a multiple of 4")
+    if nbytes > limit:
+        raise LimitError(
+            f"buffer: {nbytes:,} bytes are needed, {info.name} takes at most {limit:,} in one storage buffer; "
+            "use a shorter context or a smaller dtype"
+        )
+    return nbytes
+
+
+def check_step(at: int, step: Dispatch, info: DeviceInfo) -> None:
+    """Refuse a step whose buffers are not the kernel's bindings, or whose grid the device does not take."""
+    decl = step.kernel.decl
+    if len(step.buffers) != len(decl.bindings):
+        raise ArgumentError(
+            f"steps[{at}].buffers: got {len(step.buffers)}, expected the {len(decl.bindings)} of kernel {decl.name}: "
+            f"{', '.join(b.name for b in decl.bindings)}"
+        )
+    for axis, count, most in zip("xyz", step.groups, info.max_workgroups, strict=True):
+        if check_int(f"steps[{at}].groups {axis}", count, 1) > most:
+            raise LimitError(
+                f"steps[{at}].groups: kernel {decl.name} needs {step.groups}, {info.name} takes at most "
+                f"{info.max_workgroups}; use fewer splits or rows"
+            )
+
+
+def no_room(nbytes: int, free: int, info: DeviceInfo) -> DeviceMemoryError:
+    """The error of an allocation that does not fit."""
+    return DeviceMemoryError(
+        f"buffer: {nbytes:,} bytes are needed, {info.name} has {free:,} free; close other buffers or programs, or ask "
+        "for less"
+    )
+
+
+def after_close(info: DeviceInfo) -> ClosedError:
+    """The error of a call on a closed device."""
+    return ClosedError(f"{info.name}: used after close(); open it again with Device.open()")
+
+
+def after_fork(info: DeviceInfo) -> ForkedProcessError:
+    """The error of a call in a process that did not open the device."""
+    return ForkedProcessError(f"{info.name}: opened before fork(); open a Device in the child process")

@@ -1,8 +1,8 @@
-"""Decode attention measured over context lengths and layouts: verify every point against the oracle, then time it.
+"""Decode attention over context lengths and layouts: verify every point against the oracle, then time it.
 
-A point is one context under one layout: one query row, one layer, K and V resident. Its output is filled with NaN,
-computed, and compared bit for bit with ``reference.emulate``; only then is it timed, the layouts of a context in
-turns, so that their ratios come from the same seconds. A point with a wrong bit has no time.
+A point is one context under one layout: one query row, one layer, K and V resident. Its output is filled
+with NaN, computed, and compared bit for bit with ``reference.emulate``; only then is it timed, the layouts of
+a context in turns, so that their ratios come from the same seconds. A point with a wrong bit has no time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATENCY_MODE: Final = "submit and wait, host clock, warm"
 WARM_UP_RUNS: Final = 3
 FEWEST_REPEATS, MOST_REPEATS, BUDGET_S = 5, 50, 3.0  # timed runs of a point where --repeats is not given
 ORACLE_PRODUCTS: Final = 1 << 30  # context * q_heads * head_dim up to which the oracle computes every head
-_NUMPY: Final = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+_NUMPY: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 _SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
 
 
@@ -48,7 +48,7 @@ _SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
 
 @dataclass(frozen=True)
 class Layout:
-    """A rule that gives a plan for any context: the planner's ("auto"), a number of splits, or a split size."""
+    """What gives a plan for any context: the planner's rule ("auto"), a number of splits, or a split size."""
 
     label: str
     num_splits: int | None = None
@@ -62,8 +62,14 @@ class Layout:
         if word == "auto":
             return cls(word)
         if not size.isdecimal() or int(size) < 1 or kind not in ("", "size") or word.startswith(":"):
-            raise ArgumentError(f"splits: got {text!r}, expected auto, a number of splits (8) or size:KEYS (size:2048)")
-        return cls(f"size:{int(size)}", split_size=int(size)) if kind else cls(str(int(size)), num_splits=int(size))
+            raise ArgumentError(
+                f"splits: got {text!r}, expected auto, a number of splits (8) or size:KEYS (size:2048)"
+            )
+        return (
+            cls(f"size:{int(size)}", split_size=int(size))
+            if kind
+            else cls(str(int(size)), num_splits=int(size))
+        )
 
     def plan(self, context: int, shape: AttnShape, compute_units: int, dtype: str, kind: str) -> SplitPlan:
         """The plan of one decode row; only "auto" looks at the device's facts."""
@@ -85,7 +91,9 @@ def parse_contexts(text: str) -> list[int]:
         factor = _SUFFIXES.get(digits[-1:], 1)
         digits = digits[:-1] if factor > 1 else digits
         if not digits.isdecimal():
-            raise ArgumentError(f"contexts: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
+            raise ArgumentError(
+                f"contexts: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)"
+            )
         found.append(check_int("contexts", int(digits) * factor, 1, MAX_CONTEXT))
     return list(dict.fromkeys(found))
 
@@ -115,7 +123,9 @@ class Inputs:
     @classmethod
     def normal(cls, shape: AttnShape, tokens: int, dtype: str, seed: int = 0) -> Inputs:
         """Standard normal values: scores of standard deviation 1. Fewer tokens give a prefix of more."""
-        q = np.random.default_rng([seed, 0]).standard_normal((shape.q_heads, shape.head_dim), dtype=np.float32)
+        q = np.random.default_rng([seed, 0]).standard_normal(
+            (shape.q_heads, shape.head_dim), dtype=np.float32
+        )
         k, v = (_normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, i]) for i in (1, 2))
         return cls(q, k, v, f"normal, seed {seed}")
 
@@ -130,7 +140,9 @@ class Inputs:
                 q, k, v = (file[name] for name in "qkv")
             q, k, v, shape = check_arrays(q, k, v)
             if len(q) != 1 or not len(k):
-                raise ShapeError(f"q, k: got {len(q)} query rows and {len(k)} tokens, expected 1 row and 1 token or more")
+                raise ShapeError(
+                    f"q, k: got {len(q)} query rows and {len(k)} tokens, expected 1 row and 1 token or more"
+                )
             q, q_max = checked_values("q", q.astype(np.float32))
             k, k_max = checked_values("k", k)
             v, _ = checked_values("v", v)
@@ -138,7 +150,9 @@ class Inputs:
         except ArgumentError as error:
             raise type(error)(f"{path}: {error}") from error
         except OSError as error:
-            raise ArgumentError(f"{path}: {error.strerror or error}, expected an .npz file with q, k and v") from error
+            raise ArgumentError(
+                f"{path}: {error.strerror or error}, expected an .npz file with q, k and v"
+            ) from error
         except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ArgumentError(f"{path}: not an .npz file with arrays q, k and v ({error})") from error
         return cls(q[0], k, v, str(path))
@@ -149,7 +163,8 @@ class Inputs:
 
 
 def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray[Any]:
-    rng, made = np.random.default_rng(seed), np.empty(shape, _NUMPY[dtype])
+    rng = np.random.default_rng(seed)
+    made: NDArray[Any] = np.empty(shape, _NUMPY[dtype])
     rows = max(1, (1 << 22) // (shape[1] * shape[2]))
     for first in range(0, shape[0], rows):
         block = made[first : first + rows]
@@ -164,9 +179,9 @@ def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray
 class SweepRow:
     """One point. Times are of one layer's attention of one query row; None where there is none.
 
-    status: "ok", "failed" (a wrong bit; ``error`` names the first) or "refused" (``error`` says what has no room).
-    verified: "bits": out and lse of all heads equal the oracle's; "bits (sampled heads)": those of one KV head do,
-    and all heads equal those of the context's first layout.
+    status: "ok", "failed" (a wrong bit; ``error`` names the first), "refused" (no room; ``error`` says why).
+    verified: "bits": out and lse of all heads are the oracle's; "bits (sampled heads)": those of one KV head
+    are, and all heads are those of the context's first layout.
     """
 
     model: str
@@ -232,9 +247,9 @@ def sweep(
     layers: int,
     contexts: Sequence[int],
     splits: Sequence[Layout],
+    *,
     dtype: str = "f16",
     repeats: int | None = None,
-    *,
     weights_ms: float | None = None,
     seed: int = 0,
     kv: Inputs | None = None,
@@ -245,15 +260,17 @@ def sweep(
 ) -> list[SweepRow]:
     """Verify and time one query row at every context under every layout.
 
-    contexts: keys; repeats: timed runs per point (None: 5 to 50 within 3 s); weights_ms: the rest of a decode step;
-    kv: use these values, of this shape and dtype, in place of seeded normal ones; oracle_products: context * q_heads
-    * head_dim up to which every head is compared with the oracle, above it one KV head's. on_row sees each row when
-    it is ready. A context or layout that the device has no room for gives a row with status "refused".
+    contexts: keys; repeats: timed runs per point (None: 5 to 50 within 3 s); weights_ms: the rest of a step;
+    kv: values of this shape and dtype, in place of seeded normal ones; oracle_products: context * q_heads *
+    head_dim up to which every head is compared with the oracle, above it those of one KV head. on_row sees
+    each row when it is ready. What the device has no room for gives a row with status "refused".
     """
     if kv is not None and (kv.shape != shape or kv.dtype != dtype):
         raise ArgumentError(f"kv: got {kv.shape} {kv.dtype}, expected {shape} {dtype}")
     if kv is not None and max(contexts) > len(kv.k):
-        raise ArgumentError(f"contexts: got {max(contexts)}, expected at most {len(kv.k)}, the tokens in {kv.source}")
+        raise ArgumentError(
+            f"contexts: got {max(contexts)}, expected at most {len(kv.k)}, the tokens in {kv.source}"
+        )
     if repeats is not None:
         check_int("repeats", repeats, 1)
     check_int("layers", layers, 1)
@@ -274,8 +291,29 @@ def sweep(
         points = []
         for layout in splits:
             plan = layout.plan(context, shape, info.compute_units, dtype, info.kind)
-            row = _row(model, device, layers, dtype, layout, plan, kv.source if kv else f"normal, seed {seed}")
-            points.append((_Point(replace(row, weights_ms=weights_ms)), plan))
+            row = SweepRow(
+                model=model,
+                device=info.name,
+                device_kind=info.kind,
+                driver=info.driver,
+                runtime=device.runtime.name,
+                compute_units=info.compute_units,
+                **asdict(shape),
+                dtype=dtype,
+                layers=layers,
+                data=kv.source if kv else f"normal, seed {seed}",
+                context=context,
+                layout=layout.label,
+                plan=plan.fingerprint(),
+                num_splits=plan.num_splits,
+                unit_keys=plan.unit_keys,
+                build=plan.build,
+                passes=plan.passes,
+                workgroups=plan.workgroups,
+                scratch_bytes=plan.scratch_bytes,
+                weights_ms=weights_ms,
+            )
+            points.append((_Point(row), plan))
         with ExitStack() as stack:
             try:
                 _check_room(info, context, shape, dtype)
@@ -313,40 +351,13 @@ def sweep(
     return rows
 
 
-def _row(
-    model: str, device: Device, layers: int, dtype: str, layout: Layout, plan: SplitPlan, source: str
-) -> SweepRow:
-    info = device.info
-    return SweepRow(
-        model=model,
-        device=info.name,
-        device_kind=info.kind,
-        driver=info.driver,
-        runtime=device.runtime.name,
-        compute_units=info.compute_units,
-        **asdict(plan.shape),
-        dtype=dtype,
-        layers=layers,
-        data=source,
-        context=plan.context_len,
-        layout=layout.label,
-        plan=plan.fingerprint(),
-        num_splits=plan.num_splits,
-        unit_keys=plan.unit_keys,
-        build=plan.build,
-        passes=plan.passes,
-        workgroups=plan.workgroups,
-        scratch_bytes=plan.scratch_bytes,
-    )
-
-
 def _check_room(info: DeviceInfo, context: int, shape: AttnShape, dtype: str) -> None:
     """Refuse what cannot fit before gigabytes of data are made for it; the runtime checks again."""
     nbytes = tiles(context) * LEAF * shape.kv_bytes_per_token(dtype) // 2
     if nbytes > info.max_buffer_bytes:
         raise LimitError(
-            f"K of {nbytes:,} bytes: {info.name} takes at most {info.max_buffer_bytes:,} bytes in one storage buffer; "
-            "use a shorter context or a smaller dtype"
+            f"K of {nbytes:,} bytes: {info.name} takes at most {info.max_buffer_bytes:,} bytes in one "
+            "storage buffer; use a shorter context or a smaller dtype"
         )
 
 
@@ -356,7 +367,7 @@ def _refuse(points: Iterable[_Point], error: BaseException) -> None:
 
 
 def _oracle(data: Inputs, shape: AttnShape, products: int) -> _Expected:
-    """All heads, or the last KV head's where that would take long: at its end of the buffers offsets are largest."""
+    """All heads, or where that would take long the last KV head's, whose buffer offsets are largest."""
     if len(data.k) * shape.q_heads * shape.head_dim <= products or shape.kv_heads == 1:
         return _Expected(0, *reference.emulate(data.q, data.k, data.v), "bits")
     first = shape.q_heads - shape.group
@@ -390,7 +401,7 @@ def _judge(point: _Point, error: str | None, verified: str | None) -> None:
 
 
 def difference(name: str, got: F32, want: F32, first: int = 0) -> str | None:
-    """What differs in the bits of two arrays whose axis 0 counts heads from ``first``; None where nothing does."""
+    """Which bits of two arrays differ, None where none do; axis 0 counts heads from ``first``."""
     a, b = np.ascontiguousarray(got).view(np.uint32), np.ascontiguousarray(want).view(np.uint32)
     where = np.argwhere(a != b)
     if not len(where):
@@ -468,7 +479,7 @@ def to_csv(rows: Iterable[SweepRow]) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write to a temporary name in the same folder, then rename. ArgumentError where the folder takes no files."""
+    """Write to a temporary name beside it, then rename. ArgumentError where the folder takes no files."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -478,7 +489,9 @@ def write_file(path: Path, data: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}; choose another folder with --out") from error
+        raise ArgumentError(
+            f"cannot write {path}: {error.strerror}; choose another folder with --out"
+        ) from error
     finally:
         if temporary is not None:
             with suppress(OSError):  # gone where the rename succeeded

@@ -27,10 +27,8 @@ from .errors import (
     ArgumentError,
     ClosedError,
     DeviceLostError,
-    DeviceMemoryError,
     DeviceNotFoundError,
     DTypeError,
-    ForkedProcessError,
     KernelError,
     LimitError,
     NoVulkanError,
@@ -38,7 +36,7 @@ from .errors import (
 )
 from .kernels import KernelDecl
 from .probe import API_1_1, API_1_3, Heap, device_info, load
-from .runtime import DeviceInfo, Dispatch, Use, Words
+from .runtime import DeviceInfo, Dispatch, Use, Words, after_close, after_fork, check_nbytes, check_step, no_room
 from .shapes import WAVE, check_int
 
 P = ParamSpec("P")
@@ -77,13 +75,10 @@ def _entered(
     @functools.wraps(method)
     def entered(self: VulkanRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                f"the Vulkan runtime on {self._info.name} was made in process {self._pid}, this is process "
-                f"{os.getpid()}: open a Device in the child"
-            )
+            raise after_fork(self._info)
         with self._lock:
             if self._closed:
-                raise ClosedError(f"the Vulkan runtime on {self._info.name} was closed")
+                raise after_close(self._info)
             if self._lost:
                 raise DeviceLostError(f"{self._info.name} was lost earlier; open a new Device")
             if self._in_flight:
@@ -213,6 +208,7 @@ class VulkanRuntime:
 
     def _open(self) -> None:
         vk, ffi, lib, null = self._vk, self._ffi, self._lib, self._null
+        vk.keep_drivers_loaded()
         instance, api = vk.create_instance()
         self._own.append(functools.partial(lib.vkDestroyInstance, instance, null))
         found = vk.physical_devices(instance)
@@ -221,13 +217,12 @@ class VulkanRuntime:
             raise DeviceNotFoundError(f"device {at}: {self._info.name} is not there any more; list again")
         self._physical = physical = found[at]
         props, sizes, wave = vk.properties(
-            physical, "VkPhysicalDeviceMaintenance3Properties",
-            "VkPhysicalDeviceSubgroupSizeControlProperties"
+            physical,
+            "VkPhysicalDeviceMaintenance3Properties",
+            "VkPhysicalDeviceSubgroupSizeControlProperties",
         )
         if props.apiVersion < API_1_1:
-            raise NoVulkanError(
-                f"{self._info.name} offers Vulkan 1.0, this package needs 1.1: update its driver"
-            )
+            raise NoVulkanError(f"{self._info.name} offers Vulkan 1.0, this package needs 1.1: update its driver")
         self._max_allocation = int(sizes.maxMemoryAllocationSize)
         self._max_bindings = int(props.limits.maxPerStageDescriptorStorageBuffers)
         family, self._timestamp_bits = vk.compute_family(physical)
@@ -251,13 +246,19 @@ class VulkanRuntime:
             and wave.requiredSubgroupSizeStages & _COMPUTE_STAGE
         )
         queues = vk.struct(
-            "VkDeviceQueueCreateInfo", queueFamilyIndex=family, queueCount=1,
-            pQueuePriorities=vk.array("float", [1.0])
+            "VkDeviceQueueCreateInfo",
+            queueFamilyIndex=family,
+            queueCount=1,
+            pQueuePriorities=vk.array("float", [1.0]),
         )
         device = ffi.new("VkDevice*")
         create = vk.struct(
-            "VkDeviceCreateInfo", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queues,
-            enabledExtensionCount=len(enable), ppEnabledExtensionNames=vk.array("char*", enable)
+            "VkDeviceCreateInfo",
+            pNext=features,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queues,
+            enabledExtensionCount=len(enable),
+            ppEnabledExtensionNames=vk.array("char*", enable),
         )
         self._check(lib.vkCreateDevice(physical, create, null, device), "vkCreateDevice")
         self._device = device[0]
@@ -334,14 +335,7 @@ class VulkanRuntime:
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
         may hold, DeviceMemoryError where the memory budget or the driver has no room."""
-        nbytes = check_int("nbytes", nbytes, 1)
-        if nbytes % 4:
-            raise ArgumentError(f"nbytes: got {nbytes}, expected a multiple of 4")
-        limit = min(self._info.max_buffer_bytes, self._max_allocation)
-        if nbytes > limit:
-            raise LimitError(
-                f"nbytes: got {nbytes}, but a buffer of {self._info.name} has at most {limit} bytes"
-            )
+        nbytes = check_nbytes(nbytes, self._info, min(self._info.max_buffer_bytes, self._max_allocation))
         made = VulkanBuffer(self, nbytes, use)
         with self._making(made) as undo:
             usage = _STORAGE | (_TRANSFER_DST if use is Use.DATA else 0)
@@ -377,10 +371,7 @@ class VulkanRuntime:
             result = lib.vkMapMemory(self._device, memory[0], 0, _WHOLE_SIZE, 0, mapped)
             self._check(result, f"vkMapMemory of {nbytes} bytes")
             return handle, np.frombuffer(ffi.buffer(mapped[0], nbytes), np.uint32)
-        raise DeviceMemoryError(
-            f"{self._info.name} has no room for {nbytes} bytes: {most_free} bytes are free for this use; "
-            "close other buffers or programs, or ask for less"
-        )
+        raise no_room(nbytes, most_free, self._info)
 
     def _memory_types(
         self, bits: int, wishes: Sequence[tuple[int, bool]], heaps: list[Heap]
@@ -411,9 +402,7 @@ class VulkanRuntime:
         if target._use is Use.SCRATCH:
             raise ArgumentError("buffer: got a scratch buffer, which the host cannot write")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
-            raise DTypeError(
-                f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words"
-            )
+            raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
         count, size = data.size, target._nbytes // 4
         if data.ndim != 1 or offset < 0 or offset + count > size:
             room = f"expected (n,) within a buffer of {size} words"
@@ -496,23 +485,27 @@ class VulkanRuntime:
         )
         layouts = self._layout(len(decl.bindings))
         entries = [
-            vk.struct("VkSpecializationMapEntry", constantID=i, offset=4 * i, size=4)
-            for i in range(len(values))
+            vk.struct("VkSpecializationMapEntry", constantID=i, offset=4 * i, size=4) for i in range(len(values))
         ]
         constants = vk.struct(
-            "VkSpecializationInfo", mapEntryCount=len(values),
-            pMapEntries=vk.array("VkSpecializationMapEntry", entries), dataSize=4 * len(values),
-            pData=vk.array("uint32_t", values)
+            "VkSpecializationInfo",
+            mapEntryCount=len(values),
+            pMapEntries=vk.array("VkSpecializationMapEntry", entries),
+            dataSize=4 * len(values),
+            pData=vk.array("uint32_t", values),
         )
         full, chain = 0, self._null
         if self._wave32 and _local_size_x(words) % WAVE == 0:
             full = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
-            chain = vk.struct(
-                "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE
-            )
+            chain = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
         stage = vk.struct(
-            "VkPipelineShaderStageCreateInfo", pNext=chain, flags=full, stage=_COMPUTE_STAGE, module=module,
-            pName=ffi.new("char[]", b"main"), pSpecializationInfo=constants
+            "VkPipelineShaderStageCreateInfo",
+            pNext=chain,
+            flags=full,
+            stage=_COMPUTE_STAGE,
+            module=module,
+            pName=ffi.new("char[]", b"main"),
+            pSpecializationInfo=constants,
         )
         create = vk.struct("VkComputePipelineCreateInfo", stage=stage[0], layout=layouts[1])
         made = ffi.new("VkPipeline*")
@@ -637,18 +630,8 @@ class VulkanRuntime:
         kernel = step.kernel
         if not isinstance(kernel, VulkanKernel) or kernel.owner is not self._token:
             raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
+        check_step(i, step, self._info)
         names = [b.name for b in kernel.decl.bindings]
-        if len(step.buffers) != len(names):
-            raise ArgumentError(
-                f"steps[{i}].buffers: got {len(step.buffers)} buffers, kernel {kernel.decl.name} takes "
-                f"{len(names)}: {', '.join(names)}"
-            )
-        for axis, count, most in zip("xyz", step.groups, self._info.max_workgroups, strict=True):
-            if check_int(f"steps[{i}].groups {axis}", count, 1) > most:
-                raise LimitError(
-                    f"steps[{i}].groups: got {step.groups}, but {self._info.name} takes at most "
-                    f"{self._info.max_workgroups}"
-                )
         what = f"steps[{i}].buffers"
         return kernel, [self._buffer(b, f"{what} {n}") for b, n in zip(step.buffers, names, strict=True)]
 
@@ -665,16 +648,17 @@ class VulkanRuntime:
             "VkDescriptorSetAllocateInfo", descriptorPool=pool, descriptorSetCount=count, pSetLayouts=layouts
         )
         sets = self._ffi.new("VkDescriptorSet[]", count)
-        self._check(
-            self._lib.vkAllocateDescriptorSets(self._device, request, sets), "vkAllocateDescriptorSets"
-        )
+        self._check(self._lib.vkAllocateDescriptorSets(self._device, request, sets), "vkAllocateDescriptorSets")
         writes = []
         for i, (_, buffers) in enumerate(bound):
             parts = [vk.struct("VkDescriptorBufferInfo", buffer=b._handle, range=b._nbytes) for b in buffers]
             if parts:  # one write fills consecutive bindings
                 write = vk.struct(
-                    "VkWriteDescriptorSet", dstSet=sets[i], descriptorCount=len(parts),
-                    descriptorType=_STORAGE_DESCRIPTOR, pBufferInfo=vk.array("VkDescriptorBufferInfo", parts)
+                    "VkWriteDescriptorSet",
+                    dstSet=sets[i],
+                    descriptorCount=len(parts),
+                    descriptorType=_STORAGE_DESCRIPTOR,
+                    pBufferInfo=vk.array("VkDescriptorBufferInfo", parts),
                 )
                 writes.append(write)
         table = vk.array("VkWriteDescriptorSet", writes)

@@ -7,11 +7,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from support import DRIVERS, RUNTIMES
 
 import zinc_attn as za
 from zinc_attn import probe
-
-RUNTIMES = ("kompute", "vulkan")
 
 
 def _swiftshader_reason() -> str | None:
@@ -43,7 +42,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
         yield opened
 
 
-@pytest.fixture(scope="session", params=[(d, r) for d in ("default", "swiftshader") for r in RUNTIMES], ids="-".join)
+@pytest.fixture(scope="session", params=DRIVERS, ids="-".join)
 def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
     """Every driver on every dispatcher."""
     with open_device(*request.param) as opened:

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 # results of these may differ between drivers, or fuse what must not be fused
 FORBIDDEN = re.compile(
     r"OpFDiv|OpFRem|OpFMod|OpDot|OpMatrixTimes|OpVectorTimesMatrix|"
-    r"OpExtInst %\w+ %\w+ (Exp|Exp2|Log|Log2|Pow|Sqrt|InverseSqrt|Fma|Tanh|Sin|Cos|Ldexp|Length|Normalize|FMix|SmoothStep)\b"
+    r"OpExtInst %\w+ %\w+ "
+    r"(Exp|Exp2|Log|Log2|Pow|Sqrt|InverseSqrt|Fma|Tanh|Sin|Cos|Ldexp|Length|Normalize|FMix|SmoothStep)\b"
 )
 
 

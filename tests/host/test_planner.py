@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -18,13 +19,30 @@ SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/6
 @pytest.mark.parametrize("kind", ("gpu", "cpu"))
 def test_rule_is_monotone_and_capped(shape, units, kind):
     previous = 0
-    for context in (0, 1, 64, 128, 129, 500, 1000, 4096, 8192, 16384, 40000, 65535, 65536, 70000, 131072, 262144):
+    for context in (
+        0,
+        1,
+        64,
+        128,
+        129,
+        500,
+        1000,
+        4096,
+        8192,
+        16384,
+        40000,
+        65535,
+        65536,
+        70000,
+        131072,
+        262144,
+    ):
         plan = plan_splits(context, shape, units, kind=kind)
         assert plan.num_splits >= previous
         previous = plan.num_splits
         ranges = plan.leaf_ranges()
         assert ranges[0][0] == 0 and ranges[-1][1] == -(-context // 64)
-        assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(ranges))
         sizes = [b - a for a, b in ranges]
         if context:
             assert min(sizes) >= 1, "no split under a leaf of 64 keys"
@@ -90,7 +108,7 @@ def test_round_trip_and_fingerprint():
     prints = {plan_splits(n, QWEN, 64).fingerprint() for n in range(1000, 1010)}
     assert len(prints) == 10
     assert plan_splits(131072, QWEN, 64).fingerprint() == (
-        "FINGERPRINT"
+        "d867568d434223399adf9489b059ef8713e354d977c9d9098ae09bcf14110a17"
     )
 
 
@@ -118,16 +136,31 @@ def test_from_dict_refuses(change, message):
     [
         (lambda: plan_splits(-1, QWEN), "context_len: got -1, expected an int from 0 to 16777216"),
         (lambda: plan_splits(10.5, QWEN), "context_len: got 10.5, expected an int"),
-        (lambda: plan_splits(10, QWEN, compute_units=0), "compute_units: got 0, expected an int of at least 1"),
+        (
+            lambda: plan_splits(10, QWEN, compute_units=0),
+            "compute_units: got 0, expected an int of at least 1",
+        ),
         (lambda: plan_splits(10, QWEN, dtype="f8"), "dtype: got 'f8', expected one of f32, f16"),
-        (lambda: SplitPlan.fixed(10, QWEN), "num_splits, split_size: got None, None, expected exactly one of the two"),
-        (lambda: SplitPlan.fixed(10, QWEN, num_splits=0), "num_splits: got 0, expected an int from 1 to 16777216"),
+        (
+            lambda: SplitPlan.fixed(10, QWEN),
+            "num_splits, split_size: got None, None, expected exactly one of the two",
+        ),
+        (
+            lambda: SplitPlan.fixed(10, QWEN, num_splits=0),
+            "num_splits: got 0, expected an int from 1 to 16777216",
+        ),
         (lambda: SplitPlan.fixed(10, QWEN, split_size=0), "split_size: got 0, expected an int of at least 1"),
-        (lambda: AttnShape(16, 2, 100), "head_dim: got 100, expected one of 64, 80, 96, 112, 128, 192, 256, 512"),
+        (
+            lambda: AttnShape(16, 2, 100),
+            "head_dim: got 100, expected one of 64, 80, 96, 112, 128, 192, 256, 512",
+        ),
         (lambda: AttnShape(16, 3, 64), "q_heads: got 16, expected a multiple of kv_heads = 3"),
         (lambda: AttnShape(34, 2, 64), "q_heads / kv_heads: got 34/2 = 17, expected at most 16"),
         (lambda: AttnShape(0, 2, 64), "AttnShape.q_heads: got 0, expected an int of at least 1"),
-        (lambda: AttnShape.parse("16x2"), "shape: got '16x2', expected q_heads/kv_heads/head_dim, for example 16/2/256"),
+        (
+            lambda: AttnShape.parse("16x2"),
+            "shape: got '16x2', expected q_heads/kv_heads/head_dim, for example 16/2/256",
+        ),
     ],
 )
 def test_refusals(call, message):
@@ -144,11 +177,14 @@ def test_planner_needs_numpy_and_shapes_alone():
         "import sys, types, importlib, pathlib; p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]];"
         "sys.modules['zinc_attn'] = p;"
         "[importlib.import_module('zinc_attn.' + n) for n in ('planner', 'state', 'reference')];"
-        "print(sorted(m for m in sys.modules if m.startswith('zinc_attn.')), 'vulkan' in sys.modules, 'kp' in sys.modules)"
+        "print(sorted(m for m in sys.modules if m.startswith('zinc_attn.')), "
+        "'vulkan' in sys.modules, 'kp' in sys.modules)"
     )
     import zinc_attn
 
-    done = subprocess.run([sys.executable, "-c", code, zinc_attn.__path__[0]], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, zinc_attn.__path__[0]], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == (
         "['zinc_attn.errors', 'zinc_attn.planner', 'zinc_attn.reference', 'zinc_attn.shapes', 'zinc_attn.state'] "
         "False False"

@@ -36,7 +36,10 @@ def test_empty_states_change_nothing(rng):
     _, ((va, sa), _) = split_states(rng, 2)
     va, sa = va.astype(np.float32), sa.astype(np.float32)
     zero, minus = np.zeros_like(va), np.full_like(sa, -np.inf)
-    for v, s in (za.merge_state(va[None], sa[None], zero[None], minus[None]), za.merge_state(zero[None], minus[None], va[None], sa[None])):
+    for v, s in (
+        za.merge_state(va[None], sa[None], zero[None], minus[None]),
+        za.merge_state(zero[None], minus[None], va[None], sa[None]),
+    ):
         assert np.array_equal(v[0], va) and np.allclose(s[0], sa, rtol=1e-7)
     v, s = za.merge_state(zero[None], minus[None], zero[None], minus[None])
     assert not v.any() and np.all(np.isneginf(s))
@@ -51,11 +54,31 @@ def test_extreme_lse_do_not_overflow():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: za.merge_states(np.zeros((1, 2, 3)), np.zeros((1, 2, 3))), ShapeError, "v: got shape (1, 2, 3), expected (seq, n, heads, head_dim)"),
-        (lambda: za.merge_states(np.zeros((1, 2, 3, 4)), np.zeros((1, 2, 4))), ShapeError, "s: got shape (1, 2, 4), expected v's first three axes (1, 2, 3)"),
-        (lambda: za.merge_states(np.zeros((1, 0, 3, 4)), np.zeros((1, 0, 3))), ShapeError, "v: got shape (1, 0, 3, 4), expected at least one state (axis n)"),
-        (lambda: za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3))), DTypeError, "v: got dtype int64, expected float16, float32 or float64"),
-        (lambda: za.merge_state(np.zeros((1, 2, 8)), np.zeros((1, 2)), np.zeros((1, 3, 8)), np.zeros((1, 2))), ShapeError, "v_b: got shape (1, 3, 8), expected v_a's (1, 2, 8)"),
+        (
+            lambda: za.merge_states(np.zeros((1, 2, 3)), np.zeros((1, 2, 3))),
+            ShapeError,
+            "v: got shape (1, 2, 3), expected (seq, n, heads, head_dim)",
+        ),
+        (
+            lambda: za.merge_states(np.zeros((1, 2, 3, 4)), np.zeros((1, 2, 4))),
+            ShapeError,
+            "s: got shape (1, 2, 4), expected v's first three axes (1, 2, 3)",
+        ),
+        (
+            lambda: za.merge_states(np.zeros((1, 0, 3, 4)), np.zeros((1, 0, 3))),
+            ShapeError,
+            "v: got shape (1, 0, 3, 4), expected at least one state (axis n)",
+        ),
+        (
+            lambda: za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3))),
+            DTypeError,
+            "v: got dtype int64, expected float16, float32 or float64",
+        ),
+        (
+            lambda: za.merge_state(np.zeros((1, 2, 8)), np.zeros((1, 2)), np.zeros((1, 3, 8)), np.zeros((1, 2))),
+            ShapeError,
+            "v_b: got shape (1, 3, 8), expected v_a's (1, 2, 8)",
+        ),
     ],
 )
 def test_refusals(call, error, message):

@@ -1,0 +1,45 @@
+"""Build hook: the wheel and the source distribution carry the compiled shaders (zinc_attn/spirv/)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class SpirvBuildHook(BuildHookInterface):
+    """Compiles the shaders where they are missing or stale and a compiler is there."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":  # the set-up runs scripts/build_shaders.py in the working copy, afterwards
+            return
+        root = Path(self.root)
+        if is_fresh(root):
+            return
+        if shutil.which("glslangValidator"):
+            subprocess.run([sys.executable, root / "scripts" / "build_shaders.py"], cwd=root, check=True)
+        elif (root / "zinc_attn" / "spirv" / "build.json").exists():
+            self.app.display_warning(
+                "zinc_attn/spirv is older than the shaders and is packed as it is: no glslangValidator here"
+            )
+        else:
+            raise RuntimeError(
+                "zinc_attn/spirv is missing and there is no glslangValidator to make it: install "
+                "glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools) and build again"
+            )
+
+
+def is_fresh(root: Path) -> bool:
+    """Whether the compiled shaders are there and no older than everything they are made from."""
+    built = root / "zinc_attn" / "spirv" / "build.json"
+    if not built.exists():
+        return False
+    sources = [
+        root / name for name in ("scripts/build_shaders.py", "zinc_attn/kernels.py", "zinc_attn/shapes.py")
+    ]
+    sources += (path for path in (root / "shaders").rglob("*") if path.is_file())
+    return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)

@@ -1,0 +1,92 @@
+"""The device tests once under the Khronos validation layer with synchronization validation: silent."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import FULL
+
+HERE = Path(__file__).parent
+LAYERS = [
+    Path(d) / "vulkan/explicit_layer.d/VkLayer_khronos_validation.json"
+    for d in ("/usr/share", "/usr/local/share", "/etc")
+]
+SETTINGS = """\
+khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
+khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
+khronos_validation.report_flags = error,warn
+khronos_validation.log_filename = {log}
+"""
+
+
+def run_under_validation(tmp_path, *args):
+    settings, log = tmp_path / "vk_layer_settings.txt", tmp_path / "validation.log"
+    settings.write_text(SETTINGS.format(log=log))
+    env = {
+        **os.environ,
+        "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
+        "VK_LAYER_SETTINGS_PATH": str(settings),
+    }
+    done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env)
+    return done, log.read_text() if log.exists() else ""
+
+
+needs_layer = pytest.mark.skipif(
+    not any(p.exists() for p in LAYERS) or "VK_INSTANCE_LAYERS" in os.environ,
+    reason="the Khronos validation layer is not installed (package vulkan-validationlayers), or is on already",
+)
+
+
+@needs_layer
+def test_the_device_tests_are_silent_under_validation(tmp_path):
+    files = [str(p) for p in sorted(HERE.glob("test_*.py")) if p.name != Path(__file__).name]
+    chosen = files if FULL else [f for f in files if Path(f).name != "test_bits.py"]
+    few = (
+        []
+        if FULL
+        else [
+            f"{HERE}/test_bits.py::{name}"
+            for name in ("test_several_rows_with_a_causal_limit", "test_bits_on_awkward_values")
+        ]
+    )
+    command = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not subnormal and not 131072 and not fork and not opening_and_closing",
+        *chosen,
+        *few,
+    )
+    done, log = run_under_validation(tmp_path, *command)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
+    assert log == "" and "VUID" not in done.stdout + done.stderr, log[:4000]
+
+
+RACE = """
+import numpy as np, zinc_attn as za
+from zinc_attn import kernels
+for binding in (*kernels.KERNELS[0].bindings, *kernels.MERGE.bindings):
+    object.__setattr__(binding, "access", "read")  # hides the writes that the second pass must wait for
+rng = np.random.default_rng(0)
+k = rng.standard_normal((300, 2, 64), dtype=np.float32)
+with za.Device.open(runtime={runtime!r}) as device:
+    za.attention(k[0].repeat(2, axis=0), k, k, device=device)
+"""
+
+
+@needs_layer
+@pytest.mark.parametrize("runtime", ("kompute", "vulkan"))
+def test_validation_sees_a_race_when_there_is_one(tmp_path, runtime):
+    """The check can fail: without the ordering between the passes the layer reports a hazard."""
+    done, log = run_under_validation(tmp_path, "-c", RACE.format(runtime=runtime))
+    assert done.returncode == 0, done.stderr
+    assert "READ_AFTER_WRITE" in log

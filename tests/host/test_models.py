@@ -1,0 +1,165 @@
+"""models.py: presets, and the config.json files that people have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zinc_attn.errors import ArgumentError
+from zinc_attn.models import PRESETS, find_model, from_config, slug
+
+QWEN_NEXT = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 40}
+PERIOD = ["linear_attention"] * 3 + ["full_attention"]
+GPT_OSS = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 24,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}
+LLAMA = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "head_dim": None,
+}
+GEMMA_4 = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_hidden_layers": 60,
+    "sliding_window": 1024,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+}
+QWEN_2 = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
+QWEN_2["sliding_window"] = 4096
+
+
+def write(folder: Path, config: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+ADVICE = "otherwise give --shape and --layers"
+NO_HEADS = f"without num_attention_heads, expected a Hugging Face config.json that states it; {ADVICE}"
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "layers"),  # layers: full, windowed, window
+    [
+        (LLAMA, "32/8/128", (32, 0, None)),
+        ({**LLAMA, "num_key_value_heads": None}, "32/32/128", (32, 0, None)),
+        ({**QWEN_NEXT, "full_attention_interval": 4}, "16/2/256", (10, 0, None)),
+        ({"text_config": {**QWEN_NEXT, "layer_types": PERIOD * 10}}, "16/2/256", (10, 0, None)),
+        ({"thinker_config": {"text_config": LLAMA}}, "32/8/128", (32, 0, None)),
+        (GPT_OSS, "64/8/64", (12, 12, 128)),
+        (GEMMA_4, "32/4/512", (10, 50, 1024)),
+        ({**LLAMA, "sliding_window": 512, "model_type": "gemma2"}, "32/8/128", (16, 16, 512)),
+        ({**LLAMA, "sliding_window": 512, "sliding_window_pattern": 6}, "32/8/128", (5, 27, 512)),
+        ({**LLAMA, "sliding_window": None}, "32/8/128", (32, 0, None)),
+        ({**QWEN_2, "use_sliding_window": False}, "28/4/128", (28, 0, None)),
+        ({**QWEN_2, "use_sliding_window": True, "max_window_layers": 21}, "28/4/128", (21, 7, 4096)),
+    ],
+)
+def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int, int | None]) -> None:
+    model = from_config(write(tmp_path, config))
+    assert str(model.shape) == shape
+    assert (model.attention_layers, model.windowed_layers, model.window) == layers
+    assert from_config(tmp_path) == model  # the folder will do
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": 64}, f"got a JSON object {NO_HEADS}"),
+        ([1], f"got list {NO_HEADS}"),
+        ({"num_attention_heads": 32}, f"hidden_size: missing, expected an int; {ADVICE}"),
+        (
+            {"num_attention_heads": 32, "head_dim": 64},
+            f"num_hidden_layers: missing, expected an int; {ADVICE}",
+        ),
+        (
+            {**LLAMA, "num_attention_heads": "32"},
+            "num_attention_heads: got '32', expected an int of at least 1",
+        ),
+        (
+            {**LLAMA, "hidden_size": 4000, "num_attention_heads": 33},
+            "hidden_size: got 4000, expected a multiple of num_attention_heads = 33",
+        ),
+        ({**LLAMA, "head_dim": 72}, "head_dim: got 72, expected one of 64, 80, 96, 112, 128, 192, 256, 512"),
+        (
+            {**LLAMA, "layer_types": ["full_attention"]},
+            "layer_types: got 1 entries, expected a list of num_hidden_layers = 32",
+        ),
+        (
+            {**LLAMA, "sliding_window": 4096},
+            "layers: got 0 of 32 that attend to the whole context, expected at least 1",
+        ),
+        (
+            {**LLAMA, "kv_lora_rank": 512},
+            "kv_lora_rank: latent attention (MLA), expected grouped-query attention",
+        ),
+    ],
+)
+def test_refusal(tmp_path: Path, config: Any, message: str) -> None:
+    path = write(tmp_path, config)
+    with pytest.raises(ArgumentError) as error:
+        from_config(path)
+    assert str(error.value) == f"{path}: {message}"
+
+
+def test_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"model: cannot read .*none\.json: No such file or directory"):
+        from_config(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ArgumentError, match=r"model: .*bad\.json is not JSON: "):
+        from_config(tmp_path / "bad.json")
+
+
+def test_find_model(tmp_path: Path) -> None:
+    assert find_model("Qwen3-8B") is PRESETS["qwen3-8b"]
+    assert find_model(str(write(tmp_path, LLAMA))).name == tmp_path.name
+    with pytest.raises(ArgumentError) as error:
+        find_model("qwen9")
+    presets = ", ".join(PRESETS)
+    assert str(error.value) == f"model: got 'qwen9', expected a path to a config.json or one of {presets}"
+
+
+# name, attention layers (windowed ones included), shape, KiB of float16 K and V per token where published
+@pytest.mark.parametrize(
+    ("name", "layers", "shape", "kib"),
+    [
+        ("qwen3.6-35b-a3b", 10, "16/2/256", 20),
+        ("qwen3-30b-a3b", 48, "32/4/128", 96),
+        ("qwen3-8b", 36, "32/8/128", 144),
+        ("qwen3.8-27b", 16, "24/4/256", 64),
+        ("gpt-oss-20b", 24, "64/8/64", None),
+        ("gemma-3-27b", 62, "32/16/128", None),
+        ("gemma-4-31b", 60, "32/4/512", None),
+        ("llama-3.1-8b", 32, "32/8/128", None),
+        ("codellama-34b", 48, "64/8/128", None),
+        ("smollm2-135m", 30, "9/3/64", None),
+    ],
+)
+def test_presets(name: str, layers: int, shape: str, kib: int | None) -> None:
+    model = PRESETS[name]
+    assert (str(model.shape), model.attention_layers + model.windowed_layers) == (shape, layers)
+    if kib is not None:
+        assert model.attention_layers * model.shape.kv_bytes_per_token("f16") == kib * 1024
+    assert slug(name) == name
+
+
+def test_every_preset_is_in_the_table() -> None:
+    assert len(PRESETS) == 10
+
+
+def test_slug() -> None:
+    assert slug("llvmpipe (LLVM 15.0.6, 256 bits)") == "llvmpipe-llvm-15.0.6-256-bits"
+    assert slug("///") == "model"

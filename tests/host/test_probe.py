@@ -1,0 +1,142 @@
+"""Choosing a device, and the refusals of the probe. Needs no Vulkan."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from typing import Any
+
+import pytest
+
+from zinc_attn import probe
+from zinc_attn.errors import ArgumentError, DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError
+from zinc_attn.runtime import DeviceInfo
+
+CPU = DeviceInfo(
+    index=0,
+    name="llvmpipe (LLVM 15.0.6, 256 bits)",
+    kind="cpu",
+    vendor="Mesa",
+    driver="llvmpipe Mesa 25.0.7",
+    api_version="1.4.305",
+    uuid="00",
+    compute_units=2,
+    compute_units_source="CPU threads of this process",
+    subgroup_size=8,
+    memory_bytes=1 << 34,
+    max_buffer_bytes=1 << 27,
+    max_workgroups=(65535, 65535, 65535),
+    timestamp_period_ns=1.0,
+)
+
+
+def device(index: int, name: str, kind: str) -> DeviceInfo:
+    return dataclasses.replace(CPU, index=index, name=name, kind=kind)
+
+
+IGPU = device(1, "AMD Radeon 780M", "integrated")
+CARD = device(2, "AMD Radeon RX 9070 XT (RADV GFX1201)", "discrete")
+TWIN_A = device(3, "NVIDIA H200", "discrete")
+TWIN_B = device(4, "NVIDIA H200", "discrete")
+NVL = device(5, "NVIDIA H200 NVL", "discrete")
+VIRTUAL = device(6, "virtio", "virtual")
+OTHER = device(7, "thing", "other")
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_", "chosen"),
+    [
+        ([CPU], None, CPU),
+        ([CPU, IGPU], None, IGPU),
+        ([CPU, IGPU, CARD], None, CARD),
+        ([OTHER, CPU, VIRTUAL], None, VIRTUAL),
+        ([OTHER, CPU], None, CPU),
+        ([OTHER], None, OTHER),
+        ([CPU, TWIN_B, TWIN_A], None, TWIN_A),
+        ([CPU, IGPU, CARD], 0, CPU),
+        ([CPU, IGPU, CARD], "2", CARD),
+        ([CPU, IGPU, CARD], " 1 ", IGPU),
+        ([CPU, IGPU, CARD], "LLVMPIPE", CPU),
+        ([CPU, IGPU, CARD], "gfx1201", CARD),
+        ([CPU, IGPU, CARD], "780m", IGPU),
+        ([TWIN_A, NVL], "nvidia h200", TWIN_A),  # a whole name wins over a piece
+        ([TWIN_A, NVL], "nvl", NVL),
+        ([TWIN_A, TWIN_B], 4, TWIN_B),
+    ],
+)
+def test_choose(devices: list[DeviceInfo], request_: int | str | None, chosen: DeviceInfo) -> None:
+    assert probe.choose(devices, request_) is chosen
+
+
+NONE = "device: no Vulkan device matches"
+BOTH = "0: llvmpipe (LLVM 15.0.6, 256 bits) (cpu), 1: AMD Radeon 780M (integrated)"
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_", "error", "text"),
+    [
+        ([CPU, IGPU], "foo", DeviceNotFoundError, f"{NONE} 'foo'; there are {BOTH}"),
+        ([CPU, IGPU], 7, DeviceNotFoundError, f"{NONE} 7; there are {BOTH}"),
+        ([CPU, IGPU], "7", DeviceNotFoundError, f"{NONE} '7'; there are {BOTH}"),
+        ([CPU, IGPU], -1, DeviceNotFoundError, f"{NONE} -1; there are {BOTH}"),
+        ([CPU, IGPU], "", DeviceNotFoundError, f"{NONE} ''; there are {BOTH}"),
+        (
+            [CPU, TWIN_A, TWIN_B],
+            "h200",
+            DeviceNotFoundError,
+            "device: 'h200' matches 2 devices, give an index: "
+            "3: NVIDIA H200 (discrete), 4: NVIDIA H200 (discrete)",
+        ),
+        (
+            [CPU],
+            True,
+            ArgumentError,
+            "device: got True, expected None, an index or a piece of a device's name",
+        ),
+        (
+            [CPU],
+            1.0,
+            ArgumentError,
+            "device: got 1.0, expected None, an index or a piece of a device's name",
+        ),
+    ],
+)
+def test_choose_refuses(devices: list[DeviceInfo], request_: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        probe.choose(devices, request_)
+    assert str(caught.value) == text
+
+
+def test_choose_among_none() -> None:
+    with pytest.raises(NoVulkanError, match=r"^there is no Vulkan device: install the GPU's Vulkan driver"):
+        probe.choose([], None)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "text"),
+    [
+        (OSError("Cannot find Vulkan SDK"), NoVulkanError, "there is no libvulkan on this machine: install"),
+        (ImportError("vulkan"), RuntimeUnavailableError, "the Python package `vulkan` is missing: pip"),
+    ],
+)
+def test_missing_loader(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[Exception], text: str
+) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "vulkan":
+            raise raised
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(error) as caught:
+        probe.Vulkan()
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name"), [(0x1002, "AMD"), (0x10DE, "NVIDIA"), (0x10005, "Mesa"), (0xABC, "0x0ABC")]
+)
+def test_vendor_name(vendor: int, name: str) -> None:
+    assert probe.vendor_name(vendor) == name

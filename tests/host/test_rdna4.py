@@ -1,0 +1,226 @@
+"""The shipped kernels keep their gates under RADV's compiler; the ISA reader counts what it should."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+import pytest
+
+from zinc_attn import rdna4
+from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
+from zinc_attn.rdna4 import Issue, Spec, VariantReport
+from zinc_attn.shapes import AttnShape
+
+STATISTICS = {
+    "VGPRs": 96,
+    "SGPRs": 128,
+    "Spilled VGPRs": 0,
+    "Spilled SGPRs": 0,
+    "LDS size": 2560,
+    "Scratch size": 0,
+    "Subgroups per SIMD": 10,
+}
+SINGLE = Spec("attend_single_f16", 256, 8)
+LOOP = Spec("attend_loop_f16", 256, 8)
+
+# head_dim 64, float16: a chunk of K is two 16-byte loads a lane, a value row one 4-byte load
+ACO = """
+ACO shader stage: SW (CS), HW (COMPUTE_SHADER)
+BB0
+/* logical preds: / linear preds: / kind: uniform, top-level, */
+s4: %6:s[4-7] = s_load_dwordx4 %4:s[2-3], 0
+BB1
+/* logical preds: BB0, BB2, / linear preds: BB0, BB2, / kind: uniform, loop-header, */
+s_clause imm:1
+v4: %9:v[20-23] = buffer_load_dwordx4 %8:s[16-19], %7:v[18], 0 offen storage:buffer semantics:private,reorder
+v4: %9:v[24-27] = buffer_load_dwordx4 %8:s[16-19], %7:v[19], 0 offen storage:buffer semantics:private,reorder
+s8: %9:s[56-63] = s_buffer_load_dwordx8 %8:s[20-23], %7:s[14] storage:buffer semantics:private,reorder
+s1: %9:s[10],  s1: %9:scc = s_add_u32 %9:s[10], 1
+s_wait_loadcnt imm:0
+v1: (precise)%9:v[32] = v_fma_mix_f32 %9:s[60], lo(%9:v[22]), neg(0)
+v1: %9:v[2] = v_dual_add_f32 %9:v[2], %9:v[3] :: v1: %9:v[4] = v_dual_add_f32 %9:v[4], %9:v[5]
+s_cbranch_scc1 block:BB3
+BB2
+/* logical preds: BB1, / linear preds: BB1, / kind: uniform, continue, */
+s_branch block:BB1
+BB3
+/* logical preds: BB1, / linear preds: BB1, / kind: uniform, loop-exit, loop-preheader, */
+ds_write_b128 %9:v[19], %9:v[24-27] storage:shared
+BB4
+/* logical preds: BB3, BB4, / linear preds: BB3, BB4, / kind: uniform, loop-header, continue, */
+v1: %9:v[20] = buffer_load_dword %8:s[16-19], %7:v[18], 0 offen storage:buffer semantics:private,reorder
+v1: %9:v[21] = buffer_load_dword %8:s[16-19], %7:v[19], 0 offen storage:buffer semantics:private,reorder
+v4: %9:v[84-87] = ds_read_b128 %9:v[84] storage:shared
+v1: %9:v[2] = v_add_f32 %9:v[2], %9:v[6]
+s_cbranch_scc0 block:BB4
+BB5
+buffer_store_dword %8:s[4-7], %7:v[1], 0, %9:v[52] offen storage:buffer
+s_endpgm
+"""
+LLVM = """
+BB0:
+s_load_b128 s[4:7], s[2:3], 0x0   ; F4080100 F8000000
+BB1:
+buffer_load_b128 v[20:23], v18, s[16:19], 0 offen   ; C4
+buffer_load_b128 v[24:27], v19, s[16:19], 0 offen   ; C4
+s_buffer_load_b256 s[56:63], s[20:23], s14   ; F4
+v_dual_add_f32 v2, v2, v3 :: v_dual_add_f32 v4, v4, v5   ; C9
+s_cbranch_scc1 BB1   ; BF
+"""
+
+
+def reported(spec: Spec = SINGLE, wave: int = 32, **changed: int) -> VariantReport:
+    statistics = STATISTICS | {key.replace("_", " "): value for key, value in changed.items()}
+    return VariantReport(spec, "gfx1201", wave, statistics, None, None)
+
+
+@pytest.fixture
+def compiler() -> None:
+    if why := compiler_missing():
+        pytest.skip(why)
+
+
+@lru_cache
+def compiler_missing() -> str | None:
+    return rdna4.missing()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_shipped_kernels_keep_their_gates() -> None:
+    specs = [s for shape in ("16/2/256", "32/4/128") for s in rdna4.specs_for(AttnShape.parse(shape))]
+    reports = rdna4.report(specs)
+    assert [r.spec for r in reports] == specs
+    assert rdna4.violations(reports) == []
+    for r in reports:
+        assert 0 < r.statistics["Instructions"] < r.statistics["Code size"]
+        assert (r.issue_per_key is None) == (r.spec.kernel == "merge"), rdna4.name(r.spec)
+    assert len(rdna4.table(reports).splitlines()) == 1 + len(specs)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_isa_text_names_every_main_loop_instruction() -> None:
+    isa = rdna4.isa_text(Spec("attend_single_f32", 64, 3))
+    assert "v_dual_mul_f32" in isa
+    qk, pv = rdna4.main_loops(isa, 64, 4)
+    assert qk is not None
+    assert pv is not None
+    # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
+    assert 3 * 64 * 2 * 2 / 64 / 2 <= qk.valu < 3 * 64 * 2 * 2 / 64
+    assert 3 * 2 * 2 / 2 <= pv.valu < 2 * 3 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        (reported(), []),
+        (reported(VGPRs=120), []),
+        (reported(VGPRs=144), ["attend_single_f16:256:8: 144 VGPRs, at most 120 allowed"]),
+        (reported(LOOP, VGPRs=168), []),
+        (reported(LOOP, VGPRs=192), ["attend_loop_f16:256:8: 192 VGPRs, at most 168 allowed"]),
+        (reported(Spec("attend_loop_f32", 512, 4), VGPRs=192), []),
+        (reported(Spec("merge", 512), VGPRs=120), ["merge:512: 120 VGPRs, at most 96 allowed"]),
+        (reported(wave=64), ["attend_single_f16:256:8: wave64, wave32 needed"]),
+        (reported(Spilled_SGPRs=3), ["attend_single_f16:256:8: 3 spilled registers, at most 0 allowed"]),
+        (
+            reported(Spilled_VGPRs=2, Scratch_size=8, LDS_size=5120),
+            [
+                "attend_single_f16:256:8: 2 spilled registers, at most 0 allowed",
+                "attend_single_f16:256:8: 8 scratch bytes, at most 0 allowed",
+                "attend_single_f16:256:8: 5120 LDS bytes, at most 4096 allowed",
+            ],
+        ),
+    ],
+)
+def test_violations(report: VariantReport, text: list[str]) -> None:
+    assert rdna4.violations([report]) == text
+
+
+@pytest.mark.parametrize(
+    ("vgprs", "waves"),
+    [(0, 16), (96, 16), (97, 12), (120, 12), (144, 10), (168, 9), (192, 8), (216, 7), (240, 6), (256, 5)],
+)
+def test_occupancy(vgprs: int, waves: int) -> None:
+    assert rdna4.occupancy(vgprs) == waves
+
+
+@pytest.mark.parametrize(("lds", "waves"), [(0, 16), (1, 16), (2048, 16), (2049, 32 / 3), (4096, 8)])
+def test_occupancy_by_lds(lds: int, waves: float) -> None:
+    assert reported(LDS_size=lds).waves_per_simd_lds == waves
+
+
+def test_main_loops() -> None:
+    # 8 chunks of K and 32 trips of two value rows per leaf of 64 keys
+    qk = Issue(valu=2 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=3 / 8)
+    pv = Issue(valu=1 / 2, vopd=0, smem=0, vmem=2 / 2, lds=1 / 2, salu=1 / 2)
+    assert rdna4.main_loops(ACO, 64, 2) == (qk, pv)
+    assert qk.total == 5 / 8
+    spec = Spec("attend_single_f16", 64, 8, chunks=2)
+    assert VariantReport(spec, "gfx1201", 32, STATISTICS, qk, pv).issue_per_key == 2 * (5 / 8 + 2)
+
+
+def test_main_loops_in_llvm_notation() -> None:
+    qk, pv = rdna4.main_loops(LLVM, 64, 2)
+    assert qk == Issue(valu=1 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=1 / 8)
+    assert pv is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "s_cbranch_scc1 block:BB3",
+            "s_cbranch_scc0 block:BB2\ns_cbranch_scc1 block:BB3",
+        ),  # conditional part within the loop
+        ("s_load_dwordx4 %4:s[2-3], 0", "s_mov_b32 0\n\tbuffer_load_dword\n\ts_branch block:BB0"),  # two candidates
+    ],
+)
+def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> None:
+    assert old in ACO
+    qk, pv = rdna4.main_loops(ACO.replace(old, new), 64, 2)
+    assert qk is None
+    assert pv is not None
+
+
+def test_default_specs() -> None:
+    specs = rdna4.default_specs()
+    assert len(specs) == len(set(specs))
+    assert {s.head_dim for s in specs} == {64, 80, 96, 112, 128, 192, 256, 512}
+    assert Spec("attend_loop_f32", 256, 6) in specs
+    assert Spec("merge", 64) in specs
+    assert rdna4.specs_for(AttnShape(8, 1, 512))[0].chunks == 2
+
+
+def test_to_dict() -> None:
+    made = reported().to_dict()
+    assert made["spec"] == dataclasses.asdict(SINGLE)
+    assert (made["waves_per_simd"], made["issue_per_key"]) == (16, None)
+
+
+def test_wrong_requests() -> None:
+    with pytest.raises(ArgumentError, match="family: got 'gfx9', expected one of gfx1201, gfx1200, gfx1100"):
+        rdna4.missing("gfx9")
+    with pytest.raises(ArgumentError, match="variant: got attend_single_f16:64, expected a kernel of attend_"):
+        rdna4.report([Spec("attend_single_f16", 64)])
+
+
+def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZINC_ATTN_RADV_ICD", "/nowhere/radeon_icd.json")
+    assert rdna4.missing() == (
+        "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 (older ones do "
+        "not know the chip, newer ones compile for real cards only)"
+    )
+    with pytest.raises(NoVulkanError, match="there is no /nowhere"):
+        rdna4.report([SINGLE])
+
+
+@pytest.mark.usefixtures("compiler")
+def test_unknown_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rdna4.FAMILIES, "gfx1299", "gfx1299")
+    assert "radv: Unknown family: gfx1299" in str(rdna4.missing("gfx1299"))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_missing_module(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(KernelError, match=r"attend_single_f16\.spv"):
+        rdna4.report([SINGLE], spirv=tmp_path_factory.mktemp("empty"))

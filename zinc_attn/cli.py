@@ -1,0 +1,561 @@
+"""The command line: ``zinc-attn devices | plan | sweep``.
+
+Each subcommand is one ``add_<name>(subparsers)`` that declares its arguments and sets ``run``, a function of
+the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from . import __version__, probe
+from .device import RUNTIMES, Device, list_devices
+from .errors import ArgumentError, ZincAttnError
+from .models import PRESETS, ModelPreset, find_model, slug
+from .runtime import DeviceInfo
+from .shapes import DTYPE_BYTES, AttnShape, check_int
+from .sweep import (
+    Inputs,
+    Progress,
+    SweepRow,
+    parse_contexts,
+    parse_layouts,
+    sweep,
+    to_csv,
+    to_json,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Subparsers = Any  # argparse's _SubParsersAction, which it does not export
+
+DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
+DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
+TABLE_COLUMNS: Final = 240  # widest table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. 0: fine; 1: a wrong bit; 2: refused, one line on stderr; 130: interrupted."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+    except ZincAttnError as error:
+        print(f"zinc-attn: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("zinc-attn: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of stdout has gone; keep the interpreter's own flush quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="zinc-attn",
+        description="Split-KV decode attention on Vulkan whose bits never change.",
+        epilog="Each command has its own --help with an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (add_devices, add_plan, add_sweep):
+        add(subparsers)
+    return parser
+
+
+# --- shared by the commands --------------------------------------------------------------------------------
+
+
+def add_command(
+    subparsers: Subparsers, name: str, summary: str, text: str, example: str
+) -> argparse.ArgumentParser:
+    """A subcommand whose help ends with an example."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}".strip(),
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """--device and --runtime, with the environment's defaults."""
+    parser.add_argument(
+        "--device",
+        metavar="D",
+        help="index or piece of the name, see 'zinc-attn devices' (default: $ZINC_ATTN_DEVICE, else the "
+        "best: discrete, integrated, CPU)",
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=RUNTIMES,
+        help="dispatcher (default: $ZINC_ATTN_RUNTIME, else kompute where kp is installed, else vulkan)",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> None:
+    """--model or --shape."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--model", metavar="M", help=f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
+    )
+    group.add_argument(
+        "--shape", metavar="Q/KV/D", help=f"q_heads/kv_heads/head_dim, for example 16/2/256{extra}"
+    )
+
+
+def chosen_model(args: argparse.Namespace) -> ModelPreset:
+    """What --model or --shape names; a bare shape is a model of one layer."""
+    if args.model:
+        return find_model(args.model)
+    if args.shape:
+        shape = AttnShape.parse(args.shape)
+        return ModelPreset(str(shape), shape, 1)
+    raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
+
+
+def title(model: ModelPreset, dtype: str) -> str:
+    """The model's name and shape."""
+    name = "" if model.name == str(model.shape) else f"{model.name}: "
+    return f"{name}shape {model.shape}, {dtype}"
+
+
+def need(*packages: str) -> None:
+    """Refuse where a package of the extra ``cli`` is missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ZincAttnError(f"this command needs {' and '.join(missing)}: pip install 'zinc-attn[cli]'")
+
+
+def print_json(records: Iterable[dict[str, Any]]) -> None:
+    """JSON lines on stdout."""
+    for record in records:
+        print(json.dumps(record, ensure_ascii=False, allow_nan=False))
+
+
+def new_table(*columns: str, left: int = 0) -> Table:
+    """A plain table with right-aligned columns but for the first ``left``."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+    return table
+
+
+def print_table(table: Table) -> None:
+    """The table on stdout, never cut: a terminal that is narrower wraps it."""
+    from rich.console import Console
+
+    Console(markup=False, highlight=False, emoji=False, width=TABLE_COLUMNS).print(table)
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield update
+
+
+def binary_size(nbytes: int) -> str:
+    """134217728 to "128 MiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"
+
+
+def note_cpu(info: DeviceInfo) -> None:
+    """Say plainly that a software driver runs."""
+    if info.kind == "cpu":
+        names = {"llvmpipe": "lavapipe", "swiftshader": "SwiftShader"}
+        driver = next((name for key, name in names.items() if key in info.name.lower()), info.name)
+        others = any(d.kind != "cpu" for d in list_devices())
+        say(f"{'as asked, not on a GPU' if others else 'no GPU'}: running on the CPU through {driver}")
+
+
+# --- devices -----------------------------------------------------------------------------------------------
+
+
+def add_devices(subparsers: Subparsers) -> None:
+    """zinc-attn devices"""
+    parser = add_command(
+        subparsers,
+        "devices",
+        "list the Vulkan devices",
+        "CUs are compute units, from the query named beside them ('assumed' where none tells). Max buffer\n"
+        "bounds the K, and the V, of one layer. The star marks the device that is used by default.",
+        "  zinc-attn devices\n  zinc-attn devices --json",
+    )
+    parser.add_argument("--json", action="store_true", help="JSON lines with every field")
+    parser.set_defaults(run=run_devices)
+
+
+def run_devices(args: argparse.Namespace) -> int:
+    """List the devices."""
+    devices = list_devices()
+    if args.json:
+        print_json(asdict(d) for d in devices)
+        return 0
+    need("rich")
+    best = probe.choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
+    table = new_table(
+        "", "name", "kind", "driver", "Vulkan", "CUs", "CUs from", "subgroup", "memory", "max buffer", left=4
+    )
+    for d in devices:
+        table.add_row(
+            f"{d.index}{'*' if d is best else ''}",
+            d.name,
+            d.kind,
+            d.driver,
+            d.api_version,
+            str(d.compute_units),
+            d.compute_units_source,
+            str(d.subgroup_size),
+            binary_size(d.memory_bytes),
+            binary_size(d.max_buffer_bytes),
+        )
+    print_table(table)
+    return 0
+
+
+# --- plan --------------------------------------------------------------------------------------------------
+
+
+def add_plan(subparsers: Subparsers) -> None:
+    """zinc-attn plan"""
+    parser = add_command(
+        subparsers,
+        "plan",
+        "show how contexts are split",
+        "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
+        "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
+        "The layout never shows in the output bits.",
+        "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
+        "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--contexts", default=DEFAULT_CONTEXTS, metavar="N,…", help=f"keys (default: {DEFAULT_CONTEXTS})"
+    )
+    parser.add_argument(
+        "--splits", default="auto", metavar="S,…", help="auto, a number, size:KEYS (default: auto)"
+    )
+    parser.add_argument("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
+    units = parser.add_mutually_exclusive_group()
+    units.add_argument(
+        "--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})"
+    )
+    units.add_argument("--device", metavar="D", help="plan for this device: index or piece of the name")
+    parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Show the plans."""
+    model, contexts, layouts = chosen_model(args), parse_contexts(args.contexts), parse_layouts(args.splits)
+    units, kind = DEFAULT_COMPUTE_UNITS if args.cu is None else check_int("cu", args.cu, 1), "gpu"
+    if args.device is not None:
+        info = probe.choose(list_devices(), args.device)
+        units, kind = info.compute_units, info.kind
+    records = []
+    for context in contexts:
+        for layout in layouts:
+            plan = layout.plan(context, model.shape, units, args.dtype, kind)
+            records.append(
+                {
+                    "context": context,
+                    "layout": layout.label,
+                    "splits": plan.num_splits,
+                    "unit_keys": plan.unit_keys,
+                    "build": plan.build,
+                    "passes": plan.passes,
+                    "workgroups": plan.workgroups,
+                    "workgroups_per_cu": round(plan.workgroups / units, 3),
+                    "scratch_bytes": plan.scratch_bytes,
+                    "fingerprint": plan.fingerprint(),
+                    "shape": str(model.shape),
+                    "dtype": args.dtype,
+                    "compute_units": units,
+                    "kind": kind,
+                }
+            )
+    if args.json:
+        print_json(records)
+        return 0
+    need("rich")
+    print(f"{title(model, args.dtype)}, {units} compute units ({kind})")
+    table = new_table(
+        "context",
+        "layout",
+        "splits",
+        "unit",
+        "build",
+        "passes",
+        "workgroups",
+        "per CU",
+        "scratch",
+        "fingerprint",
+    )
+    for r in records:
+        table.add_row(
+            f"{r['context']:,}",
+            r["layout"],
+            f"{r['splits']:,}",
+            str(r["unit_keys"]),
+            r["build"],
+            str(r["passes"]),
+            f"{r['workgroups']:,}",
+            f"{r['workgroups_per_cu']:.4g}",
+            binary_size(r["scratch_bytes"]),
+            r["fingerprint"][:12],
+        )
+    print_table(table)
+    return 0
+
+
+# --- sweep -------------------------------------------------------------------------------------------------
+
+
+def add_sweep(subparsers: Subparsers) -> None:
+    """zinc-attn sweep"""
+    parser = add_command(
+        subparsers,
+        "sweep",
+        "verify, then time decode attention over context lengths",
+        "A point is one query row on one layer at one context under one split layout. Its out and lse\n"
+        "are compared bit for bit with the NumPy oracle (those of one KV head, where all would take\n"
+        "long; it says so). Then it is timed: submit and wait, host clock, warm, layouts in turns.\n"
+        "Leaves sweep.csv, sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
+        "exit status:\n"
+        "  0  every point that ran has the oracle's bits; what the device has no room for says refused\n"
+        "  1  a point FAILED (wrong bits; it gets no time), or every point was refused\n"
+        "  2  wrong arguments, no device, or a device that was lost",
+        "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
+        "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
+    )
+    add_model_arguments(parser, extra="; with --kv the file's shape is the default")
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)"
+    )
+    parser.add_argument(
+        "--contexts",
+        default=None,
+        metavar="N,…",
+        help=f"keys, k = 1024 (default: {DEFAULT_CONTEXTS}; with --kv all of its tokens)",
+    )
+    parser.add_argument(
+        "--splits",
+        default="auto,1",
+        metavar="S,…",
+        help="layouts: auto (the split rule), a number of splits, size:KEYS (default: auto,1)",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)"
+    )
+    parser.add_argument(
+        "--kv",
+        metavar="FILE.npz",
+        help="your own q, k and v: q (q_heads, head_dim), k and v (tokens, "
+        "kv_heads, head_dim), float32 or float16; a context takes the first keys",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the normal values without --kv (default: 0)"
+    )
+    parser.add_argument(
+        "--weights-ms",
+        type=float,
+        metavar="MS",
+        help="ms per token of the rest of the step, to give tokens/s of the whole step",
+    )
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
+    parser.add_argument(
+        "--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the table"
+    )
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_sweep)
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    """Sweep, print, and write the files."""
+    need("rich", "matplotlib")
+    from .plot import plot_png
+
+    model, kv = sweep_subject(args)
+    contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
+    layouts = parse_layouts(args.splits)
+    check_int("seed", args.seed, 0)
+    dtype = args.dtype or (kv.dtype if kv else "f16")
+    with Device.open(args.device, runtime=args.runtime) as device:
+        info = device.info
+        note_cpu(info)
+        if not args.json:
+            print(f"{info.name} ({info.driver}), {device.runtime.name}")
+            print(f"{title(model, dtype)}, {layer_text(model)}", flush=True)
+        with progress_bar() as progress:
+            rows = sweep(
+                device,
+                model.shape,
+                model.attention_layers,
+                contexts,
+                layouts,
+                dtype=dtype,
+                repeats=args.repeats,
+                weights_ms=args.weights_ms,
+                seed=args.seed,
+                kv=kv,
+                model=model.name,
+                progress=progress,
+                on_row=(lambda row: print(to_json(row), flush=True)) if args.json else None,
+            )
+    if not args.json:
+        print_table(sweep_table(rows))
+        for line in sweep_notes(rows):
+            print(line)
+    layers = plural(model.attention_layers, "layer")
+    folder = Path(args.out) if args.out else Path(f"sweep-{slug(model.name)}-{slug(info.name)}")
+    files = {
+        "sweep.csv": to_csv(rows).encode(),
+        "sweep.jsonl": "".join(f"{to_json(row)}\n" for row in rows).encode(),
+    }
+    if any(row.tokens_s for row in rows):
+        files["sweep.png"] = plot_png(rows, f"{title(model, dtype)}, {layers}: decode attention")
+    for name, data in files.items():
+        write_file(folder / name, data)
+    say(f"written: {', '.join(str(folder / name) for name in files)}")
+    failed = any(row.status == "failed" for row in rows)
+    return 1 if failed or all(row.status == "refused" for row in rows) else 0
+
+
+def sweep_subject(args: argparse.Namespace) -> tuple[ModelPreset, Inputs | None]:
+    """The model, its layers as --layers says, and the values of --kv, which must fit it."""
+    kv = Inputs.load(args.kv) if args.kv else None
+    if kv and not (args.model or args.shape):
+        model = ModelPreset(Path(args.kv).stem, kv.shape, 1)
+    else:
+        model = chosen_model(args)
+    if kv and kv.shape != model.shape:
+        raise ArgumentError(f"{args.kv}: got shape {kv.shape}, expected {model.shape} of {model.name}")
+    if kv and args.dtype not in (None, kv.dtype):
+        raise ArgumentError(f"{args.kv}: got {kv.dtype}, expected {args.dtype} as --dtype says")
+    if args.layers is not None:
+        layers = check_int("layers", args.layers, 1)
+        model = replace(model, attention_layers=layers, windowed_layers=0)
+    return model, kv
+
+
+def layer_text(model: ModelPreset) -> str:
+    """How many layers a token's figures count."""
+    text = plural(model.attention_layers, "attention layer")
+    if model.windowed_layers:
+        text += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
+    return text
+
+
+def plural(count: int, noun: str) -> str:
+    """2 and "layer" to "2 layers"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def sweep_table(rows: Sequence[SweepRow]) -> Table:
+    """One line per point."""
+    weights = any(row.weights_ms is not None for row in rows)
+    columns = [
+        "context",
+        "layout",
+        "splits",
+        "verified",
+        "µs per\nlayer",
+        "IQR\nµs",
+    ]
+    columns += ["KV\nGB/s", "attn\nms/token", "attn\ntokens/s"]
+    table = new_table(*columns, *(["with weights\ntokens/s"] if weights else []))
+    previous = None
+    for row in rows:
+        if previous not in (None, row.context):
+            table.add_section()
+        previous = row.context
+        word = {"ok": row.verified or "", "failed": "FAILED", "refused": "refused"}[row.status]
+        figures = (row.median_us, row.iqr_us, row.kv_gb_s, row.attention_ms_per_token, row.tokens_s)
+        table.add_row(
+            f"{row.context:,}",
+            row.layout,
+            f"{row.num_splits:,}",
+            word.replace(" (sampled heads)", "*"),
+            *(figure(x) for x in figures),
+            *([figure(row.tokens_s_with_weights)] if weights else []),
+            style={"failed": "bold red", "refused": "yellow"}.get(row.status),
+        )
+    return table
+
+
+def figure(x: float | None) -> str:
+    """Four significant digits, no exponent."""
+    if x is None:
+        return "–"
+    return f"{x:,.0f}" if x >= 1000 else f"{float(f'{x:.4g}'):g}"
+
+
+def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
+    """What the table's words mean."""
+    timed = [row for row in rows if row.median_us is not None]
+    if timed:
+        yield f"bits: out and lse equal the oracle's bit for bit. Time: {timed[0].latency_mode}; median."
+        layers = plural(timed[0].layers, "layer")
+        yield f"Values: {timed[0].data}. tokens/s: as if attention over {layers} were all of a step."
+    if any(row.verified == "bits (sampled heads)" for row in rows):
+        yield "bits*: one KV head compared with the oracle, all heads with the context's first layout."
+    troubles: dict[tuple[int, str, str], list[str]] = {}
+    for row in rows:
+        if row.error:
+            word = "FAILED" if row.status == "failed" else row.status
+            troubles.setdefault((row.context, word, row.error), []).append(row.layout)
+    for (context, word, error), layouts in troubles.items():
+        yield f"{context:,} keys, {', '.join(layouts)}: {word}: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
