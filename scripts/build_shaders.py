@@ -34,9 +34,7 @@ def load_kernels() -> types.ModuleType:
 def tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        sys.exit(
-            f"{name} was not found; install the packages glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools)"
-        )
+        sys.exit(f"{name} was not found; install glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools)")
     return path
 
 

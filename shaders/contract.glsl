@@ -62,3 +62,6 @@ const uint ROW_WORDS = 4u;
 #define MERGE_BIND_STATES 1
 #define MERGE_BIND_OUT 2
 #define MERGE_SPEC_HEAD_DIM 0
+#define READ_BIND_DATA 0
+#define READ_BIND_OUT 1
+#define READ_SPEC_LOADS 0

@@ -27,6 +27,7 @@ from .sweep import (
     Inputs,
     Progress,
     SweepRow,
+    check_sweep,
     parse_contexts,
     parse_layouts,
     sweep,
@@ -81,9 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
 # --- shared by the commands --------------------------------------------------------------------------------
 
 
-def add_command(
-    subparsers: Subparsers, name: str, summary: str, text: str, example: str
-) -> argparse.ArgumentParser:
+def add_command(subparsers: Subparsers, name: str, summary: str, text: str, example: str) -> argparse.ArgumentParser:
     """A subcommand whose help ends with an example."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
@@ -116,9 +115,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> Non
     group.add_argument(
         "--model", metavar="M", help=f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
     )
-    group.add_argument(
-        "--shape", metavar="Q/KV/D", help=f"q_heads/kv_heads/head_dim, for example 16/2/256{extra}"
-    )
+    group.add_argument("--shape", metavar="Q/KV/D", help=f"q_heads/kv_heads/head_dim, for example 16/2/256{extra}")
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:
@@ -239,23 +236,15 @@ def run_devices(args: argparse.Namespace) -> int:
         return 0
     need("rich")
     best = probe.choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
-    table = new_table(
-        "", "name", "kind", "driver", "Vulkan", "CUs", "CUs from", "subgroup", "memory", "max buffer", left=4
-    )
     for d in devices:
-        table.add_row(
-            f"{d.index}{'*' if d is best else ''}",
-            d.name,
-            d.kind,
-            d.driver,
-            d.api_version,
-            str(d.compute_units),
-            d.compute_units_source,
-            str(d.subgroup_size),
-            binary_size(d.memory_bytes),
-            binary_size(d.max_buffer_bytes),
-        )
-    print_table(table)
+        table = new_table(f"{d.index}{'*' if d is best else ''}", d.name, left=2)
+        table.add_row("kind", f"{d.kind} ({d.vendor})")
+        table.add_row("driver", f"{d.driver}, Vulkan {d.api_version}")
+        table.add_row("CUs", f"{d.compute_units} ({d.compute_units_source})")
+        table.add_row("subgroup", f"{d.subgroup_size} invocations")
+        table.add_row("memory", binary_size(d.memory_bytes))
+        table.add_row("max buffer", binary_size(d.max_buffer_bytes))
+        print_table(table)
     return 0
 
 
@@ -278,14 +267,10 @@ def add_plan(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--contexts", default=DEFAULT_CONTEXTS, metavar="N,…", help=f"keys (default: {DEFAULT_CONTEXTS})"
     )
-    parser.add_argument(
-        "--splits", default="auto", metavar="S,…", help="auto, a number, size:KEYS (default: auto)"
-    )
+    parser.add_argument("--splits", default="auto", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
     parser.add_argument("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
     units = parser.add_mutually_exclusive_group()
-    units.add_argument(
-        "--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})"
-    )
+    units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
     units.add_argument("--device", metavar="D", help="plan for this device: index or piece of the name")
     parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
@@ -390,9 +375,7 @@ def add_sweep(subparsers: Subparsers) -> None:
         metavar="S,…",
         help="layouts: auto (the split rule), a number of splits, size:KEYS (default: auto,1)",
     )
-    parser.add_argument(
-        "--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)"
-    )
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)")
     parser.add_argument(
         "--kv",
         metavar="FILE.npz",
@@ -408,9 +391,7 @@ def add_sweep(subparsers: Subparsers) -> None:
         metavar="MS",
         help="ms per token of the rest of the step, to give tokens/s of the whole step",
     )
-    parser.add_argument(
-        "--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)"
-    )
+    parser.add_argument("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
     parser.add_argument("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
     parser.add_argument(
         "--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the table"
@@ -427,8 +408,15 @@ def run_sweep(args: argparse.Namespace) -> int:
     model, kv = sweep_subject(args)
     contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
     layouts = parse_layouts(args.splits)
-    check_int("seed", args.seed, 0)
     dtype = args.dtype or (kv.dtype if kv else "f16")
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "repeats": args.repeats,
+        "weights_ms": args.weights_ms,
+        "seed": args.seed,
+        "kv": kv,
+    }
+    check_sweep(model.shape, model.attention_layers, contexts, **options)
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info
         note_cpu(info)
@@ -442,11 +430,7 @@ def run_sweep(args: argparse.Namespace) -> int:
                 model.attention_layers,
                 contexts,
                 layouts,
-                dtype=dtype,
-                repeats=args.repeats,
-                weights_ms=args.weights_ms,
-                seed=args.seed,
-                kv=kv,
+                **options,
                 model=model.name,
                 progress=progress,
                 on_row=(lambda row: print(to_json(row), flush=True)) if args.json else None,

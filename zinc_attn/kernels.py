@@ -87,6 +87,10 @@ MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two 
 
 KERNELS: Final = (*(attend(b, d) for d in shapes.DTYPE_BYTES for b in BUILDS), MERGE)
 
+# The benchmark's yardstick: a plain read of a buffer, loads * 32 uvec4 a workgroup, xored to one word each.
+READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
+MODULES: Final = (*KERNELS, READ)  # all that is built and shipped
+
 
 def value_slice(head_dim: int) -> int:
     """Consecutive head dimensions per lane in the value loop: the power of two that spreads over 32 lanes."""
@@ -124,7 +128,7 @@ def contract_glsl() -> str:
     lines.append(f"const uint HEADER_WORDS = {HEADER_WORDS}u;")
     lines.append(f"const uint ITEM_WORDS = {ITEM_WORDS}u;")
     lines.append(f"const uint ROW_WORDS = {ROW_WORDS}u;")
-    for kernel, decl in (("ATTEND", KERNELS[0]), ("MERGE", MERGE)):
+    for kernel, decl in (("ATTEND", KERNELS[0]), ("MERGE", MERGE), ("READ", READ)):
         lines += [f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings)]
         lines += [f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.spec)]
     return "\n".join(lines) + "\n"

@@ -42,17 +42,13 @@ class ModelPreset:
 PRESETS: Final = {
     preset.name: preset
     for preset in (
-        ModelPreset(
-            "qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, "10 of 40 layers, the rest linear attention"
-        ),
+        ModelPreset("qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, "10 of 40 layers, the rest linear attention"),
         ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48),
         ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36),
         ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, "16 of 64 layers, the rest linear attention"),
         ModelPreset("gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128),
         ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024),
-        ModelPreset(
-            "gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024
-        ),
+        ModelPreset("gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024),
         ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32),
         ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48),
         ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30),
@@ -67,9 +63,7 @@ def find_model(text: str) -> ModelPreset:
         return preset
     if Path(text).exists():
         return from_config(text)
-    raise ArgumentError(
-        f"model: got {text!r}, expected a path to a config.json or one of {', '.join(PRESETS)}"
-    )
+    raise ArgumentError(f"model: got {text!r}, expected a path to a config.json or one of {', '.join(PRESETS)}")
 
 
 def from_config(path: str | Path) -> ModelPreset:
@@ -111,9 +105,7 @@ def _text_part(data: Any) -> Mapping[str, Any] | None:
     if not isinstance(data, dict):
         return None
     nested = (_text_part(data.get(key)) for key in _TEXT_PARTS)
-    return next(
-        (part for part in nested if part is not None), data if "num_attention_heads" in data else None
-    )
+    return next((part for part in nested if part is not None), data if "num_attention_heads" in data else None)
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -136,23 +128,17 @@ def _read(config: Mapping[str, Any], name: str) -> ModelPreset:
     if head_dim is None:
         hidden = _count(config, "hidden_size")
         if hidden % heads:
-            raise ArgumentError(
-                f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}"
-            )
+            raise ArgumentError(f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}")
         head_dim = hidden // heads
     else:
         head_dim = _count(config, "head_dim")
     head_dim = _count(config, "global_head_dim", head_dim)
-    if config.get(
-        "attention_k_eq_v"
-    ):  # Gemma 4: its global layers share one projection and have heads of their own
+    if config.get("attention_k_eq_v"):  # Gemma 4: its global layers share one projection and have heads of their own
         kv_heads = _count(config, "num_global_key_value_heads", kv_heads)
     layers = _count(config, "num_hidden_layers")
     full, windowed = _layers(config, layers)
     if not full:
-        raise ArgumentError(
-            f"layers: got 0 of {layers} that attend to the whole context, expected at least 1"
-        )
+        raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
     note = f"{full} of {layers} layers" if full < layers else ""
     window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
     return ModelPreset(name, AttnShape(heads, kv_heads, head_dim), full, note, windowed, window)

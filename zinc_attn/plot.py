@@ -32,17 +32,11 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
             continue
         x, y = zip(*points, strict=True)
         if layout == "auto":
-            axes.plot(
-                x, y, "o-", color=_AUTO, linewidth=2.4, markersize=6, zorder=3, label="auto (the split rule)"
-            )
+            axes.plot(x, y, "o-", color=_AUTO, linewidth=2.4, markersize=6, zorder=3, label="auto (the split rule)")
         elif layout == "1":
-            axes.plot(
-                x, y, "s--", color=_SINGLE, linewidth=1.8, markersize=5, zorder=2, label="1 split (baseline)"
-            )
+            axes.plot(x, y, "s--", color=_SINGLE, linewidth=1.8, markersize=5, zorder=2, label="1 split (baseline)")
         else:
-            label = (
-                f"{layout} splits" if layout.isdecimal() else f"splits of {layout.removeprefix('size:')} keys"
-            )
+            label = f"{layout} splits" if layout.isdecimal() else f"splits of {layout.removeprefix('size:')} keys"
             axes.plot(x, y, ".:", color=next(others), linewidth=1.4, markersize=7, label=label)
     contexts = sorted({row.context for row in rows})
     axes.set_xscale("log", base=2)

@@ -62,14 +62,8 @@ class Layout:
         if word == "auto":
             return cls(word)
         if not size.isdecimal() or int(size) < 1 or kind not in ("", "size") or word.startswith(":"):
-            raise ArgumentError(
-                f"splits: got {text!r}, expected auto, a number of splits (8) or size:KEYS (size:2048)"
-            )
-        return (
-            cls(f"size:{int(size)}", split_size=int(size))
-            if kind
-            else cls(str(int(size)), num_splits=int(size))
-        )
+            raise ArgumentError(f"splits: got {text!r}, expected auto, a number of splits (8) or size:KEYS (size:2048)")
+        return cls(f"size:{int(size)}", split_size=int(size)) if kind else cls(str(int(size)), num_splits=int(size))
 
     def plan(self, context: int, shape: AttnShape, compute_units: int, dtype: str, kind: str) -> SplitPlan:
         """The plan of one decode row; only "auto" looks at the device's facts."""
@@ -91,9 +85,7 @@ def parse_contexts(text: str) -> list[int]:
         factor = _SUFFIXES.get(digits[-1:], 1)
         digits = digits[:-1] if factor > 1 else digits
         if not digits.isdecimal():
-            raise ArgumentError(
-                f"contexts: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)"
-            )
+            raise ArgumentError(f"contexts: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
         found.append(check_int("contexts", int(digits) * factor, 1, MAX_CONTEXT))
     return list(dict.fromkeys(found))
 
@@ -123,9 +115,7 @@ class Inputs:
     @classmethod
     def normal(cls, shape: AttnShape, tokens: int, dtype: str, seed: int = 0) -> Inputs:
         """Standard normal values: scores of standard deviation 1. Fewer tokens give a prefix of more."""
-        q = np.random.default_rng([seed, 0]).standard_normal(
-            (shape.q_heads, shape.head_dim), dtype=np.float32
-        )
+        q = np.random.default_rng([seed, 0]).standard_normal((shape.q_heads, shape.head_dim), dtype=np.float32)
         k, v = (_normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, i]) for i in (1, 2))
         return cls(q, k, v, f"normal, seed {seed}")
 
@@ -133,7 +123,7 @@ class Inputs:
     def load(cls, path: str | Path) -> Inputs:
         """The arrays q, k and v of a NumPy .npz file, checked. ArgumentError names the file."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
                 missing = [name for name in "qkv" if name not in file]
                 if missing:
                     raise ArgumentError(f"got arrays {sorted(file)}, expected q, k and v")
@@ -150,9 +140,7 @@ class Inputs:
         except ArgumentError as error:
             raise type(error)(f"{path}: {error}") from error
         except OSError as error:
-            raise ArgumentError(
-                f"{path}: {error.strerror or error}, expected an .npz file with q, k and v"
-            ) from error
+            raise ArgumentError(f"{path}: {error.strerror or error}, expected an .npz file with q, k and v") from error
         except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ArgumentError(f"{path}: not an .npz file with arrays q, k and v ({error})") from error
         return cls(q[0], k, v, str(path))
@@ -241,6 +229,31 @@ class _Point:
     result: tuple[F32, F32] | None = None
 
 
+def check_sweep(
+    shape: AttnShape,
+    layers: int,
+    contexts: Sequence[int],
+    *,
+    dtype: str,
+    repeats: int | None,
+    weights_ms: float | None,
+    seed: int,
+    kv: Inputs | None,
+) -> None:
+    """Refuse arguments that ``sweep`` cannot take, without a device. ArgumentError names the argument."""
+    dtype_bytes(dtype)
+    check_int("layers", layers, 1)
+    check_int("seed", seed, 0)
+    if repeats is not None:
+        check_int("repeats", repeats, 1)
+    if weights_ms is not None and not 0 <= weights_ms < float("inf"):
+        raise ArgumentError(f"weights_ms: got {weights_ms}, expected milliseconds of at least 0")
+    if kv is not None and (kv.shape != shape or kv.dtype != dtype):
+        raise ArgumentError(f"kv: got {kv.shape} {kv.dtype}, expected {shape} {dtype}")
+    if kv is not None and max(contexts, default=0) > len(kv.k):
+        raise ArgumentError(f"contexts: got {max(contexts)}, expected at most {len(kv.k)}, the tokens in {kv.source}")
+
+
 def sweep(
     device: Device,
     shape: AttnShape,
@@ -265,18 +278,7 @@ def sweep(
     head_dim up to which every head is compared with the oracle, above it those of one KV head. on_row sees
     each row when it is ready. What the device has no room for gives a row with status "refused".
     """
-    if kv is not None and (kv.shape != shape or kv.dtype != dtype):
-        raise ArgumentError(f"kv: got {kv.shape} {kv.dtype}, expected {shape} {dtype}")
-    if kv is not None and max(contexts) > len(kv.k):
-        raise ArgumentError(
-            f"contexts: got {max(contexts)}, expected at most {len(kv.k)}, the tokens in {kv.source}"
-        )
-    if repeats is not None:
-        check_int("repeats", repeats, 1)
-    check_int("layers", layers, 1)
-    if weights_ms is not None and not 0 <= weights_ms < float("inf"):
-        raise ArgumentError(f"weights_ms: got {weights_ms}, expected milliseconds of at least 0")
-    dtype_bytes(dtype)
+    check_sweep(shape, layers, contexts, dtype=dtype, repeats=repeats, weights_ms=weights_ms, seed=seed, kv=kv)
     info, done, total = device.info, 0, len(contexts) * (2 + 2 * len(splits))
     rows: list[SweepRow] = []
 
@@ -489,9 +491,7 @@ def write_file(path: Path, data: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise ArgumentError(
-            f"cannot write {path}: {error.strerror}; choose another folder with --out"
-        ) from error
+        raise ArgumentError(f"cannot write {path}: {error.strerror}; choose another folder with --out") from error
     finally:
         if temporary is not None:
             with suppress(OSError):  # gone where the rename succeeded

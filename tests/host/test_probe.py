@@ -84,8 +84,7 @@ BOTH = "0: llvmpipe (LLVM 15.0.6, 256 bits) (cpu), 1: AMD Radeon 780M (integrate
             [CPU, TWIN_A, TWIN_B],
             "h200",
             DeviceNotFoundError,
-            "device: 'h200' matches 2 devices, give an index: "
-            "3: NVIDIA H200 (discrete), 4: NVIDIA H200 (discrete)",
+            "device: 'h200' matches 2 devices, give an index: 3: NVIDIA H200 (discrete), 4: NVIDIA H200 (discrete)",
         ),
         (
             [CPU],
@@ -119,9 +118,7 @@ def test_choose_among_none() -> None:
         (ImportError("vulkan"), RuntimeUnavailableError, "the Python package `vulkan` is missing: pip"),
     ],
 )
-def test_missing_loader(
-    monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[Exception], text: str
-) -> None:
+def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[Exception], text: str) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:

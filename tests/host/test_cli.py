@@ -1,0 +1,430 @@
+"""The command line and the sweep's pure parts: no Vulkan device needed."""
+
+import csv
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zinc_attn import cli, sweep
+from zinc_attn.errors import ArgumentError, NoVulkanError
+from zinc_attn.planner import plan_splits
+from zinc_attn.runtime import DeviceInfo
+from zinc_attn.shapes import AttnShape
+from zinc_attn.sweep import Inputs, Layout, SweepRow, difference, parse_contexts, parse_layouts, to_csv, to_json
+
+SHAPE = AttnShape(4, 2, 64)
+GPU = DeviceInfo(
+    index=1,
+    name="AMD Radeon AI PRO R9700 (RADV GFX1201)",
+    kind="discrete",
+    vendor="AMD",
+    driver="radv Mesa 25.2.0",
+    api_version="1.4.305",
+    uuid="00",
+    compute_units=64,
+    compute_units_source="VK_AMD_shader_core_properties2",
+    subgroup_size=64,
+    memory_bytes=32 << 30,
+    max_buffer_bytes=(1 << 32) - 4,
+    max_workgroups=(65535, 65535, 65535),
+    timestamp_period_ns=10.0,
+)
+ROW = SweepRow(
+    model="m",
+    device="d",
+    device_kind="discrete",
+    driver="v",
+    runtime="vulkan",
+    compute_units=64,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=64,
+    dtype="f16",
+    layers=10,
+    data="normal, seed 0",
+    context=1024,
+    layout="auto",
+    plan="ab" * 32,
+    num_splits=16,
+    unit_keys=64,
+    build="single",
+    passes=2,
+    workgroups=32,
+    scratch_bytes=16896,
+)
+TIMED = replace(ROW, verified="bits", repeats=3, median_us=100.0, iqr_us=2.5, kv_gb_s=1 / 3, tokens_s=1000.0)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "contexts"), [("1k,8k, 5000", [1024, 8192, 5000]), ("1K,1024", [1024]), ("1m", [1 << 20])]
+)
+def test_contexts(text: str, contexts: list[int]) -> None:
+    assert parse_contexts(text) == contexts
+
+
+@pytest.mark.parametrize("text", ["", "k", "1k,", "-1", "1.5k", "0", "17m"])
+def test_contexts_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^contexts: got .*, expected "):
+        parse_contexts(text)
+
+
+def test_layouts() -> None:
+    assert parse_layouts("auto,1, Size:2048,01") == [
+        Layout("auto"),
+        Layout("1", num_splits=1),
+        Layout("size:2048", split_size=2048),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "0", "auto,", "size:", "size:0", ":8", "size:size:8", "two"])
+def test_layouts_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^splits: got '.*', expected auto, a number of splits"):
+        parse_layouts(text)
+
+
+def test_layout_plans() -> None:
+    def splits(text: str) -> int:
+        return Layout.parse(text).plan(8192, SHAPE, 64, "f16", "gpu").num_splits
+
+    assert (splits("1"), splits("7"), splits("size:2048")) == (1, 7, 4)
+    assert splits("auto") == plan_splits(8192, SHAPE, 64).num_splits
+
+
+# --- inputs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_normal_inputs_are_prefixes(dtype: str) -> None:
+    long, short = Inputs.normal(SHAPE, 40000, dtype), Inputs.normal(SHAPE, 100, dtype)
+    assert (long.shape, long.dtype, long.k.shape) == (SHAPE, dtype, (40000, 2, 64))
+    for name in "kv":
+        assert np.array_equal(getattr(long.prefix(100), name), getattr(short, name))
+    assert not np.array_equal(short.k, short.v)
+    assert not np.array_equal(short.k, Inputs.normal(SHAPE, 100, dtype, seed=1).k)
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_kv_file(tmp_path: Path) -> None:
+    made = Inputs.normal(SHAPE, 70, "f16")
+    loaded = Inputs.load(save(tmp_path / "a.npz", q=made.q[None], k=made.k, v=made.v))
+    assert (loaded.shape, loaded.dtype, loaded.source) == (SHAPE, "f16", str(tmp_path / "a.npz"))
+    assert np.array_equal(loaded.q, made.q)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"v": None}, "got arrays ['k', 'q'], expected q, k and v"),
+        ({"q": np.zeros((2, 4, 64), np.float32)}, "q, k: got 2 query rows and 70 tokens, expected 1 row and 1 token"),
+        ({"k": np.zeros((70, 2, 64), np.float64)}, "k: got dtype float64, expected float32 or float16"),
+        ({"v": np.zeros((71, 2, 64), np.float16)}, "v: got shape (71, 2, 64), expected k's (70, 2, 64)"),
+        ({"v": np.full((70, 2, 64), np.nan, np.float16)}, "v[0, 0, 0]: got nan, expected a finite value"),
+    ],
+)
+def test_kv_file_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    made = Inputs.normal(SHAPE, 70, "f16")
+    arrays = {"q": made.q, "k": made.k, "v": made.v} | change
+    path = save(tmp_path / "a.npz", **{name: x for name, x in arrays.items() if x is not None})
+    with pytest.raises(ArgumentError) as error:
+        Inputs.load(path)
+    assert str(error.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 broken"])
+def test_kv_file_broken(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"a\.npz: "):
+        Inputs.load(path)
+
+
+def test_kv_file_missing(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"none\.npz: No such file or directory, expected an \.npz file"):
+        Inputs.load(tmp_path / "none.npz")
+
+
+# --- results -----------------------------------------------------------------------------------------------
+
+
+def test_difference_names_the_first_bit() -> None:
+    want = np.arange(8, dtype=np.float32).reshape(4, 2)
+    got = want.copy()
+    assert difference("out", got, want) is None
+    got[2, 1] = np.nextafter(np.float32(5), np.float32(6))
+    got[3, 0] = np.nan
+    assert difference("out", got, want, first=8) == (
+        "out[10, 1]: got 5.00000048 (0x40a00001), expected 5 (0x40a00000); 2 of 8 elements differ"
+    )
+    zero = np.zeros(1, np.float32)
+    assert difference("lse", -zero, zero) is not None  # equal numbers, other bits
+
+
+def test_figures() -> None:
+    figures = sweep._figures(replace(ROW, weights_ms=9.0), np.array([1e-4, 1e-4, 3e-4]))
+    assert figures["median_us"] == pytest.approx(100)
+    assert (figures["min_us"], figures["max_us"], figures["iqr_us"]) == pytest.approx((100, 300, 100))
+    assert figures["kv_gb_s"] == pytest.approx(1024 * 2 * 2 * 64 * 2 / 1e-4 / 1e9)
+    assert figures["attention_ms_per_token"] == pytest.approx(1)
+    assert (figures["tokens_s"], figures["tokens_s_with_weights"]) == pytest.approx((1000, 100))
+
+
+def test_json_and_csv_agree() -> None:
+    record = json.loads(to_json(TIMED))
+    assert record["kv_gb_s"] == 0.333333
+    assert record["weights_ms"] is None
+    lines = list(csv.DictReader(io.StringIO(to_csv([TIMED, ROW]))))
+    assert list(lines[0]) == list(record)
+    assert (lines[0]["median_us"], lines[1]["median_us"]) == ("100.0", "")
+
+
+def test_write_file_is_atomic(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.csv"
+    sweep.write_file(path, b"one")
+    sweep.write_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(ArgumentError, match=r"cannot write .*a\.csv: .*; choose another folder with --out"):
+        sweep.write_file(path / "a.csv", b"")
+
+
+def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    rows = [
+        TIMED,
+        replace(TIMED, layout="1", verified="bits (sampled heads)", tokens_s=123456.0),
+        replace(ROW, layout="7", status="failed", error="out[0, 0]: wrong"),
+        replace(ROW, context=1 << 20, status="refused", error="no room"),
+        replace(ROW, context=1 << 20, layout="1", status="refused", error="no room"),
+    ]
+    cli.print_table(cli.sweep_table(rows))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()][3:]
+    assert lines[0] == ["1,024", "auto", "16", "bits", "100", "2.5", "0.3333", "–", "1,000"]
+    assert (lines[1][3], lines[1][-1]) == ("bits*", "123,456")
+    assert lines[2][3:] == ["FAILED", *"–––––"]
+    assert lines[3][3:] == ["refused", *"–––––"]
+    notes = list(cli.sweep_notes(rows))
+    assert notes[2].startswith("bits*: ")
+    assert notes[3:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
+
+
+def test_plot() -> None:
+    pytest.importorskip("matplotlib")
+    from zinc_attn.plot import keys_label, plot_png
+
+    rows = [
+        replace(TIMED, context=context, layout=layout, tokens_s=1e6 / context)
+        for context in (1024, 3000, 8192)
+        for layout in ("auto", "1", "7", "size:2048")
+    ]
+    rows.append(replace(ROW, context=1 << 20, status="refused"))
+    with_weights = [replace(row, tokens_s_with_weights=row.tokens_s) for row in rows]
+    for png in (plot_png(rows, "t"), plot_png(with_weights, "a_$b$")):
+        assert png.startswith(b"\x89PNG")
+    assert (keys_label(131072), keys_label(1000)) == ("128k", "1,000")
+
+
+@pytest.mark.parametrize(
+    ("x", "text"), [(None, "–"), (0.24, "0.24"), (12.3456, "12.35"), (999.96, "1000"), (130166.2, "130,166")]
+)
+def test_figure(x: float | None, text: str) -> None:
+    assert cli.figure(x) == text
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[DeviceInfo]:
+    """Two devices that do not exist."""
+    cpu = replace(GPU, index=0, name="llvmpipe (LLVM [15])", kind="cpu", vendor="Mesa", compute_units=2)
+    found = [cpu, GPU]
+    monkeypatch.setattr(cli, "list_devices", lambda: found)
+    monkeypatch.delenv("ZINC_ATTN_DEVICE", raising=False)
+    return found
+
+
+def test_devices(devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    assert cli.main(["devices"]) == 0
+    text = capsys.readouterr().out
+    for piece in ("llvmpipe (LLVM [15])", "1*", "64 (VK_AMD_shader_core_properties2)", "32 GiB", "radv Mesa 25.2.0"):
+        assert piece in text
+    assert cli.main(["devices", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(d["index"], d["kind"]) for d in lines] == [(0, "cpu"), (1, "discrete")]
+
+
+@pytest.mark.parametrize(
+    ("index", "alone", "message"),
+    [(0, True, "no GPU: running on the CPU through lavapipe\n"),
+     (0, False, "as asked, not on a GPU: running on the CPU through lavapipe\n"),
+     (1, False, "")],
+)  # fmt: skip
+def test_cpu_is_said(
+    devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str], index: int, alone: bool, message: str
+) -> None:
+    chosen = devices[index]
+    if alone:
+        devices[:] = [chosen]
+    cli.note_cpu(chosen)
+    assert capsys.readouterr() == ("", message)
+
+
+def plans(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, Any]]:
+    assert cli.main(["plan", "--json", *args]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_plan_is_pure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_device() -> None:
+        raise AssertionError("plan asked for devices")
+
+    monkeypatch.setattr(cli, "list_devices", no_device)
+    rows = plans(capsys, "--model", "qwen3.6-35b-a3b", "--contexts", "1k,128k", "--splits", "auto,1")
+    assert [(r["context"], r["layout"]) for r in rows] == [(1024, "auto"), (1024, "1"), (131072, "auto"), (131072, "1")]
+    want = plan_splits(131072, AttnShape(16, 2, 256), 64)
+    assert rows[2]["fingerprint"] == want.fingerprint()
+    assert (rows[2]["splits"], rows[2]["workgroups"]) == (want.num_splits, want.workgroups)
+    assert rows[2]["workgroups_per_cu"] == want.workgroups / 64
+
+
+def test_plan_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    assert cli.main(["plan", "--shape", "4/2/64", "--contexts", "1k", "--cu", "8"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("shape 4/2/64, f16, 8 compute units (gpu)\n")
+    assert plan_splits(1024, SHAPE, 8).fingerprint()[:12] in text
+
+
+def test_plan_for_a_device(devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = plans(capsys, "--shape", "4/2/64", "--contexts", "8k", "--device", "llvm")
+    assert (row["compute_units"], row["kind"]) == (2, "cpu")
+    assert row["fingerprint"] == plan_splits(8192, SHAPE, 2, kind="cpu").fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plan"], "model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b"),
+        (["plan", "--shape", "4x2"], "shape: got '4x2', expected q_heads/kv_heads/head_dim, for example 16/2/256"),
+        (["plan", "--shape", "4/2/64", "--cu", "0"], "cu: got 0, expected an int of at least 1"),
+        (
+            ["plan", "--shape", "4/2/64", "--splits", "x"],
+            "splits: got 'x', expected auto, a number of splits (8) or size:KEYS (size:2048)",
+        ),
+    ],
+)
+def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr() == ("", f"zinc-attn: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--layers", "0"], "layers: got 0, expected an int of at least 1"),
+        (["--contexts", "8q"], "contexts: got '8q', expected numbers of keys such as 1k,32k,5000 (k = 1024)"),
+        (["--repeats", "0"], "repeats: got 0, expected an int of at least 1"),
+        (["--seed", "-1"], "seed: got -1, expected an int of at least 0"),
+        (["--weights-ms", "nan"], "weights_ms: got nan, expected milliseconds of at least 0"),
+    ],
+)
+def test_sweep_errors(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.main(["sweep", "--shape", "4/2/64", *args]) == 2
+    assert capsys.readouterr() == ("", f"zinc-attn: error: {message}\n")  # before any device is opened
+
+
+def test_kv_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    made = Inputs.normal(SHAPE, 70, "f16")
+    path = save(tmp_path / "a.npz", q=made.q, k=made.k, v=made.v)
+    assert cli.main(["sweep", "--kv", str(path), "--model", "qwen3-8b"]) == 2
+    assert cli.main(["sweep", "--kv", str(path), "--dtype", "f32"]) == 2
+    assert cli.main(["sweep", "--kv", str(path), "--contexts", "64,71"]) == 2
+    assert capsys.readouterr().err == (
+        f"zinc-attn: error: {path}: got shape 4/2/64, expected 32/8/128 of qwen3-8b\n"
+        f"zinc-attn: error: {path}: got f16, expected f32 as --dtype says\n"
+        f"zinc-attn: error: contexts: got 71, expected at most 70, the tokens in {path}\n"
+    )
+
+
+def test_no_vulkan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def none() -> None:
+        raise NoVulkanError("no driver")
+
+    monkeypatch.setattr(cli, "list_devices", none)
+    assert cli.main(["devices"]) == 2
+    assert capsys.readouterr().err == "zinc-attn: error: no driver\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "missing"),
+    [
+        (["devices"], ["rich"]),
+        (["plan", "--shape", "4/2/64"], ["rich"]),
+        (["sweep", "--shape", "4/2/64"], ["matplotlib"]),
+        (["sweep", "--shape", "4/2/64"], ["rich", "matplotlib"]),
+    ],
+)
+def test_missing_packages(
+    argv: list[str],
+    missing: list[str],
+    devices: list[DeviceInfo],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else "here")
+    assert cli.main(argv) == 2
+    needs = " and ".join(missing)
+    assert capsys.readouterr() == (
+        "",
+        f"zinc-attn: error: this command needs {needs}: pip install 'zinc-attn[cli]'\n",
+    )
+    if argv[0] != "sweep":
+        assert cli.main([*argv, "--json"]) == 0  # needs neither
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "list_devices", interrupt)
+    assert cli.main(["devices"]) == 130
+    assert capsys.readouterr().err == "zinc-attn: interrupted\n"
+
+
+def test_closed_pipe() -> None:
+    code = "import sys; from zinc_attn.cli import main; sys.exit(main(sys.argv[1:]))"
+    contexts = ",".join(str(n) for n in range(1, 3000))
+    argv = [sys.executable, "-c", code, "plan", "--shape", "4/2/64", "--contexts", contexts, "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("command", ["devices", "plan", "sweep"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"example:\n  zinc-attn {command}" in capsys.readouterr().out
