@@ -62,7 +62,7 @@ def main() -> None:
     staging.mkdir(parents=True)
     modules = {}
     try:
-        for decl in kernels.KERNELS:
+        for decl in kernels.MODULES:
             out = staging / f"{decl.name}.spv"
             defines = [f"-D{d}" for d in decl.defines]
             command = [compiler, "-V", "--target-env", "vulkan1.1", *defines, f"-I{SHADERS}", "-o", str(out)]

@@ -13,11 +13,13 @@
 layout(local_size_x = 32) in;
 layout(constant_id = ATTEND_SPEC_HEAD_DIM) const uint HEAD_DIM = 128u;
 layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;
+layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1 or 2
+layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
 const uint PAIRS = SLICE / 2u;
 const uint VALUE_LANES = HEAD_DIM / SLICE;  // lanes that own a slice; 20 to 32
 #if LOOP || defined(KV_F32)
-const uint KEYS_AHEAD = 2u;  // value rows in flight; more would cost the loop build, and float32, waves per SIMD
+const uint KEYS_AHEAD = SLICE <= 4u ? 4u : 2u;  // value rows in flight; more of the wide ones would cost waves per SIMD
 #else
 const uint KEYS_AHEAD = 4u;
 #endif
@@ -27,21 +29,15 @@ layout(set = 0, binding = ATTEND_BIND_Q, std430) restrict readonly buffer Q { ve
 layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict writeonly buffer States { float states[]; };
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
-// Index of this workgroup's query head h; a chunk that is not full repeats the group's last head.
-uint query_head(uint h) {
+// First query head of this workgroup.  The last chunk of a group begins early enough to be full; its first
+// repeated_heads() heads are the previous chunk's, which writes them.
+uint first_head() {
     uint group = work[HEADER_GROUP];
-    return gl_WorkGroupID.y * group + min(gl_WorkGroupID.z * HEADS + h, group - 1u);
+    return gl_WorkGroupID.y * group + min(gl_WorkGroupID.z * HEADS, group - HEADS);
 }
 
-bool is_absent(uint h) {
-    return gl_WorkGroupID.z * HEADS + h >= work[HEADER_GROUP];
-}
-
-// The tile of a leaf: pages hold page_tiles tiles of every KV head.
-uint tile_of(uint leaf, uint page_table) {
-    uint shift = work[HEADER_PAGE_SHIFT];
-    uint page = work[page_table + (leaf >> shift)];
-    return (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + (leaf & ((1u << shift) - 1u));
+uint repeated_heads() {
+    return max(gl_WorkGroupID.z * HEADS + HEADS, work[HEADER_GROUP]) - work[HEADER_GROUP];
 }
 
 #include "state.glsl"
@@ -62,12 +58,10 @@ void emit(uint row, uint state) {
     bool direct = work[HEADER_DIRECT] != 0u;
     uint lse_base = work[HEADER_ROWS] * q_heads * HEAD_DIM;
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * HEAD_DIM;
-    for (uint h = 0u; h < HEADS; ++h) {
-        if (is_absent(h)) {
-            break;
-        }
-        uint slot = (direct ? row : state) * q_heads + query_head(h);
-        if (lane < VALUE_LANES) {
+    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+        uint slot = (direct ? row : state) * q_heads + first_head() + h;
+        bool mine = h >= repeated_heads();
+        if (mine && lane < VALUE_LANES) {
             for (uint i = 0u; i < PAIRS; ++i) {
                 uint at = slot * HEAD_DIM + lane * SLICE + 2u * i;
                 vec2 x = RESULT(o)[h * PAIRS + i];
@@ -81,7 +75,7 @@ void emit(uint row, uint state) {
                 }
             }
         }
-        if (lane == 0u) {
+        if (mine && lane == 0u) {
             if (direct) {
                 result[lse_base + slot] = natural_lse(RESULT(m)[h], RESULT(l)[h]);
             } else {
@@ -94,20 +88,20 @@ void emit(uint row, uint state) {
 
 void main() {
     uint item = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
-    uint row = work[item + ITEM_ROW];
-    uint limit = work[item + ITEM_LIMIT];
-    uint leaf = work[item + ITEM_LEAF_BEGIN];
-    uint leaf_end = work[item + ITEM_LEAF_END];
+    uint row = work[item + ITEM_ROW], limit = work[item + ITEM_LIMIT];
+    uint index = work[item + ITEM_LEAF_BEGIN], end = work[item + ITEM_LEAF_END];
     uint state = work[item + ITEM_STATE];
-    uint page_table = work[item + ITEM_PAGE_TABLE];
-    if (leaf >= leaf_end) {
+    Leaf leaf = Leaf(index, 0u, row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
+    if (index >= end) {
         return;
     }
 #if LOOP
     uint unit_leaves = work[HEADER_UNIT_LEAVES];
-    [[dont_unroll]] for (; leaf < leaf_end; ++leaf) {
-        attend_leaf(row, tile_of(leaf, page_table), min(limit - leaf * LEAF, LEAF));
-        bool first = leaf % unit_leaves == 0u;
+    [[dont_unroll]] for (; index < end; ++index) {
+        leaf.index = index;
+        leaf.count = min(limit - index * LEAF, LEAF);
+        attend_leaf(leaf);
+        bool first = (index & (unit_leaves - 1u)) == 0u;
         for (uint h = 0u; h < HEADS; ++h) {
             float m_old = first ? EMPTY_M : node_m[h];
             float l_old = first ? 0.0 : node_l[h];
@@ -119,14 +113,15 @@ void main() {
                 node_o[h * PAIRS + i] = merge(o_old, w.x, o[h * PAIRS + i], w.y);
             }
         }
-        if ((leaf + 1u) % unit_leaves == 0u || leaf + 1u == leaf_end) {
+        if (((index + 1u) & (unit_leaves - 1u)) == 0u || index + 1u == end) {
             emit(row, state);
             ++state;
         }
         barrier();
     }
 #else
-    attend_leaf(row, tile_of(leaf, page_table), min(limit - leaf * LEAF, LEAF));
+    leaf.count = min(limit - index * LEAF, LEAF);
+    attend_leaf(leaf);
     emit(row, state);
 #endif
 }

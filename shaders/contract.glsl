@@ -38,30 +38,55 @@ const uint HEADER_PAGE_TILES = 7u;
 const uint HEADER_ROWS = 8u;
 const uint HEADER_ROW_TABLE = 9u;
 const uint HEADER_DIRECT = 10u;
+const uint HEADER_APPEND_TABLE = 11u;
 const uint ITEM_ROW = 0u;
 const uint ITEM_LIMIT = 1u;
 const uint ITEM_LEAF_BEGIN = 2u;
 const uint ITEM_LEAF_END = 3u;
 const uint ITEM_STATE = 4u;
 const uint ITEM_PAGE_TABLE = 5u;
+const uint ITEM_FRESH_BEGIN = 6u;
+const uint ITEM_FRESH_ROW = 7u;
 const uint ROW_STATE = 0u;
 const uint ROW_COUNT = 1u;
 const uint ROW_UNIT = 2u;
+const uint APPEND_POSITION = 0u;
+const uint APPEND_PAGE_TABLE = 1u;
+const uint COPY_SOURCE = 0u;
+const uint COPY_TARGET = 1u;
 const uint HEADER_WORDS = 16u;
 const uint ITEM_WORDS = 8u;
 const uint ROW_WORDS = 4u;
+const uint APPEND_WORDS = 2u;
+const uint COPY_WORDS = 2u;
+const uint NO_TOKEN = 0xFFFFFFFFu;
 #define ATTEND_BIND_WORK 0
 #define ATTEND_BIND_Q 1
 #define ATTEND_BIND_K 2
 #define ATTEND_BIND_V 3
 #define ATTEND_BIND_STATES 4
 #define ATTEND_BIND_OUT 5
+#define ATTEND_BIND_ROWS 6
 #define ATTEND_SPEC_HEAD_DIM 0
 #define ATTEND_SPEC_HEADS 1
+#define ATTEND_SPEC_CHUNKS_AHEAD 2
+#define ATTEND_SPEC_TILE 3
 #define MERGE_BIND_WORK 0
 #define MERGE_BIND_STATES 1
 #define MERGE_BIND_OUT 2
 #define MERGE_SPEC_HEAD_DIM 0
+#define APPEND_BIND_WORK 0
+#define APPEND_BIND_ROWS 1
+#define APPEND_BIND_K 2
+#define APPEND_BIND_V 3
+#define APPEND_SPEC_ROW_VALUES 0
+#define APPEND_SPEC_SCALES 1
+#define APPEND_SPEC_CHUNK_WORDS 2
+#define APPEND_SPEC_TILE 3
+#define COPY_BIND_WORK 0
+#define COPY_BIND_K 1
+#define COPY_BIND_V 2
+#define COPY_SPEC_TILE_WORDS 0
 #define READ_BIND_DATA 0
 #define READ_BIND_OUT 1
 #define READ_SPEC_LOADS 0

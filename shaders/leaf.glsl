@@ -8,10 +8,20 @@
 float m[HEADS], l[HEADS];
 vec2 o[HEADS * PAIRS];
 vec2 v[KEYS_AHEAD * PAIRS];
+
+struct Leaf {
+    uint index;        // keys 64 index ... 64 index + 63
+    uint count;        // of these, the first `count` are seen
+    uint row;          // the query row
+    uint page_table;   // word of the sequence's page table
+    uint fresh_begin;  // FRESH: tokens from here on are in the uploaded rows, the first of them in row fresh_row
+    uint fresh_row;
+};
 #include "kv.glsl"
 
-shared float scores[LEAF * HEADS];  // [key][head]: scores, then weights
-shared float parts[HEADS * LANES];  // [head][key mod 4]: partial maxima, then partial weight sums
+// [key][head]: scores, then weights; in between, [head][key mod 4]: partial maxima, partial weight sums.
+// One array for both: 2 KiB at 8 heads, so that LDS does not limit the waves per SIMD before the registers do.
+shared float scores[LEAF * HEADS];
 
 float chunk_dot(vec4 qa, vec4 qb, vec4 ka, vec4 kb) {
     precise vec4 a = qa * ka;
@@ -26,24 +36,31 @@ float chunk_dot(vec4 qa, vec4 qb, vec4 ka, vec4 kb) {
     return sum;
 }
 
-// The state of the first `count` keys of a leaf, to m, l and o.
-void attend_leaf(uint row, uint tile, uint count) {
+// The state of a leaf, to m, l and o.
+void attend_leaf(Leaf leaf) {
     barrier();
-    uint lane = gl_LocalInvocationID.x;
+    uint lane = gl_LocalInvocationID.x, count = leaf.count;
+    // Absent keys read a place that exists: their slot of the tile, or, in small tiles, the last key's.
+    uint last = TILE == LEAF ? LEAF - 1u : max(count, 1u) - 1u;
+    uvec2 key0 = locate(leaf, min(lane, last)), key1 = locate(leaf, min(lane + WAVE, last));
     vec2 dots[HEADS];
     for (uint h = 0u; h < HEADS; ++h) {
         dots[h] = vec2(0.0);
     }
-    uint row_base = row * work[HEADER_Q_HEADS];
-    [[dont_unroll]] for (uint c = 0u; c < HEAD_DIM / CHUNK; ++c) {
-        vec4 k0a, k0b, k1a, k1b;
-        load_k(tile, c, lane, k0a, k0b);
-        load_k(tile, c, lane + WAVE, k1a, k1b);
+    uint q_base = (leaf.row * work[HEADER_Q_HEADS] + first_head()) * (HEAD_DIM / 4u);
+    [[dont_unroll]] for (uint c = 0u; c < HEAD_DIM / CHUNK; c += CHUNKS_AHEAD) {
+        vec4 k0a[CHUNKS_AHEAD], k0b[CHUNKS_AHEAD], k1a[CHUNKS_AHEAD], k1b[CHUNKS_AHEAD];
+        for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
+            load_k(key0, c + j, k0a[j], k0b[j]);
+            load_k(key1, c + j, k1a[j], k1b[j]);
+        }
         for (uint h = 0u; h < HEADS; ++h) {
-            uint at = (row_base + query_head(h)) * (HEAD_DIM / 4u) + 2u * c;
-            vec4 qa = q[at], qb = q[at + 1u];
-            precise vec2 sum = dots[h] + vec2(chunk_dot(qa, qb, k0a, k0b), chunk_dot(qa, qb, k1a, k1b));
-            dots[h] = sum;
+            for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
+                uint at = q_base + 2u * (c + j) + h * (HEAD_DIM / 4u);
+                vec4 qa = q[at], qb = q[at + 1u];
+                precise vec2 sum = dots[h] + vec2(chunk_dot(qa, qb, k0a[j], k0b[j]), chunk_dot(qa, qb, k1a[j], k1b[j]));
+                dots[h] = sum;
+            }
         }
     }
 
@@ -52,43 +69,55 @@ void attend_leaf(uint row, uint tile, uint count) {
     for (uint h = 0u; h < HEADS; ++h) {
         precise vec2 s = dots[h] * scale;
         dots[h] = mix(vec2(EMPTY_M), s, present);
+    }
+    for (uint h = 0u; h < HEADS; ++h) {
         scores[lane * HEADS + h] = dots[h].x;
         scores[(lane + WAVE) * HEADS + h] = dots[h].y;
     }
     barrier();
     uint part_head = lane / LANES, part_key = lane % LANES;
-    if (part_head < HEADS) {
-        float top = EMPTY_M;
-        for (uint t = part_key; t < LEAF; t += LANES) {
-            top = max(top, scores[t * HEADS + part_head]);
+    bool has_part = part_head < HEADS;
+    float top_part = EMPTY_M;
+    if (has_part) {
+        for (uint t = 0u; t < LEAF; t += LANES) {
+            top_part = max(top_part, scores[(t + part_key) * HEADS + part_head]);
         }
-        parts[lane] = top;
+    }
+    barrier();
+    if (has_part) {
+        scores[lane] = top_part;
     }
     barrier();
     for (uint h = 0u; h < HEADS; ++h) {
-        float top = max(max(parts[h * LANES], parts[h * LANES + 1u]), max(parts[h * LANES + 2u], parts[h * LANES + 3u]));
+        float top = max(max(scores[h * LANES], scores[h * LANES + 1u]), max(scores[h * LANES + 2u], scores[h * LANES + 3u]));
         m[h] = roundEven(top);
-        scores[lane * HEADS + h] = present.x ? weight(dots[h].x, m[h]) : 0.0;
-        scores[(lane + WAVE) * HEADS + h] = present.y ? weight(dots[h].y, m[h]) : 0.0;
     }
     barrier();
-    if (part_head < HEADS) {
-        precise float sum = 0.0;
-        for (uint t = part_key; t < LEAF; t += LANES) {
-            sum = sum + scores[t * HEADS + part_head];
+    for (uint h = 0u; h < HEADS; ++h) {
+        dots[h] = mix(vec2(0.0), vec2(weight(dots[h].x, m[h]), weight(dots[h].y, m[h])), present);
+    }
+    for (uint h = 0u; h < HEADS; ++h) {
+        scores[lane * HEADS + h] = dots[h].x;
+        scores[(lane + WAVE) * HEADS + h] = dots[h].y;
+    }
+    barrier();
+    precise float sum_part = 0.0;
+    if (has_part) {
+        for (uint t = 0u; t < LEAF; t += LANES) {
+            sum_part = sum_part + scores[(t + part_key) * HEADS + part_head];
         }
-        parts[lane] = sum;
     }
 
     for (uint i = 0u; i < HEADS * PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
-    if (lane < VALUE_LANES) {
+    if (lane < VALUE_LANES && count > 0u) {
         // Behind the last key the weight is 0 and the last row is read again: adding 0 changes nothing, and no
         // row that was never written (it may hold NaN) is touched.
-        [[dont_unroll]] for (uint t = 0u; t < count; t += KEYS_AHEAD) {
+        uint t = 0u;
+        [[dont_unroll]] do {
             for (uint j = 0u; j < KEYS_AHEAD; ++j) {
-                load_v(tile, min(t + j, count - 1u), lane, j * PAIRS);
+                load_v(locate(leaf, min(t + j, count - 1u)), lane, j * PAIRS);
             }
             for (uint j = 0u; j < KEYS_AHEAD; ++j) {
                 for (uint h = 0u; h < HEADS; ++h) {
@@ -100,12 +129,17 @@ void attend_leaf(uint row, uint tile, uint count) {
                     }
                 }
             }
-        }
+            t += KEYS_AHEAD;
+        } while (t < count);
+    }
+    barrier();
+    if (has_part) {
+        scores[lane] = sum_part;
     }
     barrier();
     for (uint h = 0u; h < HEADS; ++h) {
-        precise float c01 = parts[h * LANES] + parts[h * LANES + 1u];
-        precise float c23 = parts[h * LANES + 2u] + parts[h * LANES + 3u];
+        precise float c01 = scores[h * LANES] + scores[h * LANES + 1u];
+        precise float c23 = scores[h * LANES + 2u] + scores[h * LANES + 3u];
         precise float sum = c01 + c23;
         l[h] = sum;
         for (uint i = 0u; i < PAIRS; ++i) {

@@ -50,13 +50,12 @@ void main() {
             s[j] = State(ml.x, ml.y, states[slot * (HEAD_DIM / 2u) + pair]);
         }
         for (uint j = 0u; j < AHEAD; ++j) {
-            if (i + j < count) {
-                node = merge(node, s[j]);
-                if ((unit + i + j + 1u) % period == 0u) {
-                    total = merge(total, node);
-                    node = EMPTY;
-                }
-            }
+            bool there = i + j < count;
+            node = merge(node, State(there ? s[j].m : EMPTY_M, there ? s[j].l : 0.0, there ? s[j].o : vec2(0.0)));
+            bool full = there && ((unit + i + j + 1u) & (period - 1u)) == 0u;
+            State sum = merge(total, node);
+            total = State(full ? sum.m : total.m, full ? sum.l : total.l, full ? sum.o : total.o);
+            node = State(full ? EMPTY_M : node.m, full ? 0.0 : node.l, full ? vec2(0.0) : node.o);
         }
     }
     total = merge(total, node);

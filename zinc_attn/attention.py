@@ -12,27 +12,16 @@ from . import kernels, layout
 from .device import Device
 from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from .planner import SplitPlan, plan_splits
-from .reference import as_input, score_scale
+from .reference import score_scale
+from .rows import checked_values
 from .runtime import Dispatch, Recording, Use
-from .shapes import LEAF, MAX_INPUT, MAX_SCORE, AttnShape, dtype_bytes
+from .shapes import LEAF, MAX_SCORE, AttnShape, check_int, dtype_bytes
 
 F32 = NDArray[np.float32]
 _DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 
 
 # --- checks ------------------------------------------------------------------------------------------------
-
-
-def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
-    """``x`` with tiny float32 values flushed, and its largest magnitude. ValueRangeError names the first bad index."""
-    if x.size == 0:
-        return x, 0.0
-    largest = float(np.max(np.abs(x)))  # NaN propagates
-    if not largest <= MAX_INPUT:
-        bad = np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0]
-        at = ", ".join(map(str, bad))
-        raise ValueRangeError(f"{name}[{at}]: got {float(x[tuple(bad)]):g}, expected a finite value of at most 2**60")
-    return (x if x.dtype == np.float16 else as_input(x)), largest
 
 
 def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
@@ -113,7 +102,8 @@ class ResidentKV:
 class AttentionStep:
     """One recorded attention call on a ResidentKV: a plan, its buffers and its submission. Run it any number of times.
 
-    ``limits`` gives the keys that each of the plan's q_len rows sees.
+    ``limits`` gives the keys that each of the plan's q_len rows sees. ``heads_per_workgroup``: query heads that one
+    workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
     """
 
     def __init__(
@@ -124,8 +114,12 @@ class AttentionStep:
         scale: float,
         limits: list[int] | None = None,
         timestamps: bool = False,
+        heads_per_workgroup: int | None = None,
     ) -> None:
         shape, runtime = plan.shape, kv.device.runtime
+        per_workgroup = shape.heads_per_workgroup
+        if heads_per_workgroup is not None:
+            per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, per_workgroup)
         self.plan, self.runtime = plan, runtime
         self.limits = [plan.context_len] * plan.q_len if limits is None else limits
         work, items = self._work(kv, scale)
@@ -140,8 +134,9 @@ class AttentionStep:
             runtime.write(work_buffer, work)
             steps = []
             if items:
-                attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), (dim, shape.heads_per_workgroup))
-                grid = (items, shape.kv_heads, shape.head_chunks)
+                spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF)
+                attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), spec)
+                grid = (items, shape.kv_heads, -(-shape.group // per_workgroup))
                 steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, states, out), grid))
             if plan.passes == 2:
                 merge = kv.device.kernel(kernels.MERGE, (dim,))
@@ -163,9 +158,9 @@ class AttentionStep:
             rows.append((first, -(-limit // plan.unit_keys), 0))
             for begin, end in ranges:
                 if plan.passes == 1:  # a row that sees no key still has its one item, which writes the empty result
-                    items.append((row, limit, 0, max(last, 1), 0, 0))
+                    items.append((row, limit, 0, max(last, 1), 0))
                 elif begin < last:
-                    items.append((row, limit, begin, min(end, last), first + begin // plan.unit_leaves, 0))
+                    items.append((row, limit, begin, min(end, last), first + begin // plan.unit_leaves))
         row_table = kernels.HEADER_WORDS + kernels.ITEM_WORDS * len(items)
         page_table = row_table + kernels.ROW_WORDS * len(rows)
         words = np.zeros(page_table + 1, np.uint32)  # one page, number 0, holds everything
@@ -181,6 +176,7 @@ class AttentionStep:
             "rows": plan.q_len,
             "row_table": row_table,
             "direct": int(plan.passes == 1),
+            "append_table": 0,
         }
         words[: len(kernels.HEADER)] = [header[name] for name in kernels.HEADER]
         for at, size, records in (

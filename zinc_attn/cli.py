@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_devices, add_plan, add_sweep):
+    for add in (add_devices, add_plan, add_sweep, add_bench):
         add(subparsers)
     return parser
 
@@ -539,6 +539,76 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
             troubles.setdefault((row.context, word, row.error), []).append(row.layout)
     for (context, word, error), layouts in troubles.items():
         yield f"{context:,} keys, {', '.join(layouts)}: {word}: {error}"
+
+
+# --- bench -------------------------------------------------------------------------------------------------
+
+
+def add_bench(subparsers: Subparsers) -> None:
+    """zinc-attn bench"""
+    parser = add_command(
+        subparsers,
+        "bench",
+        "time the kernels beside a read yardstick and baselines",
+        "Verifies every layout against the oracle, bit for bit, then times runtimes and layouts in turns: the whole\n"
+        "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
+        "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
+        "bench.jsonl and bench.png in --out.",
+        "  zinc-attn bench\n  zinc-attn bench --runtimes vulkan --shapes 32/8/128 --contexts 8k --json",
+    )
+    add = parser.add_argument
+    add("--device", metavar="D", help="index or piece of the name, see 'zinc-attn devices'")
+    installed = RUNTIMES if importlib.util.find_spec("kp") else ("vulkan",)
+    add("--runtimes", default=",".join(installed), metavar="LIST", help="dispatchers (default: %(default)s)")
+    add("--shapes", default="16/2/256,32/4/128", metavar="LIST", help="Q/KV/D (default: %(default)s)")
+    add("--contexts", default=DEFAULT_CONTEXTS, metavar="LIST", help="keys, k = 1024 (default: %(default)s)")
+    add("--dtype", choices=tuple(DTYPE_BYTES), default="f16", help="of K and V (default: %(default)s)")
+    add("--repeats", type=int, metavar="N", help="rounds per point (default: 5 to 50 within 10 s)")
+    add("--seed", type=int, default=0, metavar="N", help="of the values (default: %(default)s)")
+    add("--out", metavar="DIR", help="folder of the files (default: bench-DEVICE)")
+    add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the tables")
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Benchmark, print, and write the files."""
+    need("rich", "matplotlib")
+    from . import bench
+    from .plot import bench_png
+
+    shapes = [AttnShape.parse(text.strip()) for text in args.shapes.split(",")]
+    contexts = parse_contexts(args.contexts)
+    with ExitStack() as stack:
+        runtimes = dict.fromkeys(name.strip() for name in args.runtimes.split(","))
+        devices = [stack.enter_context(Device.open(args.device, runtime=name)) for name in runtimes]
+        info = devices[0].info
+        note_cpu(info)
+        if not args.json:
+            print(f"{info.name} ({info.driver}), {args.dtype}, one layer", flush=True)
+        on_row = (lambda row: print(bench.to_json(row), flush=True)) if args.json else None
+        options = {"dtype": args.dtype, "repeats": args.repeats, "seed": args.seed}
+        with progress_bar() as progress:
+            rows = bench.bench(devices, shapes, contexts, **options, progress=progress, on_row=on_row)
+    if not args.json:
+        for columns, lines in zip((bench.HOST_COLUMNS, bench.COLUMNS), bench.table_cells(rows), strict=True):
+            table = new_table(*columns, left=2)
+            for line in lines:
+                table.add_row(*line)
+            print_table(table)
+            print()
+        print(f"Times: {bench.HOST_CLOCK}; passes by {bench.DEVICE_CLOCK}; medians. of read: of the rate at which a")
+        print("kernel that does nothing else reads K and V. GB/s counts each stored byte of K and V once.")
+    folder = Path(args.out or f"bench-{slug(info.name)}")
+    files = {
+        "bench.csv": bench.to_csv(rows).encode(),
+        "bench.jsonl": "".join(f"{bench.to_json(row)}\n" for row in rows).encode(),
+    }
+    if any(row.kv_gb_s for row in rows):
+        files["bench.png"] = bench_png(rows)
+    for name, data in files.items():
+        write_file(folder / name, data)
+    say(f"written: {', '.join(str(folder / name) for name in files)}")
+    return 1 if any(row.status == "failed" for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -48,20 +48,28 @@ HEADER: Final = (
     "rows",  # query rows of the call
     "row_table",  # word where the ROW records begin
     "direct",  # 1: each row has at most one state, pass 1 writes the final output
+    "append_table",  # word where the APPEND (or COPY) records begin
 )
 HEADER_WORDS: Final = 16
 # One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [0, limit).
-ITEM: Final = ("row", "limit", "leaf_begin", "leaf_end", "state", "page_table")
+# Fresh builds find the sequence's tokens from fresh_begin on in the uploaded rows, from row fresh_row on.
+ITEM: Final = ("row", "limit", "leaf_begin", "leaf_end", "state", "page_table", "fresh_begin", "fresh_row")
 ITEM_WORDS: Final = 8
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit.
 ROW: Final = ("state", "count", "unit")
 ROW_WORDS: Final = 4
+# A new token: its position in its sequence (or NO_TOKEN), and the word of the sequence's page table.
+APPEND: Final = ("position", "page_table")
+APPEND_WORDS: Final = 2
+NO_TOKEN: Final = 0xFFFFFFFF
+COPY: Final = ("source", "target")  # pages
+COPY_WORDS: Final = 2
 
 _ATTEND_BINDINGS: Final = (
     Binding("work", "read"),  # uint
     Binding("q", "read"),  # (rows, q_heads, head_dim) float32
-    Binding("k", "read"),  # (tiles, head_dim / 8, 64, 8) of the KV dtype
-    Binding("v", "read"),  # (tiles, 64, head_dim) of the KV dtype
+    Binding("k", "read"),  # (tiles, head_dim / 8, tile, 8) of the KV dtype
+    Binding("v", "read"),  # (tiles, tile, head_dim) of the KV dtype
     Binding("states", "write"),  # o: (states, q_heads, head_dim), then (m, l): (states, q_heads, 2), float32
     Binding("out", "write"),  # out: (rows, q_heads, head_dim), then lse: (rows, q_heads), float32
 )
@@ -71,25 +79,62 @@ Build = Literal["single", "loop"]
 BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
 
 
-def attend(build: Build, dtype: str) -> KernelDecl:
-    """Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit."""
+def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
+    """Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit.
+
+    ``fresh``: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache.
+    """
     return KernelDecl(
-        f"attend_{build}_{dtype}",
+        f"attend_{build}_{dtype}{'_fresh' * fresh}",
         "attend.comp",
-        _ATTEND_BINDINGS,
-        ("head_dim", "heads"),
-        (f"LOOP={int(build == 'loop')}", f"KV_{dtype.upper()}=1"),
+        (*_ATTEND_BINDINGS, Binding("rows", "read")) if fresh else _ATTEND_BINDINGS,
+        ("head_dim", "heads", "chunks_ahead", "tile"),
+        (f"LOOP={int(build == 'loop')}", f"KV_{dtype.upper()}=1", f"FRESH={int(fresh)}"),
     )
 
 
 MERGE: Final = KernelDecl("merge", "merge.comp", _MERGE_BINDINGS, ("head_dim",))
 MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
 
-KERNELS: Final = (*(attend(b, d) for d in shapes.DTYPE_BYTES for b in BUILDS), MERGE)
+_APPEND_SPEC: Final = ("row_values", "scales", "chunk_words", "tile")
+# rows: (rows, kv_heads, words of a token), see shaders/kv.glsl
+APPEND_KERNEL: Final = KernelDecl(
+    "append",
+    "append.comp",
+    (Binding("work", "read"), Binding("rows", "read"), Binding("k", "write"), Binding("v", "write")),
+    _APPEND_SPEC,
+    ("GATHER=0",),
+)
+GATHER_KERNEL: Final = KernelDecl(
+    "gather",
+    "append.comp",
+    (Binding("work", "read"), Binding("rows", "write"), Binding("k", "read"), Binding("v", "read")),
+    _APPEND_SPEC,
+    ("GATHER=1",),
+)
+COPY_KERNEL: Final = KernelDecl(
+    "copy",
+    "copy.comp",
+    (Binding("work", "read"), Binding("k", "write"), Binding("v", "write")),
+    ("tile_words",),
+)
+
+KERNELS: Final = (
+    *(attend(b, d, f) for d in shapes.DTYPE_BYTES for b in BUILDS for f in (False, True)),
+    MERGE,
+    APPEND_KERNEL,
+    GATHER_KERNEL,
+    COPY_KERNEL,
+)
 
 # The benchmark's yardstick: a plain read of a buffer, loads * 32 uvec4 a workgroup, xored to one word each.
 READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
 MODULES: Final = (*KERNELS, READ)  # all that is built and shipped
+
+
+def chunks_ahead(kind: str) -> int:
+    """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
+    return 1 if kind == "cpu" else 2
 
 
 def value_slice(head_dim: int) -> int:
@@ -123,12 +168,21 @@ def contract_glsl() -> str:
     for prefix, poly in (("EXP2_C", shapes.EXP2_POLY), ("LN_D", shapes.LN_POLY)):
         for i, c in enumerate(poly):
             lines.append(f"#define {prefix}{i} {_glsl_float(c)}  // {c!r}")
-    for prefix, words in (("HEADER", HEADER), ("ITEM", ITEM), ("ROW", ROW)):
+    for prefix, words in (("HEADER", HEADER), ("ITEM", ITEM), ("ROW", ROW), ("APPEND", APPEND), ("COPY", COPY)):
         lines += [f"const uint {prefix}_{word.upper()} = {i}u;" for i, word in enumerate(words)]
     lines.append(f"const uint HEADER_WORDS = {HEADER_WORDS}u;")
     lines.append(f"const uint ITEM_WORDS = {ITEM_WORDS}u;")
     lines.append(f"const uint ROW_WORDS = {ROW_WORDS}u;")
-    for kernel, decl in (("ATTEND", KERNELS[0]), ("MERGE", MERGE), ("READ", READ)):
+    lines.append(f"const uint APPEND_WORDS = {APPEND_WORDS}u;")
+    lines.append(f"const uint COPY_WORDS = {COPY_WORDS}u;")
+    lines.append(f"const uint NO_TOKEN = 0x{NO_TOKEN:08X}u;")
+    for kernel, decl in (
+        ("ATTEND", attend("loop", "f32", True)),
+        ("MERGE", MERGE),
+        ("APPEND", APPEND_KERNEL),
+        ("COPY", COPY_KERNEL),
+        ("READ", READ),
+    ):
         lines += [f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings)]
         lines += [f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.spec)]
     return "\n".join(lines) + "\n"

@@ -5,17 +5,19 @@ performance alone.
 
 The rule for a GPU:
 
-=====================  ==================================================  ========================
-context (keys)         splits                                              a state is emitted per
-=====================  ==================================================  ========================
-0 ... 128              1                                                   node
-129 ... 65,535         min(leaves, target), at most 128                    leaf
-65,536 and more        min(nodes, target)                                  node
-=====================  ==================================================  ========================
+=====================  ===============================  ================================================
+context (keys)         splits                           a state is emitted per
+=====================  ===============================  ================================================
+0 ... 128              1                                node
+129 ... 65,535         min(leaves, target, 128)         leaf where there are more splits than nodes,
+                                                        else node
+65,536 and more        min(nodes, target)               node
+=====================  ===============================  ================================================
 
 target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)): eight one-wave workgroups per compute unit.
 A leaf is 64 keys, so no split goes under 64; a node is 512. Splits differ by at most one leaf (or node). On a CPU
-device a split is one leaf at every context: there the straight-line build of pass 1 is the fastest.
+device a split is one leaf, where the straight-line build of pass 1 is the fastest, as long as leaves * q_len is at
+most 4,096; beyond that the rule is the GPU's, per node.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as 
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
 WORKGROUPS_PER_UNIT: Final = 8
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (LEAF * NODE)  # keeps the split count monotone where the unit changes
+MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
 PLAN_VERSION: Final = 1
 
 
@@ -184,15 +187,17 @@ def plan_splits(
     dtype_bytes(dtype)
     leaves = -(-context_len // LEAF)
     target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
-    if kind == "cpu":
-        unit, units, splits = 1, leaves, max(leaves, 1)
+    nodes = -(-leaves // NODE)
+    if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
+        splits, unit = max(leaves, 1), 1
     elif context_len <= SINGLE_SPLIT_KEYS:
-        unit, units, splits = NODE, -(-leaves // NODE), 1
-    elif context_len < NODE_KEYS:
-        unit, units, splits = 1, leaves, min(leaves, target, MAX_LEAF_SPLITS)
+        splits, unit = 1, NODE
+    elif kind != "cpu" and context_len < NODE_KEYS:
+        splits = min(leaves, target, MAX_LEAF_SPLITS)
+        unit = 1 if splits > nodes else NODE
     else:
-        unit, units = NODE, -(-leaves // NODE)
-        splits = min(units, target)
+        splits, unit = min(nodes, target), NODE
+    units = leaves if unit == 1 else nodes
     boundaries = tuple(min(i * units // splits * unit * LEAF, context_len) for i in range(splits + 1))
     return SplitPlan(context_len, shape, boundaries, unit, q_len)
 

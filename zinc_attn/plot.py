@@ -1,4 +1,4 @@
-"""The sweep's plot: tokens per second against context length. Needs matplotlib (the extra ``cli``)."""
+"""Plots of the sweep and of the benchmark. Needs matplotlib (the extra ``cli``)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from .bench import BenchRow
 from .sweep import SweepRow
 
 _AUTO, _SINGLE = "#0b5fa5", "#c2410c"
@@ -63,6 +64,39 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
     axes.set_title(
         f"{first.device} · {first.driver} · {first.runtime}", fontsize=9.5, color="#444444", parse_math=False
     )
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def bench_png(rows: Sequence[BenchRow]) -> bytes:
+    """A PNG of the benchmark's whole calls (at least one): KV GB/s against context, a panel per shape."""
+    calls = [row for row in rows if row.measure == "call" and row.kv_gb_s]
+    shapes = list(dict.fromkeys(row.shape for row in calls))
+    figure = Figure(figsize=(1 + 5.5 * len(shapes), 5.4), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0]
+    styles = {"auto": "o-", "read": "x:", "baseline": "^-."}
+    for axes, shape in zip(panels, shapes, strict=True):
+        mine = [row for row in calls if row.shape == shape]
+        for runtime, layout in dict.fromkeys((row.runtime, row.layout) for row in mine):
+            points = sorted((r.context, r.kv_gb_s) for r in mine if (r.runtime, r.layout) == (runtime, layout))
+            label = runtime if layout == "baseline" else f"{layout}, {runtime}"
+            axes.plot(*zip(*points, strict=True), styles.get(layout, "s--"), linewidth=1.6, markersize=5, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(sorted({row.context for row in mine})))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: keys_label(round(x))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.4g}"))
+        axes.set_title(f"{shape}, {mine[0].dtype}", fontsize=11)
+        axes.set_xlabel("context (keys, log scale)")
+        axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("KV GB/s of the whole call (log scale)")
+    panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    device = next((row for row in calls if row.layout != "baseline"), calls[0])
+    figure.suptitle(f"Decode attention: {device.device} · {device.driver}", fontsize=11, parse_math=False)
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return png.getvalue()

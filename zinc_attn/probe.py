@@ -121,7 +121,11 @@ class Vulkan:
         items = self.ffi.new(f"{ctype}[]", count[0])
         if count[0]:
             self.check(function(*args, count, items) or 0, f"listing {ctype}")
-        return [items[i] for i in range(count[0])]
+        made = [items[i] for i in range(count[0])]
+        for item in made:  # a struct of the array does not keep the array alive
+            if self.ffi.typeof(item).kind == "struct":
+                self._kept[item] = (items,)
+        return made
 
     def create_instance(self) -> tuple[Any, int]:
         """(VkInstance, API version asked for: the loader's, at most 1.3). The caller destroys it."""

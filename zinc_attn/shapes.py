@@ -57,7 +57,8 @@ MAX_HEADS_PER_WORKGROUP: Final = 8
 MAX_ACCUMULATORS: Final = 2048  # head_dim x heads of one workgroup: what the registers of a wave hold
 MAX_CONTEXT: Final = 1 << 24  # keys; beyond it, float32 no longer counts weights exactly
 
-DTYPE_BYTES: Final = {"f32": 4, "f16": 2}
+DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}  # per stored K or V value, without q8_0's scales
+Q8_BLOCK: Final = 32  # consecutive head dimensions that share a scale in q8_0
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class AttnShape:
 
     def kv_bytes_per_token(self, dtype: str = "f16") -> int:
         """Bytes of K and V of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * dtype_bytes(dtype)
+        return 2 * self.kv_heads * 4 * (value_words(self.head_dim, dtype) + scale_words(self.head_dim, dtype))
 
     def __str__(self) -> str:
         return f"{self.q_heads}/{self.kv_heads}/{self.head_dim}"
@@ -123,6 +124,19 @@ def dtype_bytes(dtype: str) -> int:
     if dtype not in DTYPE_BYTES:
         raise ArgumentError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
+
+
+def value_words(head_dim: int, dtype: str) -> int:
+    """uint32 words of one token's K (or V) values of one KV head."""
+    size = dtype_bytes(dtype)
+    if dtype == "q8_0" and head_dim % Q8_BLOCK:
+        raise ArgumentError(f"dtype: got q8_0 at head_dim {head_dim}, expected a head_dim that is a multiple of 32")
+    return head_dim * size // 4
+
+
+def scale_words(head_dim: int, dtype: str) -> int:
+    """uint32 words of one token's q8_0 scales of one KV head: float16, two a word, the last word filled up."""
+    return -(-head_dim // (2 * Q8_BLOCK)) if dtype == "q8_0" else 0
 
 
 def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:

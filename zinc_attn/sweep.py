@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import reference
-from .attention import AttentionStep, ResidentKV, check_arrays, check_scale, check_score_bound, checked_values
+from .attention import AttentionStep, ResidentKV, check_arrays, check_scale, check_score_bound
 from .device import Device
 from .errors import ArgumentError, DeviceMemoryError, LimitError, ShapeError
 from .layout import tiles
 from .planner import SplitPlan, plan_splits
+from .rows import checked_values
 from .runtime import DeviceInfo
 from .shapes import LEAF, MAX_CONTEXT, AttnShape, check_int, dtype_bytes
 

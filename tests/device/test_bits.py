@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from support import DRIVERS, FULL
 
 import zinc_attn as za
-from zinc_attn import reference
-from zinc_attn.attention import AttentionStep, ResidentKV, check_scale, checked_values
+from zinc_attn import kernels, reference
+from zinc_attn.attention import AttentionStep, ResidentKV, check_scale
 from zinc_attn.planner import SplitPlan, plan_splits
+from zinc_attn.rows import checked_values
 
 MODEL_SHAPES = {
     "qwen3.6-35b-a3b": "16/2/256",
@@ -176,6 +177,15 @@ def test_bits_at_131072_keys(device: za.Device) -> None:
         return kept | {"auto cpu": plan_splits(context, shape, 2, kind="cpu")}
 
     check_all_layouts(device, "16/2/256", 131072, "f16", "normal", plans)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [("16/2/256", "f16"), ("11/1/64", "f32"), ("9/3/80", "f16")])
+def test_bits_of_the_builds_for_gpus(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
+) -> None:
+    monkeypatch.setattr(kernels, "chunks_ahead", lambda kind: 2)
+    for context in (65, 1000):
+        check_all_layouts(device, shape, context, dtype, "normal")
 
 
 def test_f16_storage_gives_the_bits_of_the_same_f32_values(any_device: za.Device) -> None:

@@ -33,17 +33,17 @@ def test_contract_glsl_is_generated_from_the_declarations():
     assert (ROOT / "shaders" / "contract.glsl").read_text() == kernels.contract_glsl()
 
 
-@pytest.mark.parametrize("decl", kernels.KERNELS, ids=lambda d: d.name)
+@pytest.mark.parametrize("decl", kernels.MODULES, ids=lambda d: d.name)
 def test_every_float_operation_is_exact_or_forbidden(decl):
     text = disassembled(decl.name)
     contracted = set(re.findall(r"OpDecorate (%\w+) NoContraction", text))
     arithmetic = re.findall(r"(%\w+) = Op(?:FAdd|FSub|FMul|VectorTimesScalar|FNegate) ", text)
-    assert len(arithmetic) > 20
+    assert len(arithmetic) > 20 or decl.name in ("append", "gather", "copy", "read")
     assert [r for r in arithmetic if r not in contracted] == []
     assert FORBIDDEN.search(text) is None
 
 
-@pytest.mark.parametrize("decl", kernels.KERNELS, ids=lambda d: d.name)
+@pytest.mark.parametrize("decl", kernels.MODULES, ids=lambda d: d.name)
 def test_interface_of_the_spirv(decl):
     text = disassembled(decl.name)
     assert {int(n) for n in re.findall(r"OpDecorate %\w+ Binding (\d+)", text)} == set(range(len(decl.bindings)))

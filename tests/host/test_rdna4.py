@@ -182,6 +182,10 @@ def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> No
     assert pv is not None
 
 
+def test_vgpr_gates_are_for_rdna4() -> None:
+    assert rdna4.violations([dataclasses.replace(reported(VGPRs=144), family="gfx1100")]) == []
+
+
 def test_default_specs() -> None:
     specs = rdna4.default_specs()
     assert len(specs) == len(set(specs))
@@ -224,3 +228,11 @@ def test_unknown_chip(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_module(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(KernelError, match=r"attend_single_f16\.spv"):
         rdna4.report([SINGLE], spirv=tmp_path_factory.mktemp("empty"))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_main(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rdna4.main(["--isa", "merge:64"]) == 0
+    assert "buffer_load" in capsys.readouterr().out
+    assert rdna4.main(["--isa", "merge:wide"]) == 2
+    assert capsys.readouterr().err == "invalid literal for int() with base 10: 'wide'\n"

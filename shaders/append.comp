@@ -1,0 +1,50 @@
+// Move rows between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
+//
+// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words (see kv.glsl).
+// Record x of the work buffer names the row's position in its sequence and the sequence's page table.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "contract.glsl"
+
+layout(local_size_x = 32) in;
+layout(constant_id = APPEND_SPEC_ROW_VALUES) const uint ROW_VALUES = 64u;   // words of K (or V) per token and KV head
+layout(constant_id = APPEND_SPEC_SCALES) const uint SCALES = 0u;            // words of its scales
+layout(constant_id = APPEND_SPEC_CHUNK_WORDS) const uint CHUNK_WORDS = 4u;  // words of 8 dimensions
+layout(constant_id = APPEND_SPEC_TILE) const uint TILE = 64u;
+
+layout(set = 0, binding = APPEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
+#if GATHER
+layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict writeonly buffer Rows { uint rows[]; };
+layout(set = 0, binding = APPEND_BIND_K, std430) restrict readonly buffer K { uint k[]; };
+layout(set = 0, binding = APPEND_BIND_V, std430) restrict readonly buffer V { uint v[]; };
+#define MOVE(cache, row) row = cache
+#else
+layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint rows[]; };
+layout(set = 0, binding = APPEND_BIND_K, std430) restrict writeonly buffer K { uint k[]; };
+layout(set = 0, binding = APPEND_BIND_V, std430) restrict writeonly buffer V { uint v[]; };
+#define MOVE(cache, row) cache = row
+#endif
+
+void main() {
+    uint record = work[HEADER_APPEND_TABLE] + gl_WorkGroupID.x * APPEND_WORDS;
+    uint token = work[record + APPEND_POSITION];
+    if (token == NO_TOKEN) {
+        return;
+    }
+    uint kv_heads = work[HEADER_KV_HEADS], shift = work[HEADER_PAGE_SHIFT];
+    uint tile = token / TILE, position = token % TILE;
+    uint page = work[work[record + APPEND_PAGE_TABLE] + (tile >> shift)];
+    uint in_page = tile & ((1u << shift) - 1u);
+    uint base = ((page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page) * TILE * (ROW_VALUES + SCALES);
+    uint row = (gl_WorkGroupID.x * kv_heads + gl_WorkGroupID.y) * 2u * (ROW_VALUES + SCALES);
+    for (uint i = gl_LocalInvocationID.x; i < ROW_VALUES; i += WAVE) {
+        uint chunk = i / CHUNK_WORDS;
+        MOVE(k[base + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS], rows[row + i]);
+        MOVE(v[base + position * ROW_VALUES + i], rows[row + ROW_VALUES + i]);
+    }
+    uint scales = base + TILE * ROW_VALUES;
+    for (uint i = gl_LocalInvocationID.x; i < SCALES; i += WAVE) {
+        MOVE(k[scales + i * TILE + position], rows[row + 2u * ROW_VALUES + i]);
+        MOVE(v[scales + position * SCALES + i], rows[row + 2u * ROW_VALUES + SCALES + i]);
+    }
+}

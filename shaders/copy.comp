@@ -1,0 +1,25 @@
+// Copy pages of K and V within the cache, where a shared page is about to be written.
+//
+// Grid: x = pair of pages (source, target), y = KV head, z = tile of the page.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "contract.glsl"
+
+layout(local_size_x = 32) in;
+layout(constant_id = COPY_SPEC_TILE_WORDS) const uint TILE_WORDS = 8192u;
+
+layout(set = 0, binding = COPY_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
+layout(set = 0, binding = COPY_BIND_K, std430) restrict buffer K { uint k[]; };
+layout(set = 0, binding = COPY_BIND_V, std430) restrict buffer V { uint v[]; };
+
+void main() {
+    uint record = work[HEADER_APPEND_TABLE] + gl_WorkGroupID.x * COPY_WORDS;
+    uint in_page = gl_WorkGroupID.y * gl_NumWorkGroups.z + gl_WorkGroupID.z;
+    uint tiles = gl_NumWorkGroups.y * gl_NumWorkGroups.z;
+    uint source = (work[record + COPY_SOURCE] * tiles + in_page) * TILE_WORDS;
+    uint target = (work[record + COPY_TARGET] * tiles + in_page) * TILE_WORDS;
+    for (uint i = gl_LocalInvocationID.x; i < TILE_WORDS; i += WAVE) {
+        k[target + i] = k[source + i];
+        v[target + i] = v[source + i];
+    }
+}

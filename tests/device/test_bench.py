@@ -1,0 +1,225 @@
+"""The benchmark on a device: it verifies before it times, and says what it could not do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import bench, cli, layout, reference
+from zinc_attn.attention import AttentionStep, ResidentKV, check_scale
+from zinc_attn.bench import BenchRow
+from zinc_attn.errors import ArgumentError, DeviceMemoryError
+from zinc_attn.sweep import Inputs
+
+SHAPE = za.AttnShape(6, 2, 64)
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "HOST_ROUNDS", 3)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+
+
+def run(device: za.Device, contexts: list[int], **options: Any) -> list[BenchRow]:
+    return bench.bench([device], [SHAPE], contexts, repeats=2, **options)
+
+
+@pytest.mark.parametrize("dtype", ("f16", "f32"))
+def test_rows(device: za.Device, dtype: str) -> None:
+    said: list[tuple[str, int, int]] = []
+    seen: list[BenchRow] = []
+    rows = run(device, [100, 700], dtype=dtype, progress=lambda *step: said.append(step), on_row=seen.append)
+    assert rows == seen and said[-1] == ("done", 3, 3)
+    expected = {(0, "auto", m) for m in ("call", "steady call", "empty submit", "host per call")}
+    clocked = {"device"} if device.info.timestamp_period_ns else set()
+    if clocked:
+        expected |= {(0, "auto", m) for m in ("pass 1", "device")}  # its one dispatch is pass 2's
+    for context in (100, 700):
+        expected |= {(context, "read", m) for m in {"call"} | clocked} | {(context, "baseline", "call")}
+        for name in bench.LAYOUTS:
+            expected |= {(context, name, m) for m in {"call", "steady call"} | clocked}
+            expected |= {(context, name, m) for m in ("pass 1", "gap", "pass 2") if clocked}
+    got = {(r.context, r.layout, r.measure) for r in rows if r.status == "ok"}
+    assert got == {x for x in expected if x in got or x[2] not in ("gap", "pass 2")}  # a single state has one pass
+    assert (700, "auto", "pass 2") in got or not clocked
+    for row in rows:
+        if row.status != "ok":
+            assert (row.runtime, row.status, row.note) == ("torch", "refused", "torch not installed")
+            continue
+        words = {"read": "xor of all words", "baseline": "error"}
+        assert (row.verified or "").startswith(words.get(row.layout, "bits"))
+        assert row.q1_us is not None and row.median_us is not None and row.q3_us is not None and row.min_us is not None
+        assert row.min_us <= row.q1_us <= row.median_us <= row.q3_us
+        assert (row.repeats, row.latency_mode) == (2 if row.context else row.repeats, bench.MEASURES[row.measure])
+        assert row.dtype == dtype and row.shape == "6/2/64"
+        if row.layout != "baseline":
+            assert (row.device, row.driver, row.runtime) == (device.info.name, device.info.driver, device.runtime.name)
+        if row.layout == "read":
+            assert row.of_read == 1
+    auto = next(r for r in rows if (r.context, r.layout) == (700, "auto"))
+    units, kind = device.info.compute_units, device.info.kind
+    assert auto.plan == za.plan_splits(700, SHAPE, units, dtype, kind=kind).fingerprint()
+    assert auto.kv_gb_s == pytest.approx(700 * SHAPE.kv_bytes_per_token(dtype) / auto.median_us / 1e3)
+    records = list(csv.DictReader(io.StringIO(bench.to_csv(rows))))
+    assert [r["measure"] for r in records] == [json.loads(bench.to_json(r))["measure"] for r in rows]
+    host, main = bench.table_cells(rows)
+    assert {len(line) for line in host} == {len(bench.HOST_COLUMNS)}
+    assert {len(line) for line in main} == {len(bench.COLUMNS)} and len(main) == 2 * (1 + len(bench.LAYOUTS) + 2)
+
+
+def test_two_runtimes_share_a_run() -> None:
+    pytest.importorskip("kp")
+    with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:
+        rows = bench.bench([one, other], [SHAPE], [200], repeats=1)
+    assert {r.runtime for r in rows} == {"kompute", "vulkan", "numpy", "torch"}
+    assert {r.status for r in rows if r.runtime != "torch"} == {"ok"}
+
+
+def test_wrong_bits_have_no_time(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = reference.emulate
+
+    def flipped(*args: Any) -> Any:
+        out, lse = real(*args)
+        words = out.view(np.uint32)
+        words[1, 2] ^= 1
+        return out, lse
+
+    monkeypatch.setattr(reference, "emulate", flipped)
+    rows = [r for r in run(device, [130]) if r.layout in bench.LAYOUTS and r.context]
+    assert [(r.layout, r.status, r.median_us, r.verified) for r in rows] == [
+        (name, "failed", None, None) for name in bench.LAYOUTS
+    ]
+    assert all((r.note or "").startswith("out[1, 2]: got ") for r in rows)
+
+
+def test_sampled_heads(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "ORACLE_PRODUCTS", 0)
+    rows = [r for r in run(device, [130]) if r.layout in bench.LAYOUTS and r.context]
+    assert {(r.status, r.verified) for r in rows} == {("ok", "bits (last KV head)")}
+
+
+def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ResidentKV.__init__
+
+    def full(self: ResidentKV, where: za.Device, k: Any, v: Any) -> None:
+        if len(k) > 100:
+            raise DeviceMemoryError("no room")
+        real(self, where, k, v)
+
+    monkeypatch.setattr(ResidentKV, "__init__", full)
+    rows = run(device, [100, 101])
+    assert {(r.status, r.note) for r in rows if r.context == 101 and r.runtime == device.runtime.name} == {
+        ("refused", "no room")
+    }
+    assert {r.status for r in rows if r.context == 100 and r.runtime != "torch"} == {"ok"}
+
+
+def test_yardstick_reads_every_word(device: za.Device) -> None:
+    for text, tokens in (("6/2/64", 1), ("2/1/80", 700), ("3/1/112", 65), ("1/1/512", 1000)):
+        data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
+        kv = ResidentKV(device, data.k, data.v)
+        yard = bench._Read(kv, False)
+        k, v = layout.pack_k(data.k), layout.pack_v(data.v)
+        assert yard.wrong(k, v) is None
+        v[-1] ^= 1
+        assert yard.wrong(k, v) == "the yardstick did not read every word"
+        yard.close()
+        kv.close()
+
+
+def test_heads_per_workgroup_never_show(device: za.Device) -> None:
+    shape = za.AttnShape(5, 1, 64)
+    data = Inputs.normal(shape, 300, "f16")
+    want = reference.emulate(data.q, data.k, data.v)
+    kv = ResidentKV(device, data.k, data.v)
+    plan = za.SplitPlan.fixed(300, shape, num_splits=2)
+    for heads in (1, 2, 5, None):
+        step = AttentionStep(kv, plan, scale=check_scale(None, 64), heads_per_workgroup=heads)
+        step.write_q(data.q[None])
+        step.poison()
+        step.run()
+        for got, expected in zip(step.result(), want, strict=True):
+            assert np.array_equal(got[0].view(np.uint32), expected.view(np.uint32)), heads
+        step.close()
+    for heads in (0, 6):
+        with pytest.raises(ArgumentError, match=f"^heads_per_workgroup: got {heads}, expected an int "):
+            AttentionStep(kv, plan, scale=1.0, heads_per_workgroup=heads)
+    kv.close()
+
+
+def test_torch_is_a_row_where_it_is_installed(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with torch's names, which computes with NumPy."""
+
+    class Tensor:
+        def __init__(self, x: Any) -> None:
+            self.x = np.asarray(x)
+
+        def __getitem__(self, at: Any) -> Tensor:
+            return Tensor(self.x[at])
+
+        def to(self, where: str, kind: str) -> Tensor:
+            assert (where, kind) == ("cpu", "torch.float32")
+            return self
+
+        def float(self) -> Tensor:
+            return self
+
+        def cpu(self) -> Tensor:
+            return self
+
+        def numpy(self) -> Any:
+            return self.x
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, enable_gqa: bool) -> Tensor:
+        assert enable_gqa and q.x.shape == (1, 6, 1, 64) and k.x.shape == v.x.shape == (1, 2, 130, 64)
+        return Tensor(bench.numpy_attention(q.x[0, :, 0], k.x[0], v.x[0], scale)[None, :, None])
+
+    fake = SimpleNamespace(
+        __version__="9.9",
+        float32="torch.float32",
+        from_numpy=Tensor,
+        cuda=SimpleNamespace(is_available=lambda: False),
+        nn=SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=attend)),
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    row = next(r for r in run(device, [130]) if r.runtime == "torch")
+    assert (row.status, row.device, row.driver, row.repeats) == ("ok", "CPU", "torch 9.9, float32", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    (
+        ({"contexts": [0]}, "contexts: got 0, expected an int from 1 to "),
+        ({"repeats": 0}, "repeats: got 0, expected an int of at least 1"),
+        ({"seed": -1}, "seed: got -1, expected an int of at least 0"),
+        ({"dtype": "q4_0"}, "dtype: got 'q4_0', expected one of f32, f16"),
+        ({"shapes": []}, "shapes: got none, expected one or more"),
+    ),
+)
+def test_refusals(device: za.Device, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        bench.bench(**{"devices": [device], "shapes": [SHAPE], "contexts": [64], **options})
+    assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize("as_json", (False, True))
+def test_command(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "--runtimes", "vulkan", "--shapes", "6/2/64", "--contexts", "100,1k", "--repeats", "1"]
+    assert cli.main([*words, "--out", str(tmp_path), *(["--json"] if as_json else [])]) == 0
+    printed = capsys.readouterr().out
+    lines = (tmp_path / "bench.jsonl").read_text().splitlines()
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "bench.csv").read_text().splitlines()) == 1 + len(lines)
+    if as_json:
+        assert printed.splitlines() == lines
+    else:
+        assert "per query head" in printed and "torch not installed" in printed

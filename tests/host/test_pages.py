@@ -1,0 +1,617 @@
+"""The page table bookkeeping: who holds which page, what an append needs, and that nothing is ever lost."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import FULL
+
+from zinc_attn import pages
+from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
+from zinc_attn.pages import CapacityError, PagePool, Reservation, SequencePages, StepError, commit_all
+
+
+def append(seq: SequencePages, count: int, layers: int | None = None) -> None:
+    """``count`` tokens to the first ``layers`` layers, default all."""
+    for layer in range(layers or seq.num_layers):
+        seq.reserve(layer, count).commit()
+
+
+def state(pool: PagePool, *seqs: SequencePages) -> Any:
+    """Everything that must be as before after a refusal or a rollback."""
+    tables = [(list(seq.pages), list(seq.lengths)) for seq in seqs]
+    return pool.free_pages, sorted(pool._free), pool._extra.tolist(), tables
+
+
+# --- appending --------------------------------------------------------------------------------------------
+def test_an_append_takes_the_lowest_free_pages_for_all_layers_at_once() -> None:
+    pool = PagePool(8, 16)
+    seq = SequencePages(pool, 2)
+    first = seq.reserve(0, 40)
+    assert (first.start, first.count, first.new_pages, first.copies) == (0, 40, (0, 1, 2), [])
+    assert first.block_table.tolist() == [0, 1, 2]
+    assert first.block_table.dtype == np.uint32
+    assert first.writes() == [(0, 0, 0, 16), (1, 0, 16, 16), (2, 0, 32, 8)]
+    assert (seq.pages, seq.lengths, pool.free_pages, pool.used_pages) == ([], [0, 0], 5, 3)  # held, not yet given
+    first.commit()
+    assert (seq.pages, seq.lengths, len(seq), seq.committed, seq.in_step) == ([0, 1, 2], [40, 0], 0, 0, False)
+    second = seq.reserve(1, 40)
+    assert (second.start, second.new_pages, second.table_start) == (0, (), 3)
+    second.commit()
+    assert (seq.lengths, len(seq), seq.committed, seq.in_step) == ([40, 40], 40, 40, True)
+    third = seq.reserve(1, 10)
+    assert (third.new_pages, third.table_start, third.writes()) == ((3,), 3, [(2, 8, 0, 8), (3, 0, 8, 2)])
+    third.commit()
+    assert seq.block_table.tolist() == third.block_table.tolist() == [0, 1, 2, 3]
+    pool.check([seq])
+
+
+def test_pages_follow_the_order_and_come_back_to_their_place_in_it() -> None:
+    pool = PagePool(5, 16, order=[3, 0, 4, 1, 2])
+    one, other = SequencePages(pool, 1), SequencePages(pool, 1)
+    append(one, 17)
+    append(other, 16)
+    assert (one.pages, other.pages) == ([3, 0], [4])
+    one.truncate(16)
+    append(other, 17)
+    assert other.pages == [4, 0, 1]
+    pool.check([one, other])
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 60])
+def test_a_rollback_restores_pool_and_sequence_and_a_retry_takes_the_same_pages(count: int) -> None:
+    pool = PagePool(12, 16, order=random.Random(1).sample(range(12), 12))
+    seq = SequencePages(pool, 2)
+    append(seq, 27)
+    fork = seq.fork()
+    before = state(pool, seq, fork)
+    first = fork.reserve(0, count)
+    taken, copies = first.new_pages, first.copies
+    first.rollback()
+    assert state(pool, seq, fork) == before
+    first.rollback()
+    second = fork.reserve(0, count)
+    assert (second.new_pages, second.copies) == (taken, copies)
+    second.commit()
+    after = state(pool, seq, fork)
+    second.commit()
+    second.rollback()  # committed: neither has an effect
+    assert state(pool, seq, fork) == after
+    fork.truncate(27)
+    second.commit()
+    assert fork.lengths == [27, 27]
+    with pytest.raises(ClosedError) as info:
+        first.commit()
+    assert str(info.value) == "reservation: commit() after rollback(); reserve() again"
+    pool.check([seq, fork])
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_with_commits_on_success_and_rolls_back_on_any_exception(error: type[BaseException]) -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    with seq.reserve(0, 20):
+        pass
+    before = state(pool, seq)
+    with pytest.raises(error), seq.reserve(0, 20):
+        raise error
+    assert state(pool, seq) == before
+    with seq.reserve(0, 20) as reservation:
+        reservation.rollback()
+    assert state(pool, seq) == before
+
+
+def test_what_is_garbage_collected_gives_its_pages_back() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 16)
+    seq.reserve(0, 40)  # dropped at once
+    gc.collect()
+    assert pool.free_pages == 3
+    seq.reserve(0, 40).commit()
+    fork = seq.fork()
+    del seq
+    gc.collect()
+    pool.check([fork])
+    del fork
+    gc.collect()
+    assert pool.free_pages == 4
+    pool.check([])
+
+
+# --- sharing ----------------------------------------------------------------------------------------------
+def test_a_fork_shares_every_page_and_copies_the_partial_one_when_it_is_written() -> None:
+    pool = PagePool(8, 16)
+    seq = SequencePages(pool, 3)
+    append(seq, 20)
+    fork = seq.fork()
+    assert (fork.pages, fork.lengths, pool.used_pages) == ([0, 1], [20, 20, 20], 2)
+    assert pool.is_shared(0) and pool.is_shared(1)
+    first = fork.reserve(2, 14)
+    assert (first.copies, first.new_pages, first.table_start) == ([(1, 2, 4)], (2, 3), 1)
+    assert first.writes() == [(2, 4, 0, 12), (3, 0, 12, 2)]
+    assert first.block_table.tolist() == [0, 2, 3]
+    first.commit()
+    assert first.copies == [(1, 2, 4)]
+    assert not pool.is_shared(1)
+    assert fork.reserve(0, 14).copies == []  # the copy held all layers' rows
+    append(fork, 14, layers=2)
+    assert seq.reserve(0, 1).copies == []  # seq holds page 1 alone now
+    assert (seq.pages, fork.pages) == ([0, 1], [0, 2, 3])
+    pool.check([seq, fork])
+
+
+def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 32)
+    fork = seq.fork()
+    append(fork, 1)
+    assert (seq.pages, fork.pages) == ([0, 1], [0, 1, 2])
+    fork.truncate(30)
+    assert fork.reserve(0, 1).copies == [(1, 2, 14)]
+    pool.check([seq, fork])
+
+
+def test_both_sides_of_a_fork_in_one_batch_copy_and_the_page_they_left_is_free() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 5)
+    fork = seq.fork()
+    batch = [seq.reserve(0, 1), fork.reserve(0, 1)]
+    assert [r.copies for r in batch] == [[(0, 1, 5)], [(0, 2, 5)]]
+    commit_all(batch)
+    assert (seq.pages, fork.pages, pool.free_pages) == ([1], [2], 2)
+    pool.check([seq, fork])
+    late = [seq.reserve(0, 1), fork.reserve(0, 1)]
+    late[1].rollback()
+    with pytest.raises(ClosedError):
+        commit_all(late)
+    assert (seq.lengths, fork.lengths) == ([6], [6])
+
+
+def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 40)
+    fork = seq.fork()
+    seq.free()
+    assert pool.free_pages == 1
+    pool.check([fork])
+    fork.truncate(16)
+    assert (fork.pages, pool.free_pages) == ([0], 3)
+    fork.free()
+    fork.free()
+    assert pool.free_pages == 4
+    pool.check([])
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+@dataclass
+class Refusal:
+    error: type[ZincAttnError]
+    call: Callable[[SequencePages], object]
+    text: str
+    ahead: int = 0  # layers (of 3) that hold 2 tokens beyond 7
+
+
+REFUSALS = {
+    "ahead": Refusal(
+        StepError,
+        lambda seq: seq.reserve(0, 1),
+        "layer 0: got 1 tokens at length 9, expected none yet, layer 1 has length 7; append 2 to every layer that is "
+        "behind first, or truncate(7)",
+        ahead=1,
+    ),
+    "catching up with more": Refusal(
+        StepError,
+        lambda seq: seq.reserve(2, 3),
+        "layer 2: got 3 tokens at length 7, expected 2, layer 0 has length 9; append as many as it did, or truncate(7)",
+        ahead=2,
+    ),
+    "catching up with fewer": Refusal(
+        StepError,
+        lambda seq: seq.reserve(1, 1),
+        "layer 1: got 1 tokens at length 7, expected 2, layer 0 has length 9; append as many as it did, or truncate(7)",
+        ahead=1,
+    ),
+    "fork out of step": Refusal(
+        StepError,
+        lambda seq: seq.fork(),
+        "fork: layer 0 has length 9, layer 2 has length 7, expected equal lengths; append to every layer first, or "
+        "truncate(7)",
+        ahead=2,
+    ),
+    "beyond capacity": Refusal(
+        CapacityError,
+        lambda seq: seq.reserve(1, 30),
+        "count: got 30 tokens at length 7, expected at most 25: 1 of 3 pages of 16 tokens are free (capacity 48 "
+        "tokens); truncate() or free() a sequence, or make a larger cache",
+    ),
+    "beyond 2**24": Refusal(
+        LimitError,
+        lambda seq: seq.reserve(1, 1 << 24),
+        "count: got 16777216 tokens at length 7, expected a length of at most 16777216",
+    ),
+    "foreign layer": Refusal(ArgumentError, lambda seq: seq.reserve(3, 1), "layer: got 3, expected an int from 0 to 2"),
+    "no tokens": Refusal(ArgumentError, lambda seq: seq.reserve(0, 0), "count: got 0, expected an int of at least 1"),
+    "truncate beyond": Refusal(
+        ArgumentError, lambda seq: seq.truncate(8), "n: got 8, expected an int from 0 to 7", ahead=1
+    ),
+    "truncate below": Refusal(ArgumentError, lambda seq: seq.truncate(-1), "n: got -1, expected an int from 0 to 7"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS.keys())
+def test_a_refusal_says_what_to_do_and_changes_nothing(case: Refusal) -> None:
+    pool = PagePool(3, 16)
+    other, seq = SequencePages(pool, 1), SequencePages(pool, 3)
+    append(other, 1)
+    append(seq, 7)
+    append(seq, 2, layers=case.ahead) if case.ahead else None
+    before = state(pool, seq, other)
+    with pytest.raises(case.error) as info:
+        case.call(seq)
+    assert str(info.value) == case.text
+    assert type(info.value) is case.error
+    assert state(pool, seq, other) == before
+    pool.check([seq, other])
+
+
+def test_the_copy_of_a_shared_page_counts_against_the_capacity() -> None:
+    pool = PagePool(2, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 5)
+    fork = seq.fork()
+    with pytest.raises(CapacityError, match=r"got 12 tokens at length 5, expected at most 11: 1 of 2 pages"):
+        fork.reserve(0, 12)
+    fork.reserve(0, 11).commit()
+    with pytest.raises(CapacityError, match=r"got 12 tokens at length 5, expected at most 11: 0 of 2 pages"):
+        seq.reserve(0, 12)  # alone on its page again: 11 slots, no free page
+    third = seq.fork()
+    with pytest.raises(CapacityError, match=r"got 1 tokens at length 5, expected at most 0: 0 of 2 pages"):
+        third.reserve(0, 1)
+    pool.check([seq, fork, third])
+
+
+def test_only_one_reservation_of_a_sequence_is_open_at_a_time() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 2)
+    held = seq.reserve(1, 3)
+    for call in (lambda: seq.reserve(0, 3), seq.fork, lambda: seq.truncate(0)):
+        with pytest.raises(StepError) as info:
+            call()
+        assert str(info.value) == (
+            "sequence: a reservation of 3 tokens of layer 1 is open; commit() or rollback() it first"
+        )
+    pool.check([seq])
+    seq.free()
+    assert (held.state, pool.free_pages) == ("rolled back", 4)
+
+
+def test_a_freed_sequence_is_closed() -> None:
+    seq = SequencePages(PagePool(4, 16), 1)
+    append(seq, 3)
+    seq.free()
+    for call in (lambda: seq.reserve(0, 1), seq.fork, lambda: seq.truncate(0), seq.check_open):
+        with pytest.raises(ClosedError) as info:
+            call()
+        assert str(info.value) == "sequence: used after free()"
+
+
+def test_truncate_within_a_step_ends_in_step() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 3)
+    append(seq, 15)
+    append(seq, 20, layers=2)
+    seq.truncate(15)
+    assert (seq.lengths, seq.pages, pool.free_pages) == ([15] * 3, [0], 3)
+    assert SequencePages(pool, 1)  # an empty sequence is not false
+    pool.check([seq])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: PagePool(0, 16), "num_pages: got 0, expected an int from 1 to 4294967295"),
+        (lambda: PagePool(4, 8), "page_size: got 8, expected an int from 16 to 65536"),
+        (lambda: PagePool(4, 48), "page_size: got 48, expected a power of two from 16 to 65536"),
+        (lambda: PagePool(4, 1 << 17), "page_size: got 131072, expected an int from 16 to 65536"),
+        (lambda: PagePool(3, 16, [0, 2, 2]), "order: got 3 ids, expected each of 0 to 2 exactly once"),
+        (lambda: PagePool(3, 16, [0, 1]), "order: got 2 ids, expected each of 0 to 2 exactly once"),
+        (lambda: SequencePages(PagePool(1, 16), 0), "num_layers: got 0, expected an int of at least 1"),
+    ],
+)
+def test_a_pool_names_the_argument_that_is_wrong(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(ArgumentError) as info:
+        call()
+    assert str(info.value) == text
+
+
+def test_check_finds_what_it_is_for() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 20)
+    with pytest.raises(AssertionError, match="2 pages are neither free nor in use"):
+        pool.check([])
+    with pytest.raises(AssertionError, match="page 0: 1 holders counted, 2 found"):
+        pool.check([seq, seq])
+    seq.pages[:] = [0, 0]
+    with pytest.raises(AssertionError, match=r"block table \[0, 0\] does not fit lengths \[20\]"):
+        pool.check([seq])
+    seq.pages[:] = [0, 3]
+    with pytest.raises(AssertionError, match="page 3 is in use and in the free list"):
+        pool.check([seq])
+
+
+# --- an interrupt at every line ---------------------------------------------------------------------------
+def interrupted(call: Callable[[], object], at: int) -> tuple[BaseException, str] | None:
+    """Run ``call`` with a KeyboardInterrupt before the ``at``-th line of pages.py; the error and the function cut."""
+    left, cut = at, ""
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal left, cut
+        if frame.f_code.co_filename != pages.__file__ or frame.f_code.co_name == "__del__":
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                cut = frame.f_code.co_name
+                raise KeyboardInterrupt
+        return trace
+
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error, cut
+    finally:
+        sys.settrace(old)
+    return None
+
+
+def _with(seq: SequencePages, fail: bool = False) -> None:
+    with seq.reserve(0, 30) as reservation:
+        assert reservation.copies
+        if fail:
+            reservation.rollback()
+
+
+def _batch(*seqs: SequencePages) -> None:
+    with ExitStack() as stack:
+        commit_all([stack.enter_context(seq.reserve(0, 30)) for seq in seqs])
+
+
+INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
+    "commit": lambda seq, fork: _with(fork),
+    "rollback": lambda seq, fork: _with(fork, fail=True),
+    "batch": _batch,
+    "truncate": lambda seq, fork: seq.truncate(10),
+    "fork": lambda seq, fork: seq.fork(),
+    "free": lambda seq, fork: seq.free(),
+}
+
+
+@pytest.mark.parametrize("call", INTERRUPTED.values(), ids=INTERRUPTED.keys())
+def test_an_interrupt_at_any_line_leaves_a_call_done_or_not_done(
+    call: Callable[[SequencePages, SequencePages], object],
+) -> None:
+    def world() -> tuple[PagePool, SequencePages, SequencePages]:
+        pool = PagePool(10, 16)
+        seq = SequencePages(pool, 2)
+        append(seq, 40)
+        return pool, seq, seq.fork()
+
+    pool, seq, fork = world()
+    ends = [state(pool, seq, fork)]
+    call(seq, fork)
+    ends.append(state(pool, seq, fork))
+    for at in range(1, 1000):
+        pool, seq, fork = world()
+        found = interrupted(lambda seq=seq, fork=fork: call(seq, fork), at)
+        if found is None:
+            break
+        # a kept traceback (sys.last_exc of a prompt) keeps the frames: all but the edges of 'with' undo at once
+        error, cut = found
+        if cut in ("__enter__", "__exit__", "<lambda>"):
+            error = None
+        del found
+        assert state(pool, seq, fork) in ends, f"line event {at}, in {cut}"
+        pool.check([seq, fork])
+        del error
+        if not seq._closed:
+            fork.truncate(len(fork))  # and it goes on: back in step, then a token
+            seq.truncate(len(seq))
+            append(fork, 1)
+            append(seq, 1)
+            pool.check([seq, fork])
+    assert 5 < at < 999
+
+
+# --- random operations against a plain model --------------------------------------------------------------
+LAYERS = 3
+OPS = ("token", "rows", "step", "step", "step", "rollback", "batch", "fork", "fork", "truncate", "free", "new")
+
+
+@dataclass
+class World:
+    """A pool with its sequences, the tokens they should hold, and the page contents that the appends left."""
+
+    page_size: int
+    num_pages: int
+    seed: int
+    seqs: list[SequencePages] = field(default_factory=list)
+    tokens: list[list[list[int]]] = field(default_factory=list)  # per sequence and layer
+    next_token: int = 1
+    refused: int = 0
+    copied: int = 0
+
+    def __post_init__(self) -> None:
+        order = random.Random(self.seed).sample(range(self.num_pages), self.num_pages)
+        self.pool = PagePool(self.num_pages, self.page_size, order)
+        self.slots = np.zeros((LAYERS, self.num_pages, self.page_size), np.int64)
+        self.new()
+
+    def new(self) -> None:
+        self.seqs.append(SequencePages(self.pool, LAYERS))
+        self.tokens.append([[] for _ in range(LAYERS)])
+
+    def reserve(self, i: int, layer: int, count: int, held: list[Reservation]) -> Reservation | None:
+        """Reserve, copy and write as a cache does; None where the model says that the pool must refuse."""
+        seq, before = self.seqs[i], state(self.pool, *self.seqs)
+        lengths = [len(t) for t in self.tokens[i]]
+        start, low, high = lengths[layer], min(lengths), max(lengths)
+        legal = low == high or (start == low and count == high - low)
+        used = {p for s in self.seqs for p in s.pages} | {p for r in held for p in r.new_pages}
+        last = seq.pages[-1] if seq.pages else None
+        copy = low == high and start % self.page_size and sum(last in s.pages for s in self.seqs) > 1
+        need = max(0, -(-(start + count) // self.page_size) - len(seq.pages) + bool(copy))
+        if not legal or need > self.num_pages - len(used):
+            with pytest.raises(CapacityError if legal else StepError):
+                seq.reserve(layer, count)
+            assert state(self.pool, *self.seqs) == before
+            self.refused += 1
+            return None
+        reservation = seq.reserve(layer, count)
+        assert len(reservation.new_pages) == need
+        assert not used & set(reservation.new_pages)
+        for source, target, keep in reservation.copies:
+            self.copied += 1
+            self.slots[:, target] = -1
+            self.slots[:, target, :keep] = self.slots[:, source, :keep]
+        new = np.arange(self.next_token, self.next_token + count)
+        self.next_token += count
+        for page, slot, row, rows in reservation.writes():
+            self.slots[layer, page, slot : slot + rows] = new[row : row + rows]
+        return reservation
+
+    def commit(self, i: int, reservation: Reservation) -> None:
+        reservation.commit()
+        new = range(self.next_token - reservation.count, self.next_token)
+        self.tokens[i][reservation.layer] += new
+
+    def append(self, i: int, layer: int, count: int, commit: bool = True) -> None:
+        before = state(self.pool, *self.seqs)
+        reservation = self.reserve(i, layer, count, [])
+        if reservation is None:
+            return
+        if commit:
+            self.commit(i, reservation)
+        else:
+            reservation.rollback()
+            assert state(self.pool, *self.seqs) == before
+
+    def batch(self, count: int, pick: int) -> None:
+        """Reserve for all sequences first, then commit some and roll the others back."""
+        held: list[Reservation] = []
+        firsts: list[tuple[int, Reservation, int]] = []
+        for i in range(len(self.seqs)):
+            first = self.next_token
+            layer = self.tokens[i].index(min(self.tokens[i], key=len))
+            reservation = self.reserve(i, layer, count, held)
+            if reservation is not None:
+                held.append(reservation)
+                firsts.append((i, reservation, first))
+        self.pool.check(self.seqs)
+        random.Random(pick).shuffle(firsts)
+        for n, (i, reservation, first) in enumerate(firsts):
+            if pick >> n & 1:
+                reservation.rollback()
+            else:
+                reservation.commit()
+                self.tokens[i][reservation.layer] += range(first, first + count)
+
+    def truncate(self, i: int, n: int) -> None:
+        self.seqs[i].truncate(n)
+        self.tokens[i] = [t[:n] for t in self.tokens[i]]
+
+    def apply(self, op: str, which: int, layer: int, size: int) -> None:
+        i = which % len(self.seqs) if self.seqs else -1
+        if op == "new" or i < 0:
+            if len(self.seqs) < 5:
+                self.new()
+        elif op == "token":
+            behind = max(map(len, self.tokens[i])) - len(self.tokens[i][layer])
+            self.append(i, layer, behind or 1)  # refused only where the layer is ahead, or the pool is full
+        elif op in ("rows", "rollback"):
+            self.append(i, layer, 1 + size % (2 * self.page_size + 1), op == "rows")
+            if size % 4:  # go back into step
+                self.truncate(i, len(self.seqs[i]))
+        elif op == "step":
+            lengths = [len(t) for t in self.tokens[i]]
+            for each in random.Random(size).sample(range(LAYERS), LAYERS):
+                count = max(lengths) - lengths[each] if min(lengths) < max(lengths) else 1 + size % self.page_size
+                if count:
+                    self.append(i, each, count)
+        elif op == "batch":
+            self.batch(1 + size % 5, size)
+        elif op == "fork":
+            lengths = [len(t) for t in self.tokens[i]]
+            if min(lengths) < max(lengths):
+                with pytest.raises(StepError):
+                    self.seqs[i].fork()
+            elif len(self.seqs) < 5:
+                self.seqs.append(self.seqs[i].fork())
+                self.tokens.append([list(t) for t in self.tokens[i]])
+        elif op == "truncate":
+            self.truncate(i, max(0, len(self.seqs[i]) - size % (2 * self.page_size)))
+        elif op == "free":
+            self.seqs.pop(i).free()
+            self.tokens.pop(i)
+
+    def compare(self) -> None:
+        self.pool.check(self.seqs)
+        for seq, tokens in zip(self.seqs, self.tokens, strict=True):
+            assert seq.lengths == [len(t) for t in tokens]
+            content = self.slots[:, seq.block_table].reshape(LAYERS, -1)
+            for layer in range(LAYERS):
+                assert content[layer, : seq.lengths[layer]].tolist() == tokens[layer]
+
+
+def test_10_000_random_operations_hold_what_a_plain_list_holds() -> None:
+    done = refused = copied = 0
+    op = st.tuples(st.sampled_from(OPS), st.integers(0, 4), st.integers(0, LAYERS - 1), st.integers(0, 4095))
+
+    @settings(
+        max_examples=4000 if FULL else 200,
+        deadline=None,
+        database=None,
+        derandomize=not FULL,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        page_size=st.sampled_from((16, 64, 256)),
+        num_pages=st.integers(1, 32),
+        seed=st.integers(0, 999),
+        ops=st.lists(op, min_size=100, max_size=100),
+    )
+    def run(page_size: int, num_pages: int, seed: int, ops: list[tuple[str, int, int, int]]) -> None:
+        nonlocal done, refused, copied
+        world = World(page_size, num_pages, seed)
+        for each in ops:
+            world.apply(*each)
+            world.compare()
+            done += 1
+        for seq in world.seqs:
+            seq.free()
+        assert world.pool.free_pages == num_pages
+        world.pool.check([])
+        refused += world.refused
+        copied += world.copied
+
+    run()
+    assert done >= 10_000
+    assert refused >= 500
+    assert copied >= 500

@@ -1,0 +1,121 @@
+"""Rows of K and V in a cache's stored dtype: what the host uploads and what the append kernel moves.
+
+A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
+in uint32 words (see shaders/kv.glsl).
+
+q8_0: 32 consecutive head dimensions share a scale d = float16(max|x| / 127), rounded to nearest even, and are stored
+as int8 q = rint(x / float32(d)), held within -127 ... 127; a block whose d is 0 stores zeros. The value is q * d,
+exact in float32. (ggml's block format; its rounding of ties differs.)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DTypeError, ValueRangeError
+from .reference import as_input
+from .shapes import MAX_INPUT, Q8_BLOCK, scale_words, value_words
+
+F32 = NDArray[np.float32]
+Words = NDArray[np.uint32]
+
+_Q8_MAX: Final = 127.0 * 65504.0  # beyond it the scale is no float16
+_TAKES: Final = {
+    "f32": "float32 or float16",
+    "f16": "float16",
+    "bf16": "bfloat16 (ml_dtypes), or float32 or float16 values that bfloat16 holds exactly",
+    "q8_0": "float32 or float16",
+}
+
+
+def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
+    """``x`` with tiny float32 values flushed, and its largest magnitude. ValueRangeError names the first bad index."""
+    if x.size == 0:
+        return x, 0.0
+    largest = float(np.max(np.abs(x)))  # NaN propagates
+    if not largest <= MAX_INPUT:
+        bad = np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0]
+        at = ", ".join(map(str, bad))
+        raise ValueRangeError(f"{name}[{at}]: got {float(x[tuple(bad)]):g}, expected a finite value of at most 2**60")
+    return (x if x.dtype == np.float16 else as_input(x)), largest
+
+
+def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
+    """``x`` as the values a cache of ``dtype`` takes, checked, and its largest magnitude.
+
+    Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantises,
+    by the rule above. float16 arrays stay float16, all others come back as float32.
+    """
+    array = np.asarray(x)
+    if array.dtype.name == "bfloat16" and dtype == "bf16":
+        array = array.astype(np.float32)
+    elif array.dtype != np.float16 and (array.dtype != np.float32 or dtype == "f16"):
+        raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {_TAKES[dtype]}")
+    values, largest = checked_values(name, array)
+    if dtype == "bf16":
+        values = values.astype(np.float32)
+        if np.any(values.view(np.uint32) & np.uint32(0xFFFF)):
+            at = ", ".join(map(str, np.argwhere(values.view(np.uint32) & np.uint32(0xFFFF))[0]))
+            raise ValueRangeError(f"{name}[{at}]: not a bfloat16 value; a bf16 cache takes {_TAKES[dtype]}")
+    if dtype == "q8_0" and largest > _Q8_MAX:
+        raise ValueRangeError(f"{name}: got a magnitude of {largest:g}, a q8_0 cache takes at most {_Q8_MAX:g}")
+    return values, largest
+
+
+def quantise_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """int8 values (..., head_dim) and float16 scales (..., head_dim / 32) of x (..., head_dim)."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, Q8_BLOCK)
+    scale = (np.abs(blocks).max(axis=-1) / np.float32(127.0)).astype(np.float16)
+    step = scale.astype(np.float32)[..., None]
+    ratio = np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0)
+    return np.clip(np.rint(ratio), -127, 127).astype(np.int8).reshape(x.shape), scale
+
+
+def _split(x: NDArray[Any], dtype: str) -> tuple[Words, Words]:
+    """(values, scales) in words of stored values (n, kv_heads, head_dim)."""
+    n, kv_heads, head_dim = x.shape
+    empty = np.zeros((n, kv_heads, 0), np.uint32)
+    if dtype == "q8_0":
+        values, scales = quantise_q8_0(x)
+        padded = np.zeros((n, kv_heads, 2 * scale_words(head_dim, dtype)), np.float16)
+        padded[..., : scales.shape[-1]] = scales
+        return np.ascontiguousarray(values).view(np.uint32), padded.view(np.uint32)
+    if dtype == "bf16":
+        halves = (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16)
+        return halves.view(np.uint32), empty
+    return np.ascontiguousarray(x, np.float32 if dtype == "f32" else np.float16).view(np.uint32), empty
+
+
+def encode(k: NDArray[Any], v: NDArray[Any], dtype: str) -> Words:
+    """(n, kv_heads, words) of stored values k, v (n, kv_heads, head_dim); see ``stored_values``."""
+    k_values, k_scales = _split(k, dtype)
+    v_values, v_scales = _split(v, dtype)
+    return np.concatenate([k_values, v_values, k_scales, v_scales], axis=2)
+
+
+def decode(words: Words, head_dim: int, dtype: str) -> tuple[F32, F32]:
+    """The float32 values k, v (n, kv_heads, head_dim) that rows hold; the inverse of ``encode``."""
+    size, scales = value_words(head_dim, dtype), scale_words(head_dim, dtype)
+    parts = np.split(words, [size, 2 * size, 2 * size + scales], axis=2)
+    return _join(parts[0], parts[2], head_dim, dtype), _join(parts[1], parts[3], head_dim, dtype)
+
+
+def _join(values: Words, scales: Words, head_dim: int, dtype: str) -> F32:
+    values = np.ascontiguousarray(values)
+    if dtype == "f32":
+        return values.view(np.float32)
+    if dtype == "f16":
+        return values.view(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    factor = np.ascontiguousarray(scales).view(np.float16)[..., : head_dim // Q8_BLOCK].astype(np.float32)
+    return values.view(np.int8).astype(np.float32) * np.repeat(factor, Q8_BLOCK, axis=-1)
+
+
+def stored(k: NDArray[Any], v: NDArray[Any], dtype: str) -> tuple[F32, F32]:
+    """The values a cache of ``dtype`` holds after k and v were appended: what an oracle must be given."""
+    head_dim = k.shape[2]
+    return decode(encode(stored_values("k", k, dtype)[0], stored_values("v", v, dtype)[0], dtype), head_dim, dtype)
