@@ -36,7 +36,8 @@ void main() {
     uint page = work[work[record + APPEND_PAGE_TABLE] + (tile >> shift)];
     uint in_page = tile & ((1u << shift) - 1u);
     uint base = ((page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page) * TILE * (ROW_VALUES + SCALES);
-    uint row = (gl_WorkGroupID.x * kv_heads + gl_WorkGroupID.y) * 2u * (ROW_VALUES + SCALES);
+    uint row_head = gl_WorkGroupID.x * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
+    uint row = row_head * 2u * (ROW_VALUES + SCALES);
     for (uint i = gl_LocalInvocationID.x; i < ROW_VALUES; i += WAVE) {
         uint chunk = i / CHUNK_WORDS;
         MOVE(k[base + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS], rows[row + i]);

@@ -33,7 +33,7 @@ layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out
 // repeated_heads() heads are the previous chunk's, which writes them.
 uint first_head() {
     uint group = work[HEADER_GROUP];
-    return gl_WorkGroupID.y * group + min(gl_WorkGroupID.z * HEADS, group - HEADS);
+    return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * HEADS, group - HEADS);
 }
 
 uint repeated_heads() {
@@ -96,7 +96,7 @@ void main() {
         return;
     }
 #if LOOP
-    uint unit_leaves = work[HEADER_UNIT_LEAVES];
+    uint unit_leaves = work[item + ITEM_UNIT_LEAVES];
     [[dont_unroll]] for (; index < end; ++index) {
         leaf.index = index;
         leaf.count = min(limit - index * LEAF, LEAF);

@@ -50,7 +50,7 @@ uvec2 locate(Leaf leaf, uint key) {
 #if FRESH
 // Word `at` of an uploaded row.
 uint fresh_word(uint row, uint at) {
-    return fresh_words[(row * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * 2u * (ROW_VALUES + SCALES) + at];
+    return fresh_words[(row * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * 2u * (ROW_VALUES + SCALES) + at];
 }
 #endif
 

@@ -37,7 +37,7 @@ void main() {
     uint count = work[record + ROW_COUNT];
     uint unit = work[record + ROW_UNIT];
     uint q_heads = work[HEADER_Q_HEADS];
-    uint period = NODE / work[HEADER_UNIT_LEAVES];
+    uint period = NODE / work[record + ROW_UNIT_LEAVES];
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * (HEAD_DIM / 2u);
     uint pair = min(dim, HEAD_DIM - 2u) / 2u;  // lanes behind head_dim repeat the last pair and write nothing
 

@@ -2,6 +2,8 @@
 
 from . import errors, reference
 from .attention import attention
+from .cache import KVCache, Sequence
+from .decode import Attention
 from .device import Device, list_devices
 from .errors import ZincAttnError
 from .planner import SplitPlan, plan_splits
@@ -11,9 +13,12 @@ from .state import merge_state, merge_states
 
 __version__ = "0.1.0"
 __all__ = [
+    "Attention",
     "AttnShape",
     "Device",
     "DeviceInfo",
+    "KVCache",
+    "Sequence",
     "SplitPlan",
     "ZincAttnError",
     "attention",

@@ -16,6 +16,7 @@ from .reference import score_scale
 from .rows import checked_values
 from .runtime import Dispatch, Recording, Use
 from .shapes import LEAF, MAX_SCORE, AttnShape, check_int, dtype_bytes
+from .work import NEVER, Work, item_table
 
 F32 = NDArray[np.float32]
 _DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -122,22 +123,23 @@ class AttentionStep:
             per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, per_workgroup)
         self.plan, self.runtime = plan, runtime
         self.limits = [plan.context_len] * plan.q_len if limits is None else limits
-        work, items = self._work(kv, scale)
+        work = self._work(kv, scale)
         rows, heads, dim = plan.q_len, shape.q_heads, shape.head_dim
-        self._buffers = [runtime.buffer(4 * work.size, Use.INPUT)]
+        self._buffers = [runtime.buffer(4 * work.words.size, Use.INPUT)]
         self._recording: Recording | None = None
         try:
             self._buffers.append(runtime.buffer(4 * rows * heads * dim, Use.INPUT))
             self._buffers.append(runtime.buffer(max(plan.scratch_bytes, 4), Use.SCRATCH))
             self._buffers.append(runtime.buffer(4 * rows * heads * (dim + 1), Use.OUTPUT))
             work_buffer, q, states, out = self._buffers
-            runtime.write(work_buffer, work)
+            runtime.write(work_buffer, work.words)
             steps = []
-            if items:
+            if len(work.items):
                 spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF)
                 attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), spec)
-                grid = (items, shape.kv_heads, -(-shape.group // per_workgroup))
-                steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, states, out), grid))
+                grid = (len(work.items), shape.kv_heads, -(-shape.group // per_workgroup))
+                target = out if plan.passes == 1 else states  # bound twice, so that pass 2 waits for one buffer
+                steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, target, target), grid))
             if plan.passes == 2:
                 merge = kv.device.kernel(kernels.MERGE, (dim,))
                 grid = (-(-dim // kernels.MERGE_DIMS), heads, rows)
@@ -147,47 +149,28 @@ class AttentionStep:
             self.close()
             raise
 
-    def _work(self, kv: ResidentKV, scale: float) -> tuple[NDArray[np.uint32], int]:
-        """The work buffer's words and the number of items in it."""
-        plan, shape = self.plan, self.plan.shape
-        ranges = [r for r in plan.leaf_ranges() if r[0] < r[1]]
-        items: list[tuple[int, ...]] = []
-        rows: list[tuple[int, ...]] = []
-        for row, limit in enumerate(self.limits):
-            first, last = row * plan.states, -(-limit // LEAF)
-            rows.append((first, -(-limit // plan.unit_keys), 0))
-            for begin, end in ranges:
-                if plan.passes == 1:  # a row that sees no key still has its one item, which writes the empty result
-                    items.append((row, limit, 0, max(last, 1), 0))
-                elif begin < last:
-                    items.append((row, limit, begin, min(end, last), first + begin // plan.unit_leaves))
-        row_table = kernels.HEADER_WORDS + kernels.ITEM_WORDS * len(items)
-        page_table = row_table + kernels.ROW_WORDS * len(rows)
-        words = np.zeros(page_table + 1, np.uint32)  # one page, number 0, holds everything
-        header = {
-            "q_heads": shape.q_heads,
-            "kv_heads": shape.kv_heads,
-            "group": shape.group,
-            "score_scale": kernels.float_bits(float(score_scale(shape.head_dim, scale))),
-            "unit_leaves": plan.unit_leaves,
-            "state_stride": plan.states * plan.q_len,
-            "page_shift": 31,
-            "page_tiles": max(layout.tiles(kv.tokens), 1),
-            "rows": plan.q_len,
-            "row_table": row_table,
-            "direct": int(plan.passes == 1),
-            "append_table": 0,
-        }
-        words[: len(kernels.HEADER)] = [header[name] for name in kernels.HEADER]
-        for at, size, records in (
-            (kernels.HEADER_WORDS, kernels.ITEM_WORDS, items),
-            (row_table, kernels.ROW_WORDS, rows),
-        ):
-            for i, record in enumerate(records):
-                words[at + i * size : at + i * size + len(record)] = record
-        page_column = kernels.HEADER_WORDS + kernels.ITEM.index("page_table")
-        words[page_column : page_column + kernels.ITEM_WORDS * len(items) : kernels.ITEM_WORDS] = page_table
-        return words, len(items)
+    def _work(self, kv: ResidentKV, scale: float) -> Work:
+        """The call's work buffer; one page, number 0, holds everything."""
+        plan, shape, rows = self.plan, self.plan.shape, self.plan.q_len
+        direct = plan.passes == 1
+        limits, ranges = np.array(self.limits), np.array(plan.leaf_ranges())
+        items = item_table(limits, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
+        work = Work(len(items), rows, 0, 1)
+        work.set_shape(shape, shape.kv_heads)
+        work.set(
+            score_scale=kernels.float_bits(float(score_scale(shape.head_dim, scale))),
+            state_stride=plan.states * rows,
+            page_shift=31,
+            page_tiles=max(layout.tiles(kv.tokens), 1),
+            rows=rows,
+            direct=int(direct),
+        )
+        work.items[:, :5] = items
+        work.items[:, 5:9] = work.tables_at, NEVER, 0, plan.unit_leaves
+        work.rows[:, 0] = np.arange(rows) * plan.states
+        work.rows[:, 1] = -(-limits // plan.unit_keys)
+        work.rows[:, 3] = plan.unit_leaves
+        return work
 
     def write_q(self, q: NDArray[Any]) -> None:
         """Set the query rows: (q_len, q_heads, head_dim), checked float32 or float16 values."""

@@ -29,7 +29,7 @@ from .errors import ArgumentError, LimitError
 from .layout import pack_k, pack_v
 from .planner import SplitPlan, plan_splits
 from .runtime import Dispatch, Use, Words
-from .shapes import MAX_CONTEXT, WAVE, AttnShape, check_int, dtype_bytes
+from .shapes import MAX_CONTEXT, WAVE, AttnShape, check_int
 from .sweep import F32, ORACLE_PRODUCTS, Inputs, Progress, difference
 
 WARM_UP_ROUNDS: Final = 2
@@ -37,6 +37,7 @@ FEWEST_REPEATS, MOST_REPEATS, BUDGET_S = 5, 50, 10.0  # rounds of a shape and co
 HOST_ROUNDS: Final = 1000  # of a call without keys
 READ_LOADS: Final = 16  # uvec4 a lane of the yardstick, or the next larger number that divides the buffer
 MAX_ERROR: Final = {"float32": 1e-4, "float16": 3e-3}  # relative L2 error of a baseline, by what it computes in
+DTYPES: Final = ("f32", "f16")  # what ResidentKV takes
 LAYOUTS: Final = ("auto", "1 split", "per query head")
 HOST_CLOCK: Final = f"host clock, submit and wait, after {WARM_UP_ROUNDS} warm-up rounds"
 DEVICE_CLOCK: Final = "device timestamps"
@@ -50,7 +51,7 @@ MEASURES: Final[Mapping[str, str]] = {  # what a row's times are of, and by whic
     "empty submit": HOST_CLOCK,
     "host per call": "a steady call without keys less the empty submission before it",
 }
-Sample = tuple[float, float | None, float | None]  # seconds; CPU seconds of the process, and of the calling thread
+Sample = tuple[float, ...]  # seconds; by the host clock also CPU seconds of the process and of the calling thread
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class _Subject:
         if device and make:
             self.step = make(False)
             self.clocked["call"] = self.step.run
-            if device.info.timestamp_period_ns:
+            if row.context and device.info.timestamp_period_ns:
                 # Kompute never resets its queries: a recording has one timed run. CPU drivers allow more, and need
                 # them, since they compile a pipeline in its first run.
                 self.fresh = device.runtime.name == "kompute" and device.info.kind != "cpu"
@@ -164,12 +165,11 @@ class _Subject:
         if step:
             step.run()
             marks = step.timings()
+            made["device"] = (marks[-1][1] - marks[0][0],)
             if self.row.layout != "read":
-                made["pass 1"] = marks[0][1] - marks[0][0], None, None
-            if self.row.layout != "read" and len(marks) == 2:
-                made["gap"] = marks[1][0] - marks[0][1], None, None
-                made["pass 2"] = marks[1][1] - marks[1][0], None, None
-            made["device"] = marks[-1][1] - marks[0][0], None, None
+                made["pass 1"] = (marks[0][1] - marks[0][0],)
+                if len(marks) == 2:
+                    made["gap"], made["pass 2"] = (marks[1][0] - marks[0][1],), (marks[1][1] - marks[1][0],)
             if self.fresh:
                 step.close()
         return made
@@ -259,7 +259,8 @@ def bench(
     devices: one physical device, opened once per runtime; repeats: rounds per shape and context (None: 5 to 50
     within 10 s). on_row sees each row when it is ready.
     """
-    dtype_bytes(dtype)
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)}")
     check_int("seed", seed, 0)
     if repeats is not None:
         check_int("repeats", repeats, 1)
@@ -311,17 +312,15 @@ def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, dtype: str)
         subject = _attention(device, kv, data, _row(device, data, dtype, "auto"))
         stack.callback(subject.close)
         out, lse = subject.result()
-        right = not out.any() and bool((lse == -np.inf).all())
-        why = {"verified": "bits"} if right else {"status": "failed", "note": "expected out 0 and lse -inf"}
-        subject.row = replace(subject.row, **why)  # type: ignore[arg-type]
+        if out.any() or not (lse == -np.inf).all():
+            return [replace(subject.row, status="failed", note="without keys: expected out 0 and lse -inf")]
+        subject.row = replace(subject.row, verified="bits")
         subject.clocked = {"empty submit": device.runtime.empty_submit, **subject.clocked}
         subjects.append(subject)
     samples = _rounds(subjects, HOST_ROUNDS)
     for one in itertools.chain(*samples):
-        wall, cpu, caller = (
-            a - b if a and b else None for a, b in zip(one["steady call"], one["empty submit"], strict=True)
-        )
-        one["host per call"] = wall or 0.0, cpu, caller
+        pairs = zip(one["steady call"], one["empty submit"], strict=True)
+        one["host per call"] = tuple(steady - empty for steady, empty in pairs)
     return [row for subject, mine in zip(subjects, samples, strict=True) for row in _rows(subject.row, mine, 0)]
 
 
@@ -424,7 +423,7 @@ def _rows(row: BenchRow, samples: Sequence[dict[str, Sample]], kv_bytes: int) ->
     """A row per measure."""
     made = []
     for measure in (m for m in MEASURES if m in samples[0]):
-        times, cpu, caller = zip(*(one[measure] for one in samples), strict=True)
+        times, *cpu = zip(*(one[measure] for one in samples), strict=True)
         low, q1, median, q3 = (1e6 * float(x) for x in np.percentile(times, (0, 25, 50, 75)))
         rated = kv_bytes and measure not in ("gap", "pass 2")
         figures: dict[str, Any] = {
@@ -433,8 +432,8 @@ def _rows(row: BenchRow, samples: Sequence[dict[str, Sample]], kv_bytes: int) ->
             "q1_us": q1,
             "q3_us": q3,
             "min_us": low,
-            "cpu_us": None if cpu[0] is None else 1e6 * float(np.median(cpu)),
-            "caller_us": None if caller[0] is None else 1e6 * float(np.median(caller)),
+            "cpu_us": 1e6 * float(np.median(cpu[0])) if cpu else None,
+            "caller_us": 1e6 * float(np.median(cpu[1])) if cpu else None,
             "kv_gb_s": kv_bytes / median / 1e3 if rated and median > 0 else None,
         }
         made.append(replace(row, measure=measure, latency_mode=MEASURES[measure], **figures))

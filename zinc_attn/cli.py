@@ -562,7 +562,7 @@ def add_bench(subparsers: Subparsers) -> None:
     add("--runtimes", default=",".join(installed), metavar="LIST", help="dispatchers (default: %(default)s)")
     add("--shapes", default="16/2/256,32/4/128", metavar="LIST", help="Q/KV/D (default: %(default)s)")
     add("--contexts", default=DEFAULT_CONTEXTS, metavar="LIST", help="keys, k = 1024 (default: %(default)s)")
-    add("--dtype", choices=tuple(DTYPE_BYTES), default="f16", help="of K and V (default: %(default)s)")
+    add("--dtype", choices=("f32", "f16"), default="f16", help="of K and V (default: %(default)s)")
     add("--repeats", type=int, metavar="N", help="rounds per point (default: 5 to 50 within 10 s)")
     add("--seed", type=int, default=0, metavar="N", help="of the values (default: %(default)s)")
     add("--out", metavar="DIR", help="folder of the files (default: bench-DEVICE)")
@@ -591,7 +591,7 @@ def run_bench(args: argparse.Namespace) -> int:
             rows = bench.bench(devices, shapes, contexts, **options, progress=progress, on_row=on_row)
     if not args.json:
         for columns, lines in zip((bench.HOST_COLUMNS, bench.COLUMNS), bench.table_cells(rows), strict=True):
-            table = new_table(*columns, left=2)
+            table = new_table(*columns, left=2 if columns is bench.HOST_COLUMNS else 5)
             for line in lines:
                 table.add_row(*line)
             print_table(table)

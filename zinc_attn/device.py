@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,7 @@ class Device:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self.lock = threading.RLock()  # serialises calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
 
     @classmethod

@@ -38,10 +38,11 @@ class KernelDecl:
 # page tables.  All that changes from token to token is in here, so that a recorded submission can be replayed.
 HEADER: Final = (
     "q_heads",
-    "kv_heads",
+    "kv_heads",  # of the K and V buffers: all of them, or a shard's
+    "kv_first",  # first KV head of the buffers
+    "row_kv_heads",  # KV heads of row tensors: all of them
     "group",  # query heads per KV head
     "score_scale",  # float32 bits of scale * log2(e)
-    "unit_leaves",  # leaves per emitted state: 1, or 8 for a whole node
     "state_stride",  # states in the scratch tensor: (m, l) pairs begin behind state_stride * q_heads * head_dim
     "page_shift",  # log2 of the tiles per page
     "page_tiles",  # tiles per page and KV head
@@ -53,10 +54,20 @@ HEADER: Final = (
 HEADER_WORDS: Final = 16
 # One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [0, limit).
 # Fresh builds find the sequence's tokens from fresh_begin on in the uploaded rows, from row fresh_row on.
-ITEM: Final = ("row", "limit", "leaf_begin", "leaf_end", "state", "page_table", "fresh_begin", "fresh_row")
-ITEM_WORDS: Final = 8
+ITEM: Final = (
+    "row",
+    "limit",
+    "leaf_begin",
+    "leaf_end",
+    "state",
+    "page_table",
+    "fresh_begin",
+    "fresh_row",
+    "unit_leaves",
+)
+ITEM_WORDS: Final = 12
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit.
-ROW: Final = ("state", "count", "unit")
+ROW: Final = ("state", "count", "unit", "unit_leaves")
 ROW_WORDS: Final = 4
 # A new token: its position in its sequence (or NO_TOKEN), and the word of the sequence's page table.
 APPEND: Final = ("position", "page_table")

@@ -60,7 +60,7 @@ class KomputeBuffer:
         kp = runtime.kp
         self.nbytes, self.use = nbytes, use
         self.chained = use is Use.SCRATCH and nbytes <= CHAINED_BYTES
-        staged = use is not Use.SCRATCH or self.chained
+        staged = use not in (Use.SCRATCH, Use.CACHE) or self.chained
         kind = kp.TensorTypes.device if staged else kp.TensorTypes.storage
         self.tensor = runtime.manager.tensor_t(np.zeros(nbytes // 4, np.uint32) if staged else _unread(nbytes), kind)
         self.view: Words | None = self.tensor.data() if staged else None
@@ -130,7 +130,7 @@ class KomputeRuntime:
         with self._usable():
             nbytes = check_nbytes(nbytes, self.info, min(self.info.max_buffer_bytes, _MAX_TENSOR_BYTES))
             _, free = probe.memory_budget(self.info.index)
-            twins = 1 if use is Use.SCRATCH and nbytes > CHAINED_BYTES else 2
+            twins = 1 if use is Use.CACHE or (use is Use.SCRATCH and nbytes > CHAINED_BYTES) else 2
             if nbytes * twins > free:
                 raise no_room(nbytes * twins, free, self.info)
             made = KomputeBuffer(self, nbytes, use)
@@ -176,6 +176,8 @@ class KomputeRuntime:
             sequences, position = [self.manager.sequence(0, marks)], 0
             spans: list[tuple[int, int]] = []
             pending: set[int] = set()  # buffers written by a step that nothing has ordered yet
+            read: set[int] = set()  # buffers read by such a step
+            synced = False  # outputs are in host memory as the last step left them
 
             def add(operation: Any) -> None:
                 nonlocal position
@@ -186,25 +188,34 @@ class KomputeRuntime:
                 add(kp.OpTensorSyncDevice(inputs))
             for at, step in enumerate(steps):
                 check_step(at, step, self.info)
-                touched = {id(b) for b in step.buffers} & pending
-                if touched:
-                    conflicts = [b for b in buffers if id(b) in touched]
+                kernel = step.kernel
+                assert isinstance(kernel, KomputeKernel)
+                declared = list(zip(step.buffers, kernel.decl.bindings, strict=True))
+                writes = {id(b) for b, binding in declared if binding.access == "write"}
+                conflicts = [b for b in buffers if id(b) in pending and any(b is used for used in step.buffers)]
+                if conflicts:
                     if all(b.chained for b in conflicts):
                         add(kp.OpTensorSyncLocal([b.tensor for b in conflicts]))
                     else:
                         sequences.append(self.manager.sequence(0, marks))
                         position = 0
                     pending.clear()
-                kernel = step.kernel
-                assert isinstance(kernel, KomputeKernel)
+                    read.clear()
+                elif writes & read and outputs:
+                    # a write after a read needs order, not visibility: any copy between the two gives it
+                    add(kp.OpTensorSyncLocal(outputs))
+                    pending -= {id(b) for b in buffers if b.use is Use.OUTPUT}
+                    read.clear()
+                    synced = True
                 args = [b.tensor for b in step.buffers if isinstance(b, KomputeBuffer)]
                 grid, none = list(step.groups), np.array([], np.uint32)
                 algorithms.append(self.manager.algorithm(args, kernel.spirv, grid, kernel.spec, none))
                 add(kp.OpAlgoDispatch(algorithms[-1]))
                 spans.append((len(sequences) - 1, position))
-                declared = zip(step.buffers, kernel.decl.bindings, strict=True)
-                pending |= {id(b) for b, binding in declared if binding.access == "write"}
-            if outputs:
+                pending |= writes
+                read |= {id(b) for b, binding in declared if binding.access == "read"}
+                synced = synced and not any(b.use is Use.OUTPUT and id(b) in writes for b in buffers)
+            if outputs and not synced:
                 add(kp.OpTensorSyncLocal(outputs))
             made = KomputeRecording(sequences, algorithms, spans, timestamps)
             made.buffers = tuple(buffers)

@@ -9,9 +9,9 @@ The rule for a GPU:
 context (keys)         splits                           a state is emitted per
 =====================  ===============================  ================================================
 0 ... 128              1                                node
-129 ... 65,535         min(leaves, target, 128)         leaf where there are more splits than nodes,
+129 ... 65,472         min(leaves, target, 128)         leaf where there are more splits than nodes,
                                                         else node
-65,536 and more        min(nodes, target)               node
+65,473 and more        min(nodes, target)               node
 =====================  ===============================  ================================================
 
 target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)): eight one-wave workgroups per compute unit.
@@ -192,7 +192,7 @@ def plan_splits(
         splits, unit = max(leaves, 1), 1
     elif context_len <= SINGLE_SPLIT_KEYS:
         splits, unit = 1, NODE
-    elif kind != "cpu" and context_len < NODE_KEYS:
+    elif kind != "cpu" and leaves < NODE_KEYS // LEAF:
         splits = min(leaves, target, MAX_LEAF_SPLITS)
         unit = 1 if splits > nodes else NODE
     else:

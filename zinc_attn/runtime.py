@@ -47,7 +47,8 @@ class Use(Enum):
     INPUT = "input"  # small; written by the host before a recording is submitted, read by kernels
     OUTPUT = "output"  # small; written by kernels, read by the host afterwards
     DATA = "data"  # large; uploaded now and then, read by kernels
-    SCRATCH = "scratch"  # device memory only; written and read by kernels
+    SCRATCH = "scratch"  # written and read by kernels within a recording
+    CACHE = "cache"  # device memory only, large; written and read by kernels, kept between recordings
 
 
 class Buffer(Protocol):

@@ -56,6 +56,7 @@ _WISHES: Final[dict[Use, tuple[tuple[int, bool], ...]]] = {
     Use.OUTPUT: ((_MAPPED | _CACHED, False), (_MAPPED, False)),
     Use.DATA: ((_LOCAL | _MAPPED, True), (_LOCAL, True), (_LOCAL, False)),
     Use.SCRATCH: ((_LOCAL, True), (_LOCAL, False)),
+    Use.CACHE: ((_LOCAL, True), (_LOCAL, False)),
 }
 _STAGING_WISH: Final = ((_MAPPED, False),)
 _TOP, _COMPUTE, _TRANSFER, _BOTTOM, _HOST = 0x1, 0x800, 0x1000, 0x2000, 0x4000  # VkPipelineStageFlagBits
@@ -399,8 +400,8 @@ class VulkanRuntime:
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
         """Copy ``data``, (n,) uint32, to an INPUT, OUTPUT or DATA buffer from word ``offset``."""
         target = self._buffer(buffer)
-        if target._use is Use.SCRATCH:
-            raise ArgumentError("buffer: got a scratch buffer, which the host cannot write")
+        if target._use in (Use.SCRATCH, Use.CACHE):
+            raise ArgumentError(f"buffer: got a {target._use.value} buffer, which the host cannot write")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
             raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
         count, size = data.size, target._nbytes // 4

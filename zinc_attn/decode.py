@@ -1,0 +1,368 @@
+"""Attention over sequences of a KVCache: append the new rows, attend, merge, in one submission per call.
+
+What changes from token to token lives in a work buffer of a few hundred words; the command buffers are recorded once
+per layout bucket and layer, with room for a power of two of items, rows and pages, and unused places leave early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import kernels, rows
+from .attention import check_scale, check_score_bound
+from .cache import KVCache, Sequence, power_of_two
+from .errors import ArgumentError, DTypeError, ShapeError
+from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
+from .pages import Reservation, commit_all
+from .planner import SplitPlan, plan_splits
+from .reference import score_scale
+from .runtime import Buffer, Dispatch, Recording, Use
+from .shapes import LEAF
+from .work import NEVER, Work, item_table
+
+F32 = NDArray[np.float32]
+
+SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
+
+
+class Bucket(NamedTuple):
+    """The sizes that a recording has room for; all but ``build``, ``direct`` and ``fresh`` are powers of two."""
+
+    build: Build
+    direct: bool
+    fresh: bool  # the new rows are read from the row tensor, and reach the cache behind the attend
+    items: int
+    rows: int
+    states: int
+    appends: int  # 0: attend only
+    tables: int
+
+
+@dataclass
+class _Rig:
+    """Buffers of a bucket, shared by the layers: work words (one set per shard), q, states, out, rows."""
+
+    work: Work
+    work_buffers: list[Buffer]
+    q: Buffer
+    states: Buffer
+    out: Buffer
+    rows: Buffer | None
+
+
+@dataclass
+class _Part:
+    """One sequence of a call: its rows, plan and new tokens."""
+
+    sequence: Sequence
+    q: NDArray[Any]
+    keys: Any = None  # stored values (n, kv_heads, head_dim)
+    values: Any = None
+    reservation: Reservation | None = None
+    tokens: int = 0
+
+
+class Attention:
+    """Attention of query rows over sequences of ``cache``.
+
+    ``num_splits`` or ``split_size`` fix the layout of every call; neither: the split rule. The bits depend on neither.
+    scale: None is 1 / sqrt(head_dim).
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        num_splits: int | None = None,
+        split_size: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        if num_splits is not None and split_size is not None:
+            raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
+        self.cache, self.device = cache, cache.device
+        self.num_splits, self.split_size = num_splits, split_size
+        self.scale = check_scale(scale, cache.shape.head_dim)
+        self._score_scale = kernels.float_bits(float(score_scale(cache.shape.head_dim, self.scale)))
+        self._rigs: dict[Bucket, _Rig] = {}
+        self._recordings: dict[tuple[Bucket, int], Recording] = {}
+        self._plans: dict[tuple[int, int], tuple[SplitPlan, NDArray[np.int64], Build]] = {}
+        SplitPlan.fixed(0, cache.shape, num_splits=num_splits or 1) if split_size is None else SplitPlan.fixed(
+            0, cache.shape, split_size=split_size
+        )
+
+    @property
+    def recordings(self) -> int:
+        """Command buffers recorded so far; steady decode adds none."""
+        return len(self._recordings)
+
+    def __call__(
+        self,
+        q: Any,
+        seq: Sequence | Seq[Sequence],
+        layer: int,
+        k: Any = None,
+        v: Any = None,
+        *,
+        return_lse: bool = False,
+    ) -> Any:
+        """Append k, v to ``seq``, then attend; without k and v, attend only.
+
+        q: (q_heads, head_dim) or (q_len, q_heads, head_dim), float32 or float16; k, v: (tokens, kv_heads, head_dim),
+        or (kv_heads, head_dim) for one token, as the cache's dtype takes them. Row i of q_len sees keys up to position
+        tokens - q_len + i. Returns out like q, float32; with return_lse (out, lse), lse like q without head_dim.
+        A batch: ``seq`` a list, and q, k, v lists of arrays, one per sequence, lengths may differ; returns lists.
+        Each output has the bits of the sequence attended alone. A failed call leaves the cache as it was.
+        """
+        batch = not isinstance(seq, Sequence)
+        sequences = list(seq) if not isinstance(seq, Sequence) else [seq]
+        columns = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
+        for name, column in zip("qkv", columns, strict=True):
+            if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
+                raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
+        if (k is None) != (v is None):
+            raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
+        with self.cache.lock:
+            outs, lses = self._run(sequences, columns, layer)
+        if not batch:
+            return (outs[0], lses[0]) if return_lse else outs[0]
+        return (outs, lses) if return_lse else outs
+
+    # --- a call -------------------------------------------------------------------------------------------
+
+    def _run(self, sequences: list[Sequence], columns: list[Any], layer: int) -> tuple[list[F32], list[F32]]:
+        cache = self.cache
+        layer = cache.check_layer(layer)
+        parts, q_max, k_max = [], 0.0, cache.max_k
+        for i, sequence in enumerate(sequences):
+            cache.check_sequence(sequence)
+            q, largest = self._check_q(columns[0][i])
+            q_max = max(q_max, largest)
+            keys = values = None
+            if columns[1] is not None:
+                keys, values, largest = cache.check_rows(columns[1][i], columns[2][i])
+                k_max = max(k_max, largest)
+            parts.append(_Part(sequence, q, keys, values))
+        check_score_bound(q_max, k_max, cache.shape.head_dim, self.scale)
+        if not parts:
+            return [], []
+        with ExitStack() as stack:
+            held = []
+            for part in parts:
+                part.tokens = part.sequence.lengths[layer]
+                if part.keys is not None:
+                    part.reservation = part.sequence.pages.reserve(layer, len(part.keys))
+                    held.append(stack.enter_context(part.reservation))
+                    part.tokens += len(part.keys)
+                    cache.copy_pages(part.reservation.copies)
+            outs, lses = self._attend(parts, layer)
+            commit_all(held)
+        cache.max_k = k_max
+        shapes = [np.shape(x) for x in columns[0]]
+        return (
+            [out.reshape(shape) for out, shape in zip(outs, shapes, strict=True)],
+            [lse.reshape(shape[:-1]) for lse, shape in zip(lses, shapes, strict=True)],
+        )
+
+    def _check_q(self, q: Any) -> tuple[NDArray[Any], float]:
+        array, shape = np.asarray(q), self.cache.shape
+        want = (shape.q_heads, shape.head_dim)
+        if array.ndim not in (2, 3) or array.shape[-2:] != want or array.shape[0] == 0:
+            raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
+        if array.dtype not in (np.float32, np.float16):
+            raise DTypeError(f"q: got dtype {array.dtype}, expected float32 or float16")
+        values, largest = rows.checked_values("q", array)
+        return (values if array.ndim == 3 else values[None]), largest
+
+    def _plan(self, tokens: int, q_len: int) -> tuple[SplitPlan, NDArray[np.int64], Build]:
+        """The plan of a sequence, its leaf ranges (splits, 2), and its build; the batch never enters."""
+        fixed = self.num_splits is not None or self.split_size is not None
+        # the split rule looks at whole leaves, a fixed layout at keys
+        key = (tokens if fixed else -(-tokens // LEAF) * LEAF, q_len)
+        if key not in self._plans:
+            if len(self._plans) > 256:
+                self._plans.clear()
+            info, shape = self.device.info, self.cache.shape
+            if fixed:
+                sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
+                plan = SplitPlan.fixed(tokens, shape, q_len=q_len, **sizes)
+            else:
+                plan = plan_splits(key[0], shape, info.compute_units, self.cache.dtype, q_len, info.kind)
+            self._plans[key] = plan, np.array(plan.leaf_ranges()), plan.build
+        return self._plans[key]
+
+    def _attend(self, parts: list[_Part], layer: int) -> tuple[list[F32], list[F32]]:
+        """All rows of a call, in as few submissions as the scratch and the grid allow: nearly always one."""
+        shape, info = self.cache.shape, self.device.info
+        per_state = 4 * shape.q_heads * (shape.head_dim + 2)
+        most = min(SCRATCH_BYTES, info.max_buffer_bytes) // per_state
+        blocks: list[list[tuple[_Part, int, int]]] = [[]]
+        states = items = 0
+        for part in parts:
+            plan, ranges, _ = self._plan(part.tokens, len(part.q))
+            cost, width, row = max(plan.states, 1), len(ranges), 0
+            while row < len(part.q):
+                room = min((most - states) // cost, (info.max_workgroups[0] - items) // width, len(part.q) - row)
+                if room < 1 and blocks[-1]:
+                    blocks.append([])
+                    states = items = 0
+                    continue
+                room = max(room, 1)
+                blocks[-1].append((part, row, row + room))
+                states, items, row = states + room * cost, items + room * width, row + room
+        outs = [np.empty(part.q.shape, np.float32) for part in parts]
+        lses = [np.empty(part.q.shape[:2], np.float32) for part in parts]
+        where = {id(part): i for i, part in enumerate(parts)}
+        for n, block in enumerate(blocks):
+            # the first submission appends the new rows of all sequences; later ones find them in the cache
+            out, lse = self._submit(block, parts if n == 0 and parts[0].keys is not None else [], layer)
+            at = 0
+            for part, begin, end in block:
+                outs[where[id(part)]][begin:end] = out[at : at + end - begin]
+                lses[where[id(part)]][begin:end] = lse[at : at + end - begin]
+                at += end - begin
+        return outs, lses
+
+    def _submit(self, block: list[tuple[_Part, int, int]], new: list[_Part], layer: int) -> tuple[F32, F32]:
+        """One submission: rows [begin, end) of each part of the block, after appending the new rows of ``new``."""
+        cache, shape, runtime = self.cache, self.cache.shape, self.device.runtime
+        seen = list({id(part): part for part in [*new, *(p for p, _, _ in block)]}.values())
+        tables = [part.sequence.table(part.reservation) for part in seen]
+        starts = np.cumsum([0, *(len(t) for t in tables)])
+        table_at = {id(part): int(start) for part, start in zip(seen, starts, strict=False)}
+        plans = [self._plan(part.tokens, len(part.q)) for part, _, _ in block]
+        direct = all(plan.states == 1 for plan, _, _ in plans)
+        build: Build = "loop" if any(b == "loop" for _, _, b in plans) else "single"
+        limits, items, counts = [], [], []
+        state = row = 0
+        for (part, begin, end), (plan, ranges, _) in zip(block, plans, strict=True):
+            limit = np.maximum(part.tokens - len(part.q) + 1 + np.arange(begin, end), 0)
+            table = item_table(limit, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
+            table[:, 0] += row
+            table[:, 4] += state
+            items.append(table)
+            limits.append(limit)
+            counts.append(len(table))
+            row, state = row + end - begin, state + (end - begin) * plan.states
+        total, appended = sum(counts), sum(len(part.keys) for part in new)
+        fresh = bool(new) and runtime.name == "kompute"
+        bucket = Bucket(
+            build,
+            direct,
+            fresh,
+            power_of_two(total),
+            power_of_two(row),
+            power_of_two(state),
+            power_of_two(appended) if new else 0,
+            power_of_two(int(starts[-1])),
+        )
+        rig = self._rig(bucket)
+        work = rig.work
+        work.items[:total, :5] = items[0] if len(items) == 1 else np.concatenate(items)
+        work.items[total:, 2:4] = 0  # no leaves
+        work.rows[row:] = 0
+        fresh_rows, at = {}, 0
+        for part in new:
+            fresh_rows[id(part)] = at
+            assert part.reservation is not None
+            records = work.appends[at : at + len(part.keys)]
+            records[:, 0] = np.arange(part.reservation.start, part.tokens)
+            records[:, 1] = work.tables_at + table_at[id(part)]
+            at += len(part.keys)
+        work.appends[at:, 0] = kernels.NO_TOKEN
+        item = row = state = 0
+        for (part, begin, end), (plan, _, _), limit, count in zip(block, plans, limits, counts, strict=True):
+            begin_fresh = part.reservation.start if part.reservation and fresh else NEVER
+            first = fresh_rows.get(id(part), 0)
+            page_table = work.tables_at + table_at[id(part)]
+            work.items[item : item + count, 5:9] = page_table, begin_fresh, first, plan.unit_leaves
+            n = end - begin
+            work.rows[row : row + n, 0] = state + np.arange(n) * plan.states
+            work.rows[row : row + n, 1] = -(-limit // plan.unit_keys)
+            work.rows[row : row + n, 3] = plan.unit_leaves
+            item, row, state = item + count, row + n, state + n * plan.states
+        for block_table, start in zip(tables, starts, strict=False):
+            work.tables[start : start + len(block_table)] = block_table
+        q = block[0][0].q if len(block) == 1 else np.concatenate([part.q[b:e] for part, b, e in block])
+        q = q[block[0][1] : block[0][2]] if len(block) == 1 else q
+        runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
+        if new:
+            assert rig.rows is not None
+            encoded = [rows.encode(part.keys, part.values, cache.dtype) for part in new]
+            runtime.write(rig.rows, (encoded[0] if len(encoded) == 1 else np.concatenate(encoded)).reshape(-1))
+        for i, buffer in enumerate(rig.work_buffers):
+            if len(rig.work_buffers) > 1:
+                cache.set_cache(work, cache.layers[layer][i])
+            runtime.write(buffer, work.words)
+        runtime.run(self._recording(bucket, rig, layer))
+        words = runtime.read(rig.out).view(np.float32)
+        size = bucket.rows * shape.q_heads * shape.head_dim
+        out = words[:size].reshape(bucket.rows, shape.q_heads, shape.head_dim)[:row]
+        return out, words[size:].reshape(bucket.rows, shape.q_heads)[:row]
+
+    # --- recordings ---------------------------------------------------------------------------------------
+
+    def _rig(self, bucket: Bucket) -> _Rig:
+        if bucket in self._rigs:
+            return self._rigs[bucket]
+        cache, runtime = self.cache, self.device.runtime
+        shape, made = cache.shape, list[Buffer]()
+
+        def buffer(words: int, use: Use) -> Buffer:
+            made.append(runtime.buffer(4 * max(words, 1), use))
+            return made[-1]
+
+        work = Work(bucket.items, bucket.rows, bucket.appends, bucket.tables)
+        cache.set_cache(work, cache.layers[0][0])
+        work.set(score_scale=self._score_scale, state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
+        try:
+            rig = _Rig(
+                work,
+                [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]],
+                buffer(bucket.rows * shape.q_heads * shape.head_dim, Use.INPUT),
+                buffer(0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2), Use.SCRATCH),
+                buffer(bucket.rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT),
+                buffer(bucket.appends * cache.row_words, Use.INPUT) if bucket.appends else None,
+            )
+        except BaseException:
+            for one in made:
+                one.close()
+            raise
+        self._rigs[bucket] = rig
+        return rig
+
+    def _recording(self, bucket: Bucket, rig: _Rig, layer: int) -> Recording:
+        if (bucket, layer) in self._recordings:
+            return self._recordings[bucket, layer]
+        cache, shape, device = self.cache, self.cache.shape, self.device
+        appends, attends = [], []
+        target = rig.out if bucket.direct else rig.states
+        spec = (
+            shape.head_dim,
+            shape.heads_per_workgroup,
+            kernels.chunks_ahead(device.info.kind),
+            cache.tile,
+        )
+        for shard, work in zip(cache.layers[layer], rig.work_buffers, strict=True):
+            if rig.rows is not None:
+                kernel = device.kernel(APPEND_KERNEL, cache.append_spec())
+                grid = (bucket.appends, shard.heads, 1)
+                appends.append(Dispatch(kernel, (work, rig.rows, shard.k, shard.v), grid))
+            kernel = device.kernel(kernels.attend(bucket.build, cache.dtype, bucket.fresh), spec)
+            buffers = (work, rig.q, shard.k, shard.v, target, target)
+            if bucket.fresh and rig.rows is not None:
+                buffers = (*buffers, rig.rows)  # type: ignore[assignment]
+            attends.append(Dispatch(kernel, buffers, (bucket.items, shard.heads, shape.head_chunks)))
+        merge = []
+        if not bucket.direct:
+            grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, bucket.rows)
+            kernel = device.kernel(MERGE, (shape.head_dim,))
+            merge.append(Dispatch(kernel, (rig.work_buffers[0], rig.states, rig.out), grid))
+        steps = [*attends, *merge, *appends] if bucket.fresh else [*appends, *attends, *merge]
+        made = self._recordings[bucket, layer] = device.runtime.record(steps)
+        return made
