@@ -7,6 +7,7 @@ the books; this module moves the bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -38,11 +39,16 @@ class Shard:
     v: Buffer
 
 
+_serials = itertools.count()
+
+
 class Sequence:
     """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
 
     def __init__(self, cache: KVCache, pages: SequencePages) -> None:
         self.cache, self.pages = cache, pages
+        self.serial = next(_serials)
+        self.stamp = 0  # counts changes of the block table
         self._table = np.zeros(16, np.uint32)
         self._known = 0  # entries of _table that are the block table's
 
@@ -68,6 +74,7 @@ class Sequence:
         with self.cache.lock:
             self.cache.check_open()
             self.pages.truncate(n)
+            self.stamp += len(self.pages.pages) < self._known
             self._known = min(self._known, len(self.pages.pages))
 
     def free(self) -> None:
@@ -86,7 +93,9 @@ class Sequence:
             self._table = np.concatenate([self._table[: self._known], np.zeros(2 * total, np.uint32)])
         if self._known < fixed:
             self._table[self._known : fixed] = pages[self._known : fixed]
-        self._table[fixed:total] = new
+        if new:
+            self._table[fixed:total] = new
+            self.stamp += 1
         self._known = min(fixed, total)
         return self._table[:total]
 

@@ -54,9 +54,12 @@ class _Rig:
     states: Buffer
     out: Buffer
     rows: Buffer | None
+    row_words: NDArray[np.uint32]  # (appends, kv_heads, words) on the host
+    holds: tuple[Any, ...] = ()  # what ``work`` was filled for, see _Frame
+    tokens: tuple[int, ...] = ()  # and for which lengths
 
 
-@dataclass
+@dataclass(eq=False)
 class _Part:
     """One sequence of a call: its rows, plan and new tokens."""
 
@@ -66,6 +69,16 @@ class _Part:
     values: Any = None
     reservation: Reservation | None = None
     tokens: int = 0
+
+
+Block = tuple[_Part, int, int]  # rows [begin, end) of a part
+
+
+class _Frame(NamedTuple):
+    """Where a steady call's parts lie in its bucket's work buffer; it stays while the sequences grow within a leaf."""
+
+    bucket: Bucket
+    items: tuple[slice, ...]  # of each part
 
 
 class Attention:
@@ -91,6 +104,7 @@ class Attention:
         self._score_scale = kernels.float_bits(float(score_scale(cache.shape.head_dim, self.scale)))
         self._rigs: dict[Bucket, _Rig] = {}
         self._recordings: dict[tuple[Bucket, int], Recording] = {}
+        self._frames: dict[tuple[Any, ...], _Frame] = {}
         self._plans: dict[tuple[int, int], tuple[SplitPlan, NDArray[np.int64], Build]] = {}
         SplitPlan.fixed(0, cache.shape, num_splits=num_splits or 1) if split_size is None else SplitPlan.fixed(
             0, cache.shape, split_size=split_size
@@ -198,10 +212,32 @@ class Attention:
 
     def _attend(self, parts: list[_Part], layer: int) -> tuple[list[F32], list[F32]]:
         """All rows of a call, in as few submissions as the scratch and the grid allow: nearly always one."""
+        new = parts if parts[0].keys is not None else []
+        blocks = self._blocks(parts)
+        if len(blocks) == 1:
+            out, lse = self._submit(blocks[0], new, layer)
+            if len(parts) == 1:
+                return [out], [lse]
+            ends = np.cumsum([len(part.q) for part in parts])[:-1]
+            return np.split(out, ends), np.split(lse, ends)
+        outs = [np.empty(part.q.shape, np.float32) for part in parts]
+        lses = [np.empty(part.q.shape[:2], np.float32) for part in parts]
+        where = {id(part): i for i, part in enumerate(parts)}
+        for n, block in enumerate(blocks):
+            # the first submission appends the new rows of all sequences; later ones find them in the cache
+            out, lse = self._submit(block, new if n == 0 else [], layer)
+            at = 0
+            for part, begin, end in block:
+                outs[where[id(part)]][begin:end] = out[at : at + end - begin]
+                lses[where[id(part)]][begin:end] = lse[at : at + end - begin]
+                at += end - begin
+        return outs, lses
+
+    def _blocks(self, parts: list[_Part]) -> list[list[Block]]:
+        """The rows of a call, cut where a submission's partial states or workgroups would be too many."""
         shape, info = self.cache.shape, self.device.info
-        per_state = 4 * shape.q_heads * (shape.head_dim + 2)
-        most = min(SCRATCH_BYTES, info.max_buffer_bytes) // per_state
-        blocks: list[list[tuple[_Part, int, int]]] = [[]]
+        most = min(SCRATCH_BYTES, info.max_buffer_bytes) // (4 * shape.q_heads * (shape.head_dim + 2))
+        blocks: list[list[Block]] = [[]]
         states = items = 0
         for part in parts:
             plan, ranges, _ = self._plan(part.tokens, len(part.q))
@@ -215,95 +251,117 @@ class Attention:
                 room = max(room, 1)
                 blocks[-1].append((part, row, row + room))
                 states, items, row = states + room * cost, items + room * width, row + room
-        outs = [np.empty(part.q.shape, np.float32) for part in parts]
-        lses = [np.empty(part.q.shape[:2], np.float32) for part in parts]
-        where = {id(part): i for i, part in enumerate(parts)}
-        for n, block in enumerate(blocks):
-            # the first submission appends the new rows of all sequences; later ones find them in the cache
-            out, lse = self._submit(block, parts if n == 0 and parts[0].keys is not None else [], layer)
-            at = 0
-            for part, begin, end in block:
-                outs[where[id(part)]][begin:end] = out[at : at + end - begin]
-                lses[where[id(part)]][begin:end] = lse[at : at + end - begin]
-                at += end - begin
-        return outs, lses
+        return blocks
 
-    def _submit(self, block: list[tuple[_Part, int, int]], new: list[_Part], layer: int) -> tuple[F32, F32]:
+    def _submit(self, block: list[Block], new: list[_Part], layer: int) -> tuple[F32, F32]:
         """One submission: rows [begin, end) of each part of the block, after appending the new rows of ``new``."""
         cache, shape, runtime = self.cache, self.cache.shape, self.device.runtime
-        seen = list({id(part): part for part in [*new, *(p for p, _, _ in block)]}.values())
-        tables = [part.sequence.table(part.reservation) for part in seen]
-        starts = np.cumsum([0, *(len(t) for t in tables)])
-        table_at = {id(part): int(start) for part, start in zip(seen, starts, strict=False)}
-        plans = [self._plan(part.tokens, len(part.q)) for part, _, _ in block]
-        direct = all(plan.states == 1 for plan, _, _ in plans)
-        build: Build = "loop" if any(b == "loop" for _, _, b in plans) else "single"
-        limits, items, counts = [], [], []
-        state = row = 0
-        for (part, begin, end), (plan, ranges, _) in zip(block, plans, strict=True):
-            limit = np.maximum(part.tokens - len(part.q) + 1 + np.arange(begin, end), 0)
-            table = item_table(limit, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
-            table[:, 0] += row
-            table[:, 4] += state
-            items.append(table)
-            limits.append(limit)
-            counts.append(len(table))
-            row, state = row + end - begin, state + (end - begin) * plan.states
-        total, appended = sum(counts), sum(len(part.keys) for part in new)
         fresh = bool(new) and runtime.name == "kompute"
-        bucket = Bucket(
-            build,
-            direct,
-            fresh,
-            power_of_two(total),
-            power_of_two(row),
-            power_of_two(state),
-            power_of_two(appended) if new else 0,
-            power_of_two(int(starts[-1])),
-        )
-        rig = self._rig(bucket)
-        work = rig.work
-        work.items[:total, :5] = items[0] if len(items) == 1 else np.concatenate(items)
-        work.items[total:, 2:4] = 0  # no leaves
-        work.rows[row:] = 0
-        fresh_rows, at = {}, 0
-        for part in new:
-            fresh_rows[id(part)] = at
-            assert part.reservation is not None
-            records = work.appends[at : at + len(part.keys)]
-            records[:, 0] = np.arange(part.reservation.start, part.tokens)
-            records[:, 1] = work.tables_at + table_at[id(part)]
-            at += len(part.keys)
-        work.appends[at:, 0] = kernels.NO_TOKEN
-        item = row = state = 0
-        for (part, begin, end), (plan, _, _), limit, count in zip(block, plans, limits, counts, strict=True):
-            begin_fresh = part.reservation.start if part.reservation and fresh else NEVER
-            first = fresh_rows.get(id(part), 0)
-            page_table = work.tables_at + table_at[id(part)]
-            work.items[item : item + count, 5:9] = page_table, begin_fresh, first, plan.unit_leaves
-            n = end - begin
-            work.rows[row : row + n, 0] = state + np.arange(n) * plan.states
-            work.rows[row : row + n, 1] = -(-limit // plan.unit_keys)
-            work.rows[row : row + n, 3] = plan.unit_leaves
-            item, row, state = item + count, row + n, state + n * plan.states
-        for block_table, start in zip(tables, starts, strict=False):
-            work.tables[start : start + len(block_table)] = block_table
-        q = block[0][0].q if len(block) == 1 else np.concatenate([part.q[b:e] for part, b, e in block])
-        q = q[block[0][1] : block[0][2]] if len(block) == 1 else q
+        steady = all(len(part.q) == 1 and len(part.keys if new else part.q) == 1 for part, _, _ in block)
+        tokens = tuple(part.tokens for part, _, _ in block)
+        tables = {part: part.sequence.table(part.reservation) for part in (*new, *(p for p, _, _ in block))}
+        key: tuple[Any, ...] = ()
+        if steady:
+            key = (
+                fresh,
+                bool(new),
+                *((p.sequence.serial, p.sequence.stamp, -(-p.tokens // LEAF)) for p, _, _ in block),
+            )
+        frame = self._frames.get(key) if key else None
+        if frame is not None and self._rig(frame.bucket).holds == key:
+            bucket, rig = frame.bucket, self._rig(frame.bucket)
+            changed = rig.tokens != tokens
+            if changed:
+                for at, (length, span) in enumerate(zip(tokens, frame.items, strict=True)):
+                    rig.work.items[span, 1] = length
+                    if fresh:
+                        rig.work.items[span, 6] = length - 1
+                    if new:
+                        rig.work.appends[at, 0] = length - 1
+        else:
+            bucket, spans = self._fill(block, new, fresh, tables)
+            rig, changed = self._rig(bucket), True
+            rig.holds = key
+            if key:
+                if len(self._frames) > 256:
+                    self._frames.clear()
+                self._frames[key] = _Frame(bucket, spans)
+        rig.tokens = tokens
+        n = sum(end - begin for _, begin, end in block)
+        q = block[0][0].q[block[0][1] : block[0][2]]
+        if len(block) > 1:
+            q = np.concatenate([part.q[begin:end] for part, begin, end in block])
         runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
-        if new:
-            assert rig.rows is not None
-            encoded = [rows.encode(part.keys, part.values, cache.dtype) for part in new]
-            runtime.write(rig.rows, (encoded[0] if len(encoded) == 1 else np.concatenate(encoded)).reshape(-1))
-        for i, buffer in enumerate(rig.work_buffers):
-            if len(rig.work_buffers) > 1:
-                cache.set_cache(work, cache.layers[layer][i])
-            runtime.write(buffer, work.words)
+        if rig.rows is not None:
+            at = 0
+            for part in new:
+                rows.encode_into(rig.row_words[at : at + len(part.keys)], part.keys, part.values, cache.dtype)
+                at += len(part.keys)
+            runtime.write(rig.rows, rig.row_words[:at].reshape(-1))
+        if changed:
+            for i, buffer in enumerate(rig.work_buffers):
+                if len(rig.work_buffers) > 1:
+                    cache.set_cache(rig.work, cache.layers[layer][i])
+                runtime.write(buffer, rig.work.words)
         runtime.run(self._recording(bucket, rig, layer))
         words = runtime.read(rig.out).view(np.float32)
         size = bucket.rows * shape.q_heads * shape.head_dim
-        out = words[:size].reshape(bucket.rows, shape.q_heads, shape.head_dim)[:row]
-        return out, words[size:].reshape(bucket.rows, shape.q_heads)[:row]
+        out = words[:size].reshape(bucket.rows, shape.q_heads, shape.head_dim)[:n]
+        return out, words[size:].reshape(bucket.rows, shape.q_heads)[:n]
+
+    def _fill(
+        self, block: list[Block], new: list[_Part], fresh: bool, tables: dict[_Part, NDArray[np.uint32]]
+    ) -> tuple[Bucket, tuple[slice, ...]]:
+        """Fill the work words of the block's bucket; where each part's items lie."""
+        plans = [self._plan(part.tokens, len(part.q)) for part, _, _ in block]
+        direct = all(plan.states == 1 for plan, _, _ in plans)
+        limits = [np.maximum(p.tokens - len(p.q) + 1 + np.arange(begin, end), 0) for p, begin, end in block]
+        items = [
+            item_table(limit, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
+            for limit, (plan, ranges, _) in zip(limits, plans, strict=True)
+        ]
+        bucket = Bucket(
+            "loop" if any(build == "loop" for _, _, build in plans) else "single",
+            direct,
+            fresh,
+            power_of_two(sum(map(len, items))),
+            power_of_two(sum(map(len, limits))),
+            power_of_two(sum(len(limit) * plan.states for limit, (plan, _, _) in zip(limits, plans, strict=True))),
+            power_of_two(sum(len(part.keys) for part in new)) if new else 0,
+            power_of_two(sum(map(len, tables.values()))),
+        )
+        rig = self._rig(bucket)
+        rig.holds = ()  # until the caller says what it holds
+        work, at = rig.work, 0
+        page_tables, fresh_rows = {}, {}
+        for part, table in tables.items():
+            page_tables[part] = work.tables_at + at
+            work.tables[at : at + len(table)] = table
+            at += len(table)
+        at = 0
+        for part in new:
+            assert part.reservation is not None
+            fresh_rows[part] = at
+            records = work.appends[at : at + len(part.keys)]
+            records[:, 0] = np.arange(part.reservation.start, part.tokens)
+            records[:, 1] = page_tables[part]
+            at += len(part.keys)
+        work.appends[at:, 0] = kernels.NO_TOKEN
+        item = row = state = 0
+        spans = []
+        for (part, begin, end), (plan, _, _), limit, mine in zip(block, plans, limits, items, strict=True):
+            n, span = end - begin, slice(item, item + len(mine))
+            begin_fresh = part.reservation.start if part.reservation and fresh else NEVER
+            work.items[span, :5] = mine + np.array([row, 0, 0, 0, state])
+            work.items[span, 5:9] = page_tables[part], begin_fresh, fresh_rows.get(part, 0), plan.unit_leaves
+            work.rows[row : row + n, 0] = state + np.arange(n) * plan.states
+            work.rows[row : row + n, 1] = -(-limit // plan.unit_keys)
+            work.rows[row : row + n, 3] = plan.unit_leaves
+            spans.append(span)
+            item, row, state = item + len(mine), row + n, state + n * plan.states
+        work.items[item:, 2:4] = 0  # no leaves
+        work.rows[row:] = 0  # no states
+        return bucket, tuple(spans)
 
     # --- recordings ---------------------------------------------------------------------------------------
 
@@ -328,6 +386,7 @@ class Attention:
                 buffer(0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2), Use.SCRATCH),
                 buffer(bucket.rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT),
                 buffer(bucket.appends * cache.row_words, Use.INPUT) if bucket.appends else None,
+                np.zeros((bucket.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32),
             )
         except BaseException:
             for one in made:

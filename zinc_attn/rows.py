@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from .errors import DTypeError, ValueRangeError
 from .reference import as_input
-from .shapes import MAX_INPUT, Q8_BLOCK, scale_words, value_words
+from .shapes import MAX_INPUT, MIN_INPUT, Q8_BLOCK, scale_words, value_words
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
+_F16_INFINITY: Final = np.uint16(0x7C00)
+_F32_MOST: Final = np.float32(MAX_INPUT).view(np.uint32)
+_F32_LEAST: Final = np.float32(MIN_INPUT).view(np.uint32)
 _Q8_MAX: Final = 127.0 * 65504.0  # beyond it the scale is no float16
 _TAKES: Final = {
     "f32": "float32 or float16",
@@ -32,15 +35,28 @@ _TAKES: Final = {
 
 
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
-    """``x`` with tiny float32 values flushed, and its largest magnitude. ValueRangeError names the first bad index."""
+    """``x`` with tiny float32 values flushed, and its largest magnitude. ValueRangeError names the first bad index.
+
+    Magnitudes are compared as bits, whose order is that of the numbers, NaN and infinities behind all of them.
+    """
     if x.size == 0:
         return x, 0.0
-    largest = float(np.max(np.abs(x)))  # NaN propagates
-    if not largest <= MAX_INPUT:
-        bad = np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0]
-        at = ", ".join(map(str, bad))
-        raise ValueRangeError(f"{name}[{at}]: got {float(x[tuple(bad)]):g}, expected a finite value of at most 2**60")
-    return (x if x.dtype == np.float16 else as_input(x)), largest
+    if x.dtype == np.float16:
+        top = (x.view(np.uint16) & np.uint16(0x7FFF)).max()
+        largest, bad = float(top.view(np.float16)), top >= _F16_INFINITY
+    else:
+        bits = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
+        top = bits.max()
+        largest, bad = float(top.view(np.float32)), top > _F32_MOST
+    if bad:
+        at = tuple(np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0])
+        where = ", ".join(map(str, at))
+        raise ValueRangeError(f"{name}[{where}]: got {float(x[at]):g}, expected a finite value of at most 2**60")
+    if x.dtype != np.float16:
+        bits -= np.uint32(1)  # zeros become the largest number
+        if bits.min() < _F32_LEAST - np.uint32(1) or x.dtype != np.float32:
+            x = as_input(x)
+    return x, largest
 
 
 def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
@@ -74,26 +90,31 @@ def quantise_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16
     return np.clip(np.rint(ratio), -127, 127).astype(np.int8).reshape(x.shape), scale
 
 
-def _split(x: NDArray[Any], dtype: str) -> tuple[Words, Words]:
-    """(values, scales) in words of stored values (n, kv_heads, head_dim)."""
-    n, kv_heads, head_dim = x.shape
-    empty = np.zeros((n, kv_heads, 0), np.uint32)
-    if dtype == "q8_0":
-        values, scales = quantise_q8_0(x)
-        padded = np.zeros((n, kv_heads, 2 * scale_words(head_dim, dtype)), np.float16)
-        padded[..., : scales.shape[-1]] = scales
-        return np.ascontiguousarray(values).view(np.uint32), padded.view(np.uint32)
-    if dtype == "bf16":
-        halves = (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16)
-        return halves.view(np.uint32), empty
-    return np.ascontiguousarray(x, np.float32 if dtype == "f32" else np.float16).view(np.uint32), empty
+def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], dtype: str) -> None:
+    """Write the rows of stored values k, v (n, kv_heads, head_dim) to ``out`` (n, kv_heads, words)."""
+    size = value_words(k.shape[2], dtype)
+    for x, values, scales in ((k, 0, 2 * size), (v, size, 2 * size + scale_words(k.shape[2], dtype))):
+        if dtype == "q8_0":
+            quants, steps = quantise_q8_0(x)
+            out[..., values : values + size] = quants.view(np.uint32)
+            halves = out.view(np.float16)
+            halves[..., 2 * scales : 2 * scales + steps.shape[-1]] = steps
+        elif dtype == "bf16":
+            out.view(np.uint16)[..., 2 * values : 2 * (values + size)] = (
+                np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16
+            )
+        elif dtype == "f16":
+            out.view(np.float16)[..., 2 * values : 2 * (values + size)] = x
+        else:
+            out.view(np.float32)[..., values : values + size] = x
 
 
 def encode(k: NDArray[Any], v: NDArray[Any], dtype: str) -> Words:
     """(n, kv_heads, words) of stored values k, v (n, kv_heads, head_dim); see ``stored_values``."""
-    k_values, k_scales = _split(k, dtype)
-    v_values, v_scales = _split(v, dtype)
-    return np.concatenate([k_values, v_values, k_scales, v_scales], axis=2)
+    n, kv_heads, head_dim = k.shape
+    out = np.zeros((n, kv_heads, 2 * (value_words(head_dim, dtype) + scale_words(head_dim, dtype))), np.uint32)
+    encode_into(out, k, v, dtype)
+    return out
 
 
 def decode(words: Words, head_dim: int, dtype: str) -> tuple[F32, F32]:
