@@ -6,8 +6,9 @@ per layout bucket and layer, with room for a power of two of items, rows and pag
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from . import kernels, rows
 from .attention import check_scale, check_score_bound
 from .cache import KVCache, Sequence, power_of_two
-from .errors import ArgumentError, DTypeError, ShapeError
+from .errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
 from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
+from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from .pages import Reservation, commit_all
 from .planner import SplitPlan, plan_splits
 from .reference import score_scale
 from .runtime import Buffer, Dispatch, Recording, Use
-from .shapes import LEAF
+from .shapes import LEAF, NODE, check_int
 from .work import NEVER, Work, item_table
 
 F32 = NDArray[np.float32]
@@ -79,6 +81,56 @@ class _Frame(NamedTuple):
 
     bucket: Bucket
     items: tuple[slice, ...]  # of each part
+
+
+def fill(
+    rig: _Rig,
+    block: list[Block],
+    plans: list[tuple[SplitPlan, NDArray[np.int64], Build]],
+    new: list[_Part],
+    fresh: bool,
+    direct: bool,
+    tables: dict[_Part, NDArray[np.uint32]],
+) -> tuple[slice, ...]:
+    """Fill the work words of ``rig`` for a block's rows; where each part's items lie.
+
+    plans: one per part of the block, with its leaf ranges; tables: the page table of every part, of ``new`` too.
+    """
+    limits = [np.maximum(p.tokens - len(p.q) + 1 + np.arange(begin, end), 0) for p, begin, end in block]
+    items = [
+        item_table(limit, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
+        for limit, (plan, ranges, _) in zip(limits, plans, strict=True)
+    ]
+    work, at = rig.work, 0
+    page_tables, fresh_rows = {}, {}
+    for part, table in tables.items():
+        page_tables[part] = work.tables_at + at
+        work.tables[at : at + len(table)] = table
+        at += len(table)
+    at = 0
+    for part in new:
+        assert part.reservation is not None
+        fresh_rows[part] = at
+        records = work.appends[at : at + len(part.keys)]
+        records[:, 0] = np.arange(part.reservation.start, part.tokens)
+        records[:, 1] = page_tables[part]
+        at += len(part.keys)
+    work.appends[at:, 0] = kernels.NO_TOKEN
+    item = row = state = 0
+    spans = []
+    for (part, begin, end), (plan, _, _), limit, mine in zip(block, plans, limits, items, strict=True):
+        n, span = end - begin, slice(item, item + len(mine))
+        begin_fresh = part.reservation.start if part.reservation and fresh else NEVER
+        work.items[span, :5] = mine + np.array([row, 0, 0, 0, state])
+        work.items[span, 5:9] = page_tables[part], begin_fresh, fresh_rows.get(part, 0), plan.unit_leaves
+        work.rows[row : row + n, 0] = state + np.arange(n) * plan.states
+        work.rows[row : row + n, 1] = -(-limit // plan.unit_keys)
+        work.rows[row : row + n, 3] = plan.unit_leaves
+        spans.append(span)
+        item, row, state = item + len(mine), row + n, state + n * plan.states
+    work.items[item:, 2:4] = 0  # no leaves
+    work.rows[row:] = 0  # no states
+    return tuple(spans)
 
 
 class Attention:
@@ -165,17 +217,20 @@ class Attention:
         check_score_bound(q_max, k_max, cache.shape.head_dim, self.scale)
         if not parts:
             return [], []
-        with ExitStack() as stack:
-            held = []
+        held: list[Reservation] = []
+        try:
             for part in parts:
-                part.tokens = part.sequence.lengths[layer]
+                part.tokens = part.sequence.pages.lengths[layer]
                 if part.keys is not None:
                     part.reservation = part.sequence.pages.reserve(layer, len(part.keys))
-                    held.append(stack.enter_context(part.reservation))
+                    held.append(part.reservation)
                     part.tokens += len(part.keys)
                     cache.copy_pages(part.reservation.copies)
             outs, lses = self._attend(parts, layer)
             commit_all(held)
+        finally:  # after a commit this does nothing
+            for reservation in held:
+                reservation.rollback()
         cache.max_k = k_max
         shapes = [np.shape(x) for x in columns[0]]
         return (
@@ -235,6 +290,8 @@ class Attention:
 
     def _blocks(self, parts: list[_Part]) -> list[list[Block]]:
         """The rows of a call, cut where a submission's partial states or workgroups would be too many."""
+        if len(parts) == 1 and len(parts[0].q) == 1:
+            return [[(parts[0], 0, 1)]]
         shape, info = self.cache.shape, self.device.info
         most = min(SCRATCH_BYTES, info.max_buffer_bytes) // (4 * shape.q_heads * (shape.head_dim + 2))
         blocks: list[list[Block]] = [[]]
@@ -332,96 +389,212 @@ class Attention:
         )
         rig = self._rig(bucket)
         rig.holds = ()  # until the caller says what it holds
-        work, at = rig.work, 0
-        page_tables, fresh_rows = {}, {}
-        for part, table in tables.items():
-            page_tables[part] = work.tables_at + at
-            work.tables[at : at + len(table)] = table
-            at += len(table)
-        at = 0
-        for part in new:
-            assert part.reservation is not None
-            fresh_rows[part] = at
-            records = work.appends[at : at + len(part.keys)]
-            records[:, 0] = np.arange(part.reservation.start, part.tokens)
-            records[:, 1] = page_tables[part]
-            at += len(part.keys)
-        work.appends[at:, 0] = kernels.NO_TOKEN
-        item = row = state = 0
-        spans = []
-        for (part, begin, end), (plan, _, _), limit, mine in zip(block, plans, limits, items, strict=True):
-            n, span = end - begin, slice(item, item + len(mine))
-            begin_fresh = part.reservation.start if part.reservation and fresh else NEVER
-            work.items[span, :5] = mine + np.array([row, 0, 0, 0, state])
-            work.items[span, 5:9] = page_tables[part], begin_fresh, fresh_rows.get(part, 0), plan.unit_leaves
-            work.rows[row : row + n, 0] = state + np.arange(n) * plan.states
-            work.rows[row : row + n, 1] = -(-limit // plan.unit_keys)
-            work.rows[row : row + n, 3] = plan.unit_leaves
-            spans.append(span)
-            item, row, state = item + len(mine), row + n, state + n * plan.states
-        work.items[item:, 2:4] = 0  # no leaves
-        work.rows[row:] = 0  # no states
-        return bucket, tuple(spans)
+        return bucket, fill(rig, block, plans, new, fresh, direct, tables)
+
+    # --- in a host's own Kompute sequence ------------------------------------------------------------------
+
+    def record(
+        self, sequence: Any, q: Any, seq: Sequence, layer: int, rows: Any = None, *, max_tokens: int | None = None
+    ) -> RecordedAttention:
+        """Record this call's operations behind what a host's kp.Sequence already holds; nothing is evaluated.
+
+        q: the host's kp tensor of float32 (q_len, q_heads, head_dim); rows: None to attend only, or its tensor of the
+        new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV head, K then V);
+        max_tokens: the longest context the recording serves, None for the cache's capacity.
+        The host orders its own writes of q and rows: uploaded by OpTensorSyncDevice, or written by a dispatch and then
+        named in an OpTensorSyncLocal. Checks of their values are the host's. It runs the sequence inside
+        ``with call.step():`` and must not use ``seq`` or the cache's tensors while it runs.
+        """
+        runtime = self.device.runtime
+        if not isinstance(runtime, KomputeRuntime):
+            raise RuntimeUnavailableError(f"record: got runtime {runtime.name!r}, expected a Device.from_kompute")
+        with self.cache.lock:
+            layer = self.cache.check_layer(layer)
+            self.cache.check_sequence(seq)
+            return RecordedAttention(self, runtime, sequence, q, seq, layer, rows, max_tokens)
 
     # --- recordings ---------------------------------------------------------------------------------------
 
     def _rig(self, bucket: Bucket) -> _Rig:
-        if bucket in self._rigs:
-            return self._rigs[bucket]
+        if bucket not in self._rigs:
+            self._rigs[bucket] = self.new_rig(bucket)
+        return self._rigs[bucket]
+
+    def new_rig(self, bucket: Bucket, host: tuple[Buffer, Buffer | None] | None = None) -> _Rig:
+        """Buffers for a bucket. ``host``: q and rows tensors of a host, in whose one sequence all is chained."""
         cache, runtime = self.cache, self.device.runtime
         shape, made = cache.shape, list[Buffer]()
 
         def buffer(words: int, use: Use) -> Buffer:
-            made.append(runtime.buffer(4 * max(words, 1), use))
+            nbytes = 4 * max(words, 1)
+            if host and use is Use.SCRATCH and isinstance(runtime, KomputeRuntime):
+                made.append(runtime.buffer(nbytes, use, chained=True))
+            else:
+                made.append(runtime.buffer(nbytes, use))
             return made[-1]
 
         work = Work(bucket.items, bucket.rows, bucket.appends, bucket.tables)
         cache.set_cache(work, cache.layers[0][0])
         work.set(score_scale=self._score_scale, state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
         try:
-            rig = _Rig(
-                work,
-                [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]],
-                buffer(bucket.rows * shape.q_heads * shape.head_dim, Use.INPUT),
-                buffer(0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2), Use.SCRATCH),
-                buffer(bucket.rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT),
-                buffer(bucket.appends * cache.row_words, Use.INPUT) if bucket.appends else None,
-                np.zeros((bucket.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32),
-            )
+            work_buffers = [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]]
+            states = buffer(0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2), Use.SCRATCH)
+            out = buffer(bucket.rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT)
+            if host:
+                q, new_rows = host
+            else:
+                q = buffer(bucket.rows * shape.q_heads * shape.head_dim, Use.INPUT)
+                new_rows = buffer(bucket.appends * cache.row_words, Use.INPUT) if bucket.appends else None
         except BaseException:
             for one in made:
                 one.close()
             raise
-        self._rigs[bucket] = rig
-        return rig
+        row_words = np.zeros((bucket.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
+        return _Rig(work, work_buffers, q, states, out, new_rows, row_words)
 
     def _recording(self, bucket: Bucket, rig: _Rig, layer: int) -> Recording:
-        if (bucket, layer) in self._recordings:
-            return self._recordings[bucket, layer]
+        if (bucket, layer) not in self._recordings:
+            self._recordings[bucket, layer] = self.device.runtime.record(self.steps(bucket, rig, layer))
+        return self._recordings[bucket, layer]
+
+    def steps(self, bucket: Bucket, rig: _Rig, layer: int) -> list[Dispatch]:
+        """The dispatches of a call: append, attend, merge; or attend, merge, append where new rows are read fresh."""
         cache, shape, device = self.cache, self.cache.shape, self.device
-        appends, attends = [], []
+        appends, attends, merges = [], [], []
         target = rig.out if bucket.direct else rig.states
-        spec = (
-            shape.head_dim,
-            shape.heads_per_workgroup,
-            kernels.chunks_ahead(device.info.kind),
-            cache.tile,
-        )
+        spec = (shape.head_dim, shape.heads_per_workgroup, kernels.chunks_ahead(device.info.kind), cache.tile)
         for shard, work in zip(cache.layers[layer], rig.work_buffers, strict=True):
+            fresh: tuple[Buffer, ...] = ()
             if rig.rows is not None:
                 kernel = device.kernel(APPEND_KERNEL, cache.append_spec())
                 grid = (bucket.appends, shard.heads, 1)
                 appends.append(Dispatch(kernel, (work, rig.rows, shard.k, shard.v), grid))
+                fresh = (rig.rows,) if bucket.fresh else ()
             kernel = device.kernel(kernels.attend(bucket.build, cache.dtype, bucket.fresh), spec)
-            buffers = (work, rig.q, shard.k, shard.v, target, target)
-            if bucket.fresh and rig.rows is not None:
-                buffers = (*buffers, rig.rows)  # type: ignore[assignment]
+            buffers = (work, rig.q, shard.k, shard.v, target, target, *fresh)
             attends.append(Dispatch(kernel, buffers, (bucket.items, shard.heads, shape.head_chunks)))
-        merge = []
         if not bucket.direct:
             grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, bucket.rows)
             kernel = device.kernel(MERGE, (shape.head_dim,))
-            merge.append(Dispatch(kernel, (rig.work_buffers[0], rig.states, rig.out), grid))
-        steps = [*attends, *merge, *appends] if bucket.fresh else [*appends, *attends, *merge]
-        made = self._recordings[bucket, layer] = device.runtime.record(steps)
-        return made
+            merges.append(Dispatch(kernel, (rig.work_buffers[0], rig.states, rig.out), grid))
+        return [*attends, *merges, *appends] if bucket.fresh else [*appends, *attends, *merges]
+
+
+class RecordedAttention:
+    """Operations recorded in a host's kp.Sequence, from ``Attention.record``.
+
+    out: kp tensor of float32: (q_len, q_heads, head_dim), then lse (q_len, q_heads); on the device and, after an
+    evaluation, in host memory. Close it before the cache.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        runtime: KomputeRuntime,
+        sequence: Any,
+        q: Any,
+        seq: Sequence,
+        layer: int,
+        rows: Any,
+        max_tokens: int | None,
+    ) -> None:
+        cache, shape = attention.cache, attention.cache.shape
+        self.attention, self.runtime, self.seq, self.layer = attention, runtime, seq, layer
+        self.q_len, rest = divmod(int(q.size()), shape.q_heads * shape.head_dim)
+        if rest or not self.q_len:
+            raise ShapeError(
+                f"q: got a tensor of {q.size()} elements, expected q_len * {shape.q_heads * shape.head_dim}"
+            )
+        self.count, rest = (0, 0) if rows is None else divmod(int(rows.size()), cache.row_words)
+        if rest or (rows is not None and not self.count):
+            raise ShapeError(f"rows: got a tensor of {rows.size()} words, expected tokens * {cache.row_words}")
+        most = cache.capacity if max_tokens is None else max_tokens
+        self.max_tokens = max_tokens = check_int("max_tokens", most, 1, cache.capacity)
+        info = attention.device.info
+        longest = plan_splits(max_tokens, shape, info.compute_units, cache.dtype, self.q_len)
+        nodes = -(-max_tokens // (LEAF * NODE))
+        self.splits = min(longest.num_splits, nodes)
+        self.bucket = Bucket(
+            "loop",
+            False,
+            self.count > 0,
+            power_of_two(self.splits * self.q_len),
+            self.q_len,
+            power_of_two(nodes * self.q_len),
+            self.count,
+            power_of_two(cache.pool.pages_for(max_tokens)),
+        )
+        self._rig = attention.new_rig(self.bucket, (HostTensor(q), None if rows is None else HostTensor(rows)))
+        self._recording = runtime.record_into(sequence, attention.steps(self.bucket, self._rig, layer))
+
+    @property
+    def out(self) -> Any:
+        """The kp tensor of the result."""
+        assert isinstance(self._rig.out, KomputeBuffer)
+        return self._rig.out.tensor
+
+    @contextmanager
+    def step(self, *later: RecordedAttention) -> Iterator[None]:
+        """Around one evaluation of the host's sequence: the new rows count when the block ends without an error.
+
+        later: the calls of later layers that the same sequence holds, in order; with them the layers must be in step.
+        """
+        cache, pages = self.attention.cache, self.seq.pages
+        with cache.lock:
+            cache.check_sequence(self.seq)
+            if any(call.seq is not self.seq for call in later):
+                raise ArgumentError("later: got a call of another sequence, expected calls of this one's layers")
+            before = len(pages)
+            held = self._begin()
+            try:
+                for call in later:  # a page that one layer's rows need is the sequence's before the next layer asks
+                    if held is not None:
+                        held.commit()
+                    held = call._begin()
+                yield
+                if held is not None:
+                    held.commit()
+            except BaseException:
+                if held is not None:
+                    held.rollback()
+                if later and len(pages.lengths) > 1:
+                    self.seq.truncate(before)
+                raise
+
+    def _begin(self) -> Reservation | None:
+        """Reserve the new rows' places and fill the work words."""
+        length = self.seq.pages.lengths[self.layer]
+        part = _Part(self.seq, np.empty((self.q_len, 0)), range(self.count), tokens=length + self.count)
+        if part.tokens > self.max_tokens:
+            raise LimitError(f"seq: {part.tokens} tokens, expected at most max_tokens = {self.max_tokens}")
+        if self.count:
+            part.reservation = self.seq.pages.reserve(self.layer, self.count)
+        try:
+            if part.reservation:
+                self.attention.cache.copy_pages(part.reservation.copies)
+            self._fill(part)
+        except BaseException:
+            if part.reservation:
+                part.reservation.rollback()
+            raise
+        return part.reservation
+
+    def _fill(self, part: _Part) -> None:
+        """The work words for the sequence's length: whole nodes per state, so that one grid serves every length."""
+        shape, cache = self.attention.cache.shape, self.attention.cache
+        nodes = -(-part.tokens // (LEAF * NODE))
+        edges = [min(i * nodes // self.splits * NODE * LEAF, part.tokens) for i in range(self.splits + 1)]
+        plan = SplitPlan(part.tokens, shape, tuple(edges), NODE, self.q_len)
+        new = [part] if self.count else []
+        tables = {part: part.sequence.table(part.reservation)}
+        block: list[Block] = [(part, 0, self.q_len)]
+        fill(self._rig, block, [(plan, np.array(plan.leaf_ranges()), "loop")], new, self.count > 0, False, tables)
+        for i, buffer in enumerate(self._rig.work_buffers):
+            cache.set_cache(self._rig.work, cache.layers[self.layer][i])
+            self.runtime.write(buffer, self._rig.work.words)
+
+    def close(self) -> None:
+        """Free the pipelines and tensors; the host's sequence must not be evaluated afterwards."""
+        self._recording.close()
+        for buffer in (*self._rig.work_buffers, self._rig.states, self._rig.out):
+            buffer.close()

@@ -59,6 +59,14 @@ class Device:
 
         return cls(VulkanRuntime(info))
 
+    @classmethod
+    def from_kompute(cls, manager: Any, index: int = 0) -> Device:
+        """A Device on a host program's kp.Manager, made for device ``index`` of list_devices(). It is never destroyed.
+
+        For hosts that record this package's operations in their own kp.Sequence (``Attention.record``).
+        """
+        return cls(KomputeRuntime(probe.choose(probe.list_devices(), index), manager))
+
     @property
     def info(self) -> DeviceInfo:
         """What is known of the device."""

@@ -56,10 +56,10 @@ def load_kp() -> Any:
 class KomputeBuffer:
     """A kp tensor of uint32. ``view`` is its host memory; SCRATCH that is large has none."""
 
-    def __init__(self, runtime: KomputeRuntime, nbytes: int, use: Use) -> None:
+    def __init__(self, runtime: KomputeRuntime, nbytes: int, use: Use, chained: bool | None = None) -> None:
         kp = runtime.kp
         self.nbytes, self.use = nbytes, use
-        self.chained = use is Use.SCRATCH and nbytes <= CHAINED_BYTES
+        self.chained = use is Use.SCRATCH and nbytes <= CHAINED_BYTES if chained is None else chained
         staged = use not in (Use.SCRATCH, Use.CACHE) or self.chained
         kind = kp.TensorTypes.device if staged else kp.TensorTypes.storage
         self.tensor = runtime.manager.tensor_t(np.zeros(nbytes // 4, np.uint32) if staged else _unread(nbytes), kind)
@@ -72,6 +72,17 @@ class KomputeBuffer:
             self.closed = True
             self.view = None
             self.tensor.destroy()
+
+
+class HostTensor(KomputeBuffer):
+    """A kp tensor that belongs to the host program: bound, never synced, never freed."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.view, self.closed, self.chained = tensor, None, False, False
+        self.nbytes, self.use = 4 * int(tensor.size()), Use.DATA
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 def _unread(nbytes: int) -> Words:
@@ -101,15 +112,19 @@ class KomputeRecording:
 
 
 class KomputeRuntime:
-    """Runtime over one kp.Manager. ``info`` comes from ``probe.list_devices``; kp uses the same device order."""
+    """Runtime over one kp.Manager. ``info`` comes from ``probe.list_devices``; kp uses the same device order.
+
+    ``manager``: one that a host program owns, on the same device; it is used and not destroyed.
+    """
 
     name = "kompute"
 
-    def __init__(self, info: DeviceInfo) -> None:
+    def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
         self.info = info
         probe.load().keep_drivers_loaded()
-        self.manager = self.kp.Manager(info.index)
+        self._owned = manager is None
+        self.manager = self.kp.Manager(info.index) if manager is None else manager
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._open = True
@@ -125,15 +140,18 @@ class KomputeRuntime:
                 raise after_close(self.info)
             yield
 
-    def buffer(self, nbytes: int, use: Use) -> KomputeBuffer:
-        """See Runtime.buffer. Memory is checked against the driver's budget before kp is called."""
+    def buffer(self, nbytes: int, use: Use, chained: bool | None = None) -> KomputeBuffer:
+        """See Runtime.buffer. Memory is checked against the driver's budget before kp is called.
+
+        chained: give a SCRATCH buffer the staging twin that orders steps of one sequence, whatever its size.
+        """
         with self._usable():
             nbytes = check_nbytes(nbytes, self.info, min(self.info.max_buffer_bytes, _MAX_TENSOR_BYTES))
             _, free = probe.memory_budget(self.info.index)
-            twins = 1 if use is Use.CACHE or (use is Use.SCRATCH and nbytes > CHAINED_BYTES) else 2
+            twins = 1 if use is Use.CACHE or (use is Use.SCRATCH and nbytes > CHAINED_BYTES and not chained) else 2
             if nbytes * twins > free:
                 raise no_room(nbytes * twins, free, self.info)
-            made = KomputeBuffer(self, nbytes, use)
+            made = KomputeBuffer(self, nbytes, use, chained)
             self._buffers = [b for b in self._buffers if not b.closed]
             self._buffers.append(made)
             return made
@@ -165,6 +183,16 @@ class KomputeRuntime:
 
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> KomputeRecording:
         """See Runtime.record."""
+        return self._record(steps, timestamps, None)
+
+    def record_into(self, sequence: Any, steps: Sequence[Dispatch]) -> KomputeRecording:
+        """Record ``steps`` behind what a host's kp.Sequence holds; the host evaluates it. Closing frees the pipelines.
+
+        INPUT buffers are uploaded, and OUTPUT buffers copied to the host, each time the sequence is evaluated.
+        """
+        return self._record(steps, False, sequence)
+
+    def _record(self, steps: Sequence[Dispatch], timestamps: bool, into: Any) -> KomputeRecording:
         with self._usable():
             kp = self.kp
             tensors = {id(b): b for step in steps for b in step.buffers}
@@ -173,7 +201,7 @@ class KomputeRuntime:
             outputs = [b.tensor for b in buffers if b.use is Use.OUTPUT]
             marks = 2 * len(steps) + 4 if timestamps else 0
             algorithms: list[Any] = []
-            sequences, position = [self.manager.sequence(0, marks)], 0
+            sequences, position = [self.manager.sequence(0, marks) if into is None else into], 0
             spans: list[tuple[int, int]] = []
             pending: set[int] = set()  # buffers written by a step that nothing has ordered yet
             read: set[int] = set()  # buffers read by such a step
@@ -196,6 +224,10 @@ class KomputeRuntime:
                 if conflicts:
                     if all(b.chained for b in conflicts):
                         add(kp.OpTensorSyncLocal([b.tensor for b in conflicts]))
+                    elif into is not None:
+                        raise ArgumentError(
+                            f"steps[{at}]: needs a submission of its own, expected one sequence for all"
+                        )
                     else:
                         sequences.append(self.manager.sequence(0, marks))
                         position = 0
@@ -217,9 +249,9 @@ class KomputeRuntime:
                 synced = synced and not any(b.use is Use.OUTPUT and id(b) in writes for b in buffers)
             if outputs and not synced:
                 add(kp.OpTensorSyncLocal(outputs))
-            made = KomputeRecording(sequences, algorithms, spans, timestamps)
+            made = KomputeRecording([] if into is not None else sequences, algorithms, spans, timestamps)
             made.buffers = tuple(buffers)
-            self._recordings = [r for r in self._recordings if r.sequences]
+            self._recordings = [r for r in self._recordings if r.algorithms]
             self._recordings.append(made)
             return made
 
@@ -260,4 +292,5 @@ class KomputeRuntime:
                 recording.close()
             for buffer in self._buffers:
                 buffer.close()
-            self.manager.destroy()
+            if self._owned:
+                self.manager.destroy()

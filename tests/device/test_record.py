@@ -1,0 +1,95 @@
+"""Attention recorded in a host program's own kp.Sequence, on its own kp.Manager."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import errors, rows
+
+kp = pytest.importorskip("kp", reason="kp is not installed: scripts/run builds it")
+SHAPE = za.AttnShape(4, 2, 64)
+
+
+@pytest.fixture
+def host():
+    manager = kp.Manager(za.Device.open(runtime="kompute").info.index)
+    device = za.Device.from_kompute(manager, za.Device.open(runtime="kompute").info.index)
+    yield manager, device
+    device.close()
+
+
+def recorded(manager, device, dtype="f16", rows_tensor=True, **options):
+    cache = za.KVCache(device, SHAPE, 2, 1024, dtype=dtype, page_size=64)
+    attn, seq = za.Attention(cache), cache.new_sequence()
+    q = manager.tensor_t(np.zeros(SHAPE.q_heads * SHAPE.head_dim, np.float32))
+    new = manager.tensor_t(np.zeros(cache.row_words, np.uint32))
+    sequence = manager.sequence()
+    sequence.record(kp.OpTensorSyncDevice([q, new]))
+    calls = [attn.record(sequence, q, seq, layer, new if rows_tensor else None, **options) for layer in range(2)]
+    return cache, seq, q, new, sequence, calls
+
+
+@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
+def test_a_host_sequence_gives_the_oracles_bits(host, rng, dtype):
+    cache, seq, q_tensor, row_tensor, sequence, (first, second) = recorded(*host, dtype)
+    keys, values = [], []
+    for token in range(140):
+        q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+        k, v = rng.standard_normal((2, 1, SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16)
+        q_tensor.data()[:] = q.reshape(-1)
+        row_tensor.data()[:] = rows.encode(k, v, dtype).reshape(-1)
+        with first.step(second):
+            sequence.eval()
+        stored = rows.stored(k, v, dtype)
+        keys.append(stored[0])
+        values.append(stored[1])
+        if token % 31 == 0 or token > 137:
+            want, want_lse = za.reference.emulate(q, np.concatenate(keys), np.concatenate(values))
+            for call in (first, second):
+                words = call.out.data().view(np.float32)
+                assert np.array_equal(words[: want.size].view(np.uint32), want.reshape(-1).view(np.uint32))
+                assert np.array_equal(words[want.size :].view(np.uint32), want_lse.view(np.uint32))
+    assert len(seq) == 140
+    first.close()
+    second.close()
+    cache.close()
+
+
+def test_a_failed_step_leaves_the_sequence(host):
+    cache, seq, _, _, sequence, (first, second) = recorded(*host)
+    with first.step(second):
+        sequence.eval()
+    with pytest.raises(KeyboardInterrupt), first.step(second):
+        raise KeyboardInterrupt
+    assert seq.lengths == (1, 1)
+    with first.step():
+        pass
+    with pytest.raises(RuntimeError), second.step():
+        raise RuntimeError
+    assert seq.lengths == (2, 1)
+    with second.step():
+        pass
+    cache.pool.check([seq.pages])
+
+
+def test_refusals(host, device):
+    manager, own = host
+    cache, seq, q, new, sequence, (first, _) = recorded(manager, own, max_tokens=1)
+    with first.step():
+        pass
+    with pytest.raises(errors.LimitError, match=r"^seq: 2 tokens, expected at most max_tokens = 1$"), first.step():
+        pass
+    attn = za.Attention(cache)
+    short = manager.tensor_t(np.zeros(7, np.float32))
+    with pytest.raises(errors.ShapeError, match=r"^q: got a tensor of 7 elements, expected q_len \* 256$"):
+        attn.record(manager.sequence(), short, seq, 0, new)
+    with pytest.raises(errors.ShapeError, match=r"^rows: got a tensor of 7 words, expected tokens \* "):
+        attn.record(manager.sequence(), q, seq, 0, short)
+    with pytest.raises(errors.ArgumentError, match=r"^max_tokens: got 0, "):
+        attn.record(manager.sequence(), q, seq, 0, new, max_tokens=0)
+    if device.runtime.name == "vulkan":
+        other = za.KVCache(device, SHAPE, 1, 64)
+        with pytest.raises(errors.RuntimeUnavailableError, match=r"expected a Device.from_kompute$"):
+            za.Attention(other).record(None, None, other.new_sequence(), 0)
