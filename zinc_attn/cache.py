@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import weakref
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
@@ -73,15 +75,24 @@ class Sequence:
         """Keep the first ``n`` tokens (at most len(self)); for the rollback of speculative tokens."""
         with self.cache.lock:
             self.cache.check_open()
+            kept = self.pages.pool.pages_for(check_int("n", n, 0, len(self)))
+            if kept < len(self.pages.pages):
+                # first: an interrupt behind the cut must not leave entries of pages that are gone
+                self.stamp += 1
+                self._known = min(self._known, kept)
             self.pages.truncate(n)
-            self.stamp += len(self.pages.pages) < self._known
-            self._known = min(self._known, len(self.pages.pages))
 
     def free(self) -> None:
         """Give the pages back. The sequence cannot be used any more."""
         with self.cache.lock:
             self.pages.free()
             self.cache.forget(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokens that every layer has to a file that ``KVCache.load`` reads; see ``persist.save``."""
+        from .persist import save
+
+        save(self, path)
 
     def table(self, reservation: Reservation | None = None) -> NDArray[np.uint32]:
         """The block table (pages,), with a reservation's pages where one is given. A view, good until the next call."""
@@ -136,6 +147,7 @@ class KVCache:
         self.sequences: list[Sequence] = []
         self._rigs: dict[tuple[Any, ...], tuple[list[Buffer], Work]] = {}  # shared by the layers
         self._recordings: dict[tuple[Any, ...], Recording] = {}
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
         self.layers = self._allocate()
@@ -204,6 +216,8 @@ class KVCache:
     def close(self) -> None:
         """Free the device memory and every sequence."""
         self._open = False
+        for user in list(self.users):
+            user.close()
         for recording in self._recordings.values():
             recording.close()
         for buffers, _ in self._rigs.values():
@@ -222,6 +236,12 @@ class KVCache:
         with self.lock:
             self.check_open()
             return self.adopt(SequencePages(self.pool, self.num_layers))
+
+    def load(self, path: str | os.PathLike[str]) -> Sequence:
+        """A new sequence with the tokens of a file that ``Sequence.save`` wrote; see ``persist.load``."""
+        from .persist import load
+
+        return load(self, path)
 
     def adopt(self, pages: SequencePages) -> Sequence:
         """A Sequence for ``pages``, counted against max_sequences."""
@@ -287,7 +307,7 @@ class KVCache:
             with sequence.pages.reserve(self.check_layer(layer), len(keys)) as reservation:
                 self.copy_pages(reservation.copies)
                 self.write_rows(sequence, layer, reservation, rows.encode(keys, values, self.dtype))
-            self.max_k = max(self.max_k, largest)
+                self.max_k = max(self.max_k, largest)  # before the commit: too large is safe, too small is not
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""

@@ -17,14 +17,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, probe
+from . import __version__, cost, probe
 from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
 from .models import PRESETS, ModelPreset, find_model, slug
 from .runtime import DeviceInfo
 from .shapes import DTYPE_BYTES, AttnShape, check_int
 from .sweep import (
+    PAGE_SIZE,
     Inputs,
+    Layout,
     Progress,
     SweepRow,
     check_sweep,
@@ -259,8 +261,11 @@ def add_plan(subparsers: Subparsers) -> None:
         "show how contexts are split",
         "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
         "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
-        "The layout never shows in the output bits.",
+        "The layout never shows in the output bits. Times of one layer's call are modelled, not measured\n"
+        "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
+        "compute units like an R9700's.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
+        "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
     )
     add_model_arguments(parser)
@@ -271,7 +276,11 @@ def add_plan(subparsers: Subparsers) -> None:
     parser.add_argument("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
-    units.add_argument("--device", metavar="D", help="plan for this device: index or piece of the name")
+    units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
+    units.add_argument(
+        "--device", metavar="D", help="plan for this device: index or piece of the name; nothing modelled"
+    )
+    parser.add_argument("--draw", metavar="FILE.png", help="draw the modelled layouts of the largest context")
     parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
 
@@ -279,7 +288,12 @@ def add_plan(subparsers: Subparsers) -> None:
 def run_plan(args: argparse.Namespace) -> int:
     """Show the plans."""
     model, contexts, layouts = chosen_model(args), parse_contexts(args.contexts), parse_layouts(args.splits)
-    units, kind = DEFAULT_COMPUTE_UNITS if args.cu is None else check_int("cu", args.cu, 1), "gpu"
+    card = plan_card(args)
+    units, kind = card.compute_units if card else DEFAULT_COMPUTE_UNITS, "gpu"
+    if args.draw:
+        need("matplotlib")
+        if card is None:
+            raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modelled for a card")
     if args.device is not None:
         info = probe.choose(list_devices(), args.device)
         units, kind = info.compute_units, info.kind
@@ -305,6 +319,10 @@ def run_plan(args: argparse.Namespace) -> int:
                     "kind": kind,
                 }
             )
+            if card and (args.card or args.cu is not None):
+                records[-1]["modelled"] = cost.predict(plan, card, args.dtype).to_dict()
+    if card and args.draw:
+        draw_plan(Path(args.draw), model, max(contexts), card, args.dtype)
     if args.json:
         print_json(records)
         return 0
@@ -336,7 +354,47 @@ def run_plan(args: argparse.Namespace) -> int:
             r["fingerprint"][:12],
         )
     print_table(table)
+    if card:
+        print_modelled(model, contexts, layouts, card, args.dtype)
     return 0
+
+
+def plan_card(args: argparse.Namespace) -> cost.Card | None:
+    """The card that --card, --cu or the default names; None for --device."""
+    if args.device is not None:
+        return None
+    if args.card:
+        return cost.find_card(args.card)
+    return cost.card_with(DEFAULT_COMPUTE_UNITS if args.cu is None else args.cu)
+
+
+def print_modelled(
+    model: ModelPreset, contexts: Sequence[int], layouts: Sequence[Layout], card: cost.Card, dtype: str
+) -> None:
+    """The model's word on a single split, the layouts asked for, and the best split count."""
+    print(f"\nmodelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    columns = "context,layout,splits,workgroups,per CU,utilisation,waits for,µs,ideal µs,KV GB/s,of peak"
+    table = new_table(*columns.split(","))
+    for context in contexts:
+        plans = {
+            layout.label: layout.plan(context, model.shape, card.compute_units, dtype, "gpu")
+            for layout in (Layout("1", num_splits=1), *layouts)
+        }
+        plans["best"] = cost.best_splits(context, model.shape, card, dtype)[0]
+        for label, plan in plans.items():
+            p = cost.predict(plan, card, dtype)
+            times = (figure(x) for x in (p.total_us, p.ideal_us, p.gb_s))
+            counts = (f"{p.splits:,}", f"{p.workgroups:,}", figure(p.workgroups_per_cu), f"{p.utilisation:.1%}")
+            table.add_row(f"{context:,}", label, *counts, p.bound, *times, f"{p.fraction:.1%}")
+    print_table(table)
+
+
+def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:
+    """Write the picture of --draw."""
+    from .plot import plan_png
+
+    write_file(path, plan_png(model, context, card, dtype))
+    say(f"written: {path}")
 
 
 # --- sweep -------------------------------------------------------------------------------------------------
@@ -348,15 +406,18 @@ def add_sweep(subparsers: Subparsers) -> None:
         subparsers,
         "sweep",
         "verify, then time decode attention over context lengths",
-        "A point is one query row on one layer at one context under one split layout. Its out and lse\n"
-        "are compared bit for bit with the NumPy oracle (those of one KV head, where all would take\n"
-        "long; it says so). Then it is timed: submit and wait, host clock, warm, layouts in turns.\n"
+        "A point is one call at one context under one split layout: append the new rows to the resident\n"
+        "KV cache, attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the\n"
+        "values as stored (those of some KV heads, where all would take long; it says so). Then it is\n"
+        "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed,\n"
+        "behind every call. The cache has one layer; a step's figures are that layer's times --layers.\n"
         "Leaves sweep.csv, sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
         "exit status:\n"
         "  0  every point that ran has the oracle's bits; what the device has no room for says refused\n"
         "  1  a point FAILED (wrong bits; it gets no time), or every point was refused\n"
         "  2  wrong arguments, no device, or a device that was lost",
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
+        "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --q-len 2\n"
         "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
     )
     add_model_arguments(parser, extra="; with --kv the file's shape is the default")
@@ -367,7 +428,8 @@ def add_sweep(subparsers: Subparsers) -> None:
         "--contexts",
         default=None,
         metavar="N,…",
-        help=f"keys, k = 1024 (default: {DEFAULT_CONTEXTS}; with --kv all of its tokens)",
+        help="keys of a sequence, the call's own rows among them, k = 1024 "
+        f"(default: {DEFAULT_CONTEXTS}; with --kv all of its tokens)",
     )
     parser.add_argument(
         "--splits",
@@ -377,10 +439,25 @@ def add_sweep(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)")
     parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="sequences in a call, each of the same context (default: 1)"
+    )
+    parser.add_argument(
+        "--q-len", type=int, metavar="N", help="new rows per sequence in a call (default: 1, or the rows in --kv)"
+    )
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument(
+        "--page-size", type=int, default=PAGE_SIZE, metavar="N", help=f"tokens per page (default: {PAGE_SIZE})"
+    )
+    layout.add_argument(
+        "--contiguous",
+        action="store_true",
+        help="no cache: K and V of one sequence as two arrays, f32 or f16; nothing is appended",
+    )
+    parser.add_argument(
         "--kv",
         metavar="FILE.npz",
-        help="your own q, k and v: q (q_heads, head_dim), k and v (tokens, "
-        "kv_heads, head_dim), float32 or float16; a context takes the first keys",
+        help="your own q, k and v: q (q_heads, head_dim) or (q_len, q_heads, head_dim), k and v (tokens, kv_heads, "
+        "head_dim), float32 or float16; a context takes the first keys, every sequence of a batch the same",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the normal values without --kv (default: 0)"
@@ -389,7 +466,7 @@ def add_sweep(subparsers: Subparsers) -> None:
         "--weights-ms",
         type=float,
         metavar="MS",
-        help="ms per token of the rest of the step, to give tokens/s of the whole step",
+        help="ms of the rest of a step, to give tokens/s of the whole step",
     )
     parser.add_argument("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
     parser.add_argument("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
@@ -409,20 +486,27 @@ def run_sweep(args: argparse.Namespace) -> int:
     contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
     layouts = parse_layouts(args.splits)
     dtype = args.dtype or (kv.dtype if kv else "f16")
+    q_len = (len(kv.rows) if kv else 1) if args.q_len is None else args.q_len
     options: dict[str, Any] = {
         "dtype": dtype,
+        "batch": args.batch,
+        "q_len": q_len,
+        "page_size": None if args.contiguous else args.page_size,
         "repeats": args.repeats,
         "weights_ms": args.weights_ms,
         "seed": args.seed,
         "kv": kv,
     }
     check_sweep(model.shape, model.attention_layers, contexts, **options)
+    call = f"{plural(args.batch, 'sequence')}, {plural(q_len, 'row')}{' each' if args.batch > 1 else ''} per call"
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info
         note_cpu(info)
         if not args.json:
             print(f"{info.name} ({info.driver}), {device.runtime.name}")
-            print(f"{title(model, dtype)}, {layer_text(model)}", flush=True)
+            print(f"{title(model, dtype)}, {layer_text(model)}")
+            memory = "contiguous K and V" if args.contiguous else f"cache with pages of {args.page_size} tokens"
+            print(f"{call}; {memory}", flush=True)
         with progress_bar() as progress:
             rows = sweep(
                 device,
@@ -446,7 +530,8 @@ def run_sweep(args: argparse.Namespace) -> int:
         "sweep.jsonl": "".join(f"{to_json(row)}\n" for row in rows).encode(),
     }
     if any(row.tokens_s for row in rows):
-        files["sweep.png"] = plot_png(rows, f"{title(model, dtype)}, {layers}: decode attention")
+        subject = "decode attention" if args.batch == q_len == 1 else f"attention\n{call}"
+        files["sweep.png"] = plot_png(rows, f"{title(model, dtype)}, {layers}: {subject}")
     for name, data in files.items():
         write_file(folder / name, data)
     say(f"written: {', '.join(str(folder / name) for name in files)}")
@@ -463,8 +548,6 @@ def sweep_subject(args: argparse.Namespace) -> tuple[ModelPreset, Inputs | None]
         model = chosen_model(args)
     if kv and kv.shape != model.shape:
         raise ArgumentError(f"{args.kv}: got shape {kv.shape}, expected {model.shape} of {model.name}")
-    if kv and args.dtype not in (None, kv.dtype):
-        raise ArgumentError(f"{args.kv}: got {kv.dtype}, expected {args.dtype} as --dtype says")
     if args.layers is not None:
         layers = check_int("layers", args.layers, 1)
         model = replace(model, attention_layers=layers, windowed_layers=0)
@@ -495,7 +578,7 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
         "µs per\nlayer",
         "IQR\nµs",
     ]
-    columns += ["KV\nGB/s", "attn\nms/token", "attn\ntokens/s"]
+    columns += ["KV\nGB/s", "attn\nms/step", "attn\ntokens/s"]
     table = new_table(*columns, *(["with weights\ntokens/s"] if weights else []))
     previous = None
     for row in rows:
@@ -503,12 +586,12 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
             table.add_section()
         previous = row.context
         word = {"ok": row.verified or "", "failed": "FAILED", "refused": "refused"}[row.status]
-        figures = (row.median_us, row.iqr_us, row.kv_gb_s, row.attention_ms_per_token, row.tokens_s)
+        figures = (row.median_us, row.iqr_us, row.kv_gb_s, row.attention_ms_per_step, row.tokens_s)
         table.add_row(
             f"{row.context:,}",
             row.layout,
             f"{row.num_splits:,}",
-            word.replace(" (sampled heads)", "*"),
+            word.replace(" (sampled)", "*"),
             *(figure(x) for x in figures),
             *([figure(row.tokens_s_with_weights)] if weights else []),
             style={"failed": "bold red", "refused": "yellow"}.get(row.status),
@@ -527,11 +610,13 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     """What the table's words mean."""
     timed = [row for row in rows if row.median_us is not None]
     if timed:
-        yield f"bits: out and lse equal the oracle's bit for bit. Time: {timed[0].latency_mode}; median."
-        layers = plural(timed[0].layers, "layer")
-        yield f"Values: {timed[0].data}. tokens/s: as if attention over {layers} were all of a step."
-    if any(row.verified == "bits (sampled heads)" for row in rows):
-        yield "bits*: one KV head compared with the oracle, all heads with the context's first layout."
+        first = timed[0]
+        yield f"bits: out and lse equal the oracle's bit for bit. Time: {first.latency_mode}."
+        tokens = plural(first.batch * first.q_len, "token")
+        layers = plural(first.layers, "layer")
+        yield f"Values: {first.data}. tokens/s: as if attention over {layers} were all of a step of {tokens}."
+    if any(row.verified == "bits (sampled)" for row in rows):
+        yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
     troubles: dict[tuple[int, str, str], list[str]] = {}
     for row in rows:
         if row.error:

@@ -162,6 +162,21 @@ class Attention:
             0, cache.shape, split_size=split_size
         )
 
+        cache.users.add(self)
+
+    def close(self) -> None:
+        """Free the command buffers and tensors of every bucket; the next call makes them anew. KVCache.close does it."""
+        with self.cache.lock:
+            for recording in self._recordings.values():
+                recording.close()
+            for rig in self._rigs.values():
+                for buffer in (*rig.work_buffers, rig.q, rig.states, rig.out, rig.rows):
+                    if buffer is not None:
+                        buffer.close()
+            self._recordings.clear()
+            self._rigs.clear()
+            self._frames.clear()
+
     @property
     def recordings(self) -> int:
         """Command buffers recorded so far; steady decode adds none."""
@@ -227,11 +242,11 @@ class Attention:
                     part.tokens += len(part.keys)
                     cache.copy_pages(part.reservation.copies)
             outs, lses = self._attend(parts, layer)
+            cache.max_k = k_max  # before the commit: an interrupt in between leaves it too large, not too small
             commit_all(held)
         finally:  # after a commit this does nothing
             for reservation in held:
                 reservation.rollback()
-        cache.max_k = k_max
         shapes = [np.shape(x) for x in columns[0]]
         return (
             [out.reshape(shape) for out, shape in zip(outs, shapes, strict=True)],
@@ -329,6 +344,7 @@ class Attention:
             bucket, rig = frame.bucket, self._rig(frame.bucket)
             changed = rig.tokens != tokens
             if changed:
+                rig.tokens = ()  # an interrupted call leaves words that the next one must fill again
                 for at, (length, span) in enumerate(zip(tokens, frame.items, strict=True)):
                     rig.work.items[span, 1] = length
                     if fresh:
@@ -338,12 +354,11 @@ class Attention:
         else:
             bucket, spans = self._fill(block, new, fresh, tables)
             rig, changed = self._rig(bucket), True
-            rig.holds = key
+            rig.holds, rig.tokens = key, ()
             if key:
                 if len(self._frames) > 256:
                     self._frames.clear()
                 self._frames[key] = _Frame(bucket, spans)
-        rig.tokens = tokens
         n = sum(end - begin for _, begin, end in block)
         q = block[0][0].q[block[0][1] : block[0][2]]
         if len(block) > 1:
@@ -360,6 +375,7 @@ class Attention:
                 if len(rig.work_buffers) > 1:
                     cache.set_cache(rig.work, cache.layers[layer][i])
                 runtime.write(buffer, rig.work.words)
+            rig.tokens = tokens
         runtime.run(self._recording(bucket, rig, layer))
         words = runtime.read(rig.out).view(np.float32)
         size = bucket.rows * shape.q_heads * shape.head_dim

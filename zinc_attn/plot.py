@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from . import cost
 from .bench import BenchRow
+from .models import ModelPreset
+from .planner import SplitPlan, plan_splits
 from .sweep import SweepRow
 
 _AUTO, _SINGLE = "#0b5fa5", "#c2410c"
@@ -97,6 +102,69 @@ def bench_png(rows: Sequence[BenchRow]) -> bytes:
     panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     device = next((row for row in calls if row.layout != "baseline"), calls[0])
     figure.suptitle(f"Decode attention: {device.device} · {device.driver}", fontsize=11, parse_math=False)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def plan_png(model: ModelPreset, context: int, card: cost.Card, dtype: str) -> bytes:
+    """A PNG of what the model of ``cost`` says: which workgroup runs on which compute unit, and tokens/s by context.
+
+    A bar is a workgroup of pass 1 from its begin to its end, coloured by split; bars of one compute unit share its row.
+    """
+    shape, layers = model.shape, model.attention_layers
+
+    def plans(keys: int) -> dict[str, SplitPlan]:
+        one = SplitPlan.fixed(keys, shape, num_splits=1)
+        return {"1 split": one, "auto (the split rule)": plan_splits(keys, shape, card.compute_units, dtype)}
+
+    figure = Figure(figsize=(14, 5.6), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 3)
+    colours = colormaps["viridis"]
+    for axes, (label, plan) in zip(panels, plans(context).items(), strict=False):
+        bars = cost.timeline(plan, card, dtype)
+        lanes = Counter(cu for cu, *_ in bars)
+        seen: Counter[int] = Counter()
+        bottoms = []
+        for cu, *_ in bars:
+            bottoms.append(cu + seen[cu] / lanes[cu])
+            seen[cu] += 1
+        axes.barh(
+            bottoms,
+            [end - begin for _, begin, end, _ in bars],
+            height=[0.92 / lanes[cu] for cu, *_ in bars],
+            left=[begin for _, begin, *_ in bars],
+            color=[colours(split / max(1, plan.num_splits - 1)) for *_, split in bars],
+            align="edge",
+            linewidth=0,
+        )
+        p = cost.predict(plan, card, dtype)
+        axes.set_ylim(card.compute_units, 0)
+        axes.set_xlim(0, p.total_us)
+        axes.set_ylabel("compute unit")
+        axes.set_xlabel(f"µs ({cost.LABEL}; behind the bars: pass 2)")
+        many = f"{p.workgroups:,} workgroups, {p.utilisation:.0%} of the units, {p.fraction:.1%} of peak"
+        axes.set_title(f"{label}: {many}", fontsize=8.5)
+    contexts = sorted({1 << i for i in range(10, 18)} | {context})
+    axes = panels[2]
+    for label, style in (("auto (the split rule)", "o-"), ("1 split", "s--")):
+        times = [cost.predict(plans(keys)[label], card, dtype).total_us for keys in contexts]
+        axes.plot(contexts, [1e6 / layers / t for t in times], style, markersize=5, label=label)
+    ideal = [1e6 / layers / cost.ideal(shape, keys, card, dtype) for keys in contexts]
+    axes.plot(contexts, ideal, ":", color="#555555", label="ideal: K and V at peak bandwidth")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(contexts))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: keys_label(round(x))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.6g}"))
+    axes.set_xlabel("context (keys, log scale)")
+    axes.set_ylabel(f"tokens/s, attention of {layers} layer{'s' * (layers > 1)} alone (log scale), {cost.LABEL}")
+    axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
+    axes.legend(frameon=False, fontsize=8)
+    what = f"{model.name}, {shape}, {dtype}, {context:,} keys on {card.title}"
+    figure.suptitle(f"{cost.LABEL}, not measured: {what}", fontsize=12, parse_math=False)
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return png.getvalue()

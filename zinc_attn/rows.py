@@ -66,10 +66,10 @@ def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
     by the rule above. float16 arrays stay float16, all others come back as float32.
     """
     array = np.asarray(x)
-    if array.dtype.name == "bfloat16" and dtype == "bf16":
+    if array.dtype != np.float16 and (array.dtype != np.float32 or dtype == "f16"):
+        if array.dtype.name != "bfloat16" or dtype != "bf16":
+            raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {_TAKES[dtype]}")
         array = array.astype(np.float32)
-    elif array.dtype != np.float16 and (array.dtype != np.float32 or dtype == "f16"):
-        raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {_TAKES[dtype]}")
     values, largest = checked_values(name, array)
     if dtype == "bf16":
         values = values.astype(np.float32)

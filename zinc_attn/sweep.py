@@ -1,8 +1,12 @@
 """Decode attention over context lengths and layouts: verify every point against the oracle, then time it.
 
-A point is one context under one layout: one query row, one layer, K and V resident. Its output is filled
-with NaN, computed, and compared bit for bit with ``reference.emulate``; only then is it timed, the layouts of
-a context in turns, so that their ratios come from the same seconds. A point with a wrong bit has no time.
+A point is one context under one layout: a call on one layer of a resident KVCache that appends q_len rows to each
+sequence of a batch and attends them. It is compared bit for bit with ``reference.emulate`` on the values as the cache
+stores them, after a call with other query rows, so that what a call does not write is wrong. Only then is it timed,
+the layouts of a context in turns, so that their ratios come from the same seconds, and every timed call's bits are
+compared too. A point with a wrong bit has no time.
+
+``page_size=None`` is the path without a cache: K and V of one sequence as two arrays, nothing appended.
 """
 
 from __future__ import annotations
@@ -14,32 +18,38 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import reference
 from .attention import AttentionStep, ResidentKV, check_arrays, check_scale, check_score_bound
+from .cache import KVCache
+from .cache import Sequence as CachedSequence
+from .decode import Attention
 from .device import Device
-from .errors import ArgumentError, DeviceMemoryError, LimitError, ShapeError
+from .errors import ArgumentError, DTypeError, LimitError, ShapeError
 from .layout import tiles
+from .pages import PagePool
 from .planner import SplitPlan, plan_splits
-from .rows import checked_values
-from .runtime import DeviceInfo
-from .shapes import LEAF, MAX_CONTEXT, AttnShape, check_int, dtype_bytes
+from .rows import checked_values, stored, stored_values
+from .shapes import LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
 
 F32 = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
 
-LATENCY_MODE: Final = "submit and wait, host clock, warm"
+DECODE_MODE: Final = "decode call: append, attend, merge; host clock, warm; median"
+CONTIGUOUS_MODE: Final = "submit and wait: attend, merge; host clock, warm; median"
+PAGE_SIZE: Final = 256  # tokens
 WARM_UP_RUNS: Final = 3
 FEWEST_REPEATS, MOST_REPEATS, BUDGET_S = 5, 50, 3.0  # timed runs of a point where --repeats is not given
-ORACLE_PRODUCTS: Final = 1 << 30  # context * q_heads * head_dim up to which the oracle computes every head
+ORACLE_PRODUCTS: Final = 1 << 30  # batch * q_len * context * q_heads * head_dim that the oracle computes per context
 _NUMPY: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 _SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
 
@@ -66,11 +76,13 @@ class Layout:
             raise ArgumentError(f"splits: got {text!r}, expected auto, a number of splits (8) or size:KEYS (size:2048)")
         return cls(f"size:{int(size)}", split_size=int(size)) if kind else cls(str(int(size)), num_splits=int(size))
 
-    def plan(self, context: int, shape: AttnShape, compute_units: int, dtype: str, kind: str) -> SplitPlan:
-        """The plan of one decode row; only "auto" looks at the device's facts."""
+    def plan(
+        self, context: int, shape: AttnShape, compute_units: int, dtype: str, kind: str, q_len: int = 1
+    ) -> SplitPlan:
+        """The plan of one sequence's rows; only "auto" looks at the device's facts."""
         if self.label == "auto":
-            return plan_splits(context, shape, compute_units, dtype, kind=kind)
-        return SplitPlan.fixed(context, shape, num_splits=self.num_splits, split_size=self.split_size)
+            return plan_splits(context, shape, compute_units, dtype, q_len, kind)
+        return SplitPlan.fixed(context, shape, num_splits=self.num_splits, split_size=self.split_size, q_len=q_len)
 
 
 def parse_layouts(text: str) -> list[Layout]:
@@ -93,9 +105,10 @@ def parse_contexts(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A query row and its keys and values; a context of n keys takes the first n.
+    """Query rows of one sequence and its keys and values; a context of n keys takes the first n.
 
-    q: (q_heads, head_dim) float32; k, v: (tokens, kv_heads, head_dim) of one dtype; source: what they are.
+    q: (q_heads, head_dim), or (q_len, q_heads, head_dim) for the last q_len positions, float32; k, v: (tokens,
+    kv_heads, head_dim) of one dtype; source: what they are.
     """
 
     q: F32
@@ -106,18 +119,30 @@ class Inputs:
     @property
     def shape(self) -> AttnShape:
         """Heads and head dimension."""
-        return AttnShape(self.q.shape[0], self.k.shape[1], self.q.shape[1])
+        return AttnShape(self.q.shape[-2], self.k.shape[1], self.q.shape[-1])
+
+    @property
+    def rows(self) -> F32:
+        """q as (q_len, q_heads, head_dim)."""
+        return self.q.reshape(-1, *self.q.shape[-2:])
 
     @property
     def dtype(self) -> str:
-        """dtype name of k and v."""
+        """dtype name of the arrays k and v."""
         return next(name for name, dtype in _NUMPY.items() if dtype == self.k.dtype)
 
     @classmethod
-    def normal(cls, shape: AttnShape, tokens: int, dtype: str, seed: int = 0) -> Inputs:
-        """Standard normal values: scores of standard deviation 1. Fewer tokens give a prefix of more."""
-        q = np.random.default_rng([seed, 0]).standard_normal((shape.q_heads, shape.head_dim), dtype=np.float32)
-        k, v = (_normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, i]) for i in (1, 2))
+    def normal(
+        cls, shape: AttnShape, tokens: int, dtype: str, seed: int = 0, *, q_len: int | None = None, sequence: int = 0
+    ) -> Inputs:
+        """Standard normal values that a cache of ``dtype`` takes: scores of standard deviation 1.
+
+        Fewer tokens give a prefix of more; each ``sequence`` of a batch has its own.
+        """
+        lead = () if q_len is None else (q_len,)
+        rng = np.random.default_rng([seed, 0, sequence])
+        q = rng.standard_normal((*lead, shape.q_heads, shape.head_dim), dtype=np.float32)
+        k, v = (_normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, i, sequence]) for i in (1, 2))
         return cls(q, k, v, f"normal, seed {seed}")
 
     @classmethod
@@ -130,10 +155,8 @@ class Inputs:
                     raise ArgumentError(f"got arrays {sorted(file)}, expected q, k and v")
                 q, k, v = (file[name] for name in "qkv")
             q, k, v, shape = check_arrays(q, k, v)
-            if len(q) != 1 or not len(k):
-                raise ShapeError(
-                    f"q, k: got {len(q)} query rows and {len(k)} tokens, expected 1 row and 1 token or more"
-                )
+            if len(q) > len(k):
+                raise ShapeError(f"q, k: got {len(q)} query rows and {len(k)} tokens, expected a token per row or more")
             q, q_max = checked_values("q", q.astype(np.float32))
             k, k_max = checked_values("k", k)
             v, _ = checked_values("v", v)
@@ -144,7 +167,7 @@ class Inputs:
             raise ArgumentError(f"{path}: {error.strerror or error}, expected an .npz file with q, k and v") from error
         except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ArgumentError(f"{path}: not an .npz file with arrays q, k and v ({error})") from error
-        return cls(q[0], k, v, str(path))
+        return cls(q, k, v, str(path))
 
     def prefix(self, tokens: int) -> Inputs:
         """The first ``tokens`` keys and values."""
@@ -152,12 +175,17 @@ class Inputs:
 
 
 def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray[Any]:
+    """float32 values for f32 and bf16, which it holds exactly; float16 for f16 and q8_0, which rounds them itself."""
     rng = np.random.default_rng(seed)
-    made: NDArray[Any] = np.empty(shape, _NUMPY[dtype])
+    made: NDArray[Any] = np.empty(shape, np.float32 if dtype in ("f32", "bf16") else np.float16)
     rows = max(1, (1 << 22) // (shape[1] * shape[2]))
     for first in range(0, shape[0], rows):
         block = made[first : first + rows]
         block[:] = rng.standard_normal(block.shape, dtype=np.float32)
+    if dtype == "bf16":
+        words = made.view(np.uint32)
+        words += np.uint32(0x7FFF) + (words >> 16 & 1)  # round to nearest even
+        words &= np.uint32(0xFFFF0000)
     return made
 
 
@@ -166,11 +194,14 @@ def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One point. Times are of one layer's attention of one query row; None where there is none.
+    """One point. Times are of one call on one layer; None where there is none.
 
-    status: "ok", "failed" (a wrong bit; ``error`` names the first), "refused" (no room; ``error`` says why).
-    verified: "bits": out and lse of all heads are the oracle's; "bits (sampled heads)": those of one KV head
-    are, and all heads are those of the context's first layout.
+    A call attends q_len rows of each of ``batch`` sequences; context: keys that a sequence's last row sees, the call's
+    own rows among them. The fields from plan to scratch_bytes are those of one sequence's plan.
+    status: "ok", "failed" (a wrong bit; ``error`` names the first, its indices sequence, row, head, dimension),
+    "refused" (no room; ``error`` says why).
+    verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
+    are, of the last KV head of the last sequence at least, and all are those of the context's first layout.
     """
 
     model: str
@@ -183,6 +214,9 @@ class SweepRow:
     kv_heads: int
     head_dim: int
     dtype: str
+    batch: int
+    q_len: int
+    page_size: int | None  # tokens; None: contiguous, without a cache
     layers: int
     data: str
     context: int
@@ -197,15 +231,15 @@ class SweepRow:
     status: str = "ok"
     verified: str | None = None
     error: str | None = None
-    latency_mode: str = LATENCY_MODE
+    latency_mode: str = DECODE_MODE
     repeats: int = 0
     median_us: float | None = None
     min_us: float | None = None
     max_us: float | None = None
     iqr_us: float | None = None  # between the quartiles
-    kv_gb_s: float | None = None  # bytes of K and V, each once, per median; 1e9
-    attention_ms_per_token: float | None = None  # all layers
-    tokens_s: float | None = None  # as if attention were all of the step
+    kv_gb_s: float | None = None  # stored bytes of K and V of all sequences, each once, per median; 1e9
+    attention_ms_per_step: float | None = None  # all layers
+    tokens_s: float | None = None  # batch * q_len per step, as if attention were all of the step
     weights_ms: float | None = None  # the rest of the step, as given
     tokens_s_with_weights: float | None = None
 
@@ -213,21 +247,156 @@ class SweepRow:
 # --- the sweep ---------------------------------------------------------------------------------------------
 
 
+class _Step(Protocol):
+    """A call under one layout."""
+
+    def other(self) -> None:
+        """Leave another output than that of the call, so that what a call does not write is seen."""
+
+    def run(self) -> float:
+        """Do the call; the seconds it took."""
+
+    def result(self) -> tuple[F32, F32]:
+        """out (batch, q_len, q_heads, head_dim) and lse (batch, q_len, q_heads) of the last call."""
+
+
+class _CachedKV:
+    """``batch`` sequences in a KVCache of one layer, and the q_len rows that every call appends to each."""
+
+    def __init__(
+        self, device: Device, shape: AttnShape, context: int, dtype: str, batch: int, q_len: int, page_size: int
+    ) -> None:
+        capacity = batch * -(-context // page_size) * page_size
+        if capacity > MAX_CONTEXT:
+            raise LimitError(f"{batch} x {context:,} tokens: a cache holds at most {MAX_CONTEXT:,}, in whole pages")
+        self.cache = KVCache(device, shape, 1, capacity, dtype, page_size)
+        self.before = context - q_len  # tokens of each sequence between the calls
+        self.sequences: list[CachedSequence] = []
+        self.rows: list[tuple[F32, NDArray[Any], NDArray[Any]]] = []  # q, k, v of each sequence
+
+    def add(self, data: Inputs) -> None:
+        """Make a sequence of ``data``."""
+        sequence, n = self.cache.new_sequence(), self.before
+        if n:
+            self.cache.append(sequence, 0, data.k[:n], data.v[:n])
+        self.sequences.append(sequence)
+        self.rows.append((data.rows, data.k[n:].copy(), data.v[n:].copy()))
+
+    def step(self, layout: Layout, plan: SplitPlan) -> _Step:
+        """The call under a layout; the plan is what Attention makes of it."""
+        return _CachedStep(self, Attention(self.cache, num_splits=layout.num_splits, split_size=layout.split_size))
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.cache.close()
+
+
+class _CachedStep:
+    def __init__(self, kv: _CachedKV, attention: Attention) -> None:
+        self._kv, self._attention = kv, attention
+        self._q, self._k, self._v = (list(x) for x in zip(*kv.rows, strict=True))
+        self._got: tuple[list[F32], list[F32]] = [], []
+
+    def other(self) -> None:
+        self._call([-q for q in self._q])
+
+    def run(self) -> float:
+        return self._call(self._q)
+
+    def _call(self, q: list[F32]) -> float:
+        attention, sequences, k, v = self._attention, self._kv.sequences, self._k, self._v
+        if len(sequences) == 1:
+            begin = perf_counter()
+            out, lse = attention(q[0], sequences[0], 0, k=k[0], v=v[0], return_lse=True)
+            end = perf_counter()
+            self._got = [out], [lse]
+        else:
+            begin = perf_counter()
+            self._got = attention(q, sequences, 0, k=k, v=v, return_lse=True)
+            end = perf_counter()
+        for sequence in sequences:
+            sequence.truncate(self._kv.before)
+        return end - begin
+
+    def result(self) -> tuple[F32, F32]:
+        return np.stack(self._got[0]), np.stack(self._got[1])
+
+
+class _ContiguousKV:
+    """K and V of one sequence as two arrays on the device."""
+
+    def __init__(self, device: Device, shape: AttnShape, context: int, dtype: str) -> None:
+        nbytes = tiles(context) * LEAF * shape.kv_bytes_per_token(dtype) // 2
+        if nbytes > device.info.max_buffer_bytes:
+            raise LimitError(
+                f"K of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes in "
+                "one storage buffer; use a shorter context, a smaller dtype, or the cache"
+            )
+        self._device, self._stack = device, ExitStack()
+
+    def add(self, data: Inputs) -> None:
+        """Upload ``data``."""
+        self._q = data.rows
+        self._kv = ResidentKV(self._device, data.k, data.v)
+        self._stack.callback(self._kv.close)
+
+    def step(self, layout: Layout, plan: SplitPlan) -> _Step:
+        """The call under a plan."""
+        q, context = self._q, plan.context_len
+        limits = [context - len(q) + 1 + i for i in range(len(q))]
+        step = AttentionStep(self._kv, plan, scale=check_scale(None, plan.shape.head_dim), limits=limits)
+        self._stack.callback(step.close)
+        step.write_q(q)
+        return _ContiguousStep(step)
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self._stack.close()
+
+
+class _ContiguousStep:
+    def __init__(self, step: AttentionStep) -> None:
+        self._step = step
+
+    def other(self) -> None:
+        self._step.poison()
+
+    def run(self) -> float:
+        begin = perf_counter()
+        self._step.run()
+        return perf_counter() - begin
+
+    def result(self) -> tuple[F32, F32]:
+        out, lse = self._step.result()
+        return out[None], lse[None]
+
+
 @dataclass(frozen=True)
 class _Expected:
-    """The oracle's out and lse of the query heads from ``first`` on."""
+    """The oracle's out and lse of a sequence, of its rows and query heads from ``first`` (sequence, row, head) on."""
 
-    first: int
+    first: tuple[int, int, int]
     out: F32
     lse: F32
-    verified: str
 
 
 @dataclass
 class _Point:
     row: SweepRow
-    step: AttentionStep | None = None
-    result: tuple[F32, F32] | None = None
+    layout: Layout
+    plan: SplitPlan
+    step: _Step | None = None
+    verified: tuple[F32, F32] | None = None  # the output that was compared with the oracle's
+
+    def run(self) -> float:
+        """Seconds of a call."""
+        assert self.step is not None
+        return self.step.run()
+
+    def result(self) -> tuple[F32, F32]:
+        """out and lse of the last call."""
+        assert self.step is not None
+        return self.step.result()
 
 
 def check_sweep(
@@ -236,23 +405,52 @@ def check_sweep(
     contexts: Sequence[int],
     *,
     dtype: str,
+    batch: int,
+    q_len: int,
+    page_size: int | None,
     repeats: int | None,
     weights_ms: float | None,
     seed: int,
     kv: Inputs | None,
 ) -> None:
     """Refuse arguments that ``sweep`` cannot take, without a device. ArgumentError names the argument."""
-    dtype_bytes(dtype)
+    value_words(shape.head_dim, dtype)
     check_int("layers", layers, 1)
+    check_int("batch", batch, 1)
+    check_int("q_len", q_len, 1)
+    if page_size is not None:
+        PagePool(1, page_size)
+    elif dtype not in _NUMPY:
+        raise DTypeError(f"dtype: got {dtype}, expected f32 or f16 for contiguous K and V without a cache")
+    elif batch > 1:
+        raise ArgumentError(f"batch: got {batch}, expected 1 for contiguous K and V without a cache")
     check_int("seed", seed, 0)
     if repeats is not None:
         check_int("repeats", repeats, 1)
     if weights_ms is not None and not 0 <= weights_ms < float("inf"):
         raise ArgumentError(f"weights_ms: got {weights_ms}, expected milliseconds of at least 0")
-    if kv is not None and (kv.shape != shape or kv.dtype != dtype):
-        raise ArgumentError(f"kv: got {kv.shape} {kv.dtype}, expected {shape} {dtype}")
-    if kv is not None and max(contexts, default=0) > len(kv.k):
+    if min(contexts, default=q_len) < q_len:
+        raise ArgumentError(f"contexts: got {min(contexts)}, expected at least {q_len}, the call's own rows")
+    if kv is not None:
+        _check_kv(shape, contexts, dtype, q_len, page_size, kv)
+
+
+def _check_kv(
+    shape: AttnShape, contexts: Sequence[int], dtype: str, q_len: int, page_size: int | None, kv: Inputs
+) -> None:
+    if kv.shape != shape:
+        raise ShapeError(f"kv: got {kv.shape}, expected {shape}")
+    if len(kv.rows) != q_len:
+        raise ShapeError(f"q_len: got {q_len}, expected {len(kv.rows)}, the query rows in {kv.source}")
+    if max(contexts, default=0) > len(kv.k):
         raise ArgumentError(f"contexts: got {max(contexts)}, expected at most {len(kv.k)}, the tokens in {kv.source}")
+    if page_size is None and kv.dtype != dtype:
+        raise DTypeError(f"dtype: got {dtype}, expected {kv.dtype} for {kv.source} without a cache")
+    try:
+        for name, x in (("k", kv.k), ("v", kv.v)):
+            stored_values(name, x, dtype)
+    except ArgumentError as error:
+        raise type(error)(f"{kv.source}: {error}") from error
 
 
 def sweep(
@@ -263,6 +461,9 @@ def sweep(
     splits: Sequence[Layout],
     *,
     dtype: str = "f16",
+    batch: int = 1,
+    q_len: int = 1,
+    page_size: int | None = PAGE_SIZE,
     repeats: int | None = None,
     weights_ms: float | None = None,
     seed: int = 0,
@@ -272,15 +473,30 @@ def sweep(
     progress: Progress | None = None,
     on_row: Callable[[SweepRow], None] | None = None,
 ) -> list[SweepRow]:
-    """Verify and time one query row at every context under every layout.
+    """Verify and time a call of ``batch`` sequences with q_len new rows each at every context under every layout.
 
-    contexts: keys; repeats: timed runs per point (None: 5 to 50 within 3 s); weights_ms: the rest of a step;
-    kv: values of this shape and dtype, in place of seeded normal ones; oracle_products: context * q_heads *
-    head_dim up to which every head is compared with the oracle, above it those of one KV head. on_row sees
-    each row when it is ready. What the device has no room for gives a row with status "refused".
+    contexts: keys of a sequence, the call's q_len rows among them; dtype: f32, f16, bf16 or q8_0; page_size: tokens,
+    None for contiguous K and V without a cache (one sequence, f32 or f16); repeats: timed calls per point (None: 5 to
+    50 within 3 s); weights_ms: the rest of a step; kv: values of this shape for every sequence, in place of seeded
+    normal ones; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything is compared with
+    the oracle, above it as many KV heads as that allows. on_row sees each row when it is ready. What the device has no
+    room for gives a row with status "refused".
     """
-    check_sweep(shape, layers, contexts, dtype=dtype, repeats=repeats, weights_ms=weights_ms, seed=seed, kv=kv)
-    info, done, total = device.info, 0, len(contexts) * (2 + 2 * len(splits))
+    check_sweep(
+        shape,
+        layers,
+        contexts,
+        dtype=dtype,
+        batch=batch,
+        q_len=q_len,
+        page_size=page_size,
+        repeats=repeats,
+        weights_ms=weights_ms,
+        seed=seed,
+        kv=kv,
+    )
+    info, done, per_context = device.info, 0, 2 * batch + 2 * len(splits)
+    total = len(contexts) * per_context
     rows: list[SweepRow] = []
 
     def note(what: str, context: int, steps: int = 1) -> None:
@@ -290,10 +506,9 @@ def sweep(
         done += steps
 
     for i, context in enumerate(contexts):
-        done = i * (2 + 2 * len(splits))
-        points = []
+        done, points = i * per_context, []
         for layout in splits:
-            plan = layout.plan(context, shape, info.compute_units, dtype, info.kind)
+            plan = layout.plan(context, shape, info.compute_units, dtype, info.kind, q_len)
             row = SweepRow(
                 model=model,
                 device=info.name,
@@ -303,6 +518,9 @@ def sweep(
                 compute_units=info.compute_units,
                 **asdict(shape),
                 dtype=dtype,
+                batch=batch,
+                q_len=q_len,
+                page_size=page_size,
                 layers=layers,
                 data=kv.source if kv else f"normal, seed {seed}",
                 context=context,
@@ -314,37 +532,48 @@ def sweep(
                 passes=plan.passes,
                 workgroups=plan.workgroups,
                 scratch_bytes=plan.scratch_bytes,
+                latency_mode=DECODE_MODE if page_size else CONTIGUOUS_MODE,
                 weights_ms=weights_ms,
             )
-            points.append((_Point(row), plan))
+            points.append(_Point(row, layout, plan))
         with ExitStack() as stack:
             try:
-                _check_room(info, context, shape, dtype)
-                note("making data", context)
-                data = kv.prefix(context) if kv else Inputs.normal(shape, context, dtype, seed)
-                resident = ResidentKV(device, data.k, data.v)
-                stack.callback(resident.close)
-                note("computing the oracle", context)
-                expected = _oracle(data, shape, oracle_products)
+                resident: _CachedKV | _ContiguousKV
+                if page_size is None:
+                    resident = _ContiguousKV(device, shape, context, dtype)
+                else:
+                    resident = _CachedKV(device, shape, context, dtype, batch, q_len, page_size)
+                stack.enter_context(closing(resident))
+                expected = []
+                heads, last_rows = _sample(shape, context, batch, q_len, oracle_products)
+                for sequence in range(batch):
+                    note("making data", context)
+                    data = kv.prefix(context) if kv else None
+                    data = data or Inputs.normal(shape, context, dtype, seed, q_len=q_len, sequence=sequence)
+                    resident.add(data)
+                    note("computing the oracle", context)
+                    if heads[sequence]:
+                        expected.append(_oracle(data, dtype, sequence, heads[sequence], last_rows))
+                    del data
             except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
-                _refuse([point for point, _ in points], error)
+                _refuse(points, error)
             else:
-                first: _Point | None = None
-                for point, plan in points:
+                everything = sum(heads) == batch * shape.kv_heads and last_rows == q_len
+                word = "bits" if everything else "bits (sampled)"
+                good: _Point | None = None  # the context's first layout without a wrong bit
+                for point in points:
                     note("compiling shaders, checking bits", context)
                     try:
-                        step = AttentionStep(resident, plan, scale=check_scale(None, shape.head_dim))
-                    except (LimitError, DeviceMemoryError) as error:
+                        point.step = resident.step(point.layout, point.plan)
+                        point.verified = _run(point.step)
+                    except (LimitError, MemoryError) as error:
                         _refuse([point], error)
                         continue
-                    stack.callback(step.close)
-                    point.step = step
-                    step.write_q(data.q[None])
-                    _verify(point, expected, first)
-                    first = first or point
+                    _verify(point, expected, None if everything else good, word)
+                    good = good or (point if point.row.status == "ok" else None)
                 note("timing", context, len(points))
-                _time([point for point, _ in points if point.row.status == "ok"], repeats)
-        for point, _ in points:
+                _time([point for point in points if point.row.status == "ok"], repeats)
+        for point in points:
             point.step = None
             rows.append(point.row)
             if on_row:
@@ -354,63 +583,71 @@ def sweep(
     return rows
 
 
-def _check_room(info: DeviceInfo, context: int, shape: AttnShape, dtype: str) -> None:
-    """Refuse what cannot fit before gigabytes of data are made for it; the runtime checks again."""
-    nbytes = tiles(context) * LEAF * shape.kv_bytes_per_token(dtype) // 2
-    if nbytes > info.max_buffer_bytes:
-        raise LimitError(
-            f"K of {nbytes:,} bytes: {info.name} takes at most {info.max_buffer_bytes:,} bytes in one "
-            "storage buffer; use a shorter context or a smaller dtype"
-        )
-
-
 def _refuse(points: Iterable[_Point], error: BaseException) -> None:
     for point in points:
         point.row = replace(point.row, status="refused", error=str(error) or "no room in host memory")
 
 
-def _oracle(data: Inputs, shape: AttnShape, products: int) -> _Expected:
-    """All heads, or where that would take long the last KV head's, whose buffer offsets are largest."""
-    if len(data.k) * shape.q_heads * shape.head_dim <= products or shape.kv_heads == 1:
-        return _Expected(0, *reference.emulate(data.q, data.k, data.v), "bits")
-    first = shape.q_heads - shape.group
-    out, lse = reference.emulate(data.q[first:], data.k[:, -1:], data.v[:, -1:])
-    return _Expected(first, out, lse, "bits (sampled heads)")
+def _sample(shape: AttnShape, context: int, batch: int, q_len: int, products: int) -> tuple[list[int], int]:
+    """What the oracle computes: of each sequence the last so many KV heads, and of each of those the last rows.
+
+    All within ``products``; else the last KV head of every sequence first, those of the last sequences at least.
+    """
+    row = context * shape.group * shape.head_dim
+    pairs = min(max(products // (row * q_len), 1), batch * shape.kv_heads)
+    each, more = divmod(pairs, batch)
+    return [each + (i >= batch - more) for i in range(batch)], min(max(products // row, 1), q_len)
 
 
-def _run(step: AttentionStep) -> tuple[F32, F32]:
-    """out (q_heads, head_dim) and lse (q_heads,) of a run into an output that was all NaN."""
-    step.poison()
+def _oracle(data: Inputs, dtype: str, sequence: int, heads: int, rows: int) -> _Expected:
+    """The last ``rows`` rows of the last ``heads`` KV heads, whose buffer offsets are largest."""
+    group, kv_heads = data.shape.group, data.shape.kv_heads
+    parts = []
+    for head in range(kv_heads - heads, kv_heads):
+        q = data.rows[-rows:, head * group : (head + 1) * group]
+        parts.append(reference.emulate(q, *stored(data.k[:, head : head + 1], data.v[:, head : head + 1], dtype)))
+    out, lse = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+    return _Expected((sequence, len(data.rows) - rows, (kv_heads - heads) * group), out, lse)
+
+
+def _run(step: _Step) -> tuple[F32, F32]:
+    """out and lse of a call behind one with another output."""
+    step.other()
     step.run()
-    out, lse = step.result()
-    return out[0], lse[0]
+    return step.result()
 
 
-def _verify(point: _Point, expected: _Expected, first: _Point | None) -> None:
-    assert point.step is not None
-    point.result = out, lse = _run(point.step)
-    error = difference("out", out[expected.first :], expected.out, expected.first)
-    error = error or difference("lse", lse[expected.first :], expected.lse, expected.first)
-    if not error and expected.first and first is not None and first.result is not None:
-        error = difference("out", out, first.result[0]) or difference("lse", lse, first.result[1])
-        error = error and f"unlike layout {first.row.layout}: {error}"
-    _judge(point, error, expected.verified)
+def _verify(point: _Point, expected: Iterable[_Expected], good: _Point | None, verified: str) -> None:
+    """Compare a point's output with the oracle's, and with that of the context's first good layout where given."""
+    assert point.verified is not None
+    out, lse = point.verified
+    error = None
+    for part in expected:
+        sequence, row, head = part.first
+        mine = out[sequence, row:, head:][None], lse[sequence, row:, head:][None]
+        error = error or _unlike(mine, (part.out[None], part.lse[None]), part.first)
+    if not error and good is not None and good.verified is not None:
+        error = _unlike(point.verified, good.verified)
+        error = error and f"unlike layout {good.row.layout}: {error}"
+    point.row = replace(
+        point.row, status="failed" if error else "ok", error=error, verified=None if error else verified
+    )
 
 
-def _judge(point: _Point, error: str | None, verified: str | None) -> None:
-    point.row = replace(point.row, verified=verified if not error else None)
-    if error:
-        point.row = replace(point.row, status="failed", error=error)
+def _unlike(got: tuple[F32, F32], want: tuple[F32, F32], first: tuple[int, ...] = ()) -> str | None:
+    """How out or lse differ in their bits."""
+    return difference("out", got[0], want[0], first) or difference("lse", got[1], want[1], first)
 
 
-def difference(name: str, got: F32, want: F32, first: int = 0) -> str | None:
-    """Which bits of two arrays differ, None where none do; axis 0 counts heads from ``first``."""
+def difference(name: str, got: F32, want: F32, first: int | tuple[int, ...] = 0) -> str | None:
+    """Which bits of two arrays differ, None where none do; the axes count from ``first`` (an int: axis 0)."""
     a, b = np.ascontiguousarray(got).view(np.uint32), np.ascontiguousarray(want).view(np.uint32)
     where = np.argwhere(a != b)
     if not len(where):
         return None
     at = tuple(int(i) for i in where[0])
-    place = ", ".join(str(i + first if axis == 0 else i) for axis, i in enumerate(at))
+    origin = first if isinstance(first, tuple) else (first,)
+    place = ", ".join(str(i + j) for i, j in zip_longest(at, origin[: len(at)], fillvalue=0))
     return (
         f"{name}[{place}]: got {got[at]:.9g} (0x{a[at]:08x}), expected {want[at]:.9g} (0x{b[at]:08x}); "
         f"{len(where):,} of {a.size:,} elements differ"
@@ -418,25 +655,22 @@ def difference(name: str, got: F32, want: F32, first: int = 0) -> str | None:
 
 
 def _time(points: list[_Point], repeats: int | None) -> None:
-    """Time the points in turns, check their last outputs, and complete their rows."""
+    """Time the points in turns, check the output of every call, and complete their rows."""
     seconds: list[list[float]] = [[] for _ in points]
     for point in points:
         for _ in range(WARM_UP_RUNS):
-            assert point.step is not None
-            point.step.run()
+            point.run()
     begin = perf_counter()
     while points and _more(len(seconds[0]), (perf_counter() - begin) / len(points), repeats):
         for point, times in zip(points, seconds, strict=True):
-            assert point.step is not None
-            start = perf_counter()
-            point.step.run()
-            times.append(perf_counter() - start)
+            times.append(point.run())
+            assert point.verified is not None
+            if point.row.status == "ok" and (error := _unlike(point.result(), point.verified)):
+                point.row = replace(
+                    point.row, status="failed", verified=None, error=f"in timed run {len(times)}: {error}"
+                )
     for point, times in zip(points, seconds, strict=True):
-        assert point.step is not None and point.result is not None
-        out, lse = point.step.result()
-        error = difference("out", out[0], point.result[0]) or difference("lse", lse[0], point.result[1])
-        _judge(point, error and f"in timed run {len(times)}: {error}", point.row.verified)
-        if not error:
+        if point.row.status == "ok":
             point.row = replace(point.row, **_figures(point.row, np.array(times)))
 
 
@@ -449,17 +683,18 @@ def _more(rounds: int, spent_s: float, repeats: int | None) -> bool:
 def _figures(row: SweepRow, times: NDArray[np.float64]) -> dict[str, Any]:
     low, median, high = (float(x) for x in np.percentile(times, (25, 50, 75)))
     ms = 1e3 * median * row.layers
-    kv_bytes = row.context * AttnShape(row.q_heads, row.kv_heads, row.head_dim).kv_bytes_per_token(row.dtype)
+    per_token = AttnShape(row.q_heads, row.kv_heads, row.head_dim).kv_bytes_per_token(row.dtype)
+    tokens = row.batch * row.q_len
     return {
         "repeats": len(times),
         "median_us": 1e6 * median,
         "min_us": 1e6 * float(times.min()),
         "max_us": 1e6 * float(times.max()),
         "iqr_us": 1e6 * (high - low),
-        "kv_gb_s": kv_bytes / median / 1e9,
-        "attention_ms_per_token": ms,
-        "tokens_s": 1e3 / ms,
-        "tokens_s_with_weights": None if row.weights_ms is None else 1e3 / (ms + row.weights_ms),
+        "kv_gb_s": row.batch * row.context * per_token / median / 1e9,
+        "attention_ms_per_step": ms,
+        "tokens_s": 1e3 * tokens / ms,
+        "tokens_s_with_weights": None if row.weights_ms is None else 1e3 * tokens / (ms + row.weights_ms),
     }
 
 

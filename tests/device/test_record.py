@@ -76,7 +76,7 @@ def test_a_failed_step_leaves_the_sequence(host):
 
 def test_refusals(host, device):
     manager, own = host
-    cache, seq, q, new, sequence, (first, _) = recorded(manager, own, max_tokens=1)
+    cache, seq, q, new, _, (first, _) = recorded(manager, own, max_tokens=1)
     with first.step():
         pass
     with pytest.raises(errors.LimitError, match=r"^seq: 2 tokens, expected at most max_tokens = 1$"), first.step():

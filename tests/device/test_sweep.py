@@ -1,6 +1,7 @@
 """The sweep on a device: it verifies, it times, and it catches a wrong bit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ def test_rows(device: za.Device) -> None:
         assert (row.status, row.verified, row.error, row.repeats) == ("ok", "bits", None, 2)
         assert row.min_us is not None and row.median_us is not None and row.max_us is not None
         assert 0 < row.min_us <= row.median_us <= row.max_us
-        assert row.attention_ms_per_token == pytest.approx(row.median_us * 10 / 1000)
-        assert row.tokens_s_with_weights == pytest.approx(1000 / (row.attention_ms_per_token + 9))
+        assert row.attention_ms_per_step == pytest.approx(row.median_us * 10 / 1000)
+        assert row.tokens_s_with_weights == pytest.approx(1000 / (row.attention_ms_per_step + 9))
+        assert (row.dtype, row.batch, row.q_len, row.page_size) == ("f16", 1, 1, 256)
+        assert row.latency_mode == "decode call: append, attend, merge; host clock, warm; median"
         assert (row.device, row.driver, row.runtime) == (info.name, info.driver, device.runtime.name)
     assert rows[4].plan == za.plan_splits(1024, SHAPE, info.compute_units, kind=info.kind).fingerprint()
     assert any(what.startswith("compiling shaders") for what, _, _ in said)
@@ -50,8 +53,49 @@ def test_own_values(device: za.Device, dtype: str) -> None:
     assert str(error.value) == "contexts: got 201, expected at most 200, the tokens in normal, seed 3"
 
 
-def test_sampled_heads(device: za.Device) -> None:
-    assert [r.verified for r in run(device, [1000], oracle_products=0)] == ["bits (sampled heads)"] * 2
+@pytest.mark.parametrize(
+    ("dtype", "batch", "q_len", "page_size"),
+    [("f32", 1, 3, 16), ("f16", 3, 1, 64), ("bf16", 2, 5, 128), ("q8_0", 3, 2, 256), ("f16", 1, 64, None),
+     ("f32", 1, 1, None)],
+)  # fmt: skip
+def test_calls(device: za.Device, dtype: str, batch: int, q_len: int, page_size: int | None) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "batch": batch, "q_len": q_len, "page_size": page_size}
+    rows = run(device, [64, 300], "auto,1,size:100", **options)
+    assert [(r.status, r.verified, r.error) for r in rows] == [("ok", "bits", None)] * 6
+    for row in rows:
+        assert {name: getattr(row, name) for name in options} == options
+        assert row.tokens_s is not None and row.attention_ms_per_step is not None
+        assert row.tokens_s == pytest.approx(batch * q_len * 1000 / row.attention_ms_per_step)
+        assert ("append" in row.latency_mode) == (page_size is not None)
+    auto = za.plan_splits(300, SHAPE, device.info.compute_units, dtype, q_len, device.info.kind)
+    assert rows[3].plan == auto.fingerprint()
+
+
+def test_timed_calls_are_calls_of_the_cache(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call appends to all sequences at the same context, and only that is within the clock."""
+    seen: list[tuple[list[int], list[int]]] = []
+    call = sweep.Attention.__call__
+
+    def watch(self: Any, q: Any, seq: Any, layer: int, **options: Any) -> Any:
+        before = [len(s) for s in seq]
+        result = call(self, q, seq, layer, **options)
+        seen.append((before, [len(s) for s in seq]))
+        return result
+
+    monkeypatch.setattr(sweep.Attention, "__call__", watch)
+    run(device, [100], "auto", batch=2, q_len=3)
+    assert seen == [([97, 97], [100, 100])] * (2 + sweep.WARM_UP_RUNS + 2)
+
+
+def test_own_values_of_many_rows(device: za.Device) -> None:
+    kv = Inputs.normal(SHAPE, 90, "f32", seed=3, q_len=4)
+    assert [r.status for r in run(device, [90, 65], kv=kv, dtype="q8_0", q_len=4, batch=2)] == ["ok"] * 4
+
+
+def test_sampled(device: za.Device) -> None:
+    for options in ({}, {"batch": 3, "q_len": 4}, {"page_size": None}):
+        rows = run(device, [1000], oracle_products=0, **options)
+        assert [(r.status, r.verified) for r in rows] == [("ok", "bits (sampled)")] * 2
 
 
 def flip(x: Any, at: tuple[int, ...]) -> Any:
@@ -61,23 +105,27 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
     return words.view(np.float32)
 
 
-@pytest.mark.parametrize(("name", "at"), [("out", (3, 17)), ("lse", (2,))])
-@pytest.mark.parametrize("heads", [2, 4], ids=["sampled", "full"])
+@pytest.mark.parametrize(("name", "at"), [("out", (1, 2, 3, 17)), ("lse", (1, 2, 2))])
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
 def test_one_wrong_bit_fails(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, name: str, at: tuple[int, ...], heads: int
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, name: str, at: tuple[int, ...], sampled: bool
 ) -> None:
-    emulate = reference.emulate
+    oracle = sweep._oracle
 
-    def wrong(q: Any, k: Any, v: Any) -> Any:
-        out, lse = emulate(q, k, v)
-        where = (at[0] - 4 + len(out), *at[1:])  # the sampled heads are the last ones
-        return (flip(out, where), lse) if name == "out" else (out, flip(lse, where))
+    def wrong(*arguments: Any) -> Any:
+        expected = oracle(*arguments)
+        if expected.first[0] != at[0]:
+            return expected
+        where = tuple(i - j for i, j in zip(at[1:], (*expected.first[1:], 0), strict=False))
+        return replace(expected, **{name: flip(getattr(expected, name), where)})
 
-    monkeypatch.setattr(reference, "emulate", wrong)
-    for row in run(device, [100], oracle_products=0 if heads == 2 else sweep.ORACLE_PRODUCTS):
+    monkeypatch.setattr(sweep, "_oracle", wrong)
+    products = 0 if sampled else sweep.ORACLE_PRODUCTS
+    for row in run(device, [100], batch=2, q_len=3, oracle_products=products):
         assert (row.status, row.verified, row.median_us, row.tokens_s) == ("failed", None, None, None)
         assert row.error is not None and row.error.startswith(f"{name}[{', '.join(map(str, at))}]: got ")
-        assert row.error.endswith(f"; 1 of {heads * (1 if name == 'lse' else 64)} elements differ")
+        elements = (2 if sampled else 3 * 4) * (1 if name == "lse" else 64)
+        assert row.error.endswith(f"; 1 of {elements} elements differ")
 
 
 def test_a_wrong_bit_outside_the_sample_fails(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,37 +134,66 @@ def test_a_wrong_bit_outside_the_sample_fails(device: za.Device, monkeypatch: py
     def wrong(step: Any) -> Any:
         calls[0] += 1
         out, lse = real(step)
-        return (flip(out, (0, 5)), lse) if calls[0] == 2 else (out, lse)
+        return (flip(out, (0, 0, 0, 5)), lse) if calls[0] == 2 else (out, lse)
 
     monkeypatch.setattr(sweep, "_run", wrong)
     first, second = run(device, [100], oracle_products=0)
     assert first.status == "ok"
-    assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 5]: got ")
+    assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 0, 0, 5]: got ")
 
 
-def test_a_wrong_bit_while_timing_fails(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sweep.AttentionStep.result
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_a_wrong_bit_while_timing_fails(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None
+) -> None:
+    real = sweep._Point.result
     calls = [0]
 
-    def wrong(step: Any) -> Any:
+    def wrong(point: Any) -> Any:
         calls[0] += 1
-        out, lse = real(step)
-        return (flip(out, (0, 1, 2)), lse) if calls[0] == 4 else (out, lse)  # two layouts verified, then timed
+        out, lse = real(point)
+        return (flip(out, (0, 0, 1, 2)), lse) if calls[0] == 4 else (out, lse)  # the second layout's second timed call
 
-    monkeypatch.setattr(sweep.AttentionStep, "result", wrong)
-    first, second = run(device, [100])
-    assert (first.status, second.status, second.median_us) == ("ok", "failed", None)
-    assert second.error is not None and second.error.startswith("in timed run 2: out[1, 2]: got ")
+    monkeypatch.setattr(sweep._Point, "result", wrong)
+    first, second = run(device, [100], page_size=page_size)
+    assert (first.status, second.status, second.verified, second.median_us) == ("ok", "failed", None, None)
+    assert second.error is not None and second.error.startswith("in timed run 2: out[0, 0, 1, 2]: got ")
+
+
+@pytest.mark.parametrize("page_size", [None, 256])
+def test_what_no_kernel_writes_fails(device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None) -> None:
+    """A call whose submission does nothing does not pass with the right output of an earlier one."""
+    kind = sweep._CachedStep if page_size else sweep._ContiguousStep
+    other, submit = kind.other, device.runtime.run
+
+    def behind_a_right_call(step: Any) -> None:
+        step.run()
+        other(step)
+        monkeypatch.setattr(device.runtime, "run", lambda recording: None)
+
+    monkeypatch.setattr(kind, "other", behind_a_right_call)
+    (row,) = run(device, [100], "1", page_size=page_size)
+    monkeypatch.setattr(device.runtime, "run", submit)
+    assert row.status == "failed"
 
 
 def test_no_room(device: za.Device) -> None:
-    keys = min(device.info.max_buffer_bytes // 256 + 1, 1 << 24)
-    if keys * 256 <= device.info.max_buffer_bytes:
+    keys = min(device.info.max_buffer_bytes // 128 + 1, 1 << 24)  # a KV head takes 128 bytes per key
+    if keys * 128 <= device.info.max_buffer_bytes:
         pytest.skip("every legal context fits into one buffer of this device")
     refused, also, fine, good = run(device, [keys, 64])
     assert refused.status == also.status == "refused"
-    assert refused.error is not None and "bytes in one storage buffer" in refused.error
+    assert refused.error is not None and "in one storage buffer" in refused.error
     assert fine.status == good.status == "ok"
+    assert [r.status for r in run(device, [keys], page_size=None)] == ["refused"] * 2
+
+
+def test_a_batch_beyond_the_cache(device: za.Device) -> None:
+    (row,) = run(device, [1 << 20], "auto", batch=17)
+    assert (row.status, row.error) == (
+        "refused",
+        "17 x 1,048,576 tokens: a cache holds at most 16,777,216, in whole pages",
+    )
 
 
 # --- as a user ---------------------------------------------------------------------------------------------
@@ -134,6 +211,7 @@ def test_command(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert out.startswith(
         f"{info.name} ({info.driver}), {device.runtime.name}\nshape 4/2/64, f16, 3 attention layers\n"
+        "1 sequence, 1 row per call; cache with pages of 256 tokens\n"
     )
     assert out.count(" bits ") == 4
     assert ("running on the CPU through" in err) == (info.kind == "cpu")
@@ -145,6 +223,24 @@ def test_command(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [(r["context"], r["layout"], r["layers"]) for r in records] == [(*point, 3) for point in points]
     assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 5
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [(["--dtype", "q8_0", "--batch", "3", "--q-len", "2", "--page-size", "64"],
+      "shape 4/2/64, q8_0, 1 attention layer\n3 sequences, 2 rows each per call; cache with pages of 64 tokens\n"),
+     (["--contiguous", "--q-len", "4"],
+      "shape 4/2/64, f16, 1 attention layer\n1 sequence, 4 rows per call; contiguous K and V\n")],
+)  # fmt: skip
+def test_command_calls(
+    device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    argv = command(device, "--shape", "4/2/64", "--contexts", "64,200", *args, "--out", str(tmp_path))
+    assert cli.main(argv) == 0
+    out = capsys.readouterr().out
+    assert said in out and out.count(" bits ") == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.csv", "sweep.jsonl", "sweep.png"]
 
 
 def test_command_json_and_kv(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,8 +260,8 @@ def test_command_fails_on_a_wrong_bit(
 ) -> None:
     pytest.importorskip("matplotlib")
     emulate = reference.emulate
-    monkeypatch.setattr(reference, "emulate", lambda *a: (flip(emulate(*a)[0], (0, 0)), emulate(*a)[1]))
+    monkeypatch.setattr(reference, "emulate", lambda *a: (flip(emulate(*a)[0], (0, 0, 0)), emulate(*a)[1]))
     argv = command(device, "--shape", "4/2/64", "--contexts", "64", "--out", str(tmp_path))
     assert cli.main(argv) == 1
-    assert "64 keys, auto, 1: FAILED: out[0, 0]: got " in capsys.readouterr().out
+    assert "64 keys, auto, 1: FAILED: out[0, 0, 0, 0]: got " in capsys.readouterr().out
     assert not (tmp_path / "sweep.png").exists()

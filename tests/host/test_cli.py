@@ -16,6 +16,7 @@ import pytest
 from zinc_attn import cli, sweep
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.planner import plan_splits
+from zinc_attn.rows import stored_values
 from zinc_attn.runtime import DeviceInfo
 from zinc_attn.shapes import AttnShape
 from zinc_attn.sweep import Inputs, Layout, SweepRow, difference, parse_contexts, parse_layouts, to_csv, to_json
@@ -48,6 +49,9 @@ ROW = SweepRow(
     kv_heads=2,
     head_dim=64,
     dtype="f16",
+    batch=1,
+    q_len=1,
+    page_size=256,
     layers=10,
     data="normal, seed 0",
     context=1024,
@@ -99,19 +103,46 @@ def test_layout_plans() -> None:
 
     assert (splits("1"), splits("7"), splits("size:2048")) == (1, 7, 4)
     assert splits("auto") == plan_splits(8192, SHAPE, 64).num_splits
+    rows = Layout.parse("auto").plan(8192, SHAPE, 64, "q8_0", "gpu", q_len=4)
+    assert rows == plan_splits(8192, SHAPE, 64, "q8_0", 4)
 
 
 # --- inputs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
-def test_normal_inputs_are_prefixes(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "array"), [("f16", "f16"), ("f32", "f32"), ("bf16", "f32"), ("q8_0", "f16")])
+def test_normal_inputs_are_prefixes(dtype: str, array: str) -> None:
     long, short = Inputs.normal(SHAPE, 40000, dtype), Inputs.normal(SHAPE, 100, dtype)
-    assert (long.shape, long.dtype, long.k.shape) == (SHAPE, dtype, (40000, 2, 64))
+    assert (long.shape, long.dtype, long.k.shape) == (SHAPE, array, (40000, 2, 64))
+    stored_values("k", short.k, dtype)
     for name in "kv":
         assert np.array_equal(getattr(long.prefix(100), name), getattr(short, name))
     assert not np.array_equal(short.k, short.v)
     assert not np.array_equal(short.k, Inputs.normal(SHAPE, 100, dtype, seed=1).k)
+    assert not np.array_equal(short.k, Inputs.normal(SHAPE, 100, dtype, sequence=1).k)
+
+
+def test_query_rows() -> None:
+    one, three = Inputs.normal(SHAPE, 9, "f16"), Inputs.normal(SHAPE, 9, "f16", q_len=3)
+    assert (one.q.shape, one.rows.shape, three.rows.shape) == ((4, 64), (1, 4, 64), (3, 4, 64))
+    assert np.array_equal(one.q, three.q[0]) and three.shape == SHAPE
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_len", "products", "heads", "rows"),
+    [
+        (1, 1, 25600, [2], 1),  # 100 keys x 64 dimensions x 2 heads = 12,800 of a row and KV head
+        (1, 1, 25599, [1], 1),
+        (1, 1, 0, [1], 1),
+        (3, 1, 25600, [0, 1, 1], 1),
+        (3, 1, 25600 * 2, [1, 1, 2], 1),
+        (2, 4, 25600 * 8, [2, 2], 4),
+        (2, 4, 12800 * 3, [0, 1], 3),
+        (2, 4, 12800 * 4, [0, 1], 4),
+    ],
+)
+def test_what_the_oracle_computes(batch: int, q_len: int, products: int, heads: list[int], rows: int) -> None:
+    assert sweep._sample(SHAPE, 100, batch, q_len, products) == (heads, rows)
 
 
 def save(path: Path, **arrays: Any) -> Path:
@@ -123,14 +154,14 @@ def test_kv_file(tmp_path: Path) -> None:
     made = Inputs.normal(SHAPE, 70, "f16")
     loaded = Inputs.load(save(tmp_path / "a.npz", q=made.q[None], k=made.k, v=made.v))
     assert (loaded.shape, loaded.dtype, loaded.source) == (SHAPE, "f16", str(tmp_path / "a.npz"))
-    assert np.array_equal(loaded.q, made.q)
+    assert np.array_equal(loaded.rows, made.rows)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"v": None}, "got arrays ['k', 'q'], expected q, k and v"),
-        ({"q": np.zeros((2, 4, 64), np.float32)}, "q, k: got 2 query rows and 70 tokens, expected 1 row and 1 token"),
+        ({"q": np.zeros((71, 4, 64), np.float32)}, "q, k: got 71 query rows and 70 tokens, expected a token per row"),
         ({"k": np.zeros((70, 2, 64), np.float64)}, "k: got dtype float64, expected float32 or float16"),
         ({"v": np.zeros((71, 2, 64), np.float16)}, "v: got shape (71, 2, 64), expected k's (70, 2, 64)"),
         ({"v": np.full((70, 2, 64), np.nan, np.float16)}, "v[0, 0, 0]: got nan, expected a finite value"),
@@ -170,6 +201,8 @@ def test_difference_names_the_first_bit() -> None:
     assert difference("out", got, want, first=8) == (
         "out[10, 1]: got 5.00000048 (0x40a00001), expected 5 (0x40a00000); 2 of 8 elements differ"
     )
+    place = difference("out", got, want, first=(4, 2))
+    assert place is not None and place.startswith("out[6, 3]: got 5.0")
     zero = np.zeros(1, np.float32)
     assert difference("lse", -zero, zero) is not None  # equal numbers, other bits
 
@@ -179,8 +212,17 @@ def test_figures() -> None:
     assert figures["median_us"] == pytest.approx(100)
     assert (figures["min_us"], figures["max_us"], figures["iqr_us"]) == pytest.approx((100, 300, 100))
     assert figures["kv_gb_s"] == pytest.approx(1024 * 2 * 2 * 64 * 2 / 1e-4 / 1e9)
-    assert figures["attention_ms_per_token"] == pytest.approx(1)
+    assert figures["attention_ms_per_step"] == pytest.approx(1)
     assert (figures["tokens_s"], figures["tokens_s_with_weights"]) == pytest.approx((1000, 100))
+
+
+def test_figures_of_a_batch() -> None:
+    row = replace(ROW, dtype="q8_0", batch=3, q_len=2, weights_ms=9.0)
+    figures = sweep._figures(row, np.array([1e-4]))
+    per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
+    assert figures["kv_gb_s"] == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)
+    assert figures["attention_ms_per_step"] == pytest.approx(1)
+    assert (figures["tokens_s"], figures["tokens_s_with_weights"]) == pytest.approx((6000, 600))
 
 
 def test_json_and_csv_agree() -> None:
@@ -206,7 +248,7 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
     rows = [
         TIMED,
-        replace(TIMED, layout="1", verified="bits (sampled heads)", tokens_s=123456.0),
+        replace(TIMED, layout="1", verified="bits (sampled)", tokens_s=123456.0),
         replace(ROW, layout="7", status="failed", error="out[0, 0]: wrong"),
         replace(ROW, context=1 << 20, status="refused", error="no room"),
         replace(ROW, context=1 << 20, layout="1", status="refused", error="no room"),
@@ -218,6 +260,7 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2][3:] == ["FAILED", *"–––––"]
     assert lines[3][3:] == ["refused", *"–––––"]
     notes = list(cli.sweep_notes(rows))
+    assert notes[0].endswith("Time: decode call: append, attend, merge; host clock, warm; median.")
     assert notes[2].startswith("bits*: ")
     assert notes[3:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
 
@@ -342,6 +385,15 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.Captu
         (["--repeats", "0"], "repeats: got 0, expected an int of at least 1"),
         (["--seed", "-1"], "seed: got -1, expected an int of at least 0"),
         (["--weights-ms", "nan"], "weights_ms: got nan, expected milliseconds of at least 0"),
+        (["--batch", "0"], "batch: got 0, expected an int of at least 1"),
+        (["--q-len", "0"], "q_len: got 0, expected an int of at least 1"),
+        (["--q-len", "65", "--contexts", "1k,64"], "contexts: got 64, expected at least 65, the call's own rows"),
+        (["--page-size", "24"], "page_size: got 24, expected a power of two from 16 to 65536"),
+        (["--contiguous", "--batch", "2"], "batch: got 2, expected 1 for contiguous K and V without a cache"),
+        (
+            ["--contiguous", "--dtype", "q8_0"],
+            "dtype: got q8_0, expected f32 or f16 for contiguous K and V without a cache",
+        ),
     ],
 )
 def test_sweep_errors(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,18 +402,37 @@ def test_sweep_errors(args: list[str], message: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", f"zinc-attn: error: {message}\n")  # before any device is opened
 
 
+def test_q8_0_must_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.main(["sweep", "--shape", "4/2/80", "--dtype", "q8_0"]) == 2
+    assert capsys.readouterr().err == (
+        "zinc-attn: error: dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32\n"
+    )
+
+
 def test_kv_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    made = Inputs.normal(SHAPE, 70, "f16")
+    made = Inputs.normal(SHAPE, 70, "f32")
     path = save(tmp_path / "a.npz", q=made.q, k=made.k, v=made.v)
-    assert cli.main(["sweep", "--kv", str(path), "--model", "qwen3-8b"]) == 2
-    assert cli.main(["sweep", "--kv", str(path), "--dtype", "f32"]) == 2
-    assert cli.main(["sweep", "--kv", str(path), "--contexts", "64,71"]) == 2
-    assert capsys.readouterr().err == (
-        f"zinc-attn: error: {path}: got shape 4/2/64, expected 32/8/128 of qwen3-8b\n"
-        f"zinc-attn: error: {path}: got f16, expected f32 as --dtype says\n"
-        f"zinc-attn: error: contexts: got 71, expected at most 70, the tokens in {path}\n"
-    )
+    for args in (
+        ["--model", "qwen3-8b"],
+        ["--dtype", "f16"],
+        ["--dtype", "bf16"],
+        ["--contiguous", "--dtype", "f16"],
+        ["--q-len", "2"],
+        ["--contexts", "64,71"],
+    ):
+        assert cli.main(["sweep", "--kv", str(path), *args]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"zinc-attn: error: {path}: got shape 4/2/64, expected 32/8/128 of qwen3-8b",
+        f"zinc-attn: error: {path}: k: got dtype float32, a f16 cache takes float16",
+        f"zinc-attn: error: {path}: k[0, 0, 0]: not a bfloat16 value; a bf16 cache takes bfloat16 (ml_dtypes), or "
+        "float32 or float16 values that bfloat16 holds exactly",
+        f"zinc-attn: error: dtype: got f16, expected f32 for {path} without a cache",
+        f"zinc-attn: error: q_len: got 2, expected 1, the query rows in {path}",
+        f"zinc-attn: error: contexts: got 71, expected at most 70, the tokens in {path}",
+    ]
 
 
 def test_no_vulkan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,340 @@
+"""A failed or interrupted call leaves the cache as it was; threads share it; closed and forked ones refuse.
+
+Every failure is injected, at the n-th call of the runtime for every n that a call makes, and at every line.
+An untouched twin, another cache that does the same without failures, says what must come out afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import cache as cache_module
+from zinc_attn import decode as decode_module
+from zinc_attn import errors, reference, rows
+
+SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
+METHODS = ("run", "write", "read", "record", "buffer", "kernel")
+
+
+def values(n: int, seed: int) -> Any:
+    """k, v (n, 2, 64) float16; later seeds are larger, so that max_k moves."""
+    x = np.random.default_rng(seed).standard_normal((2, n, 2, 64)).astype(np.float32)
+    return (x * np.float32(1 + seed / 10)).astype(np.float16)
+
+
+def queries(n: int, seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((n, 4, 64)).astype(np.float32)
+
+
+class World:
+    """A cache with a sequence, a fork of it that shares a partly filled page, and one that goes its own way."""
+
+    def __init__(self, device: za.Device, path: Any) -> None:
+        self.cache = za.KVCache(device, SHAPE, LAYERS, 640, "f16", 16)
+        self.path = path
+        self.attn, self.looker = za.Attention(self.cache), za.Attention(self.cache)
+        self.a, self.c = self.cache.new_sequence(), self.cache.new_sequence()
+        for layer in range(LAYERS):
+            self.cache.append(self.a, layer, *values(20, 1))
+            self.cache.append(self.c, layer, *values(70, 2))
+        self.b = self.a.fork()
+
+    def state(self) -> Any:
+        """What a failed call must not change. Page numbers too: what was taken came back to its place."""
+        self.cache.pool.check([s.pages for s in self.cache.sequences])
+        held = [(s.lengths, list(s.pages.pages)) for s in self.cache.sequences]
+        return held, self.cache.free_tokens, self.cache.max_k
+
+    def look(self) -> list[Any]:
+        """The bits of every live sequence and layer, by an Attention that no failure has touched."""
+        seqs, q = self.cache.sequences, [queries(1, 9)] * len(self.cache.sequences)
+        pairs = [self.looker(q, seqs, layer, return_lse=True) for layer in range(LAYERS)]
+        return [x.copy() for pair in pairs for column in pair for x in column]
+
+    def append(self, seq: Any, layer: int, n: int, seed: int) -> Any:
+        return self.cache.append(seq, layer, *values(n, seed))
+
+    def attend(self, seq: Any, layer: int, n: int, seed: int, rows_of_q: int = 1) -> Any:
+        k, v = values(n, seed)
+        return self.attn(queries(rows_of_q, seed), seq, layer, k=k, v=v, return_lse=True)
+
+    def batch(self, layer: int, n: int, seed: int) -> Any:
+        k, v = zip(*(values(n, seed + i) for i in range(3)), strict=True)
+        q = [queries(n, seed + i) for i in range(3)]
+        outs, lses = self.attn(q, [self.a, self.b, self.c], layer, k=list(k), v=list(v), return_lse=True)
+        return [*outs, *lses]
+
+    def load(self) -> Any:
+        seq = self.cache.load(self.path)
+        seq.free()
+
+
+def actions() -> list[Callable[[World], Any]]:
+    """One story; each call is hit on its own, and the ones behind it show what is left behind."""
+    return [
+        lambda w: w.append(w.b, 1, 40, 3),  # copies the shared page, in any order of layers
+        lambda w: w.append(w.b, 0, 40, 3),
+        lambda w: w.attend(w.a, 0, 1, 4),
+        lambda w: w.attend(w.a, 1, 1, 4),
+        lambda w: w.attend(w.a, 0, 1, 5),  # steady: nothing is new but the token
+        lambda w: w.attend(w.a, 1, 1, 5),
+        lambda w: w.attend(w.a, 0, 1, 6),
+        lambda w: w.attend(w.a, 1, 1, 6),
+        lambda w: w.batch(1, 3, 7),
+        lambda w: w.batch(0, 3, 7),
+        lambda w: w.attend(w.c, 0, 90, 11, 90),
+        lambda w: w.attn(queries(2, 3), w.c, 1, return_lse=True),
+        lambda w: w.attend(w.c, 1, 90, 11, 90),
+        lambda w: w.c.save(w.path),
+        World.load,
+        lambda w: w.a.truncate(5),
+        lambda w: w.attend(w.a, 0, 1, 12),
+        lambda w: w.attend(w.a, 1, 1, 12),
+    ]
+
+
+class Fault:
+    """Raises ``error`` at the n-th call of the runtime's methods, before or after it is made."""
+
+    def __init__(self, error: type[BaseException], after: bool) -> None:
+        self.error, self.after, self.left, self.hit = error, after, -1, False
+
+    def wrap(self, method: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            mine = self.left == 0
+            self.left -= 1
+            if mine and not self.after:
+                self.hit = True
+                raise self.error("injected")
+            made = method(*args, **kwargs)
+            if mine:
+                self.hit = True
+                raise self.error("injected")
+            return made
+
+        return wrapped
+
+    def at(self, n: int) -> None:
+        self.left, self.hit = n, False
+
+
+def equal(got: Any, want: Any) -> bool:
+    if got is None or want is None:
+        return got is want
+    return len(got) == len(want) and all(
+        np.array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))
+        for a, b in zip(got, want, strict=True)
+    )
+
+
+@contextmanager
+def worlds(device: za.Device, tmp_path: Any) -> Iterator[tuple[World, World]]:
+    world, twin = World(device, tmp_path / "hit"), World(device, tmp_path / "twin")
+    try:
+        yield world, twin
+    finally:
+        world.cache.close()
+        twin.cache.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [
+        (errors.DeviceMemoryError, False),
+        (errors.DeviceLostError, True),
+        (KeyboardInterrupt, False),
+        (KeyboardInterrupt, True),
+    ],
+    ids=("out of memory", "lost", "interrupt", "interrupt behind"),
+)
+def test_a_failure_at_any_runtime_call_changes_nothing(
+    device: za.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    error: type[BaseException],
+    after: bool,
+) -> None:
+    with worlds(device, tmp_path) as (world, twin):
+        fault, hits = Fault(error, after), []
+        for method in METHODS:
+            monkeypatch.setattr(device.runtime, method, fault.wrap(getattr(device.runtime, method)))
+        for number, action in enumerate(actions()):
+            before, bits = world.state(), twin.look()
+            for n in itertools.count():
+                fault.at(n)
+                try:
+                    got = action(world)
+                except error:
+                    assert fault.hit and world.state() == before, f"action {number} call {n}"
+                    fault.at(-1)
+                    if n % 3 == 1:  # looking could also mend what a failure left
+                        assert equal(world.look(), bits), f"action {number} call {n}"
+                    continue
+                assert not fault.hit, f"action {number}: the error of call {n} was swallowed"
+                fault.at(-1)
+                break
+            hits.append(n)
+            assert equal(got, action(twin)), f"action {number} after {n} failures"
+            assert world.state() == twin.state()
+            assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+        assert sum(hits) > 60 and min(h for i, h in enumerate(hits) if i != 15) >= 3, hits
+        assert equal(world.look(), twin.look())
+
+
+def test_an_interrupt_at_any_line_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:
+    """The books stay whole, and what follows has the right bits, wherever Ctrl-C comes in decode.py and cache.py."""
+    files = {decode_module.__file__, cache_module.__file__}
+
+    def interrupted(action: Callable[[World], Any], world: World, n: int) -> Any:
+        left = n
+
+        def local(frame: Any, event: str, arg: Any) -> Any:
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    raise KeyboardInterrupt
+            return local
+
+        def outer(frame: Any, event: str, arg: Any) -> Any:
+            return local if frame.f_code.co_filename in files else None
+
+        old = sys.gettrace()
+        sys.settrace(outer)
+        try:
+            return action(world)
+        finally:
+            sys.settrace(old)
+
+    with worlds(device, tmp_path) as (world, twin):
+        for number, action in enumerate(actions()):
+            before, done = world.state(), None
+            want = action(twin)
+            for n in itertools.count(0, 1 if number in (4, 5, 15) else 3):
+                try:
+                    got = interrupted(action, world, n)
+                except KeyboardInterrupt:
+                    now = world.state()
+                    if now[0] == before[0]:
+                        assert now[1] == before[1] and now[2] in (before[2], twin.cache.max_k)
+                        continue
+                    assert now == twin.state(), f"action {number} line {n}"
+                    done = n
+                    break
+                assert equal(got, want), f"action {number} after {n} interrupts"
+                break
+            assert n > 4
+            assert world.state() == twin.state(), (number, done)
+            assert equal(world.look(), twin.look()), f"action {number} line {n}"
+
+
+def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> None:
+    cache = za.KVCache(device, SHAPE, LAYERS, 2048, "f16", 16)
+    attn = za.Attention(cache)
+
+    def decode(seed: int) -> tuple[Any, Any]:
+        seq, outs = cache.new_sequence(), []
+        for step, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1)):
+            for layer in range(LAYERS):
+                k, v = values(n, seed + step)
+                outs.append(attn(queries(1, step), seq, layer, k=k, v=v, return_lse=True))
+            if step == 3:
+                fork = seq.fork()
+                seq.free()
+                seq = fork
+        return seq, outs
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(decode, range(6)))
+        for seed, (_, outs) in enumerate(found):
+            k, v = (np.concatenate([values(n, seed + s)[i] for s, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1))]) for i in (0, 1))
+            tokens = 0
+            for step, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1)):
+                tokens += n
+                want = reference.emulate(queries(1, step), *rows.stored(k[:tokens], v[:tokens], "f16"))
+                for layer in range(LAYERS):
+                    assert equal(outs[step * LAYERS + layer], want), (seed, step)
+        cache.pool.check([seq.pages for seq, _ in found])
+        assert len(cache.sequences) == 6
+    finally:
+        cache.close()
+
+
+def use_it(world: World) -> list[Callable[[], Any]]:
+    """Every public call on a cache that is not usable any more."""
+    return [
+        lambda: world.append(world.a, 0, 1, 1),
+        lambda: world.attend(world.a, 0, 1, 1),
+        lambda: world.attn(queries(1, 1), world.a, 0),
+        lambda: world.a.save(world.path),
+    ]
+
+
+def test_after_close_of_the_cache(device: za.Device, tmp_path: Any) -> None:
+    world = World(device, tmp_path / "file")
+    world.a.save(world.path)
+    world.attend(world.a, 0, 1, 1)
+    world.cache.close()
+    world.cache.close()
+    more = [world.cache.new_sequence, lambda: world.cache.load(world.path), world.a.fork, lambda: world.a.truncate(0)]
+    for call in (*use_it(world), *more):
+        with pytest.raises(errors.ClosedError) as caught:
+            call()
+        assert str(caught.value) == "KVCache: used after close()"
+    world.a.free()  # harmless
+    other = World(device, tmp_path / "file")  # the device is as good as new
+    other.attend(other.a, 0, 1, 1)
+    other.cache.close()
+
+
+def test_after_close_of_the_device(device: za.Device, tmp_path: Any) -> None:
+    opened = za.Device.open(device.info.index, runtime=device.runtime.name)
+    world = World(opened, tmp_path / "file")
+    for layer in range(LAYERS):
+        world.attend(world.a, layer, 1, 1)
+    before = world.state()
+    opened.close()
+    for call in use_it(world):
+        with pytest.raises(errors.ClosedError) as caught:
+            call()
+        assert str(caught.value) == f"{opened.info.name}: used after close(); open it again with Device.open()"
+        assert world.state() == before
+    with pytest.raises(errors.ClosedError, match="used after close"):
+        za.KVCache(opened, SHAPE, LAYERS, 64)
+    world.cache.close()
+    assert [p.name for p in tmp_path.iterdir()] == []
+
+
+def test_in_a_forked_child(device: za.Device, tmp_path: Any) -> None:
+    world = World(device, tmp_path / "file")
+    try:
+        world.attend(world.c, 0, 1, 1)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                refused = 0
+                for call in (*use_it(world), lambda: za.KVCache(device, SHAPE, LAYERS, 64)):
+                    try:
+                        call()
+                    except errors.ForkedProcessError:
+                        refused += 1
+                code = refused
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+        world.attend(world.c, 1, 1, 1)
+        assert len(world.c) == 71
+    finally:
+        world.cache.close()

@@ -1,0 +1,253 @@
+"""The cost model: the review's and the article's figures, its limits, its own consistency."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from zinc_attn import AttnShape, SplitPlan, cli, cost, plan_splits, rdna4
+from zinc_attn.cost import CARDS, ISSUE, best_splits, card_with, find_card, ideal, predict, review, utilisation
+from zinc_attn.errors import ArgumentError
+
+QWEN = AttnShape(16, 2, 256)
+R9700 = CARDS["r9700"]
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "32/8/128", "64/8/64", "24/4/256", "9/3/64")]
+CONTEXTS = [1 << i for i in range(10, 18)]
+
+
+# --- the review: what its program prints, compiled and run ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "plain", "splits", "blocks"),
+    [  # MHA-32h, GQA-32/8, GQA-16/2, MQA-16/1 at 8,192 keys; split: all 100.0 %
+        (AttnShape(32, 32, 128), "29.6", 4, 128),
+        (AttnShape(32, 8, 128), "29.6", 4, 128),
+        (AttnShape(16, 2, 128), "14.8", 7, 112),
+        (AttnShape(16, 1, 128), "14.8", 7, 112),
+    ],
+    ids=str,
+)
+def test_review_utilisation(shape: AttnShape, plain: str, splits: int, blocks: int) -> None:
+    row = review(shape, 8192)
+    assert (f"{row.plain_utilisation:.1%}", row.splits, row.blocks) == (f"{plain}%", splits, blocks)
+    assert row.split_utilisation == 1
+
+
+# keys, KV MB, splits, split utilisation, plain µs, split µs, speed-up; main µs, reduction µs, share
+REVIEW_CONTEXTS = [
+    (512, "0.5", 4, "59.3", "1.8", "0.5", "3.9", "0.44", "0.0083", "1.85"),
+    (1024, "1.0", 7, "100.0", "3.5", "0.5", "6.6", "0.52", "0.0146", "2.70"),
+    (2048, "2.1", 7, "100.0", "7.1", "1.1", "6.7", "1.05", "0.0146", "1.37"),
+    (4096, "4.2", 7, "100.0", "14.2", "2.1", "6.7", "2.10", "0.0146", "0.69"),
+    (8192, "8.4", 7, "100.0", "28.3", "4.2", "6.7", "4.19", "0.0146", "0.35"),
+    (16384, "16.8", 7, "100.0", "56.6", "8.4", "6.7", "8.39", "0.0146", "0.17"),
+    (32768, "33.6", 7, "100.0", "113.2", "16.8", "6.7", "16.78", "0.0146", "0.09"),
+    (65536, "67.1", 7, "100.0", "226.5", "33.6", "6.7", "33.55", "0.0146", "0.04"),
+]
+
+
+@pytest.mark.parametrize("line", REVIEW_CONTEXTS, ids=lambda line: str(line[0]))
+def test_review_contexts(line: tuple[int, str, int, str, str, str, str, str, str, str]) -> None:
+    shape, keys = AttnShape(16, 2, 128), line[0]
+    timed, reduced = review(shape, keys, lse_bytes=0), review(shape, keys)  # its speed-up table leaves the lse out
+    assert line[1:7] == (
+        f"{keys * shape.kv_bytes_per_token() / 1e6:.1f}",
+        timed.splits,
+        f"{100 * timed.split_utilisation:.1f}",
+        f"{timed.plain_us:.1f}",
+        f"{timed.split_us + timed.reduction_us:.1f}",
+        f"{timed.speed_up:.1f}",
+    )
+    share = f"{100 * reduced.reduction_share:.2f}"
+    assert line[7:] == (f"{reduced.split_us:.2f}", f"{reduced.reduction_us:.4f}", share)
+
+
+@pytest.mark.parametrize(
+    ("batch", "plain", "splits"),
+    [(1, "29.6", 4), (2, "59.3", 2), (4, "100.0", 1), (8, "100.0", 1), (16, "100.0", 1), (32, "100.0", 1)],
+)
+def test_review_batches(batch: int, plain: str, splits: int) -> None:
+    row = review(AttnShape(32, 8, 128), 4096, batch=batch)
+    assert (f"{100 * row.plain_utilisation:.1f}", row.splits, row.split_utilisation) == (plain, splits, 1)
+
+
+def test_review_text() -> None:
+    """16/2 at 32,768 keys with 128 splits: 16 of 108 units, then 2,048 blocks, 256 keys a split."""
+    assert f"{utilisation(16, 108):.1%}" == "14.8%"
+    assert (16 * 128, utilisation(16 * 128, 108), 32768 // 128) == (2048, 1, 256)
+
+
+def test_article() -> None:
+    """Qwen3-30B-A3B, 32 query heads: 32 workgroups on 64 units; with 8 splits 256. Ours serve a KV head's group."""
+    assert utilisation(32, R9700.compute_units) == 0.5
+    assert (32 * 8, utilisation(32 * 8, 64), 32 * 8 // 64) == (256, 1, 4)
+    ours = [predict(SplitPlan.fixed(131072, AttnShape(32, 4, 128), num_splits=n), R9700) for n in (1, 8, 64)]
+    assert [p.workgroups for p in ours] == [4, 32, 256]
+    assert [p.utilisation for p in ours] == [1 / 16, 0.5, 1]
+    assert ours[0].total_us > 7 * ours[1].total_us > 14 * ours[2].total_us
+    assert ours[0].bound == "latency"
+
+
+def _us(p: cost.Prediction) -> float:
+    return p.total_us
+
+
+# --- the model -------------------------------------------------------------------------------------------------
+
+
+def test_ideal_is_the_floor_of_peers() -> None:
+    """268 MB and 416 µs on an R9700, about 60 µs on an H200."""
+    assert ideal(QWEN, 131072, R9700) == pytest.approx(416, abs=1)
+    assert ideal(QWEN, 131072, CARDS["h200"]) == pytest.approx(56, abs=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_terms(shape: AttnShape, card: cost.Card) -> None:
+    before = 0.0
+    for context in CONTEXTS:
+        p = predict(plan_splits(context, shape, card.compute_units), card)
+        assert p.total_us >= before, "more keys take longer"
+        before = p.total_us
+        assert p.total_us == pytest.approx(p.pass1_us + p.merge_us)
+        assert p.pass1_us >= max(p.memory_us + p.partial_us, p.waves_us) >= p.issue_us * 0.999
+        assert 0 < p.fraction < cost.READ_EFFICIENCY and p.total_us > p.ideal_us
+        assert p.kv_bytes == context * shape.kv_bytes_per_token()
+        if context in (1024, 16384):
+            _, best = best_splits(context, shape, card)
+            assert (
+                best.total_us <= min(p, predict(SplitPlan.fixed(context, shape, num_splits=1), card), key=_us).total_us
+            )
+
+
+def test_monotone_in_the_card() -> None:
+    plan = plan_splits(32768, QWEN)
+    base = predict(plan, R9700).total_us
+    assert predict(plan, replace(R9700, bandwidth=800)).total_us < base
+    assert predict(plan, replace(R9700, latency_ns=300)).total_us < base
+    assert predict(plan, replace(R9700, clock_ghz=2.5)).total_us > base
+    times = [predict(plan_splits(131072, QWEN, n), card_with(n)).total_us for n in (16, 32, 64)]
+    assert all(a > b for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.group <= 8], ids=str)
+@pytest.mark.parametrize("context", [65536, 98304, 131072])
+def test_partial_traffic_from_64k_on(shape: AttnShape, context: int) -> None:
+    p = predict(plan_splits(context, shape), R9700)
+    assert p.partial_bytes <= 0.04 * p.kv_bytes
+
+
+def test_r9700_is_not_bound_by_issue() -> None:
+    """16/2/256: arithmetic alone takes less than half of the time that the bytes take, from 8k on."""
+    for context in (8192, 131072):
+        p = predict(plan_splits(context, QWEN), R9700)
+        assert p.issue_us < 0.5 * p.memory_us
+        assert p.bound == "bandwidth" and p.utilisation == 1
+
+
+def test_h200_is_bound_by_issue_at_8_heads() -> None:
+    """Pass 1 there at 8 query heads per KV head: PEERS.md expects 60 to 70 % of the read rate."""
+    p = predict(SplitPlan.fixed(131072, QWEN, split_size=64), CARDS["h200"])
+    assert p.bound == "issue"
+    assert 0.6 < p.ideal_us / p.pass1_us / cost.READ_EFFICIENCY < 0.7
+    assert predict(SplitPlan.fixed(131072, QWEN, num_splits=8), CARDS["h200"]).bound == "latency"
+
+
+def test_uneven_splits_cost() -> None:
+    """200 nodes on 64 splits: some have 4, some 3. A split per node is faster."""
+    shape = AttnShape(32, 8, 128)
+    uneven, even = (predict(SplitPlan.fixed(102400, shape, num_splits=n), R9700) for n in (64, 200))
+    assert uneven.total_us > 1.05 * even.total_us
+
+
+def test_no_keys() -> None:
+    p = predict(plan_splits(0, QWEN), R9700)
+    assert (p.kv_bytes, p.merge_us, p.pass1_us) == (0, cost.GAP_US, cost.START_US)
+
+
+def test_head_chunks_share_their_keys() -> None:
+    p = predict(plan_splits(131072, AttnShape(16, 1, 256)), R9700)
+    assert p.memory_us == pytest.approx(131072 * 1024 / (644.6e3 * cost.READ_EFFICIENCY))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
+def test_dtypes(dtype: str) -> None:
+    p = predict(plan_splits(131072, QWEN, dtype=dtype), R9700, dtype)
+    assert p.kv_bytes == 131072 * QWEN.kv_bytes_per_token(dtype)
+    assert cost.issue_per_key(256, 8, "loop", dtype) == 234 * cost.DTYPE_ISSUE[dtype]
+
+
+def test_line_through_the_table() -> None:
+    for (head_dim, heads), (single, *_) in ISSUE.items():
+        line = head_dim * (0.0605 * heads + 0.008) + cost.kernels.value_slice(head_dim) * (1.55 * heads - 0.35) + 7.8
+        assert line == pytest.approx(single, rel=0.06)
+
+
+def test_table_is_what_the_compiler_makes() -> None:
+    if why := rdna4.missing():
+        pytest.skip(why)
+    builds = ("single", "loop")
+    specs = [rdna4.Spec(f"attend_{b}_f16", *key) for key in ISSUE for b in builds]
+    for spec, report in zip(specs, rdna4.report(specs), strict=True):
+        loop = "loop" in spec.kernel
+        row = ISSUE[spec.head_dim, spec.heads]
+        assert report.issue_per_key == pytest.approx(row[loop], abs=1), spec
+        assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(row[2 + loop])
+    for dtype in ("f32", "bf16"):
+        (report,) = rdna4.report([rdna4.Spec(f"attend_loop_{dtype}", 256, 8)])
+        assert report.issue_per_key == pytest.approx(cost.issue_per_key(256, 8, "loop", dtype), rel=0.05)
+
+
+def test_timeline() -> None:
+    plan = plan_splits(8192, QWEN)
+    bars = cost.timeline(plan, R9700)
+    assert len(bars) == plan.workgroups
+    assert {cu for cu, *_ in bars} == set(range(64))
+    assert max(end for _, _, end, _ in bars) == pytest.approx(predict(plan, R9700).pass1_us)
+
+
+# --- refusals, command line -------------------------------------------------------------------------------------
+
+
+def test_cards() -> None:
+    assert find_card("RX 9070 XT") is find_card("9070xt") is CARDS["rx9070xt"]
+    assert card_with(64) is R9700
+    assert card_with(32).bandwidth == R9700.bandwidth / 2
+    names = "r9700, rx9070xt, rx9070, rx9070gre, rx9060xt, a100, h200"
+    with pytest.raises(ArgumentError) as caught:
+        find_card("GTX 480")
+    assert str(caught.value) == f"card: got 'GTX 480', expected one of {names}"
+    with pytest.raises(ArgumentError) as caught:
+        card_with(0)
+    assert str(caught.value) == "cu: got 0, expected an int of at least 1"
+    with pytest.raises(ArgumentError, match=r"^dtype: got 'f8', expected one of f32, f16, bf16, q8_0$"):
+        predict(plan_splits(64, QWEN), R9700, "f8")
+
+
+def test_plan_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.png"
+    argv = ["plan", "--shape", "16/2/256", "--contexts", "8k", "--card", "r9700"]
+    assert cli.main([*argv, "--draw", str(path)]) == 0
+    text, said = capsys.readouterr()
+    assert "modelled for Radeon AI PRO R9700, one layer; assumed: latency_ns, near_ns" in text
+    lines = [line.split() for line in text[text.index("modelled for") :].splitlines()[3:]]
+    assert [line[1] for line in lines] == ["1", "auto", "best"]
+    assert [line[5] for line in lines[:2]] == ["3.1%", "100.0%"]
+    assert path.read_bytes().startswith(b"\x89PNG") and said == f"written: {path}\n"
+    assert cli.main([*argv, "--json"]) == 0
+    modelled = json.loads(capsys.readouterr().out)["modelled"]
+    assert (modelled["label"], modelled["card"]) == ("modelled", "Radeon AI PRO R9700")
+
+
+def test_plan_draw_needs_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.main(["plan", "--shape", "16/2/256", "--device", "0", "--draw", "x.png"]) == 2
+    message = "draw: got --device, expected --card or --cu: what is drawn is modelled for a card"
+    assert capsys.readouterr().err == f"zinc-attn: error: {message}\n"

@@ -1,0 +1,376 @@
+"""A model of one decode call's time on a card: why splits help, how many are enough, what limits the rest.
+
+Pure arithmetic, no device, no clock. Every number is modelled; nothing in here was measured on an RDNA4 card.
+docs/cost-model.md explains the terms. Times in µs, rates in GB/s (1e9 bytes), latencies in ns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from . import kernels
+from .errors import ArgumentError
+from .planner import SplitPlan
+from .shapes import LEAF, NODE, AttnShape, check_int, dtype_bytes
+
+LABEL: Final = "modelled"
+
+# --- assumptions that no document gave: change them here, docs/cost-model.md shows what hangs on them --------
+READ_EFFICIENCY: Final = 0.95  # of the peak rate in a long read; llama.cpp at 224K on an R9700: about 610 of 644.6 GB/s
+KNEE: Final = 4.0  # sharpness of the bend between too few bytes in flight and full memory: time = (a^p + b^p)^(1/p)
+START_US: Final = 1.0  # first workgroup of a pass: launch, then the work words and the page table one after another
+GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
+TRIP_CYCLES: Final = 100  # scalar loads and addresses that a trip of a main loop waits for before its vector loads
+LEAF_CYCLES: Final = 1500  # waits of a leaf outside the main loops: LDS round trips of the maximum and the weights
+MERGE_STATE_CYCLES: Final = 130  # a lone wave folding one state: ACO's estimate of merge's loop, 8 states a trip
+MERGE_AHEAD: Final = 8  # states in flight, AHEAD in merge.comp
+CACHED_WRITES: Final = 2.5  # partial states that the caches hold are written so many times faster than memory reads
+SCALAR_ISSUE: Final = 1.25  # issue cycles without dual issue against those with
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the model knows of a card. ``assumed`` names the fields no document was at hand for.
+
+    simds: per compute unit; registers: per SIMD and lane, given out in steps of ``register_step``; wave_slots: one-wave
+    workgroups per SIMD; latency_ns: of a read from memory that is not saturated; near_ns: from the cache where partial
+    states wait for pass 2.
+    """
+
+    title: str
+    compute_units: int
+    clock_ghz: float
+    bandwidth: float
+    l2_mib: float
+    infinity_mib: float
+    source: str
+    simds: int = 2
+    registers: int = 1536
+    register_step: int = 24
+    wave_slots: int = 16
+    latency_ns: float = 400.0
+    near_ns: float = 200.0
+    dual_issue: bool = True
+    assumed: tuple[str, ...] = ("latency_ns", "near_ns")
+
+    @property
+    def all_simds(self) -> int:
+        return self.compute_units * self.simds
+
+    def waves(self, vgprs: int) -> int:
+        """One-wave workgroups that a SIMD holds."""
+        return max(1, min(self.wave_slots, self.registers // (-(-vgprs // self.register_step) * self.register_step)))
+
+
+_GUESS: Final = ("latency_ns", "near_ns")
+_NVIDIA: Final[dict[str, Any]] = {
+    "infinity_mib": 0,
+    "simds": 4,
+    "registers": 512,  # 64 K words a multiprocessor, over 4 schedulers and 32 lanes
+    "register_step": 8,
+    "wave_slots": 8,  # 32 workgroups a multiprocessor
+    "latency_ns": 600.0,
+    "near_ns": 250.0,
+    "dual_issue": False,
+    "assumed": (*_GUESS, "clock_ghz"),
+}
+CARDS: Final = {
+    "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64, "RDNA4.md and the article"),
+    "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64, "AMD's launch figures (2.97 GHz boost)"),
+    "rx9070": Card("Radeon RX 9070", 56, 2.52, 640.0, 8, 64, "AMD's launch figures (2.52 GHz boost)"),
+    "rx9070gre": Card(
+        "Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, "press reports", assumed=(*_GUESS, "l2_mib", "infinity_mib")
+    ),
+    "rx9060xt": Card(
+        "Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, "press reports", assumed=(*_GUESS, "clock_ghz", "l2_mib")
+    ),
+    "a100": Card("A100-80GB", 108, 1.41, 2000.0, 40, source="the review's 108 SMs and 2.0 TB/s", **_NVIDIA),
+    "h200": Card("H200", 132, 1.98, 4800.0, 50, source="NVIDIA's data sheet; PEERS.md", **_NVIDIA),
+}
+
+
+def find_card(name: str) -> Card:
+    """A card by name, any case; spaces, hyphens and a leading 'rx' may be left out."""
+    word = "".join(c for c in name.lower() if c.isalnum())
+    for key in (word, f"rx{word}"):
+        if key in CARDS:
+            return CARDS[key]
+    raise ArgumentError(f"card: got {name!r}, expected one of {', '.join(CARDS)}")
+
+
+def card_with(compute_units: int) -> Card:
+    """An RDNA4 card of so many compute units, with the R9700's clock and its bandwidth per unit."""
+    model, units = CARDS["r9700"], check_int("cu", compute_units, 1)
+    if units == model.compute_units:
+        return model
+    return replace(
+        model,
+        title=f"{units} compute units like an R9700's",
+        compute_units=units,
+        bandwidth=model.bandwidth * units / model.compute_units,
+        assumed=(*model.assumed, "clock_ghz", "bandwidth"),
+        source="the R9700, scaled",
+    )
+
+
+# --- the kernels, as RADV compiles them for gfx1201 ----------------------------------------------------------
+# (head_dim, heads of a workgroup): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); f16
+ISSUE: Final = {
+    (256, 8): (230, 234, 120, 168),
+    (256, 6): (176, 177, 96, 120),
+    (256, 4): (121, 118, 96, 96),
+    (256, 2): (63, 63, 96, 96),
+    (128, 8): (118, 121, 96, 120),
+    (128, 4): (64, 63, 96, 96),
+    (64, 8): (64, 64, 96, 96),
+    (64, 3): (28, 29, 96, 96),
+    (512, 4): (237, 239, 120, 168),
+}
+DTYPE_ISSUE: Final = {"f32": 0.75, "f16": 1.0, "bf16": 0.78, "q8_0": 1.2}  # q8_0 is assumed: its loops were not read
+
+
+def issue_per_key(head_dim: int, heads: int, build: kernels.Build, dtype: str = "f16") -> float:
+    """Issue cycles of a workgroup's main loops per key: the table, or a line through it."""
+    if row := ISSUE.get((head_dim, heads)):
+        cycles: float = row[build == "loop"]
+    else:
+        cycles = head_dim * (0.0605 * heads + 0.008) + kernels.value_slice(head_dim) * (1.55 * heads - 0.35) + 7.8
+    return cycles * DTYPE_ISSUE[dtype]
+
+
+@dataclass(frozen=True)
+class LeafCost:
+    """One leaf on one wave. issue: cycles in which it issues; stall: cycles in which it waits, unloaded memory."""
+
+    issue: float
+    stall: float
+    trips: int
+
+    def cycles(self, resident: int) -> float:
+        """Per leaf, with ``resident`` waves on the SIMD: they fill each other's waits, then the issue slots."""
+        return max(self.stall + self.issue, resident * self.issue)
+
+
+def leaf_cost(shape: AttnShape, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
+    """A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 or 4 rows; each waits."""
+    heads, width = shape.heads_per_workgroup, kernels.value_slice(shape.head_dim)
+    rows = 2 if width > 4 and (build == "loop" or dtype == "f32") else 4
+    trips = -(-shape.head_dim // (8 * kernels.chunks_ahead("discrete"))) + LEAF // rows
+    beside = heads * (1.1 + (0.15 if build == "loop" else 0.08) * width)  # softmax, folding and emitting, per key
+    issue = LEAF * (issue_per_key(shape.head_dim, heads, build, dtype) + beside)
+    issue *= 1.0 if card.dual_issue else SCALAR_ISSUE
+    return LeafCost(issue, trips * (card.latency_ns * card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES, trips)
+
+
+# --- one call ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Prediction:
+    """A modelled decode call, begin of pass 1 to end of pass 2. bound: what pass 1 waits for most.
+
+    utilisation: compute units with at least one workgroup; in_flight_kib: bytes that the resident waves ask for at
+    a time, against what Little's law needs (needed_kib = bandwidth x latency). memory_us: KV bytes at the read rate;
+    partial_us: writing the partial states; waves_us: pass 1 if memory were infinitely wide; issue_us: its busiest
+    SIMD's arithmetic alone; merge_us: pass 2 with the gap before it.
+    """
+
+    card: str
+    shape: str
+    dtype: str
+    context: int
+    splits: int
+    workgroups: int
+    workgroups_per_cu: float
+    utilisation: float
+    in_flight_kib: float
+    needed_kib: float
+    kv_bytes: int
+    partial_bytes: int
+    memory_us: float
+    partial_us: float
+    waves_us: float
+    issue_us: float
+    pass1_us: float
+    merge_us: float
+    total_us: float
+    ideal_us: float
+
+    @property
+    def gb_s(self) -> float:
+        """KV bytes over the whole time."""
+        return self.kv_bytes / self.total_us / 1e3
+
+    @property
+    def fraction(self) -> float:
+        """Of the card's peak bandwidth."""
+        return self.ideal_us / self.total_us
+
+    @property
+    def overhead(self) -> float:
+        """Writing partial states, and pass 2, as a share of the rest of pass 1."""
+        return (self.partial_us + self.merge_us) / (self.pass1_us - self.partial_us)
+
+    @property
+    def bound(self) -> str:
+        """What pass 1 waits for: bandwidth, latency (too few bytes in flight) or issue."""
+        if self.memory_us + self.partial_us >= self.waves_us:
+            return "bandwidth"
+        return "issue" if self.issue_us > 0.9 * self.waves_us else "latency"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, derived numbers and the label included."""
+        found = asdict(self) | {k: getattr(self, k) for k in ("gb_s", "fraction", "overhead", "bound")}
+        return {"label": LABEL} | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+
+
+def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> float:
+    """µs to read each byte of K and V once at the peak rate."""
+    return context * shape.kv_bytes_per_token(dtype) / card.bandwidth / 1e3
+
+
+def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
+    """The time of ``plan`` on ``card``. Workgroups go round over the compute units, then over their SIMDs."""
+    dtype_bytes(dtype)
+    shape, rows = plan.shape, plan.q_len
+    kv_bytes = plan.context_len * shape.kv_bytes_per_token(dtype)
+    partial = plan.scratch_bytes
+    held = kv_bytes + partial <= (card.l2_mib + card.infinity_mib) * 2**20
+    written = partial / CACHED_WRITES if held else partial
+    rate = card.bandwidth * 1e3 * READ_EFFICIENCY  # bytes per µs
+    leaf = leaf_cost(shape, card, dtype, plan.build)
+    row = ISSUE.get((shape.head_dim, shape.heads_per_workgroup))
+    wide = shape.head_dim * shape.heads_per_workgroup > 1024
+    vgprs = row[2 + (plan.build == "loop")] if row else (168 if plan.build == "loop" else 120) if wide else 96
+    slots = card.waves(vgprs)
+    sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * rows)
+    n = card.all_simds
+    loads = Counter((tuple(sorted(Counter(sizes[i::n]).items()))) for i in range(min(n, len(sizes))))
+    per_leaf = (kv_bytes + written) / max(sum(sizes), 1)  # both chunks of a group share K and V through the L2
+    demand: list[tuple[float, float]] = []  # (µs that these SIMDs would take alone, their bytes)
+    issue_us, flying = 0.0, 0.0
+    for load, simds in loads.items():
+        count, total, most = sum(c for _, c in load), sum(s * c for s, c in load), max(s for s, _ in load)
+        resident = min(count, slots)
+        cycles = max(most, total / resident) * leaf.cycles(resident)
+        demand.append((cycles / card.clock_ghz / 1e3, simds * total * per_leaf))
+        issue_us = max(issue_us, total * leaf.issue / card.clock_ghz / 1e3)
+        flying += simds * resident * LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads / shape.head_chunks
+    waves_us = max((t for t, _ in demand), default=0.0)
+    pass1 = START_US + _stretched(demand, rate)
+    merge = GAP_US + max(_fold_us(plan, card), written / rate) if plan.passes == 2 else 0.0
+    return Prediction(
+        card=card.title,
+        shape=str(shape),
+        dtype=dtype,
+        context=plan.context_len,
+        splits=plan.num_splits,
+        workgroups=plan.workgroups,
+        workgroups_per_cu=plan.workgroups / card.compute_units,
+        utilisation=min(1.0, plan.workgroups / card.compute_units),
+        in_flight_kib=flying / leaf.trips / 1024,
+        needed_kib=rate * card.latency_ns / 1e3 / 1024,
+        kv_bytes=kv_bytes,
+        partial_bytes=2 * partial,
+        memory_us=kv_bytes / rate,
+        partial_us=written / rate,
+        waves_us=waves_us,
+        issue_us=issue_us,
+        pass1_us=pass1,
+        merge_us=merge,
+        total_us=pass1 + merge,
+        ideal_us=ideal(shape, plan.context_len, card, dtype),
+    )
+
+
+def _fold_us(plan: SplitPlan, card: Card) -> float:
+    """Pass 2 is serial in the states: a wave loads 8, then folds them one after another."""
+    groups = plan.shape.q_heads * -(-plan.shape.head_dim // kernels.MERGE_DIMS) * plan.q_len
+    fold = MERGE_AHEAD * MERGE_STATE_CYCLES * max(1, groups / card.all_simds) / card.clock_ghz
+    return -(-plan.states // MERGE_AHEAD) * (card.near_ns + fold) / 1e3
+
+
+def _stretched(demand: list[tuple[float, float]], rate: float) -> float:
+    """µs of pass 1: SIMDs run at their own speed until together they ask for more than memory gives.
+
+    Between two finishing times the bytes asked for per µs are constant; time stretches by (1 + x**p)**(1/p), x their
+    ratio to ``rate``. Uneven splits cost what they cost: few SIMDs ask for little at the end.
+    """
+    time, begin = 0.0, 0.0
+    for end in sorted({t for t, _ in demand}):
+        asked = sum(nbytes / t for t, nbytes in demand if t >= end)
+        time += (end - begin) * (1 + (asked / rate) ** KNEE) ** (1 / KNEE)
+        begin = end
+    return time
+
+
+def best_splits(
+    context: int, shape: AttnShape, card: Card, dtype: str = "f16", most: int = 4096
+) -> tuple[SplitPlan, Prediction]:
+    """The even layout with the least modelled time, over split counts and both units of partial states."""
+    found = []
+    for unit in (1, NODE):
+        units = -(-context // (unit * LEAF))
+        for n in _counts(max(1, min(units, most))):
+            bounds = tuple(min(i * units // n * unit * LEAF, context) for i in range(n + 1))
+            plan = SplitPlan(context, shape, bounds, unit)
+            found.append((plan, predict(plan, card, dtype)))
+    return min(found, key=lambda pair: pair[1].total_us)
+
+
+def _counts(most: int) -> list[int]:
+    """Split counts worth trying: few, powers of two, and those that divide ``most`` nearly evenly."""
+    found = {-(-most // k) for k in range(1, 65)} | {1 << i for i in range(24)} | set(range(1, 17))
+    return sorted(n for n in found if n <= most)
+
+
+def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int, float, float, int]]:
+    """(compute unit, begin, end, split) of each workgroup of pass 1, in µs, for a picture: all resident at once."""
+    whole = predict(plan, card, dtype)
+    sizes = [(i, b - a) for i, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
+    jobs = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
+    per_unit = [jobs[i :: card.compute_units] for i in range(card.compute_units)]
+    scale = whole.pass1_us / max((s for _, s in jobs), default=1)
+    return [(cu, 0.0, size * scale, split) for cu, unit in enumerate(per_unit) for split, size in unit]
+
+
+# --- the review's own model: what its program prints (flash-decoding-review-zh.txt) ----------------------------
+def utilisation(workgroups: int, units: int) -> float:
+    """Share of the compute units that get a workgroup."""
+    return min(1.0, workgroups / units)
+
+
+def review_splits(blocks: int, units: int, context: int, least_keys: int = 128) -> int:
+    """Splits that just fill the units, of at least ``least_keys`` keys; ``blocks``: batch x query heads."""
+    return 1 if blocks >= units else min(-(-units // blocks), max(1, context // least_keys))
+
+
+@dataclass(frozen=True)
+class ReviewRow:
+    """One configuration in the review's model: plain flash attention (one block per query head) and split."""
+
+    plain_utilisation: float
+    splits: int
+    blocks: int
+    split_utilisation: float
+    plain_us: float
+    split_us: float  # without the reduction
+    reduction_us: float
+
+    @property
+    def speed_up(self) -> float:
+        return self.plain_us / (self.split_us + self.reduction_us)
+
+    @property
+    def reduction_share(self) -> float:
+        return self.reduction_us / (self.split_us + self.reduction_us)
+
+
+def review(shape: AttnShape, context: int, card: Card = CARDS["a100"], batch: int = 1, lse_bytes: int = 4) -> ReviewRow:
+    """KV bytes over bandwidth x utilisation, the reduction a read of float16 partial states. lse_bytes: of a state."""
+    blocks, rate = batch * shape.q_heads, card.bandwidth * 1e3
+    splits = review_splits(blocks, card.compute_units, context)
+    plain, split = (utilisation(n, card.compute_units) for n in (blocks, blocks * splits))
+    read = context * shape.kv_bytes_per_token("f16") / rate  # the review counts one sequence
+    reduction = splits * shape.q_heads * (2 * shape.head_dim + lse_bytes) / rate
+    return ReviewRow(plain, splits, blocks * splits, split, read / plain, read / split, reduction)
