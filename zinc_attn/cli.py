@@ -1,4 +1,4 @@
-"""The command line: ``zinc-attn devices | plan | sweep``.
+"""The command line: ``zinc-attn devices | plan | sweep | check | bench``.
 
 Each subcommand is one ``add_<name>(subparsers)`` that declares its arguments and sets ``run``, a function of
 the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, cost, probe
+from . import __version__, check, cost, probe
 from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
 from .models import PRESETS, ModelPreset, find_model, slug
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_devices, add_plan, add_sweep, add_bench):
+    for add in (add_devices, add_plan, add_sweep, add_check, add_bench):
         add(subparsers)
     return parser
 
@@ -624,6 +624,37 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
             troubles.setdefault((row.context, word, row.error), []).append(row.layout)
     for (context, word, error), layouts in troubles.items():
         yield f"{context:,} keys, {', '.join(layouts)}: {word}: {error}"
+
+
+# --- check -------------------------------------------------------------------------------------------------
+
+
+def add_check(subparsers: Subparsers) -> None:
+    """zinc-attn check"""
+    parser = add_command(
+        subparsers,
+        "check",
+        "show that the output bits never change",
+        "Seeded cases, the same on every machine. Each varies the run, the split layout, the compute-unit count,\n"
+        "the batch, the prefill chunks, the pages and the stored dtype; every variation must give the same bits,\n"
+        "and these must be the NumPy oracle's: its digests are in the package. A case which is not in there is\n"
+        "compared with the oracle here (above 2**30 products with the heads of one KV head; it says so).\n\n"
+        "exit status:\n"
+        "  0  every bit is as it must be\n"
+        "  1  some are not: the case names the first element and how far apart it is\n"
+        "  2  wrong arguments, no device, or a case the device has no room for",
+        "  zinc-attn check --quick\n"
+        "  zinc-attn check --devices all --contexts 8k,32k --dtypes f16 --layouts 1,8,auto\n"
+        "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
+    )
+    check.add_arguments(parser)
+    parser.set_defaults(run=run_check)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Check the bits."""
+    need("rich")
+    return check.run(args, progress_bar)
 
 
 # --- bench -------------------------------------------------------------------------------------------------

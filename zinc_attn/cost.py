@@ -24,8 +24,8 @@ START_US: Final = 1.0  # first workgroup of a pass: launch, then the work words 
 GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
 TRIP_CYCLES: Final = 100  # scalar loads and addresses that a trip of a main loop waits for before its vector loads
 LEAF_CYCLES: Final = 1500  # waits of a leaf outside the main loops: LDS round trips of the maximum and the weights
-MERGE_STATE_CYCLES: Final = 130  # a lone wave folding one state: ACO's estimate of merge's loop, 8 states a trip
-MERGE_AHEAD: Final = 8  # states in flight, AHEAD in merge.comp
+MERGE_STATE_CYCLES: Final = 57  # a lone wave folding one state: a 32nd of what ACO estimates for a trip of merge's loop
+MERGE_AHEAD: Final = 32  # states in flight, BATCH in merge.comp
 CACHED_WRITES: Final = 2.5  # partial states that the caches hold are written so many times faster than memory reads
 SCALAR_ISSUE: Final = 1.25  # issue cycles without dual issue against those with
 

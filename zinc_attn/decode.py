@@ -165,7 +165,7 @@ class Attention:
         cache.users.add(self)
 
     def close(self) -> None:
-        """Free the command buffers and tensors of every bucket; the next call makes them anew. KVCache.close does it."""
+        """Free the command buffers and tensors of every bucket; KVCache.close does it. A later call makes them anew."""
         with self.cache.lock:
             for recording in self._recordings.values():
                 recording.close()

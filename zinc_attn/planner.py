@@ -11,7 +11,8 @@ context (keys)         splits                           a state is emitted per
 0 ... 128              1                                node
 129 ... 65,472         min(leaves, target, 128)         leaf where there are more splits than nodes,
                                                         else node
-65,473 and more        min(nodes, target)               node
+65,473 and more        nodes; min(nodes, target) where  node
+                       q_len > 1
 =====================  ===============================  ================================================
 
 target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)): eight one-wave workgroups per compute unit.
@@ -196,7 +197,8 @@ def plan_splits(
         splits = min(leaves, target, MAX_LEAF_SPLITS)
         unit = 1 if splits > nodes else NODE
     else:
-        splits, unit = min(nodes, target), NODE
+        # states are per node anyway: a split per node costs nothing and is even
+        splits, unit = (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), NODE
     units = leaves if unit == 1 else nodes
     boundaries = tuple(min(i * units // splits * unit * LEAF, context_len) for i in range(splits + 1))
     return SplitPlan(context_len, shape, boundaries, unit, q_len)

@@ -1,0 +1,220 @@
+"""zinc-attn check on a device: it passes, it writes and reads records, and a broken kernel cannot pass it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import check, cli, kernels
+from zinc_attn import device as device_module
+from zinc_attn.check import Case, Data
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "1000", "--layouts", "1,7,auto,size:100")
+
+
+def run(device: za.Device, *options: Any) -> int:
+    where = ("--devices", device.info.index, "--runtimes", device.runtime.name)
+    return cli.main(["check", *map(str, (*where, *options))])
+
+
+def fails(text: str, prop: int) -> list[str]:
+    """The fault lines of a property."""
+    return re.findall(rf"^ +{prop} .*: (?:out|lse)\[[\d, ]+\]: got .*$", text, re.MULTILINE)
+
+
+# --- what passes -------------------------------------------------------------------------------------------
+
+
+def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(device, "--quick") == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    cases = [line.split() for line in lines if line.startswith("pass")]
+    assert {" ".join(words[1:4]) for words in cases} == set(check.QUICK)
+    assert all(words[5] == "record" for words in cases)
+    assert [line.split()[0] for line in lines if re.match(r" ?\d+ \S", line)] == [str(prop) for prop in range(1, 11)]
+    assert all(re.search(r"  pass, \d+ comparisons$|  not in this version$", line) for line in lines[-11:-1])
+    entry = json.loads(check.RECORD.read_text())["records"][0]
+    assert lines[-1] == f"run {entry['run']}  {device.info.name}, {device.runtime.name}"
+
+
+@pytest.mark.parametrize("case", ["9/3/64 q8_0 1", "9/3/64 f32 2", "9/3/64 bf16 65"])
+def test_short_contexts(any_device: za.Device, case: str) -> None:
+    """What the record does not have is compared with the oracle; every property is shown."""
+    shape, dtype, context = case.split()
+    one = Case(za.AttnShape.parse(shape), dtype, int(context))
+    (outcome,) = check.check([any_device], [one], check.parse_layouts("1,auto"))
+    assert (outcome.status, outcome.verified, outcome.faults) == ("pass", "oracle", [])
+    assert set(outcome.shown) == {*range(1, 8 if dtype != "f32" else 7), 10}
+
+
+def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[tuple[int, ...]] = []
+    inner = check._Attention._fill
+
+    def fill(self: Any, block: Any, *rest: Any) -> Any:
+        filled.append(self._plan(block[0][0].tokens, 1)[0].boundaries)
+        return inner(self, block, *rest)
+
+    monkeypatch.setattr(check._Attention, "_fill", fill)
+    shape, layouts = za.AttnShape(9, 3, 64), check.parse_layouts("1,8,size:100")
+    case = Case(shape, "f16", 1000)
+    outcome = check.examine(device, case, Data.make(*case), layouts, "")
+    wanted = [za.SplitPlan.fixed(1000, shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
+    wanted += [za.plan_splits(1000, shape, units) for units in check.COMPUTE_UNITS]
+    assert {plan.boundaries for plan in wanted} <= set(filled)
+    assert outcome.status == "pass"
+
+
+def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
+    every = len(za.list_devices())
+    runtime = device.runtime.name
+    options = ["--json", "--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "65", "--layouts", "auto"]
+    assert cli.main(["check", "--devices", "all", "--runtimes", runtime, *options]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    outcomes, entries = lines[:every], lines[every:]
+    assert len(entries) == every and len({entry["run"] for entry in entries}) == 1
+    assert {outcome["status"] for outcome in outcomes} == {"pass"}
+    assert [outcome["variations"]["10"] for outcome in outcomes] == [1] + [2] * (every - 1)
+    made = entries[0]["made_by"]
+    built = device_module.build_record()
+    assert made["spirv"] == {name: built[name] for name in ("compiler", "sources_sha256")}
+    assert (made["runtime"], made["zinc_attn"], made["numpy"]) == (runtime, za.__version__, np.__version__)
+
+
+# --- records of other machines -----------------------------------------------------------------------------
+
+
+def test_record_and_against(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    small = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "65,1000", "--layouts", "auto")
+    assert run(device, *small, "--record", path) == 0
+    assert capsys.readouterr().err.endswith(f"written: {path}\n")
+    assert run(device, *small, "--against", path) == 0
+    source = f"r.json [0], {device.info.name}, {device.runtime.name}"
+    assert f"\n{source}: has 2 of the 2 cases\n" in capsys.readouterr().out
+    content = json.loads(path.read_text())
+    digest = content["records"][0]["cases"]["9/3/64 f16 65"]
+    content["records"][0]["cases"]["9/3/64 f16 65"] = "0" * 64
+    path.write_text(json.dumps(content))
+    assert run(device, *small, "--against", path) == 1
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines() if "9/3/64" in line] == ["FAIL", "pass"]
+    assert (
+        f"        10 driver and GPU: the oracle's bits, {source}: digest {digest[:16]}, expected {'0' * 16}; "
+        "the oracle computed here agrees with the device\n"
+    ) in text
+
+
+def test_a_case_without_room_is_refused(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_room(*_: Any) -> Any:
+        raise za.errors.LimitError("buffer: too much")
+
+    monkeypatch.setattr(check, "_batches", no_room)
+    assert run(device, *SMALL) == 2
+    text = capsys.readouterr().out
+    assert text.startswith("refused 9/3/64 f16 1000") and "\n        buffer: too much\n" in text
+
+
+# --- broken kernels ----------------------------------------------------------------------------------------
+
+Change = tuple[str, str, str, int]  # file, text, its replacement, how often it occurs
+VALUE_LOOP = """\
+                        precise vec2 pv = v[j * PAIRS + i] * p;
+                        precise vec2 sum = o[h * PAIRS + i] + pv;
+                        o[h * PAIRS + i] = sum;
+"""
+# llvmpipe runs fma() as a mul and an add, so what a fusing driver does is spelled out: the errors of the product
+# (Veltkamp, Dekker) and of the sum (Knuth) are exact, and added before the only rounding that shows
+FUSED = """\
+                        precise vec2 x = v[j * PAIRS + i], y = o[h * PAIRS + i], pv = x * p;
+                        precise vec2 x_wide = x * 4097.0, x_high = x_wide - (x_wide - x), x_low = x - x_high;
+                        precise float p_wide = p * 4097.0, p_high = p_wide - (p_wide - p), p_low = p - p_high;
+                        precise vec2 left = ((pv - x_high * p_high) - x_low * p_high) - x_high * p_low;
+                        precise vec2 lost = x_low * p_low - left;
+                        precise vec2 sum = y + pv, back = sum - y, rest = (y - (sum - back)) + (pv - back);
+                        precise vec2 fused = sum + (rest + lost);
+                        o[h * PAIRS + i] = fused;
+"""
+FMA: list[Change] = [("leaf.glsl", VALUE_LOOP, FUSED, 1)]
+# leaves counted from the last key backwards: right but for the rounding, and another sum for every new token
+SLIDING: list[Change] = [
+    (
+        "attend.comp",
+        "leaf.count = min(limit - index * LEAF, LEAF);",
+        "leaf.count = index == 0u ? (limit - 1u) % LEAF + 1u : LEAF;",
+        2,
+    ),
+    (
+        "kv.glsl",
+        "uint token = leaf.index * LEAF + key;",
+        "uint slide = (work[HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS + ITEM_LIMIT] - 1u) % LEAF + 1u;\n"
+        "    uint token = leaf.index * LEAF + key - (leaf.index == 0u ? 0u : LEAF - slide);",
+        1,
+    ),
+    ("kv.glsl", "uint tile = TILE == LEAF ? leaf.index : token / TILE;", "uint tile = token / TILE;", 1),
+    ("kv.glsl", "TILE == LEAF ? key : token % TILE);", "token % TILE);", 1),
+]
+
+
+def break_kernels(changes: list[Change], builds: str, folder: Path) -> Path:
+    """A SPIR-V folder in which the kernels of pass 1 with ``builds`` in their name are changed."""
+    sources, spirv = folder / "shaders", folder / "spirv"
+    shutil.copytree(ROOT / "shaders", sources)
+    shutil.copytree(device_module.SPIRV, spirv)
+    for name, old, new, count in changes:
+        text = (sources / name).read_text()
+        assert text.count(old) == count, f"{name} no longer has {old!r} {count} times: change this test with it"
+        (sources / name).write_text(text.replace(old, new))
+    broken = [d for d in kernels.MODULES if d.source == "attend.comp" and builds in d.name]
+    for decl in broken:
+        out, defines = spirv / f"{decl.name}.spv", [f"-D{d}" for d in decl.defines]
+        command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", *defines, "-o", str(out), decl.source]
+        done = subprocess.run(command, cwd=sources, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    assert broken
+    return spirv
+
+
+@pytest.fixture
+def reopened(device: za.Device) -> Any:
+    """Devices opened within the test load the changed SPIR-V: check opens its own; this one only says which."""
+    if shutil.which("glslangValidator") is None:
+        pytest.skip("glslangValidator is not installed")
+    return device
+
+
+@pytest.mark.parametrize(
+    ("changes", "builds", "prop"),
+    [(FMA, "attend_", 10), (FMA, "attend_loop_", 2), (SLIDING, "attend_", 10)],
+    ids=["fma", "fma in one of two builds", "sliding leaves"],
+)
+def test_a_broken_kernel_fails(
+    reopened: za.Device,
+    changes: list[Change],
+    builds: str,
+    prop: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, builds, tmp_path))
+    assert run(reopened, *SMALL) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("FAIL    9/3/64 f16 1000")
+    found = fails(text, prop)
+    assert len(found) == 1, text
+    assert re.search(r"\[\d+(, \d+)?\]: got \S+ \(0x[0-9a-f]{8}\), expected .*, [\d,]+ ulp apart; [\d,]+ of ", found[0])
+    apart = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) ulp apart", text)]
+    assert apart and max(apart) < 1 << 16, "it is only a little wrong: no tolerance test would see it"

@@ -1,0 +1,203 @@
+"""The committed record is what the oracle gives, its values are fixed, and record files are read strictly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zinc_attn import check, cli
+from zinc_attn.check import Case, Data, Result, compare
+from zinc_attn.errors import ArgumentError
+from zinc_attn.shapes import AttnShape
+
+SHAPE = AttnShape(4, 2, 64)
+
+
+def splitmix64(name: str, i: int) -> int:
+    """Word i in Python's own integers."""
+    mask = (1 << 64) - 1
+    z = (int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") + (i + 1) * 0x9E3779B97F4A7C15) & mask
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return z ^ (z >> 31)
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def test_words_are_splitmix64() -> None:
+    assert check.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
+
+
+def test_values_are_three_fields_of_a_word() -> None:
+    got = check.values("b", (3, 5))
+    field = (1 << 21) - 1
+    for i, x in enumerate(got.reshape(-1)):
+        w = splitmix64("b", i)
+        total = (w & field) + ((w >> 21) & field) + ((w >> 42) & field)
+        assert float(x) == (2 * total - 3 * field) / 2**21
+
+
+def test_values_are_nearly_normal_and_a_prefix_of_more() -> None:
+    long, short = (check.values("c", (n, 64)) for n in (8192, 100))
+    assert np.array_equal(long[:100], short)
+    assert abs(float(long.mean())) < 0.01 and abs(float(long.std()) - 1) < 0.01 and float(abs(long).max()) < 3
+
+
+def test_dtypes_round_the_same_values() -> None:
+    exact = check.values("d", (1000,))
+    half, brain = (check.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
+    assert half.dtype == np.float16 and np.array_equal(half, exact.astype(np.float16))
+    bits = exact.view(np.uint32).astype(np.uint64)
+    low, up = bits & ~np.uint64(0xFFFF), bits & np.uint64(0xFFFF)
+    odd = (bits >> np.uint64(16)) & np.uint64(1)
+    rounded = low + np.where((up > 0x8000) | ((up == 0x8000) & (odd == 1)), 0x10000, 0).astype(np.uint64)
+    assert np.array_equal(brain.view(np.uint32), rounded.astype(np.uint32))
+
+
+def test_query_heads_are_sharper_by_turns() -> None:
+    q = Data.make(SHAPE, "f16", 1).q
+    assert q.shape == (check.ROWS, 4, 64)
+    assert np.array_equal(q[:, 3], 8 * check.values("4/2/64 q", q.shape)[:, 3])
+
+
+# --- the committed record ----------------------------------------------------------------------------------
+
+
+def committed() -> list[dict[str, Any]]:
+    content = json.loads(check.RECORD.read_text())
+    assert content["format"] == check.FORMAT
+    return list(content["records"])
+
+
+def test_committed_record_has_the_quick_set_and_the_default_matrix() -> None:
+    quick, default = committed()
+    assert list(quick["cases"]) == [str(case) for case in Case.quick()]
+    matrix = Case.matrix(check.SHAPES, check.DTYPES, check.CONTEXTS)
+    assert list(default["cases"]) == [str(case) for case in matrix]
+    for entry in (quick, default):
+        assert entry["run"] == check.run_digest(entry["cases"])
+        assert entry["made_by"]["runtime"] == "reference.emulate"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*Case.quick(), *Case.matrix(check.SHAPES, check.DTYPES, "1000"), *Case.matrix("16/2/256", "f16", "8191")],
+    ids=str,
+)
+def test_committed_digests_are_the_oracles(case: Case) -> None:
+    digests = {name: digest for entry in committed() for name, digest in entry["cases"].items()}
+    result, first = check.oracle(case, Data.make(*case))
+    assert first == 0 and result.digest() == digests[str(case)]
+
+
+def test_sampled_heads_are_the_last_ones() -> None:
+    case = Case(SHAPE, "q8_0", 100)
+    data = Data.make(*case)
+    (every, zero), (some, first) = check.oracle(case, data), check.oracle(case, data, products=0)
+    assert (zero, first) == (0, 2)
+    assert not compare(10, "", Result(every.out[2:], every.lse[2:]), some)
+
+
+def test_digests() -> None:
+    result = Result(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
+    assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
+    assert check.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
+
+
+# --- differences -------------------------------------------------------------------------------------------
+
+
+def test_first_difference_has_its_distance() -> None:
+    want = Result(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
+    got = Result(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
+    assert compare(2, "layout 8", want, want) is None
+    fault = compare(2, "layout 8", got, want, first_head=6)
+    assert fault is not None and (fault.array, fault.index, fault.ulp) == ("lse", (6,), 1)
+    assert str(fault) == (
+        "2 split layout, layout 8: lse[6]: got 1.00000012 (0x3f800001), expected 1 (0x3f800000), 1 ulp apart; "
+        "2 of 2 elements differ"
+    )
+    got.out[1, 2] = np.float32(-1e-45)
+    fault = compare(2, "layout 8", got, want)
+    assert fault is not None and (fault.array, fault.index, fault.ulp) == ("out", (1, 2), 1)
+    got.out[1, 2] = np.nan
+    fault = compare(2, "layout 8", got, want)
+    assert fault is not None and fault.ulp is None and "not a number; 1 of 8 elements differ" in fault.text
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+TEXTS = {
+    "{": "not a file of zinc-attn check --record (JSONDecodeError('Expecting property name enclosed in double quotes: "
+    "line 1 column 2 (char 1)'))",
+    "{}": "not a file of zinc-attn check --record (KeyError('format'))",
+    '{"format": 0}': f"got format 0, expected {check.FORMAT}",
+    f'{{"format": {check.FORMAT}, "records": [{{"cases": {{}}}}]}}': "not a file of zinc-attn check --record "
+    "(KeyError('made_by'))",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_bad_record_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError) as error:
+        check.load_record(path)
+    assert str(error.value) == f"{path}: {TEXTS[text]}"
+
+
+def test_missing_record_file(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as error:
+        check.load_record(tmp_path / "none.json")
+    assert str(error.value) == (
+        f"{tmp_path}/none.json: No such file or directory, expected a file of zinc-attn check --record"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--quick", "--dtypes", "f16"], "quick: got --quick with --shapes, --dtypes or --contexts, expected either"),
+        (["--dtypes", "f16,f8"], "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        (
+            ["--shapes", "8/2/80", "--dtypes", "q8_0"],
+            "dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32",
+        ),
+        (["--contexts", "x"], "contexts: got 'x', expected numbers of keys such as 1k,32k,5000 (k = 1024)"),
+        (
+            ["--layouts", "0"],
+            "splits: got '0', expected auto, a number of splits (8) or size:KEYS (size:2048)",
+        ),
+        (["--runtimes", "cuda", "--quick"], "runtime: got 'cuda', expected one of kompute, vulkan"),
+        (["--against", "RECORD", "--shapes", "4/2/64"], "RECORD: got none of the 20 cases of this run, expected some"),
+    ],
+)
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    path = str(check.RECORD)
+    assert cli.main(["check", *(path if word == "RECORD" else word for word in options)]) == 2
+    line = capsys.readouterr().err.replace(path, "RECORD").removesuffix(" of them\n").rstrip()
+    assert line == f"zinc-attn: error: {message}"
+
+
+def test_make_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (
+        ("SHAPES", "4/2/64"),
+        ("DTYPES", "f16,bf16"),
+        ("CONTEXTS", "3,70"),
+        ("QUICK", ("4/2/64 f32 5",)),
+    ):
+        monkeypatch.setattr(check, name, text)
+    monkeypatch.setattr(check, "RECORD", tmp_path / "record.json")
+    assert check.main(["--make-record"]) == 0
+    quick, default = committed()
+    assert list(quick["cases"]) == ["4/2/64 f32 5"]
+    assert list(default["cases"]) == ["4/2/64 f16 3", "4/2/64 f16 70", "4/2/64 bf16 3", "4/2/64 bf16 70"]
+    seen: list[str] = []
+    check.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"))
+    assert seen[0] == "4/2/64 f32 5 0 5" and len(seen) == 5
