@@ -40,8 +40,8 @@ float chunk_dot(vec4 qa, vec4 qb, vec4 ka, vec4 kb) {
 void attend_leaf(Leaf leaf) {
     barrier();
     uint lane = gl_LocalInvocationID.x, count = leaf.count;
-    // Absent keys read a place that exists: their slot of the tile, or, in small tiles, the last key's.
-    uint last = TILE == LEAF ? LEAF - 1u : max(count, 1u) - 1u;
+    // Absent keys read a place that exists: their slot of the tile, or, in small tiles and fresh rows, the last key's.
+    uint last = TILE == LEAF && FRESH == 0 ? LEAF - 1u : max(count, 1u) - 1u;
     uvec2 key0 = locate(leaf, min(lane, last)), key1 = locate(leaf, min(lane + WAVE, last));
     vec2 dots[HEADS];
     for (uint h = 0u; h < HEADS; ++h) {

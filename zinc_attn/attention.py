@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -15,7 +17,7 @@ from .planner import SplitPlan, plan_splits
 from .reference import score_scale
 from .rows import checked_values
 from .runtime import Dispatch, Recording, Use
-from .shapes import LEAF, MAX_SCORE, AttnShape, check_int, dtype_bytes
+from .shapes import LEAF, LOG2E, MAX_SCORE, AttnShape, check_int, dtype_bytes
 from .work import NEVER, Work, item_table
 
 F32 = NDArray[np.float32]
@@ -37,14 +39,20 @@ def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -
 
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The scale as a float; None is 1 / sqrt(head_dim)."""
-    value = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
-    if not math.isfinite(value):
-        raise ValueRangeError(f"scale: got {value}, expected a finite number")
+    try:
+        value = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"scale: got {scale!r}, expected a number") from None
+    if not abs(value) * LOG2E < 2.0**127:  # false for NaN too
+        raise ValueRangeError(f"scale: got {value:g}, expected a finite float32 number")
     return value
 
 
 def _float_array(name: str, x: Any) -> NDArray[Any]:
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # ragged lists
+        raise ShapeError(f"{name}: {error}") from None
     if array.dtype not in _DTYPES:
         raise DTypeError(f"{name}: got dtype {array.dtype}, expected float32 or float16")
     return array
@@ -206,15 +214,17 @@ class AttentionStep:
             buffer.close()
 
 
-_default: Device | None = None
+_default: tuple[int, Device] | None = None
+_default_lock = threading.Lock()
 
 
 def default_device() -> Device:
-    """The device that ``attention`` opens when it is given none; kept open for the process."""
+    """The device that ``attention`` opens when it is given none; kept open, and opened anew after close() or fork()."""
     global _default  # noqa: PLW0603
-    if _default is None:
-        _default = Device.open()
-    return _default
+    with _default_lock:
+        if _default is None or _default[0] != os.getpid() or _default[1].closed:
+            _default = os.getpid(), Device.open()
+        return _default[1]
 
 
 @overload
@@ -274,6 +284,8 @@ def attention(
     if num_splits is not None and split_size is not None:
         raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one of the two")
     device = default_device() if device is None else device
+    if not isinstance(device, Device):
+        raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
     if num_splits is None and split_size is None:
         units = device.info.compute_units
         plan = plan_splits(tokens, shape, units, _DTYPES[ka.dtype], q_len, device.info.kind)

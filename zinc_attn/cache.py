@@ -104,6 +104,7 @@ class Sequence:
             self._table = np.concatenate([self._table[: self._known], np.zeros(2 * total, np.uint32)])
         if self._known < fixed:
             self._table[self._known : fixed] = pages[self._known : fixed]
+        self._known = min(self._known, fixed)  # before the reservation's pages, which a rollback gives back
         if new:
             self._table[fixed:total] = new
             self.stamp += 1
@@ -134,7 +135,11 @@ class KVCache:
     ) -> None:
         self.device, self.shape, self.dtype = device, shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1)
-        check_int("capacity", capacity, 1, MAX_CONTEXT)
+        capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
+        if not isinstance(device, Device):
+            raise ArgumentError(f"device: got {type(device).__name__}, expected a Device")
+        if not isinstance(shape, AttnShape):
+            raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
         self.max_sequences = None if max_sequences is None else check_int("max_sequences", max_sequences, 1)
         self.value_words = value_words(shape.head_dim, dtype)
         self.scale_words = scale_words(shape.head_dim, dtype)
@@ -144,7 +149,7 @@ class KVCache:
         self.page_tiles = page_size // self.tile
         self.lock = device.lock
         self.max_k = 0.0  # largest |k| ever appended: bounds the scores
-        self.sequences: list[Sequence] = []
+        self._live: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self._rigs: dict[tuple[Any, ...], tuple[list[Buffer], Work]] = {}  # shared by the layers
         self._recordings: dict[tuple[Any, ...], Recording] = {}
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must close first
@@ -243,6 +248,11 @@ class KVCache:
 
         return load(self, path)
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The live sequences, oldest first. One that is dropped gives its pages back."""
+        return sorted(self._live, key=lambda sequence: sequence.serial)
+
     def adopt(self, pages: SequencePages) -> Sequence:
         """A Sequence for ``pages``, counted against max_sequences."""
         if self.max_sequences is not None and len(self.sequences) >= self.max_sequences:
@@ -252,12 +262,12 @@ class KVCache:
                 "free() one"
             )
         sequence = Sequence(self, pages)
-        self.sequences.append(sequence)
+        self._live.add(sequence)
         return sequence
 
     def forget(self, sequence: Sequence) -> None:
         """Take a freed sequence off the list of live ones."""
-        self.sequences = [s for s in self.sequences if s is not sequence]
+        self._live.discard(sequence)
 
     def check_sequence(self, sequence: Any) -> Sequence:
         """``sequence`` if it is a live one of this cache."""

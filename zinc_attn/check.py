@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from . import __version__, cache, reference, rows
 from .decode import Attention
 from .device import RUNTIMES, Device, build_record, list_devices
-from .errors import ArgumentError, DeviceMemoryError, LimitError
+from .errors import ArgumentError, LimitError
 from .planner import SplitPlan, plan_splits
 from .shapes import AttnShape, value_words
 from .sweep import Layout, Progress, parse_contexts, parse_layouts, write_file
@@ -282,14 +282,6 @@ class _Attention(Attention):
         """Of a batch."""
         return list(map(Result, *self(queries, seqs, 0, return_lse=True)))
 
-    def close(self) -> None:
-        """Free the buffers and command buffers."""
-        for recording in self._recordings.values():
-            recording.close()
-        for rig in self._rigs.values():
-            for buffer in (*rig.work_buffers, rig.q, rig.states, rig.out, *([rig.rows] if rig.rows else [])):
-                buffer.close()
-
 
 @contextmanager
 def _filled(
@@ -339,8 +331,8 @@ def examine(device: Device, case: Case, data: Data, layouts: Sequence[Layout], s
             same = data._replace(**dict(zip("kv", rows.stored(data.k, data.v, dtype), strict=True)))
             with _filled(device, shape, "f32", same, 256) as (attention, seq):
                 check(7, "stored as f32", attention.result(q, seq))
-    except (LimitError, DeviceMemoryError) as error:
-        outcome.refused = str(error)
+    except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
+        outcome.refused = str(error) or "no room in host memory"
     return outcome
 
 

@@ -284,7 +284,7 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
 
 
 def _fold_us(plan: SplitPlan, card: Card) -> float:
-    """Pass 2 is serial in the states: a wave loads 8, then folds them one after another."""
+    """Pass 2 is serial in the states: a wave loads 32, then folds them one after another."""
     groups = plan.shape.q_heads * -(-plan.shape.head_dim // kernels.MERGE_DIMS) * plan.q_len
     fold = MERGE_AHEAD * MERGE_STATE_CYCLES * max(1, groups / card.all_simds) / card.clock_ghz
     return -(-plan.states // MERGE_AHEAD) * (card.near_ns + fold) / 1e3

@@ -30,6 +30,7 @@ from .work import NEVER, Work, item_table
 
 F32 = NDArray[np.float32]
 
+APPEND_ROWS: Final = 4096  # new tokens up to which a call is one submission
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
@@ -71,6 +72,11 @@ class _Part:
     values: Any = None
     reservation: Reservation | None = None
     tokens: int = 0
+
+
+def _room(n: int, limit: int) -> int:
+    """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
+    return max(min(power_of_two(n), limit), n)
 
 
 Block = tuple[_Part, int, int]  # rows [begin, end) of a part
@@ -158,9 +164,9 @@ class Attention:
         self._recordings: dict[tuple[Bucket, int], Recording] = {}
         self._frames: dict[tuple[Any, ...], _Frame] = {}
         self._plans: dict[tuple[int, int], tuple[SplitPlan, NDArray[np.int64], Build]] = {}
-        SplitPlan.fixed(0, cache.shape, num_splits=num_splits or 1) if split_size is None else SplitPlan.fixed(
-            0, cache.shape, split_size=split_size
-        )
+        if num_splits is not None or split_size is not None:
+            SplitPlan.fixed(0, cache.shape, num_splits=num_splits, split_size=split_size)  # refuses what is no layout
+        self._pool: dict[tuple[str, int], Buffer] = {}  # tensors that buckets share, by name and power of two of words
 
         cache.users.add(self)
 
@@ -170,11 +176,13 @@ class Attention:
             for recording in self._recordings.values():
                 recording.close()
             for rig in self._rigs.values():
-                for buffer in (*rig.work_buffers, rig.q, rig.states, rig.out, rig.rows):
-                    if buffer is not None:
-                        buffer.close()
+                for buffer in rig.work_buffers:
+                    buffer.close()
+            for buffer in self._pool.values():
+                buffer.close()
             self._recordings.clear()
             self._rigs.clear()
+            self._pool.clear()
             self._frames.clear()
 
     @property
@@ -201,7 +209,9 @@ class Attention:
         Each output has the bits of the sequence attended alone. A failed call leaves the cache as it was.
         """
         batch = not isinstance(seq, Sequence)
-        sequences = list(seq) if not isinstance(seq, Sequence) else [seq]
+        if batch and not isinstance(seq, (list, tuple)):
+            raise ArgumentError(f"seq: got {type(seq).__name__}, expected a Sequence or a list of them")
+        sequences = [seq] if isinstance(seq, Sequence) else list(seq)
         columns = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
         for name, column in zip("qkv", columns, strict=True):
             if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
@@ -269,7 +279,7 @@ class Attention:
         # the split rule looks at whole leaves, a fixed layout at keys
         key = (tokens if fixed else -(-tokens // LEAF) * LEAF, q_len)
         if key not in self._plans:
-            if len(self._plans) > 256:
+            if len(self._plans) > (8 if fixed else 256):
                 self._plans.clear()
             info, shape = self.device.info, self.cache.shape
             if fixed:
@@ -283,6 +293,12 @@ class Attention:
     def _attend(self, parts: list[_Part], layer: int) -> tuple[list[F32], list[F32]]:
         """All rows of a call, in as few submissions as the scratch and the grid allow: nearly always one."""
         new = parts if parts[0].keys is not None else []
+        if sum(len(part.keys) for part in new) > APPEND_ROWS:  # a prompt: in submissions of its own
+            for part in new:
+                assert part.reservation is not None
+                encoded = rows.encode(part.keys, part.values, self.cache.dtype)
+                self.cache.write_rows(part.sequence, layer, part.reservation, encoded)
+            new = []
         blocks = self._blocks(parts)
         if len(blocks) == 1:
             out, lse = self._submit(blocks[0], new, layer)
@@ -303,33 +319,47 @@ class Attention:
                 at += end - begin
         return outs, lses
 
+    def _most_states(self) -> int:
+        """Partial states, over all rows, that one submission may have."""
+        shape = self.cache.shape
+        return min(SCRATCH_BYTES, self.device.info.max_buffer_bytes) // (4 * shape.q_heads * (shape.head_dim + 2))
+
     def _blocks(self, parts: list[_Part]) -> list[list[Block]]:
         """The rows of a call, cut where a submission's partial states or workgroups would be too many."""
         if len(parts) == 1 and len(parts[0].q) == 1:
             return [[(parts[0], 0, 1)]]
-        shape, info = self.cache.shape, self.device.info
-        most = min(SCRATCH_BYTES, info.max_buffer_bytes) // (4 * shape.q_heads * (shape.head_dim + 2))
+        info = self.device.info
+        most = self._most_states()
         blocks: list[list[Block]] = [[]]
-        states = items = 0
+        states = items = rows_so_far = 0
         for part in parts:
             plan, ranges, _ = self._plan(part.tokens, len(part.q))
             cost, width, row = max(plan.states, 1), len(ranges), 0
             while row < len(part.q):
-                room = min((most - states) // cost, (info.max_workgroups[0] - items) // width, len(part.q) - row)
+                room = min(
+                    (most - states) // cost,
+                    (info.max_workgroups[0] - items) // width,
+                    info.max_workgroups[2] - rows_so_far,
+                    len(part.q) - row,
+                )
                 if room < 1 and blocks[-1]:
                     blocks.append([])
-                    states = items = 0
+                    states = items = rows_so_far = 0
                     continue
                 room = max(room, 1)
                 blocks[-1].append((part, row, row + room))
-                states, items, row = states + room * cost, items + room * width, row + room
+                states, items, rows_so_far = states + room * cost, items + room * width, rows_so_far + room
+                row += room
         return blocks
 
     def _submit(self, block: list[Block], new: list[_Part], layer: int) -> tuple[F32, F32]:
         """One submission: rows [begin, end) of each part of the block, after appending the new rows of ``new``."""
         cache, shape, runtime = self.cache, self.cache.shape, self.device.runtime
         fresh = bool(new) and runtime.name == "kompute"
-        steady = all(len(part.q) == 1 and len(part.keys if new else part.q) == 1 for part, _, _ in block)
+        # the first of several blocks appends the rows of parts that it does not attend: it is never steady
+        steady = len(new) in (0, len(block)) and all(
+            len(part.q) == 1 and len(part.keys if new else part.q) == 1 for part, _, _ in block
+        )
         tokens = tuple(part.tokens for part, _, _ in block)
         tables = {part: part.sequence.table(part.reservation) for part in (*new, *(p for p, _, _ in block))}
         key: tuple[Any, ...] = ()
@@ -380,7 +410,8 @@ class Attention:
         words = runtime.read(rig.out).view(np.float32)
         size = bucket.rows * shape.q_heads * shape.head_dim
         out = words[:size].reshape(bucket.rows, shape.q_heads, shape.head_dim)[:n]
-        return out, words[size:].reshape(bucket.rows, shape.q_heads)[:n]
+        lse = words[size : size + bucket.rows * shape.q_heads].reshape(bucket.rows, shape.q_heads)
+        return out, lse[:n]
 
     def _fill(
         self, block: list[Block], new: list[_Part], fresh: bool, tables: dict[_Part, NDArray[np.uint32]]
@@ -397,9 +428,12 @@ class Attention:
             "loop" if any(build == "loop" for _, _, build in plans) else "single",
             direct,
             fresh,
-            power_of_two(sum(map(len, items))),
-            power_of_two(sum(map(len, limits))),
-            power_of_two(sum(len(limit) * plan.states for limit, (plan, _, _) in zip(limits, plans, strict=True))),
+            _room(sum(map(len, items)), self.device.info.max_workgroups[0]),
+            _room(sum(map(len, limits)), self.device.info.max_workgroups[2]),
+            _room(
+                sum(len(limit) * plan.states for limit, (plan, _, _) in zip(limits, plans, strict=True)),
+                self._most_states(),
+            ),
             power_of_two(sum(len(part.keys) for part in new)) if new else 0,
             power_of_two(sum(map(len, tables.values()))),
         )
@@ -454,19 +488,32 @@ class Attention:
         work.set(score_scale=self._score_scale, state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
         try:
             work_buffers = [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]]
-            states = buffer(0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2), Use.SCRATCH)
-            out = buffer(bucket.rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT)
+            state_words = 0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2)
+            out_words = bucket.rows * shape.q_heads * (shape.head_dim + 1)
             if host:
+                states, out = buffer(state_words, Use.SCRATCH), buffer(out_words, Use.OUTPUT)
                 q, new_rows = host
-            else:
-                q = buffer(bucket.rows * shape.q_heads * shape.head_dim, Use.INPUT)
-                new_rows = buffer(bucket.appends * cache.row_words, Use.INPUT) if bucket.appends else None
+            else:  # calls wait for each other, so buckets can share
+                states, out = (
+                    self._shared("states", state_words, Use.SCRATCH),
+                    self._shared("out", out_words, Use.OUTPUT),
+                )
+                q = self._shared("q", bucket.rows * shape.q_heads * shape.head_dim, Use.INPUT)
+                appended = bucket.appends * cache.row_words
+                new_rows = self._shared("rows", appended, Use.INPUT) if bucket.appends else None
         except BaseException:
             for one in made:
                 one.close()
             raise
         row_words = np.zeros((bucket.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
         return _Rig(work, work_buffers, q, states, out, new_rows, row_words)
+
+    def _shared(self, name: str, words: int, use: Use) -> Buffer:
+        """A tensor of at least ``words`` words, at most a power of two, that every bucket of its size class uses."""
+        size = _room(words, max(words, self.device.info.max_buffer_bytes // 4))
+        if (name, size) not in self._pool:
+            self._pool[name, size] = self.device.runtime.buffer(4 * size, use)
+        return self._pool[name, size]
 
     def _recording(self, bucket: Bucket, rig: _Rig, layer: int) -> Recording:
         if (bucket, layer) not in self._recordings:

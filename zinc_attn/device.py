@@ -36,6 +36,7 @@ class Device:
         self.runtime = runtime
         self.lock = threading.RLock()  # serialises calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
+        self._closed = False
 
     @classmethod
     def open(cls, device: int | str | None = None, *, runtime: str | None = None) -> Device:
@@ -51,7 +52,7 @@ class Device:
             runtime = os.environ.get("ZINC_ATTN_RUNTIME") or None
         if runtime is None:
             runtime = "kompute" if importlib.util.find_spec("kp") else "vulkan"
-        if runtime not in RUNTIMES:
+        if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {runtime!r}, expected one of {', '.join(RUNTIMES)}")
         info = probe.choose(probe.list_devices(), device)
         if runtime == "kompute":
@@ -79,8 +80,14 @@ class Device:
             self._kernels[key] = self.runtime.kernel(decl, load_spirv(decl), spec)
         return self._kernels[key]
 
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
     def close(self) -> None:
         """Free everything on the device. Harmless when repeated."""
+        self._closed = True
         self._kernels.clear()
         self.runtime.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -20,8 +21,10 @@ from . import probe
 from .errors import (
     ArgumentError,
     ClosedError,
-    ForkedProcessError,
+    DeviceLostError,
+    DeviceMemoryError,
     RuntimeUnavailableError,
+    ZincAttnError,
 )
 from .kernels import KernelDecl
 from .runtime import (
@@ -32,6 +35,7 @@ from .runtime import (
     Use,
     Words,
     after_close,
+    after_fork,
     check_nbytes,
     check_step,
     no_room,
@@ -128,17 +132,30 @@ class KomputeRuntime:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._open = True
-        self._buffers: list[KomputeBuffer] = []
-        self._recordings: list[KomputeRecording] = []
+        # weak: what the program drops, kp frees
+        self._buffers: weakref.WeakSet[KomputeBuffer] = weakref.WeakSet()
+        self._recordings: weakref.WeakSet[KomputeRecording] = weakref.WeakSet()
+        self._lost = False
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
         if os.getpid() != self._pid:
-            raise ForkedProcessError("Device: opened in another process, expected use in the one that opened it")
+            raise after_fork(self.info)
         with self._lock:
             if not self._open:
                 raise after_close(self.info)
+            if self._lost:
+                raise DeviceLostError(f"{self.info.name} was lost earlier; open a new Device")
             yield
+
+    def _eval(self, sequence: Any) -> None:
+        """Evaluate a kp.Sequence; the Vulkan errors that kp lets through become typed ones."""
+        try:
+            sequence.eval()
+        except RuntimeError as error:
+            self._lost = self._lost or "DeviceLost" in str(error)
+            kind = DeviceLostError if self._lost else DeviceMemoryError if "OutOf" in str(error) else ZincAttnError
+            raise kind(f"a submission on {self.info.name}: {error}") from error
 
     def buffer(self, nbytes: int, use: Use, chained: bool | None = None) -> KomputeBuffer:
         """See Runtime.buffer. Memory is checked against the driver's budget before kp is called.
@@ -152,8 +169,7 @@ class KomputeRuntime:
             if nbytes * twins > free:
                 raise no_room(nbytes * twins, free, self.info)
             made = KomputeBuffer(self, nbytes, use, chained)
-            self._buffers = [b for b in self._buffers if not b.closed]
-            self._buffers.append(made)
+            self._buffers.add(made)
             return made
 
     def write(self, buffer: Buffer, data: Words, offset: int = 0) -> None:
@@ -165,7 +181,7 @@ class KomputeRuntime:
             buffer.view[offset : offset + data.size] = data
             if buffer.use in (Use.DATA, Use.OUTPUT):
                 sequence = self.manager.sequence()
-                sequence.record(self.kp.OpTensorSyncDevice([buffer.tensor])).eval()
+                self._eval(sequence.record(self.kp.OpTensorSyncDevice([buffer.tensor])))
                 sequence.destroy()
 
     def read(self, buffer: Buffer) -> Words:
@@ -251,8 +267,7 @@ class KomputeRuntime:
                 add(kp.OpTensorSyncLocal(outputs))
             made = KomputeRecording([] if into is not None else sequences, algorithms, spans, timestamps)
             made.buffers = tuple(buffers)
-            self._recordings = [r for r in self._recordings if r.algorithms]
-            self._recordings.append(made)
+            self._recordings.add(made)
             return made
 
     def run(self, recording: Recording) -> None:
@@ -262,7 +277,7 @@ class KomputeRuntime:
             if not recording.sequences or any(b.closed for b in recording.buffers):
                 raise ClosedError("run: the recording, or a buffer that it uses, was closed; record it again")
             for sequence in recording.sequences:
-                sequence.eval()
+                self._eval(sequence)
 
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """See Runtime.timings. kp marks the end of every operation; the mark before a step is its begin."""
@@ -280,7 +295,7 @@ class KomputeRuntime:
             sequence = getattr(self, "_empty", None)
             if sequence is None:
                 sequence = self._empty = self.manager.sequence()
-            sequence.eval()
+            self._eval(sequence)
 
     def close(self) -> None:
         """See Runtime.close."""
@@ -288,9 +303,9 @@ class KomputeRuntime:
             return
         with self._lock:
             self._open = False
-            for recording in self._recordings:
+            for recording in list(self._recordings):
                 recording.close()
-            for buffer in self._buffers:
+            for buffer in list(self._buffers):
                 buffer.close()
             if self._owned:
                 self.manager.destroy()

@@ -84,7 +84,7 @@ def _write(sequence: Sequence, target: Path) -> None:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(_header(cache, tokens, "0" * 64))
             for layer in range(cache.num_layers):
-                data = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4").data.cast("B")
+                data = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4").tobytes()
                 digest.update(data)
                 file.write(data)
             file.seek(0)
@@ -158,7 +158,7 @@ def _read(cache: KVCache, target: Path, file: Any) -> Sequence:
         sequence = cache.adopt(pages)
         for layer in range(cache.num_layers if tokens else 0):
             words = np.ascontiguousarray(file.get_tensor(f"layer.{layer}"), np.uint32)
-            digest.update(words.astype("<u4", copy=False).data.cast("B"))
+            digest.update(words.astype("<u4", copy=False).tobytes())
             largest = max(largest, _largest_key(cache, target, layer, words))
             with pages.reserve(layer, tokens) as reservation:
                 cache.write_rows(sequence, layer, reservation, words)
@@ -170,7 +170,8 @@ def _read(cache: KVCache, target: Path, file: Any) -> Sequence:
         return sequence
     except BaseException:
         pages.free()
-        cache.sequences = [s for s in cache.sequences if s.pages is not pages]
+        for left in [s for s in cache.sequences if s.pages is pages]:
+            cache.forget(left)
         raise
 
 

@@ -55,8 +55,15 @@ class SplitPlan:
     q_len: int = 1
 
     def __post_init__(self) -> None:
-        check_int("context_len", self.context_len, 0, MAX_CONTEXT)
-        check_int("q_len", self.q_len, 1)
+        for name, value in (
+            ("context_len", check_int("context_len", self.context_len, 0, MAX_CONTEXT)),
+            ("q_len", check_int("q_len", self.q_len, 1)),
+            ("unit_leaves", check_int("unit_leaves", self.unit_leaves, 1, NODE)),
+            ("boundaries", tuple(check_int("boundaries", b, 0, MAX_CONTEXT) for b in self.boundaries)),
+        ):
+            object.__setattr__(self, name, value)  # NumPy integers become Python's
+        if not isinstance(self.shape, AttnShape):
+            raise ArgumentError(f"shape: got {self.shape!r}, expected an AttnShape")
         if self.unit_leaves not in (1, NODE):
             raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {NODE}")
         b = self.boundaries
@@ -77,7 +84,7 @@ class SplitPlan:
         q_len: int = 1,
     ) -> SplitPlan:
         """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal."""
-        check_int("context_len", context_len, 0, MAX_CONTEXT)
+        context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
         if (num_splits is None) == (split_size is None):
             raise ArgumentError(
                 f"num_splits, split_size: got {num_splits!r}, {split_size!r}, expected exactly one of the two"
@@ -153,7 +160,7 @@ class SplitPlan:
         if not isinstance(data, dict) or set(data) != keys:
             given = sorted(data) if isinstance(data, dict) else data
             raise ArgumentError(f"SplitPlan.from_dict: got keys {given!r}, expected {sorted(keys)}")
-        if data["version"] != PLAN_VERSION:
+        if not isinstance(data["version"], int) or data["version"] != PLAN_VERSION:
             raise ArgumentError(f"SplitPlan.from_dict: got version {data['version']!r}, expected {PLAN_VERSION}")
         try:
             shape = AttnShape(**data["shape"])
@@ -182,9 +189,11 @@ def plan_splits(
     kind: "cpu" for a software device, anything else is a GPU. Splits are monotone in context_len.
     Idea: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); no split below a useful size, as FlashInfer plans.
     """
-    check_int("context_len", context_len, 0, MAX_CONTEXT)
-    check_int("compute_units", compute_units, 1)
-    check_int("q_len", q_len, 1)
+    context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
+    compute_units = check_int("compute_units", compute_units, 1)
+    q_len = check_int("q_len", q_len, 1)
+    if not isinstance(shape, AttnShape):
+        raise ArgumentError(f"shape: got {shape!r}, expected an AttnShape")
     dtype_bytes(dtype)
     leaves = -(-context_len // LEAF)
     target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))

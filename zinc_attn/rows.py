@@ -83,7 +83,7 @@ def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
 
 def quantise_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """int8 values (..., head_dim) and float16 scales (..., head_dim / 32) of x (..., head_dim)."""
-    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, Q8_BLOCK)
+    blocks = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, Q8_BLOCK)
     scale = (np.abs(blocks).max(axis=-1) / np.float32(127.0)).astype(np.float16)
     step = scale.astype(np.float32)[..., None]
     ratio = np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0)

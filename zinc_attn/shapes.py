@@ -6,6 +6,7 @@ imports them. A change of any constant in the section 'canonical reduction' chan
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,7 +114,7 @@ class AttnShape:
     @classmethod
     def parse(cls, text: str) -> AttnShape:
         """``"16/2/256"`` to AttnShape(q_heads=16, kv_heads=2, head_dim=256)."""
-        parts = text.split("/")
+        parts = text.split("/") if isinstance(text, str) else []
         if len(parts) != 3 or not all(p.strip().isdigit() for p in parts):
             raise ArgumentError(f"shape: got {text!r}, expected q_heads/kv_heads/head_dim, for example 16/2/256")
         return cls(*(int(p) for p in parts))
@@ -121,7 +122,7 @@ class AttnShape:
 
 def dtype_bytes(dtype: str) -> int:
     """Bytes per stored K or V element of a dtype name."""
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ArgumentError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
 
@@ -141,9 +142,12 @@ def scale_words(head_dim: int, dtype: str) -> int:
 
 def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
     """``value`` as an int within [least, most], or ArgumentError naming ``name``."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name}: got {value!r}, expected an int") from None
+    if isinstance(value, bool):
         raise ArgumentError(f"{name}: got {value!r}, expected an int")
-    number = int(value.__index__())
     if number < least or (most is not None and number > most):
         bound = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ArgumentError(f"{name}: got {number}, expected an int {bound}")

@@ -38,6 +38,8 @@ def merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> tuple[F32, F32]:
         raise ShapeError(f"v_b: got shape {b.shape}, expected v_a's {a.shape}")
     s1 = _float_array("s_a", s_a, 2, "(seq, heads)")
     s2 = _float_array("s_b", s_b, 2, "(seq, heads)")
+    if s1.shape != a.shape[:2] or s2.shape != a.shape[:2]:
+        raise ShapeError(f"s_a, s_b: got shapes {s1.shape}, {s2.shape}, expected v_a's first two axes {a.shape[:2]}")
     return merge_states(np.stack([a, b], axis=1), np.stack([s1, s2], axis=1))
 
 
