@@ -107,7 +107,7 @@ CASES = [
         lambda q, k, v: (q, k, v),
         {"scale": float("nan")},
         errors.ValueRangeError,
-        "scale: got nan, expected a finite number",
+        "scale: got nan, expected a finite float32 number",
     ),
 ]
 

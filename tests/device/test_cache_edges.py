@@ -1,0 +1,122 @@
+"""Calls at the edges of a submission: several blocks, limits of the grid, odd strides, dropped sequences."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import decode, errors, rows
+
+SHAPE = za.AttnShape(4, 2, 64)
+
+
+def new_rows(rng, n, shape=SHAPE):
+    return tuple(rng.standard_normal((2, n, shape.kv_heads, shape.head_dim)).astype(np.float16))
+
+
+def same(got, want):
+    return np.array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
+    """Every block but the first attends rows that the first submission appended."""
+    monkeypatch.setattr(decode, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 3)
+    cache = za.KVCache(device, SHAPE, 1, 4096, page_size=64)
+    attention, sequences = za.Attention(cache), [cache.new_sequence() for _ in range(3)]
+    stored = []
+    for sequence in sequences:
+        k, v = new_rows(rng, 100)
+        cache.append(sequence, 0, k, v)
+        stored.append((k, v))
+    for count in (1, 1, 1, 2, 1):
+        new = [new_rows(rng, count) for _ in sequences]
+        q = [rng.standard_normal((count, SHAPE.q_heads, SHAPE.head_dim), np.float32) for _ in sequences]
+        outs = attention(q, sequences, 0, k=[n[0] for n in new], v=[n[1] for n in new])
+        stored = [
+            tuple(np.concatenate(pair) for pair in zip(s, n, strict=True)) for s, n in zip(stored, new, strict=True)
+        ]
+        for out, rows_q, (k, v) in zip(outs, q, stored, strict=True):
+            assert same(out, za.reference.emulate(rows_q, k, v)[0])
+    cache.close()
+
+
+def test_rounding_a_bucket_never_goes_beyond_a_limit(device, rng, monkeypatch):
+    """1,500 rows over 3 states each: the power of two above would be beyond the scratch that one call may have."""
+    monkeypatch.setattr(decode, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 5000)
+    cache = za.KVCache(device, SHAPE, 1, 2048, page_size=64)
+    attention, sequence = za.Attention(cache), cache.new_sequence()
+    k, v = new_rows(rng, 1500)
+    q = rng.standard_normal((1500, SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    out = attention(q, sequence, 0, k=k, v=v)
+    assert all(bucket.states <= 5000 for bucket in attention._rigs)
+    picked = np.array([0, 63, 64, 700, 1499])
+    for row in picked:
+        assert same(out[row], za.reference.emulate(q[row], k[: row + 1], v[: row + 1])[0])
+    cache.close()
+
+
+def test_a_prompt_longer_than_one_append(device, rng, monkeypatch):
+    monkeypatch.setattr(decode, "APPEND_ROWS", 100)
+    cache = za.KVCache(device, SHAPE, 1, 512, page_size=64)
+    attention, sequence = za.Attention(cache), cache.new_sequence()
+    k, v = new_rows(rng, 300)
+    q = rng.standard_normal((2, SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    assert same(attention(q, sequence, 0, k=k, v=v), za.reference.emulate(q, k, v)[0])
+    assert len(sequence) == 300
+    cache.close()
+
+
+@pytest.mark.parametrize("dtype", ("f32", "f16", "bf16", "q8_0"))
+def test_rows_in_any_memory_order(device, rng, dtype):
+    cache = za.KVCache(device, SHAPE, 1, 256, dtype=dtype, page_size=64)
+    k = np.rint(rng.standard_normal((70, SHAPE.kv_heads, SHAPE.head_dim)) * 4).astype(np.float16)
+    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    want = za.reference.emulate(q, *rows.stored(k, -k, dtype))[0]
+    for order in (np.asfortranarray, lambda x: x.transpose(0, 2, 1).copy().transpose(0, 2, 1), lambda x: x[::-1][::-1]):
+        sequence = cache.new_sequence()
+        out = za.Attention(cache)(np.asfortranarray(q), sequence, 0, k=order(k)[:69], v=order(-k)[:69])
+        out = za.Attention(cache)(q, sequence, 0, k=order(k)[69], v=order(-k)[69])
+        assert same(out, want)
+        sequence.free()
+    cache.close()
+
+
+def test_a_dropped_sequence_gives_its_pages_back(device, rng):
+    cache = za.KVCache(device, SHAPE, 1, 256, page_size=64, max_sequences=2)
+    for _ in range(10):
+        cache.append(cache.new_sequence(), 0, *new_rows(rng, 100))
+        gc.collect()
+    assert cache.sequences == [] and cache.free_tokens == cache.capacity
+    cache.close()
+
+
+def test_a_refused_truncate_changes_nothing(device, rng):
+    cache = za.KVCache(device, SHAPE, 1, 512, page_size=16)
+    attention, sequence = za.Attention(cache), cache.new_sequence()
+    k, v = new_rows(rng, 60)
+    cache.append(sequence, 0, k, v)
+    fork = sequence.fork()
+    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    for n in (-1, -40, 61, 2.5):
+        with pytest.raises(errors.ArgumentError):
+            fork.truncate(n)
+        assert same(attention(q, fork, 0), za.reference.emulate(q, k, v)[0])
+    cache.close()
+
+
+def test_numpy_integers_are_ints(device):
+    plan = za.plan_splits(np.uint32(5000), SHAPE, np.int64(64), q_len=np.int32(2))
+    assert plan == za.plan_splits(5000, SHAPE, 64, q_len=2) and plan.fingerprint()
+    cache = za.KVCache(device, SHAPE, 1, np.uint32(5000))
+    assert cache.capacity == 5120
+    cache.close()
+
+
+@pytest.mark.parametrize("scale", (1e39, 1e300, "abc", [1], np.array([1, 2])))
+def test_a_scale_that_is_no_float32_number(device, scale):
+    q, k = np.zeros((4, 64), np.float32), np.zeros((1, 2, 64), np.float32)
+    with pytest.raises(errors.ArgumentError, match=r"^scale: got "):
+        za.attention(q, k, k, device=device, scale=scale)
