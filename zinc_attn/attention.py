@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from . import kernels, layout
 from .device import Device
 from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from .layout import NEVER, Work, item_table
 from .planner import SplitPlan, plan_splits
 from .reference import score_scale
 from .rows import checked_values
 from .runtime import Dispatch, Recording, Use
 from .shapes import LEAF, LOG2E, MAX_SCORE, AttnShape, check_int, dtype_bytes
-from .work import NEVER, Work, item_table
 
 F32 = NDArray[np.float32]
 _DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}

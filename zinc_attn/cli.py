@@ -17,10 +17,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, check, cost, probe
+from . import __version__, check, cost, probe, rdna4
+from .cost import PRESETS, ModelPreset, find_model, slug
 from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
-from .models import PRESETS, ModelPreset, find_model, slug
 from .runtime import DeviceInfo
 from .shapes import DTYPE_BYTES, AttnShape, check_int
 from .sweep import (
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_devices, add_plan, add_sweep, add_check, add_bench):
+    for add in (add_devices, add_plan, add_sweep, add_check, add_bench, add_rdna4):
         add(subparsers)
     return parser
 
@@ -655,6 +655,23 @@ def run_check(args: argparse.Namespace) -> int:
     """Check the bits."""
     need("rich")
     return check.run(args, progress_bar)
+
+
+# --- rdna4 -------------------------------------------------------------------------------------------------
+
+
+def add_rdna4(subparsers: Subparsers) -> None:
+    """zinc-attn rdna4"""
+    parser = add_command(
+        subparsers,
+        "rdna4",
+        "what RADV's compiler makes of every kernel for gfx1201, without the card",
+        "Wave size, registers, LDS, spills, occupancy and instructions of each variant, and an estimate of issue\n"
+        "cycles per key. Needs Mesa 25.0's RADV.\n\nexit status: 0 every gate holds, 1 one does not, 2 not known here",
+        "  zinc-attn rdna4\n  zinc-attn rdna4 --family gfx1200 --json",
+    )
+    rdna4.add_arguments(parser)
+    parser.set_defaults(run=rdna4.run)
 
 
 # --- bench -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from . import cost
 from .bench import BenchRow
-from .models import ModelPreset
+from .cost import ModelPreset
 from .planner import SplitPlan, plan_splits
 from .sweep import SweepRow
 

@@ -493,12 +493,21 @@ def table(reports: Sequence[VariantReport]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: every gate holds; 1: one does not; 2: it cannot be known here."""
-    parser = argparse.ArgumentParser(prog="zinc-attn rdna4", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m zinc_attn.rdna4", description=(__doc__ or "").splitlines()[0])
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("--family", default="gfx1201", choices=FAMILIES)
     parser.add_argument("--json", action="store_true", help="every number, one object per variant")
     parser.add_argument("--isa", metavar="KERNEL:HEAD_DIM:HEADS", help="print one variant's program")
     parser.add_argument("--spirv", type=Path, default=SPIRV, help="folder of the modules (default: the shipped ones)")
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: every gate holds; 1: one does not; 2: it cannot be known here."""
     if why := missing(args.family):
         print(why, file=sys.stderr)
         return 2
