@@ -94,7 +94,9 @@ def test_shipped_kernels_keep_their_gates() -> None:
     assert rdna4.violations(reports) == []
     for r in reports:
         assert 0 < r.statistics["Instructions"] < r.statistics["Code size"]
-        assert (r.issue_per_key is None) == (r.spec.kernel == "merge"), rdna4.name(r.spec)
+        # fresh builds have two score loops, q8_0 loads scales beside the values: no trip count from the bytes
+        unknown = r.spec.kernel == "merge" or "fresh" in r.spec.kernel or "q8_0" in r.spec.kernel
+        assert (r.issue_per_key is None) == unknown, rdna4.name(r.spec)
     assert len(rdna4.table(reports).splitlines()) == 1 + len(specs)
 
 
