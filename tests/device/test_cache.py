@@ -77,12 +77,13 @@ def story(dtype: str, shape: za.AttnShape = SHAPE, tokens: int = TOKENS, layers:
     made = [new_rows(rng, tokens, shape, dtype) for _ in range(layers)]
     q = np.stack([new_q(rng, tokens, shape) for _ in range(layers)])
     edges = {0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 511, 512, 513, tokens // 2, tokens - 1}
-    sampled = sorted(p for p in edges | set(rng.integers(0, tokens, 8).tolist()) if p < tokens)
     want = {}
     for layer, (k, v) in enumerate(made):
         keys, values = rows.stored(k, v, dtype)
-        for at in sampled:
-            want[layer, at] = reference.emulate(q[layer, at], keys[: at + 1], values[: at + 1])
+        few = edges if layer in (0, layers - 1) else {tokens // 2, tokens - 1}
+        for at in sorted(few | set(rng.integers(0, tokens, 5).tolist())):
+            if at < tokens:
+                want[layer, at] = reference.emulate(q[layer, at], keys[: at + 1], values[: at + 1])
     return Story(shape, np.stack([k for k, _ in made]), np.stack([v for _, v in made]), q, want)
 
 
@@ -102,15 +103,13 @@ class Way:
         """Tokens [begin, end) of the story, through the layers in any order."""
         s = self.story
         for layer in self.rng.permutation(len(s.k)).tolist():
-            k, v, q = s.k[layer, begin:end], s.v[layer, begin:end], s.q[layer, begin:end]
+            first = begin
+            if FULL:  # from the first sampled row on, or the last row
+                first = min((at for one, at in s.want if one == layer and begin <= at < end), default=end - 1)
+            k, v, q = s.k[layer, begin:end], s.v[layer, begin:end], s.q[layer, first:end]
             got = (attn or self.attn)(q, seq, layer, k=k, v=v, return_lse=True)
-            s.note(layer, begin, got, self.label)
+            s.note(layer, first, got, self.label)
         assert len(seq) == end
-
-    def skip(self, seq: Any, begin: int, end: int) -> None:
-        """The same tokens, appended without attention."""
-        for layer in range(len(self.story.k)):
-            self.cache.append(seq, layer, self.story.k[layer, begin:end], self.story.v[layer, begin:end])
 
     def chunks(self, seq: Any, begin: int, end: int, most: int = 512) -> None:
         while begin < end:
@@ -127,10 +126,17 @@ class Way:
 
 
 def by_tokens(way: Way) -> None:
-    seq, sampled = way.cache.new_sequence(), {at for _, at in way.story.want}
+    """Layer 0 attends at every token, the others where it is sampled."""
+    s, seq = way.story, way.cache.new_sequence()
     for at in range(TOKENS):
-        tell = way.step if FULL or at in sampled else way.skip
-        tell(seq, at, at + 1)
+        for layer in range(len(s.k)):
+            k, v = s.k[layer, at], s.v[layer, at]
+            if (layer == 0 and FULL) or (layer, at) in s.want:
+                out, lse = way.attn(s.q[layer, at], seq, layer, k=k, v=v, return_lse=True)
+                s.note(layer, at, (out[None], lse[None]), way.label)
+            else:
+                way.cache.append(seq, layer, k, v)
+    assert len(seq) == TOKENS
     seq.free()
 
 
@@ -253,8 +259,8 @@ def ways_of(device: za.Device, page_size: int) -> tuple[Callable[[Way], None], .
     slow = "SwiftShader" in device.info.name
     if slow and device.runtime.name == "kompute":
         return (by_forks,) if page_size == 16 and FULL else ()  # compiles every recording anew
-    if slow and not FULL:
-        return (by_tokens, by_batches) if page_size == 64 else ()
+    if slow:
+        return ((by_tokens, by_batches, by_forks) if FULL else (by_tokens, by_batches)) if page_size == 64 else ()
     if FULL:
         return WAYS
     if device.runtime.name == "kompute":
