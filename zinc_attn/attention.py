@@ -10,13 +10,12 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels, layout
+from . import kernels
 from .device import Device
 from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from .layout import NEVER, Work, item_table
 from .planner import SplitPlan, plan_splits
 from .reference import score_scale
-from .rows import checked_values
+from .rows import NEVER, Work, checked_values, item_table, pack_k, pack_v, tiles
 from .runtime import Dispatch, Recording, Use
 from .shapes import LEAF, LOG2E, MAX_SCORE, AttnShape, check_int, dtype_bytes
 
@@ -91,7 +90,7 @@ class ResidentKV:
         self.device = device
         self.tokens, self.kv_heads, self.head_dim = k.shape
         self.dtype = _DTYPES[k.dtype]
-        nbytes = max(layout.tiles(self.tokens), 1) * LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
+        nbytes = max(tiles(self.tokens), 1) * LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
         self.k = device.runtime.buffer(nbytes, Use.DATA)
         try:
             self.v = device.runtime.buffer(nbytes, Use.DATA)
@@ -99,8 +98,8 @@ class ResidentKV:
             self.k.close()
             raise
         if self.tokens:
-            device.runtime.write(self.k, layout.pack_k(k))
-            device.runtime.write(self.v, layout.pack_v(v))
+            device.runtime.write(self.k, pack_k(k))
+            device.runtime.write(self.v, pack_v(v))
 
     def close(self) -> None:
         """Free the device memory."""
@@ -169,7 +168,7 @@ class AttentionStep:
             score_scale=kernels.float_bits(float(score_scale(shape.head_dim, scale))),
             state_stride=plan.states * rows,
             page_shift=31,
-            page_tiles=max(layout.tiles(kv.tokens), 1),
+            page_tiles=max(tiles(kv.tokens), 1),
             rows=rows,
             direct=int(direct),
         )

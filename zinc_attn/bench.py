@@ -26,8 +26,8 @@ from . import kernels, reference
 from .attention import AttentionStep, ResidentKV, check_scale
 from .device import Device
 from .errors import ArgumentError, LimitError
-from .layout import pack_k, pack_v
 from .planner import SplitPlan, plan_splits
+from .rows import pack_k, pack_v
 from .runtime import Dispatch, Use, Words
 from .shapes import MAX_CONTEXT, WAVE, AttnShape, check_int
 from .sweep import F32, ORACLE_PRODUCTS, Inputs, Progress, difference

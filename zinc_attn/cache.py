@@ -23,8 +23,8 @@ from . import kernels, probe, rows
 from .device import Device
 from .errors import ArgumentError, ClosedError, LimitError, ShapeError
 from .kernels import APPEND_KERNEL, COPY_KERNEL, GATHER_KERNEL, KernelDecl
-from .layout import Work
 from .pages import PagePool, Reservation, SequencePages
+from .rows import Work
 from .runtime import Buffer, Dispatch, Recording, Use, no_room
 from .shapes import CHUNK, LEAF, MAX_CONTEXT, AttnShape, check_int, scale_words, value_words
 

@@ -21,10 +21,10 @@ from .cache import KVCache, Sequence, power_of_two
 from .errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
 from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
 from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
-from .layout import NEVER, Work, item_table
 from .pages import Reservation, commit_all
 from .planner import SplitPlan, plan_splits
 from .reference import score_scale
+from .rows import NEVER, Work, item_table
 from .runtime import Buffer, Dispatch, Recording, Use
 from .shapes import LEAF, NODE, check_int
 

@@ -35,10 +35,9 @@ from .cache import Sequence as CachedSequence
 from .decode import Attention
 from .device import Device
 from .errors import ArgumentError, DTypeError, LimitError, ShapeError
-from .layout import tiles
 from .pages import PagePool
 from .planner import SplitPlan, plan_splits
-from .rows import checked_values, stored, stored_values
+from .rows import checked_values, stored, stored_values, tiles
 from .shapes import LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
 
 F32 = NDArray[np.float32]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import bench, cli, layout, reference
+from zinc_attn import bench, cli, reference, rows
 from zinc_attn.attention import AttentionStep, ResidentKV, check_scale
 from zinc_attn.bench import BenchRow
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
@@ -126,7 +126,7 @@ def test_yardstick_reads_every_word(device: za.Device) -> None:
         data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
         kv = ResidentKV(device, data.k, data.v)
         yard = bench._Read(kv, False)
-        k, v = layout.pack_k(data.k), layout.pack_v(data.v)
+        k, v = rows.pack_k(data.k), rows.pack_v(data.v)
         assert yard.wrong(k, v) is None
         v[-1] ^= 1
         assert yard.wrong(k, v) == "the yardstick did not read every word"

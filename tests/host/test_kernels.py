@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zinc_attn import kernels, layout, shapes
+from zinc_attn import kernels, rows, shapes
 from zinc_attn.device import SPIRV
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +67,8 @@ def test_shaders_are_short():
 @pytest.mark.parametrize("tokens", (1, 64, 130))
 def test_layout_of_k_and_v(rng, dtype, tokens):
     k = rng.standard_normal((tokens, 3, 80)).astype(dtype)
-    packed = layout.pack_k(k).view(dtype).reshape(3, layout.tiles(tokens), 10, 64, 8)
-    values = layout.pack_v(k).view(dtype).reshape(3, layout.tiles(tokens) * 64, 80)
+    packed = rows.pack_k(k).view(dtype).reshape(3, rows.tiles(tokens), 10, 64, 8)
+    values = rows.pack_v(k).view(dtype).reshape(3, rows.tiles(tokens) * 64, 80)
     for t in range(tokens):
         assert np.array_equal(packed[:, t // 64, :, t % 64].reshape(3, 80), k[t])
         assert np.array_equal(values[:, t], k[t])
