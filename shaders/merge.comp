@@ -21,6 +21,7 @@ layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out 
 #include "state.glsl"
 
 shared float maxima[BATCH];       // m of each state
+shared float node_maxima[BATCH];  // of the node that each state belongs to
 shared vec4 into_node[BATCH];     // weights of (node so far, this state), l, unused
 shared vec2 into_total[BATCH];    // weights of (total so far, this node); of each node's last state
 
@@ -58,16 +59,28 @@ void main() {
         }
         maxima[lane] = m;
         barrier();
-        uint in_node = leaves ? lane & (NODE - 1u) : 0u, node_first = lane - in_node;
+        uint in_node = lane & (NODE - 1u), node_first = lane - in_node;
         float node_before = EMPTY_M, batch_before = total_m, batch_m = total_m;
-        for (uint t = 0u; t < NODE; ++t) {
-            float other = maxima[min(node_first + t, BATCH - 1u)];
-            node_before = max(node_before, t < in_node ? other : EMPTY_M);
-        }
-        for (uint t = 0u; t < BATCH; ++t) {
-            float other = maxima[t];
-            batch_before = max(batch_before, t < node_first ? other : EMPTY_M);
-            batch_m = max(batch_m, other);
+        if (leaves) {
+            float node_m = EMPTY_M;
+            for (uint t = 0u; t < NODE; ++t) {
+                float other = maxima[node_first + t];
+                node_before = max(node_before, t < in_node ? other : EMPTY_M);
+                node_m = max(node_m, other);
+            }
+            node_maxima[lane] = node_m;
+            barrier();
+            for (uint t = 0u; t < BATCH; t += NODE) {
+                float other = node_maxima[t];
+                batch_before = max(batch_before, t < node_first ? other : EMPTY_M);
+                batch_m = max(batch_m, other);
+            }
+        } else {
+            for (uint t = 0u; t < BATCH; ++t) {
+                float other = maxima[t];
+                batch_before = max(batch_before, t < lane ? other : EMPTY_M);
+                batch_m = max(batch_m, other);
+            }
         }
         vec2 node_w = merge_weights(node_before, m);
         vec2 total_w = merge_weights(batch_before, max(node_before, m));

@@ -81,7 +81,7 @@ def story(dtype: str, shape: za.AttnShape = SHAPE, tokens: int = TOKENS, layers:
     for layer, (k, v) in enumerate(made):
         keys, values = rows.stored(k, v, dtype)
         few = edges if layer in (0, layers - 1) else {tokens // 2, tokens - 1}
-        for at in sorted(few | set(rng.integers(0, tokens, 5).tolist())):
+        for at in sorted(few | set(rng.integers(0, tokens, 2 if layers > 2 else 5).tolist())):
             if at < tokens:
                 want[layer, at] = reference.emulate(q[layer, at], keys[: at + 1], values[: at + 1])
     return Story(shape, np.stack([k for k, _ in made]), np.stack([v for _, v in made]), q, want)
@@ -221,7 +221,7 @@ def by_files(way: Way) -> None:
         got = way.attn(way.story.q[layer, half - 1], seq, layer, return_lse=True)
         same(got, way.story.want[layer, half - 1], f"{way.label} layer {layer}")
     way.chunks(seq, half, TOKENS)
-    way.step(other, half, TOKENS, za.Attention(way.other))
+    way.step(other, half, half + 33, za.Attention(way.other))
     seq.free()
     other.free()
 
@@ -262,7 +262,8 @@ def ways_of(device: za.Device, page_size: int) -> tuple[Callable[[Way], None], .
     if slow:
         return ((by_tokens, by_batches, by_forks) if FULL else (by_tokens, by_batches)) if page_size == 64 else ()
     if FULL:
-        return WAYS
+        some = {16: (by_chunks, by_forks, by_files), 64: WAYS, 256: (by_chunks, by_batches, by_rollbacks)}
+        return some[page_size]
     if device.runtime.name == "kompute":
         return {16: (by_chunks,), 64: (by_batches, by_forks, by_files), 256: (by_rollbacks,)}[page_size]
     return WAYS if page_size == 64 else (by_chunks, by_forks)
