@@ -1,6 +1,6 @@
 """A decode loop on the resident cache: prefill a prompt, then one token at a time, for two layers.
 
-    python examples/decode_loop.py
+    .venv/bin/python examples/decode_loop.py
 """
 
 import numpy as np
@@ -28,4 +28,4 @@ with za.Device.open() as device:
     for _ in range(5):
         out = step(1)
         print(f"{len(sequence)} tokens, |out| = {np.linalg.norm(out):.6f}")
-    print(f"{cache.nbytes / 2**20:.0f} MiB on {device.info.name}, room for {cache.free_tokens} more tokens")
+    print(f"{cache.nbytes / 2**20:.0f} MiB on {device.info.name}, {cache.free_tokens} tokens in free pages")

@@ -3,7 +3,7 @@
 The host owns the manager, the sequence and the tensors of q and of the new token's rows; nothing goes through NumPy
 between the layers.
 
-    python examples/kompute_host.py
+    .venv/bin/python examples/kompute_host.py
 """
 
 import kp
@@ -14,6 +14,7 @@ from zinc_attn import rows
 
 rng = np.random.default_rng(0)
 shape = za.AttnShape(q_heads=16, kv_heads=2, head_dim=256)
+za.list_devices()  # without a driver this is an error that says so; kp would end the process
 manager = kp.Manager(0)
 device = za.Device.from_kompute(manager, 0)
 cache = za.KVCache(device, shape, num_layers=2, capacity=1024, dtype="f16")

@@ -259,7 +259,7 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
     there = ", ".join(f"{d.index}: {d.name} ({d.kind})" for d in (found or devices))
     if found:
         raise DeviceNotFoundError(f"device: {request!r} matches {len(found)} devices, give an index: {there}")
-    raise DeviceNotFoundError(f"device: no Vulkan device matches {request!r}; there are {there}")
+    raise DeviceNotFoundError(f"device: no Vulkan device matches {request!r}; the devices are {there}")
 
 
 def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:

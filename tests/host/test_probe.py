@@ -75,11 +75,11 @@ BOTH = "0: llvmpipe (LLVM 15.0.6, 256 bits) (cpu), 1: AMD Radeon 780M (integrate
 @pytest.mark.parametrize(
     ("devices", "request_", "error", "text"),
     [
-        ([CPU, IGPU], "foo", DeviceNotFoundError, f"{NONE} 'foo'; there are {BOTH}"),
-        ([CPU, IGPU], 7, DeviceNotFoundError, f"{NONE} 7; there are {BOTH}"),
-        ([CPU, IGPU], "7", DeviceNotFoundError, f"{NONE} '7'; there are {BOTH}"),
-        ([CPU, IGPU], -1, DeviceNotFoundError, f"{NONE} -1; there are {BOTH}"),
-        ([CPU, IGPU], "", DeviceNotFoundError, f"{NONE} ''; there are {BOTH}"),
+        ([CPU, IGPU], "foo", DeviceNotFoundError, f"{NONE} 'foo'; the devices are {BOTH}"),
+        ([CPU, IGPU], 7, DeviceNotFoundError, f"{NONE} 7; the devices are {BOTH}"),
+        ([CPU, IGPU], "7", DeviceNotFoundError, f"{NONE} '7'; the devices are {BOTH}"),
+        ([CPU, IGPU], -1, DeviceNotFoundError, f"{NONE} -1; the devices are {BOTH}"),
+        ([CPU, IGPU], "", DeviceNotFoundError, f"{NONE} ''; the devices are {BOTH}"),
         (
             [CPU, TWIN_A, TWIN_B],
             "h200",
