@@ -63,6 +63,12 @@ class Story:
     want: dict[tuple[int, int], Pair]
     seen: set[tuple[int, int]] = field(default_factory=set)
 
+    def first(self, layer: int, begin: int, end: int) -> int:
+        """The first row of a chunk to attend: the long story's are those from a sampled one on, or the last."""
+        if not FULL:
+            return begin
+        return min((at for one, at in self.want if one == layer and begin <= at < end), default=end - 1)
+
     def note(self, layer: int, begin: int, got: Pair, label: str) -> None:
         """Compare the rows of positions [begin, begin + len(out)) that are sampled."""
         for at in range(len(got[0])):
@@ -103,9 +109,7 @@ class Way:
         """Tokens [begin, end) of the story, through the layers in any order."""
         s = self.story
         for layer in self.rng.permutation(len(s.k)).tolist():
-            first = begin
-            if FULL:  # from the first sampled row on, or the last row
-                first = min((at for one, at in s.want if one == layer and begin <= at < end), default=end - 1)
+            first = s.first(layer, begin, end)
             k, v, q = s.k[layer, begin:end], s.v[layer, begin:end], s.q[layer, first:end]
             got = (attn or self.attn)(q, seq, layer, k=k, v=v, return_lse=True)
             s.note(layer, first, got, self.label)
@@ -122,7 +126,7 @@ class Way:
         s, dtype = self.story, self.cache.dtype
         for layer in range(len(s.k)):
             k, v = new_rows(self.rng, n, s.shape, dtype)
-            self.attn(new_q(self.rng, n, s.shape), seq, layer, k=k, v=v)
+            self.attn(new_q(self.rng, min(n, 3), s.shape), seq, layer, k=k, v=v)
 
 
 def by_tokens(way: Way) -> None:
@@ -163,12 +167,13 @@ def by_batches(way: Way) -> None:
         for layer in range(len(s.k)):
             batch = [(new_q(rng, c, s.shape), *new_rows(rng, c, s.shape, dtype)) for c in counts]
             end = begin + n
-            batch.insert(place, (s.q[layer, begin:end], s.k[layer, begin:end], s.v[layer, begin:end]))
+            first = s.first(layer, begin, end)
+            batch.insert(place, (s.q[layer, first:end], s.k[layer, begin:end], s.v[layer, begin:end]))
             seqs = list(others)
             seqs.insert(place, seq)
             q, k, v = (list(x) for x in zip(*batch, strict=True))
             outs, lses = way.attn(q, seqs, layer, k=k, v=v, return_lse=True)
-            s.note(layer, begin, (outs[place], lses[place]), way.label)
+            s.note(layer, first, (outs[place], lses[place]), way.label)
             mine = [x for i, x in enumerate(zip(q, k, v, outs, lses, strict=True)) if i != place]
             for history, (_, k1, v1, _, _) in zip(held, mine, strict=True):
                 history[layer].append(rows.stored(k1, v1, dtype))
