@@ -6,6 +6,7 @@ from .cache import KVCache, Sequence
 from .decode import Attention
 from .device import Device, list_devices
 from .errors import ZincAttnError
+from .pages import CapacityError, StepError
 from .planner import SplitPlan, plan_splits
 from .runtime import DeviceInfo
 from .shapes import AttnShape
@@ -15,11 +16,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Attention",
     "AttnShape",
+    "CapacityError",
     "Device",
     "DeviceInfo",
     "KVCache",
     "Sequence",
     "SplitPlan",
+    "StepError",
     "ZincAttnError",
     "attention",
     "errors",
