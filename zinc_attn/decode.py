@@ -361,7 +361,8 @@ class Attention:
             len(part.q) == 1 and len(part.keys if new else part.q) == 1 for part, _, _ in block
         )
         tokens = tuple(part.tokens for part, _, _ in block)
-        tables = {part: part.sequence.table(part.reservation) for part in (*new, *(p for p, _, _ in block))}
+        parts = new if len(block) == len(new) == 1 else dict.fromkeys((*new, *(part for part, _, _ in block)))
+        tables = {part: part.sequence.table(part.reservation) for part in parts}
         key: tuple[Any, ...] = ()
         if steady:
             key = (
