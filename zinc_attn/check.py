@@ -588,13 +588,10 @@ def summary(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m zinc_attn.check --make-record``: write the committed record."""
-    from .cli import progress_bar
-
     parser = argparse.ArgumentParser(prog="python -m zinc_attn.check", description=main.__doc__)
     parser.add_argument("--make-record", action="store_true", required=True, help=f"write {RECORD}")
     parser.parse_args(argv)
-    with progress_bar() as progress:
-        write_file(RECORD, make_record(progress).encode())
+    write_file(RECORD, make_record(lambda what, done, total: print(f"{done}/{total} {what}", file=sys.stderr)).encode())
     return 0
 
 
