@@ -10,7 +10,7 @@ from .pages import CapacityError, StepError
 from .planner import SplitPlan, plan_splits
 from .runtime import DeviceInfo
 from .shapes import AttnShape
-from .state import merge_state, merge_states
+from .state import PartialState, fold, merge_state, merge_states
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,12 +20,14 @@ __all__ = [
     "Device",
     "DeviceInfo",
     "KVCache",
+    "PartialState",
     "Sequence",
     "SplitPlan",
     "StepError",
     "ZincAttnError",
     "attention",
     "errors",
+    "fold",
     "list_devices",
     "merge_state",
     "merge_states",

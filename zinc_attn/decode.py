@@ -6,11 +6,12 @@ per layout bucket and layer, with room for a power of two of items, rows and pag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,14 @@ from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
 from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from .pages import Reservation, commit_all
 from .planner import SplitPlan, first_seen, plan_splits
-from .reference import key_ranges
+from .reference import empty_state, key_ranges
 from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
-from .shapes import LEAF, NODE, check_int
+from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
+from .state import PartialState
 
 F32 = NDArray[np.float32]
+T = TypeVar("T")
 
 APPEND_ROWS: Final = 4096  # new tokens up to which a call is one submission
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
@@ -46,6 +49,7 @@ class Bucket(NamedTuple):
     appends: int  # 0: attend only
     tables: int
     scoring: int = 0  # of Attention.scorings
+    partial: bool = False  # pass 1 alone; the host reads the states
 
 
 @dataclass
@@ -63,6 +67,9 @@ class _Rig:
     tokens: tuple[int, ...] = ()  # and for which lengths
 
 
+Seen = tuple[NDArray[Any], NDArray[Any]]  # (first, limit) of each row: it sees keys [first, limit)
+
+
 @dataclass(eq=False)
 class _Part:
     """One sequence of a call: its rows, plan and new tokens."""
@@ -73,6 +80,7 @@ class _Part:
     values: Any = None
     reservation: Reservation | None = None
     tokens: int = 0
+    seen: Seen | None = None  # of its rows, where the sequence is a shard of a longer one
 
 
 def _room(n: int, limit: int) -> int:
@@ -84,10 +92,10 @@ Block = tuple[_Part, int, int]  # rows [begin, end) of a part
 Layout = tuple[SplitPlan, NDArray[np.int64], Build]  # with the plan's leaf ranges (splits, 2) and build
 
 
-def _seen(block: Block, window: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(first, limit) of the rows of a block."""
+def _seen(block: Block, window: int | None) -> Seen:
+    """Of the rows of a block."""
     part, begin, end = block
-    firsts, limits = key_ranges(part.tokens, len(part.q), True, window)
+    firsts, limits = part.seen or key_ranges(part.tokens, len(part.q), True, window)
     return firsts[begin:end], limits[begin:end]
 
 
@@ -263,14 +271,58 @@ class Attention:
         if (k is None) != (v is None):
             raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
         with self.cache.lock:
-            outs, lses = self._run(sequences, columns, layer)
+            found = self._run(sequences, columns, layer, self._attend)
+        given = [q] if not batch else q
+        outs = [out.reshape(np.shape(x)) for out, x in zip(found[0], given, strict=True)]
+        lses = [lse.reshape(np.shape(x)[:-1]) for lse, x in zip(found[1], given, strict=True)]
         if not batch:
             return (outs[0], lses[0]) if return_lse else outs[0]
         return (outs, lses) if return_lse else outs
 
+    def partial(
+        self,
+        q: Any,
+        seq: Sequence,
+        layer: int,
+        k: Any = None,
+        v: Any = None,
+        *,
+        nodes: Any = None,
+        tokens: int | None = None,
+        within: tuple[int, int] | None = None,
+    ) -> PartialState:
+        """Append k, v to ``seq``, then attend without the last fold: a state per row and node of 512 keys.
+
+        q, k, v as in a call. nodes: the absolute numbers, ascending, of the nodes that ``seq`` holds, a shard of a
+        longer sequence; None: 0, 1, ... tokens: of the whole sequence, whose last ones are the rows' own positions;
+        None: those of ``seq``. within: (first, end) absolute nodes to attend, None for all. ``state.fold`` of the
+        partials that together hold every node gives a call's bits. ArgumentError: tokens, nodes and ``seq`` do not fit
+        each other.
+        """
+        if (k is None) != (v is None):
+            raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
+        held = None if nodes is None else np.array([check_int("nodes", n, 0) for n in nodes], np.int64)
+        if held is not None and np.any(held[1:] <= held[:-1]):
+            raise ArgumentError(f"nodes: got {list(held)}, expected ascending numbers")
+
+        def attend(parts: list[_Part], layer: int) -> PartialState:
+            return self._attend_nodes(parts[0], layer, held, tokens, within)
+
+        with self.cache.lock:
+            state = self._run([seq], [[q], None if k is None else [k], None if v is None else [v]], layer, attend)
+        assert isinstance(state, PartialState)
+        return state
+
     # --- a call -------------------------------------------------------------------------------------------
 
-    def _run(self, sequences: list[Sequence], columns: list[Any], layer: int) -> tuple[list[F32], list[F32]]:
+    def _run(
+        self,
+        sequences: list[Sequence],
+        columns: list[Any],
+        layer: int,
+        attend: Callable[[list[_Part], int], T],
+    ) -> T:
+        """Check the arguments, reserve the new rows' places, ``attend``, and let the rows count."""
         cache = self.cache
         layer = cache.check_layer(layer)
         parts, q_max, k_max = [], 0.0, cache.max_k
@@ -284,8 +336,6 @@ class Attention:
                 k_max = max(k_max, largest)
             parts.append(_Part(sequence, q, keys, values))
         check_score_bound(q_max, k_max, cache.shape.head_dim, self.scale)
-        if not parts:
-            return [], []
         held: list[Reservation] = []
         try:
             for part in parts:
@@ -295,17 +345,13 @@ class Attention:
                     held.append(part.reservation)
                     part.tokens += len(part.keys)
                     cache.copy_pages(part.reservation.copies)
-            outs, lses = self._attend(parts, layer)
+            found = attend(parts, layer)
             cache.max_k = k_max  # before the commit: an interrupt in between leaves it too large, not too small
             commit_all(held)
         finally:  # after a commit this does nothing
             for reservation in held:
                 reservation.rollback()
-        shapes = [np.shape(x) for x in columns[0]]
-        return (
-            [out.reshape(shape) for out, shape in zip(outs, shapes, strict=True)],
-            [lse.reshape(shape[:-1]) for lse, shape in zip(lses, shapes, strict=True)],
-        )
+        return found
 
     def _check_q(self, q: Any) -> tuple[NDArray[Any], float]:
         array, shape = np.asarray(q), self.cache.shape
@@ -339,6 +385,8 @@ class Attention:
 
     def _attend(self, parts: list[_Part], layer: int) -> tuple[list[F32], list[F32]]:
         """All rows of a call, in as few submissions as the scratch and the grid allow: nearly always one."""
+        if not parts:
+            return [], []
         new = parts if parts[0].keys is not None else []
         if sum(len(part.keys) for part in new) > APPEND_ROWS:  # a prompt: in submissions of its own
             for part in new:
@@ -467,6 +515,126 @@ class Attention:
         lse = words[size : size + bucket.rows * shape.q_heads].reshape(bucket.rows, shape.q_heads)
         return out, lse[:n]
 
+    def _attend_nodes(
+        self,
+        part: _Part,
+        layer: int,
+        held: NDArray[np.int64] | None,
+        tokens: int | None,
+        within: tuple[int, int] | None,
+    ) -> PartialState:
+        """The states of a part's rows over the nodes it holds."""
+        cache, shape, which = self.cache, self.cache.shape, self.scoring_of[layer]
+        scoring, q_len, there = self.scorings[which], len(part.q), part.tokens
+        held = np.arange(-(-there // KEYS_PER_NODE)) if held is None else held
+        tokens = there if tokens is None else check_int("tokens", tokens, 0, MAX_CONTEXT)
+        want = int(np.clip(tokens - held * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum())
+        if there != want or (held.size and held[-1] * KEYS_PER_NODE >= tokens):
+            raise ArgumentError(
+                f"nodes, tokens: got {held.size} nodes of a sequence of {tokens} tokens, which hold {want}, and a seq "
+                f"of {there}; expected as many"
+            )
+        firsts, limits = key_ranges(tokens, q_len, True, scoring.window)
+        span = int(firsts.min()) // KEYS_PER_NODE, -(-int(limits.max()) // KEYS_PER_NODE)
+        first, end = span if within is None else (max(span[0], within[0]), min(span[1], within[1]))
+        begin, last = np.searchsorted(held, (first, max(first, end)))
+        mine = held[begin:last]
+        empty = empty_state((q_len, len(mine), shape.q_heads), shape.head_dim)
+        found = PartialState(
+            mine, empty.m, empty.l, empty.o, span, self._identity(part, tokens, scoring), scoring.sinks
+        )
+        if not len(mine):
+            if part.keys is not None:
+                assert part.reservation is not None
+                encoded = rows.encode(part.keys, part.values, cache.dtype)
+                cache.write_rows(part.sequence, layer, part.reservation, encoded)
+            return found
+
+        def local(positions: NDArray[Any]) -> Any:
+            """Keys of this sequence that lie before absolute positions."""
+            inside = np.clip(positions[:, None] - mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
+            return inside.sum(axis=1) + begin * KEYS_PER_NODE
+
+        part.seen = local(firsts), np.minimum(local(limits), there)
+        stop = min(int(last) * KEYS_PER_NODE, there)
+        edges = (*range(int(begin) * KEYS_PER_NODE, stop, KEYS_PER_NODE), stop)
+        plan = SplitPlan(stop, shape, edges, NODE, q_len, int(begin) * KEYS_PER_NODE)
+        layout: Layout = plan, np.array(plan.leaf_ranges()), "loop"
+        new = [part] if part.keys is not None else []
+        if new and len(part.keys) > APPEND_ROWS:
+            assert part.reservation is not None
+            encoded = rows.encode(part.keys, part.values, cache.dtype)
+            cache.write_rows(part.sequence, layer, part.reservation, encoded)
+            new = []
+        room = max(1, min(self._most_states(), self.device.info.max_workgroups[0]) // plan.states)
+        for row in range(0, q_len, room):
+            block: list[Block] = [(part, row, min(row + room, q_len))]
+            m, total, o = self._submit_nodes(block, layout, new if row == 0 else [], layer, which)
+            rows_seen = slice(row, block[0][2])
+            there_is = (mine * KEYS_PER_NODE < limits[rows_seen, None]) & (
+                (mine + 1) * KEYS_PER_NODE > firsts[rows_seen, None]
+            )
+            found.m[rows_seen][there_is] = m[there_is]
+            found.l[rows_seen][there_is] = total[there_is]
+            found.o[rows_seen][there_is] = o[there_is]
+        return found
+
+    def _identity(self, part: _Part, tokens: int, scoring: Scoring) -> str:
+        """Of a call: partial states with the same one belong together."""
+        shape = self.cache.shape
+        text = (
+            f"{shape} {tokens} {len(part.q)} {scoring.scale!r} {scoring.window} {scoring.softcap!r} {self.cache.dtype}"
+        )
+        sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
+        q = np.ascontiguousarray(part.q, np.float32).tobytes()
+        return hashlib.sha256(text.encode() + b"\0" + sinks + q).hexdigest()
+
+    def _submit_nodes(
+        self, block: list[Block], layout: Layout, new: list[_Part], layer: int, which: int
+    ) -> tuple[F32, F32, F32]:
+        """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, head_dim) of a block's rows: one submission."""
+        (part, begin, end), cache, runtime = block[0], self.cache, self.device.runtime
+        shape, n, states = cache.shape, end - begin, layout[0].states
+        tables = {part: part.sequence.table(part.reservation)}
+        items = _items(block, [layout], False, None)
+        bucket = Bucket(
+            "loop",
+            False,
+            bool(new) and runtime.name == "kompute",
+            _room(len(items[0]), self.device.info.max_workgroups[0]),
+            _room(n, self.device.info.max_workgroups[2]),
+            _room(n * states, self._most_states()),
+            power_of_two(len(part.keys)) if new else 0,
+            power_of_two(len(tables[part])),
+            which,
+            True,
+        )
+        rig = self._rig(bucket)
+        rig.holds = ()
+        fill(rig, block, [layout], items, new, bucket, None, tables)
+        self._upload(rig, part.q[begin:end], new, layer)
+        runtime.run(self._recording(bucket, rig, layer))
+        words, size = runtime.read(rig.states).view(np.float32), shape.q_heads * shape.head_dim
+        o = words[: n * states * size].reshape(n, states, shape.q_heads, shape.head_dim)
+        behind = words[bucket.states * size :][: 2 * n * states * shape.q_heads]
+        ml = behind.reshape(n, states, shape.q_heads, 2)
+        return ml[..., 0], ml[..., 1], o
+
+    def _upload(self, rig: _Rig, q: NDArray[Any], new: list[_Part], layer: int) -> None:
+        """Write q, the new rows, and the work words for ``layer``."""
+        runtime, cache = self.device.runtime, self.cache
+        runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
+        if rig.rows is not None:
+            at = 0
+            for part in new:
+                rows.encode_into(rig.row_words[at : at + len(part.keys)], part.keys, part.values, cache.dtype)
+                at += len(part.keys)
+            runtime.write(rig.rows, rig.row_words[:at].reshape(-1))
+        for i, buffer in enumerate(rig.work_buffers):
+            if len(rig.work_buffers) > 1:
+                cache.set_cache(rig.work, cache.layers[layer][i])
+            runtime.write(buffer, rig.work.words)
+
     def _fill(
         self, block: list[Block], new: list[_Part], fresh: bool, which: int, tables: dict[_Part, NDArray[np.uint32]]
     ) -> tuple[Bucket, tuple[slice, ...]]:
@@ -539,6 +707,7 @@ class Attention:
         work.set(state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
         try:
             work_buffers = [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]]
+            kept = Use.OUTPUT if bucket.partial else Use.SCRATCH
             state_words = 0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2)
             out_words = bucket.rows * shape.q_heads * (shape.head_dim + 1)
             if host:
@@ -546,7 +715,7 @@ class Attention:
                 q, new_rows = host
             else:  # calls wait for each other, so buckets can share
                 states, out = (
-                    self._shared("states", state_words, Use.SCRATCH),
+                    self._shared("partials" if bucket.partial else "states", state_words, kept),
                     self._shared("out", out_words, Use.OUTPUT),
                 )
                 q = self._shared("q", bucket.rows * shape.q_heads * shape.head_dim, Use.INPUT)
@@ -588,7 +757,7 @@ class Attention:
             kernel = device.kernel(kernels.attend(bucket.build, cache.dtype, bucket.fresh), spec)
             buffers = (work, rig.q, shard.k, shard.v, target, target, *fresh)
             attends.append(Dispatch(kernel, buffers, (bucket.items, shard.heads, shape.head_chunks)))
-        if not bucket.direct:
+        if not bucket.direct and not bucket.partial:
             grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, bucket.rows)
             kernel = device.kernel(MERGE, (shape.head_dim,))
             merges.append(Dispatch(kernel, (rig.work_buffers[0], rig.states, rig.out), grid))

@@ -155,7 +155,7 @@ def sink_scores(sinks: NDArray[Any]) -> F32:
     return np.asarray(sinks, np.float32) * _f32(shapes.LOG2E)
 
 
-def _sink_state(scores: F32, head_dim: int) -> State:
+def sink_state(scores: F32, head_dim: int) -> State:
     """The state of one key per vector with these scores and no value."""
     m = np.rint(scores)
     return State(m, _weight(scores, m), np.zeros((*scores.shape, head_dim), np.float32))
@@ -310,7 +310,7 @@ def emulate(
             for i in range(nodes.m.shape[0]):
                 total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
         if sinks is not None:
-            total = merge(total, _sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
+            total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
         part_out, part_lse = finish(total)
         out[:, heads] = part_out.reshape(q_len, group, head_dim)
         lse[:, heads] = part_lse.reshape(q_len, group)

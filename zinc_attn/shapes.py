@@ -16,6 +16,7 @@ from .errors import ArgumentError
 LEAF: Final = 64  # keys per leaf; leaves lie at absolute multiples of 64
 NODE: Final = 8  # leaves per node; nodes lie at absolute multiples of 512 keys
 CHUNK: Final = 8  # head dimensions summed on their own before they join the dot product
+KEYS_PER_NODE: Final = NODE * LEAF
 LANES: Final = 4  # weight sums c0..c3 of a leaf, keys congruent modulo 4
 CUTOFF: Final = -48.0  # powers of two below 2**CUTOFF count as zero
 FLUSH: Final = 2.0**-100  # smaller magnitudes of l and o become +0 after each merge
