@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import zinc_attn as za
+from zinc_attn import probe
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
@@ -50,3 +53,25 @@ def differing(got: NDArray[Any], want: NDArray[Any]) -> str:
     a, b = got.reshape(-1).view(np.uint32), want.reshape(-1).view(np.uint32)
     at = np.flatnonzero(a != b)
     return "" if at.size == 0 else f"{at.size} differ, first at {at[0]}: got {a[at[0]]:#x}, expected {b[at[0]]:#x}"
+
+
+def _swiftshader_reason() -> str | None:
+    if os.environ.get("ZINC_ATTN_SWIFTSHADER_ICD"):
+        return None
+    return "SwiftShader is not here: run scripts/test on Debian, which fetches it, or set ZINC_ATTN_SWIFTSHADER_ICD"
+
+
+def open_device(driver: str, runtime: str) -> za.Device:
+    """The machine's best device ("default") or SwiftShader, on a dispatcher; skips where it cannot be had."""
+    if runtime == "kompute" and importlib.util.find_spec("kp") is None:
+        pytest.skip("kp is not installed: scripts/run builds it")
+    reason = _swiftshader_reason() if driver == "swiftshader" else None
+    if reason:
+        pytest.skip(reason)
+    if driver == "swiftshader":
+        return za.Device.open("SwiftShader", runtime=runtime)
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    if not others:
+        pytest.skip("SwiftShader is the only Vulkan device")
+    best = probe.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))
+    return za.Device.open(best.index, runtime=runtime)

@@ -10,6 +10,7 @@ from .pages import CapacityError, StepError
 from .planner import SplitPlan, plan_splits
 from .runtime import DeviceInfo
 from .shapes import AttnShape
+from .sharded import ShardedAttention, ShardedKVCache
 from .state import PartialState, fold, merge_state, merge_states
 
 __version__ = "0.1.0"
@@ -22,6 +23,8 @@ __all__ = [
     "KVCache",
     "PartialState",
     "Sequence",
+    "ShardedAttention",
+    "ShardedKVCache",
     "SplitPlan",
     "StepError",
     "ZincAttnError",

@@ -82,6 +82,15 @@ class Sequence:
                 self._known = min(self._known, kept)
             self.pages.truncate(n)
 
+    def retract(self, layer: int, n: int) -> None:
+        """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
+        with self.cache.lock:
+            kept = self.pages.pool.pages_for(max(n, *(m for i, m in enumerate(self.pages.lengths) if i != layer), 0))
+            if kept < len(self.pages.pages):
+                self.stamp += 1
+                self._known = min(self._known, kept)
+            self.pages.retract(layer, n)
+
     def free(self) -> None:
         """Give the pages back. The sequence cannot be used any more."""
         with self.cache.lock:

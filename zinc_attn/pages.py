@@ -256,6 +256,17 @@ class SequencePages:
         n = check_int("n", n, 0, len(self))
         _finish(lambda: self._cut(n))
 
+    def retract(self, layer: int, n: int) -> None:
+        """Keep the first ``n`` tokens of one layer, 0 <= n <= its length, and the pages that some layer needs."""
+        self._check_idle()
+        n = check_int("n", n, 0, self.lengths[check_int("layer", layer, 0, self.num_layers - 1)])
+
+        def cut() -> None:
+            self.lengths[layer] = n
+            self.pool._release(self.pages, self.pool.pages_for(max(self.lengths)))
+
+        _finish(cut)
+
     def free(self) -> None:
         """Give up every page and roll an open reservation back; a second call does nothing."""
         _finish(self._close)

@@ -197,9 +197,10 @@ class Work:
         self.tables = parts[4]
         self.tables_at = int(ends[3])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
+        self.sinks = self.words[ends[4] :]
         if sinks is not None:
             self.set(sink_table=int(ends[4]))
-            self.words[ends[4] :] = sinks.view(np.uint32)
+            self.sinks[:] = sinks.view(np.uint32)
 
     def set(self, **values: int) -> None:
         """Set header words by name."""

@@ -1,0 +1,169 @@
+"""A sequence on several devices or ranks: the bits of one device, and an error where that cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import differing, open_device
+
+import zinc_attn as za
+from zinc_attn import reference, rows, sharded
+from zinc_attn.errors import ArgumentError, DeviceMemoryError
+
+SHAPE = za.AttnShape(6, 2, 64)
+
+
+@pytest.fixture(scope="module", params=("two runtimes", "two drivers", "three"))
+def devices(request: pytest.FixtureRequest) -> Iterator[list[za.Device]]:
+    names = {
+        "two runtimes": (("default", "vulkan"), ("default", "kompute")),
+        "two drivers": (("default", "vulkan"), ("swiftshader", "vulkan")),
+        "three": (("swiftshader", "vulkan"), ("default", "vulkan"), ("default", "kompute")),
+    }
+    found = [open_device(*name) for name in names[request.param]]
+    yield found
+    for device in found:
+        device.close()
+
+
+@pytest.mark.parametrize("some", ({}, {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}))
+@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
+def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict[str, Any]) -> None:
+    rng = np.random.default_rng(len(devices))
+    k, v = (rng.standard_normal((3700, 2, 64)).astype(np.float16) for _ in "kv")
+    exact = rows.stored(k, v, dtype)
+    weights = [3.0, 1.0, 2.0][: len(devices)]
+    with za.ShardedKVCache(devices, SHAPE, 2, 4096, dtype, 64, weights=weights) as cache:
+        attn, seq, at = za.ShardedAttention(cache, **some), cache.new_sequence(), 0
+        for n in (1, 510, 1, 1, 1500, 1, 37, 1649):
+            for layer in range(2):
+                q = rng.standard_normal((min(n, 20), 6, 64)).astype(np.float32)
+                got = attn(q, seq, layer, k[at : at + n], v[at : at + n], return_lse=True)
+                want = reference.emulate(q, exact[0][: at + n], exact[1][: at + n], **some)
+                assert not differing(got[0], want[0]) and not differing(got[1], want[1]), (at, n)
+            at += n
+        assert len(seq) == at
+        counts = [len(one) for one in seq.shards.values()]
+        assert sum(counts) == at and all(counts)
+        seq.truncate(1111)
+        q = rng.standard_normal((6, 64)).astype(np.float32)
+        want = reference.emulate(q, exact[0][:1111], exact[1][:1111], **some)
+        assert not differing(attn(q, seq, 1), want[0])
+
+
+def test_dealing_keeps_the_shares() -> None:
+    owners = sharded.deal(1000, [3.0, 1.0, 4.0])
+    for n in range(1, 1000, 37):
+        counts = np.bincount(owners[:n], minlength=3)
+        assert np.all(np.abs(counts - n * np.array([3, 1, 4]) / 8) <= 1.5)
+    for bad in ([], [1.0, 0.0], [float("nan")]):
+        with pytest.raises(ArgumentError, match=r"^weights: got "):
+            sharded.deal(5, bad)
+
+
+def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    k, v = (rng.standard_normal((2000, 2, 64)).astype(np.float32) for _ in "kv")
+    q = rng.standard_normal((6, 64)).astype(np.float32)
+    with za.ShardedKVCache(devices, SHAPE, 1, 4096, "f32", weights=[1.0] * len(devices)) as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        before = attn(q, seq, 0, k[:700], v[:700])
+        runtime = devices[-1].runtime
+
+        def lost(*_: Any) -> None:
+            raise za.errors.DeviceLostError("injected")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, "run", lost)
+            with pytest.raises(za.errors.DeviceLostError):
+                attn(q, seq, 0, k[700:], v[700:])
+        assert len(seq) == 700 and sum(len(one) for one in seq.shards.values()) == 700
+        assert not differing(attn(q, seq, 0), before)
+        assert not differing(attn(q, seq, 0, k[700:], v[700:]), reference.emulate(q, k, v)[0])
+
+
+def test_refusals(device: za.Device) -> None:
+    with pytest.raises(ArgumentError, match=r"^devices: got "):
+        za.ShardedKVCache([], SHAPE, 1, 100)
+    with pytest.raises(ArgumentError, match=r"^weights: got 2, expected one per device \(1\)"):
+        za.ShardedKVCache([device], SHAPE, 1, 100, weights=[1, 2])
+    with pytest.raises(ArgumentError, match=r"^page_size: got 1024"):
+        za.ShardedKVCache([device], SHAPE, 1, 100, page_size=1024)
+    with pytest.raises((DeviceMemoryError, za.errors.LimitError)):
+        za.ShardedKVCache([device], za.AttnShape(64, 64, 512), 1000, 1 << 24, "f32")
+    with za.ShardedKVCache([device], SHAPE, 1, 600) as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        q, k = np.ones((6, 64), np.float32), np.ones((1100, 2, 64), np.float16)
+        with pytest.raises(ArgumentError, match=r"^k: 1100 tokens, expected at most capacity = 1024"):
+            attn(q, seq, 0, k, k)
+        with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):
+            attn(q, seq.shards[0], 0)
+
+
+RANK = """
+import sys, time, numpy as np, zinc_attn as za
+from mpi4py import MPI
+from zinc_attn import reference
+mode, comm = sys.argv[1], MPI.COMM_WORLD
+shape = za.AttnShape(6, 2, 64)
+k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
+q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
+layers = 2 if mode == "mismatch" and comm.rank == 1 else 1
+try:
+    cache = za.ShardedKVCache([za.Device.open(0)], shape, layers, 4096, comm=comm, weights=[1.0], timeout_s=5)
+    attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+    for at, n in ((0, 2500), (2500, 1), (2501, 499)):
+        if mode == "error" and comm.rank == 1 and at == 2500:
+            q = q[:3]
+        if mode == "silent" and comm.rank == 1 and at == 2500:
+            time.sleep(8)
+            sys.exit(0)
+        out = attn(q, seq, 0, k[at:at + n], v[at:at + n])
+        assert np.array_equal(out.view(np.uint32), reference.emulate(q, k[:at + n], v[:at + n])[0].view(np.uint32))
+    assert attn.sent_bytes == sum(
+        4 * 6 * 66 * int(np.sum(cache.owners[: -(-n // 512)] == comm.rank)) for n in (2500, 2501, 3000)
+    )
+    said = "equal"
+except za.ZincAttnError as error:
+    said = f"{type(error).__name__} {error}"
+with open(f"{sys.argv[2]}/{comm.rank}.txt", "w") as file:  # the ranks share one stdout, where lines can mix
+    file.write(said)
+"""
+
+
+def mpiexec() -> str | None:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+NO_MPI = importlib.util.find_spec("mpi4py") is None or mpiexec() is None
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+@pytest.mark.parametrize(
+    ("ranks", "mode", "expected"),
+    (
+        (2, "equal", ["equal"] * 2),
+        (4, "equal", ["equal"] * 4),
+        (2, "mismatch", ["RankError rank 1 is set up as 6/2/64 layers=2"] * 2),
+        (3, "error", ["RankError rank 1 failed: ShapeError"] * 2 + ["ShapeError q: got shape (3, 64)"]),
+        (2, "silent", ["RankError rank 0 waited 5 s for the 1 other ranks"]),
+    ),
+)
+def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    command = [str(mpiexec()), "-n", str(ranks), sys.executable, str(script), mode, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    lines = sorted(file.read_text() for file in tmp_path.glob("*.txt"))
+    assert len(lines) == len(expected), done
+    for line, start in zip(lines, sorted(expected), strict=True):
+        assert line.startswith(start), (line, done.stderr)
