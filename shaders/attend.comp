@@ -16,6 +16,8 @@ layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1 or 2
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
+layout(constant_id = ATTEND_SPEC_ROWS) const uint ROWS = 1u;  // query rows that share these keys; HEADS counts all of theirs
+const uint ROW_HEADS = HEADS / ROWS;
 const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
 const uint PAIRS = SLICE / 2u;
 const uint VALUE_LANES = HEAD_DIM / SLICE;  // lanes that own a slice; 20 to 32
@@ -41,6 +43,14 @@ uint repeated_heads() {
     return max(gl_WorkGroupID.z * HEADS + HEADS, work[HEADER_GROUP]) - work[HEADER_GROUP];
 }
 
+// Query row and head of the workgroup's vector h.  Rows behind an item's last repeat it; nobody writes them.
+uvec2 vector_of(uint row, uint last_row, uint h) {
+    if (ROWS == 1u) {
+        return uvec2(row, first_head() + h);
+    }
+    return uvec2(min(row + h / ROW_HEADS, last_row), first_head() + h % ROW_HEADS);
+}
+
 #include "state.glsl"
 #include "softcap.glsl"
 #include "leaf.glsl"
@@ -53,19 +63,26 @@ vec2 node_o[HEADS * PAIRS];
 #define RESULT(x) x
 #endif
 
-// Write a state to the scratch tensor, or, where it is a row's only one, the final output and lse.
-void emit(uint row, uint state) {
+// The state of row `row` for the unit that holds leaf `index`.
+uint state_of(uint row, uint index, uint unit_leaves) {
+    uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
+    return work[record + ROW_STATE] + index / unit_leaves - work[record + ROW_UNIT];
+}
+
+// Write states to the scratch tensor, or, where one is a row's only one, the final output and lse.
+void emit(uint first_row, uint last_row, uint index, uint unit_leaves) {
     uint lane = gl_LocalInvocationID.x;
     uint q_heads = work[HEADER_Q_HEADS];
     bool direct = work[HEADER_DIRECT] != 0u;
     uint lse_base = work[HEADER_ROWS] * q_heads * HEAD_DIM;
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * HEAD_DIM;
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        uint slot = (direct ? row : state) * q_heads + first_head() + h;
-        bool mine = h >= repeated_heads();
+        uvec2 vector = vector_of(first_row, last_row, h);
+        uint slot = (direct ? vector.x : state_of(vector.x, index, unit_leaves)) * q_heads + vector.y;
+        bool mine = ROWS == 1u ? h >= repeated_heads() : first_row + h / ROW_HEADS <= last_row;
         float top = RESULT(m)[h], sum = RESULT(l)[h], keep = 1.0;
         if (direct && work[HEADER_SINK_TABLE] != 0u) {
-            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + first_head() + h]), top, sum);
+            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
         }
         if (mine && lane < VALUE_LANES) {
             for (uint i = 0u; i < PAIRS; ++i) {
@@ -96,13 +113,14 @@ void main() {
     uint item = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
     uint row = work[item + ITEM_ROW], limit = work[item + ITEM_LIMIT];
     uint index = work[item + ITEM_LEAF_BEGIN], end = work[item + ITEM_LEAF_END];
-    uint state = work[item + ITEM_STATE], first_key = work[item + ITEM_FIRST];
-    Leaf leaf = Leaf(index, 0u, 0u, row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
+    uint first_key = work[item + ITEM_FIRST], unit_leaves = work[item + ITEM_UNIT_LEAVES];
+    uint last_row = row + work[item + ITEM_ROWS] - 1u;
+    Leaf leaf = Leaf(index, 0u, 0u, row, last_row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
     if (index >= end) {
         return;
     }
 #if LOOP
-    uint unit_leaves = work[item + ITEM_UNIT_LEAVES], begin = index;
+    uint begin = index;
     [[dont_unroll]] for (; index < end; ++index) {
         leaf.index = index;
         leaf.begin = max(first_key, index * LEAF) - index * LEAF;
@@ -121,8 +139,7 @@ void main() {
             }
         }
         if (((index + 1u) & (unit_leaves - 1u)) == 0u || index + 1u == end) {
-            emit(row, state);
-            ++state;
+            emit(row, last_row, index, unit_leaves);
         }
         barrier();
     }
@@ -130,6 +147,6 @@ void main() {
     leaf.begin = max(first_key, index * LEAF) - index * LEAF;
     leaf.count = min(limit - index * LEAF, LEAF);
     attend_leaf(leaf);
-    emit(row, state);
+    emit(row, last_row, index, unit_leaves);
 #endif
 }

@@ -55,7 +55,7 @@ const uint ITEM_ROW = 0u;
 const uint ITEM_LIMIT = 1u;
 const uint ITEM_LEAF_BEGIN = 2u;
 const uint ITEM_LEAF_END = 3u;
-const uint ITEM_STATE = 4u;
+const uint ITEM_ROWS = 4u;
 const uint ITEM_PAGE_TABLE = 5u;
 const uint ITEM_FRESH_BEGIN = 6u;
 const uint ITEM_FRESH_ROW = 7u;
@@ -87,6 +87,7 @@ const uint NO_TOKEN = 0xFFFFFFFFu;
 #define ATTEND_SPEC_CHUNKS_AHEAD 2
 #define ATTEND_SPEC_TILE 3
 #define ATTEND_SPEC_SOFTCAP 4
+#define ATTEND_SPEC_ROWS 5
 #define MERGE_BIND_WORK 0
 #define MERGE_BIND_STATES 1
 #define MERGE_BIND_OUT 2

@@ -13,7 +13,8 @@ struct Leaf {
     uint index;        // keys 64 index ... 64 index + 63
     uint begin;        // of these, keys [begin, count) are seen
     uint count;
-    uint row;          // the query row
+    uint row;          // the query row; where ROWS > 1 the first of them
+    uint last_row;
     uint page_table;   // word of the sequence's page table
     uint fresh_begin;  // FRESH: tokens from here on are in the uploaded rows, the first of them in row fresh_row
     uint fresh_row;
@@ -23,6 +24,7 @@ struct Leaf {
 // [key][head]: scores, then weights; in between, [head][key mod 4]: partial maxima, partial weight sums.
 // One array for both: 2 KiB at 8 heads, so that LDS does not limit the waves per SIMD before the registers do.
 shared float scores[LEAF * HEADS];
+const uint PARTS = (HEADS * LANES + WAVE - 1u) / WAVE;  // [head][key mod 4] pairs that a lane reduces
 
 float chunk_dot(vec4 qa, vec4 qb, vec4 ka, vec4 kb) {
     precise vec4 a = qa * ka;
@@ -48,7 +50,7 @@ void attend_leaf(Leaf leaf) {
     for (uint h = 0u; h < HEADS; ++h) {
         dots[h] = vec2(0.0);
     }
-    uint q_base = (leaf.row * work[HEADER_Q_HEADS] + first_head()) * (HEAD_DIM / 4u);
+    uint q_heads = work[HEADER_Q_HEADS];
     [[dont_unroll]] for (uint c = 0u; c < HEAD_DIM / CHUNK; c += CHUNKS_AHEAD) {
         vec4 k0a[CHUNKS_AHEAD], k0b[CHUNKS_AHEAD], k1a[CHUNKS_AHEAD], k1b[CHUNKS_AHEAD];
         for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
@@ -56,8 +58,9 @@ void attend_leaf(Leaf leaf) {
             load_k(key1, c + j, k1a[j], k1b[j]);
         }
         for (uint h = 0u; h < HEADS; ++h) {
+            uvec2 vector = vector_of(leaf.row, leaf.last_row, h);
             for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
-                uint at = q_base + 2u * (c + j) + h * (HEAD_DIM / 4u);
+                uint at = (vector.x * q_heads + vector.y) * (HEAD_DIM / 4u) + 2u * (c + j);
                 vec4 qa = q[at], qb = q[at + 1u];
                 precise vec2 sum = dots[h] + vec2(chunk_dot(qa, qb, k0a[j], k0b[j]), chunk_dot(qa, qb, k1a[j], k1b[j]));
                 dots[h] = sum;
@@ -79,17 +82,18 @@ void attend_leaf(Leaf leaf) {
         scores[(lane + WAVE) * HEADS + h] = dots[h].y;
     }
     barrier();
-    uint part_head = lane / LANES, part_key = lane % LANES;
-    bool has_part = part_head < HEADS;
-    float top_part = EMPTY_M;
-    if (has_part) {
+    uint part_key = lane % LANES;
+    float parts[PARTS];
+    for (uint g = 0u; g < PARTS; ++g) {
+        uint head = min(g * (WAVE / LANES) + lane / LANES, HEADS - 1u);
+        parts[g] = EMPTY_M;
         for (uint t = 0u; t < LEAF; t += LANES) {
-            top_part = max(top_part, scores[(t + part_key) * HEADS + part_head]);
+            parts[g] = max(parts[g], scores[(t + part_key) * HEADS + head]);
         }
     }
     barrier();
-    if (has_part) {
-        scores[lane] = top_part;
+    for (uint g = 0u; g < PARTS; ++g) {
+        scores[g * WAVE + lane] = parts[g];
     }
     barrier();
     for (uint h = 0u; h < HEADS; ++h) {
@@ -105,11 +109,13 @@ void attend_leaf(Leaf leaf) {
         scores[(lane + WAVE) * HEADS + h] = dots[h].y;
     }
     barrier();
-    precise float sum_part = 0.0;
-    if (has_part) {
+    for (uint g = 0u; g < PARTS; ++g) {
+        uint head = min(g * (WAVE / LANES) + lane / LANES, HEADS - 1u);
+        precise float sum = 0.0;
         for (uint t = 0u; t < LEAF; t += LANES) {
-            sum_part = sum_part + scores[(t + part_key) * HEADS + part_head];
+            sum = sum + scores[(t + part_key) * HEADS + head];
         }
+        parts[g] = sum;
     }
 
     for (uint i = 0u; i < HEADS * PAIRS; ++i) {
@@ -137,8 +143,8 @@ void attend_leaf(Leaf leaf) {
         } while (t < count);
     }
     barrier();
-    if (has_part) {
-        scores[lane] = sum_part;
+    for (uint g = 0u; g < PARTS; ++g) {
+        scores[g * WAVE + lane] = parts[g];
     }
     barrier();
     for (uint h = 0u; h < HEADS; ++h) {

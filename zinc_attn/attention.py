@@ -194,7 +194,7 @@ class AttentionStep:
             steps = []
             if len(work.items):
                 capped = int(scoring.softcap is not None)
-                spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF, capped)
+                spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF, capped, 1)
                 attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), spec)
                 grid = (len(work.items), shape.kv_heads, -(-shape.group // per_workgroup))
                 target = out if plan.passes == 1 else states  # bound twice, so that pass 2 waits for one buffer
@@ -212,7 +212,7 @@ class AttentionStep:
         """The call's work buffer; one page, number 0, holds everything."""
         plan, shape, rows = self.plan, self.plan.shape, self.plan.q_len
         direct = plan.passes == 1
-        items = item_table(*seen, np.array(plan.leaf_ranges()), plan, keep_empty=direct)
+        items = item_table(*seen, np.array(plan.leaf_ranges()), keep_empty=direct)
         work = Work(len(items), rows, 0, 1, scoring.sinks)
         work.set_shape(shape, shape.kv_heads)
         work.set(

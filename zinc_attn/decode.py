@@ -50,6 +50,9 @@ class Bucket(NamedTuple):
     tables: int
     scoring: int = 0  # of Attention.scorings
     partial: bool = False  # pass 1 alone; the host reads the states
+    shared: int = 0  # items of keys that rows share; 0: none
+    shared_rows: int = 1  # rows that a workgroup of them serves
+    shared_build: Build = "single"
 
 
 @dataclass
@@ -65,6 +68,8 @@ class _Rig:
     row_words: NDArray[np.uint32]  # (appends, kv_heads, words) on the host
     holds: tuple[Any, ...] = ()  # what ``work`` was filled for, see _Frame
     tokens: tuple[int, ...] = ()  # and for which lengths
+    shared: Work | None = None  # the items of shared keys, in a work buffer of their own
+    shared_buffers: tuple[Buffer, ...] = ()
 
 
 Seen = tuple[NDArray[Any], NDArray[Any]]  # (first, limit) of each row: it sees keys [first, limit)
@@ -106,11 +111,17 @@ class _Frame(NamedTuple):
     items: tuple[slice, ...]  # of each part
 
 
-def _items(block: list[Block], plans: list[Layout], direct: bool, window: int | None) -> list[NDArray[np.int64]]:
-    """The items of each part's rows."""
+def _items(
+    block: list[Block],
+    plans: list[Layout],
+    direct: bool,
+    window: int | None,
+    shared: list[NDArray[np.int64]] | None = None,
+) -> list[NDArray[np.int64]]:
+    """The items of each part's rows. shared: leaves of each part's rows that other items attend."""
     return [
-        item_table(*_seen(one, window), ranges, plan, keep_empty=direct)
-        for one, (plan, ranges, _) in zip(block, plans, strict=True)
+        item_table(*_seen(one, window), ranges, keep_empty=direct, shared=None if shared is None else shared[i])
+        for i, (one, (_, ranges, _)) in enumerate(zip(block, plans, strict=True))
     ]
 
 
@@ -123,10 +134,12 @@ def fill(
     bucket: Bucket,
     window: int | None,
     tables: dict[_Part, NDArray[np.uint32]],
+    common: NDArray[np.int64] | None = None,
 ) -> tuple[slice, ...]:
     """Fill the work words of ``rig`` for a block's rows; where each part's items lie.
 
-    plans, items: one per part of the block, see ``_items``; tables: the page table of every part, of ``new`` too.
+    plans, items: one per part of the block, see ``_items``; tables: the page table of every part, of ``new`` too;
+    common: items of what rows share, see ``rows.shared_table``.
     """
     work, at = rig.work, 0
     page_tables, fresh_rows = {}, {}
@@ -149,7 +162,7 @@ def fill(
         part, seen = one[0], _seen(one, window)
         n, span = len(seen[0]), slice(item, item + len(mine))
         begin_fresh = part.reservation.start if part.reservation and bucket.fresh else NEVER
-        work.items[span, :5] = mine[:, :5] + np.array([row, 0, 0, 0, state])
+        work.items[span, :5] = mine[:, :5] + np.array([row, 0, 0, 0, 0])
         work.items[span, 5:9] = page_tables[part], begin_fresh, fresh_rows.get(part, 0), plan.unit_leaves
         work.items[span, 9] = mine[:, 5]
         work.rows[row : row + n] = row_table(*seen, plan) + np.array([state, 0, 0, 0])
@@ -157,6 +170,20 @@ def fill(
         item, row, state = item + len(mine), row + n, state + n * plan.states
     work.items[item:, 2:4] = 0  # no leaves
     work.rows[row:] = 0  # no states
+    if rig.shared is not None:
+        rig.shared.tables[:] = work.tables
+        rig.shared.rows[:] = work.rows
+        sharing = np.zeros((len(rig.shared.items), 9), np.int64)
+        if common is not None:
+            owner = np.concatenate([np.full(end - begin, i) for i, (_, begin, end) in enumerate(block)])
+            sharing[: len(common), :5] = common[:, :5]
+            for i, (part, _, _) in enumerate(block):
+                mine = np.flatnonzero(owner[common[:, 0]] == i)
+                begin_fresh = part.reservation.start if part.reservation and bucket.fresh else NEVER
+                offset = rig.shared.tables_at - work.tables_at
+                words = page_tables[part] + offset, begin_fresh, fresh_rows.get(part, 0), plans[i][0].unit_leaves
+                sharing[mine, 5:] = words
+        rig.shared.items[:, :9] = sharing
     return tuple(spans)
 
 
@@ -167,7 +194,8 @@ class Attention:
     scale: None is 1 / sqrt(head_dim). window: keys that a row sees at most, its own position counted, or a list with an
     int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a logit
     per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or None per
-    layer.
+    layer. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
+    attended for all of these rows at once.
     """
 
     def __init__(
@@ -180,11 +208,13 @@ class Attention:
         window: int | Seq[int | None] | None = None,
         softcap: float | None = None,
         sinks: Any = None,
+        cascade: bool = True,
     ) -> None:
         if num_splits is not None and split_size is not None:
             raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
         self.cache, self.device = cache, cache.device
-        self.num_splits, self.split_size = num_splits, split_size
+        self.num_splits, self.split_size, self.cascade = num_splits, split_size, bool(cascade)
+        self._last: tuple[_Rig, ...] = ()  # of the last call's submissions
         self.scale = check_scale(scale, cache.shape.head_dim)
         self.scorings, self.scoring_of = self._scorings(window, check_softcap(softcap), sinks)
         self._rigs: dict[Bucket, _Rig] = {}
@@ -228,7 +258,7 @@ class Attention:
             for recording in self._recordings.values():
                 recording.close()
             for rig in self._rigs.values():
-                for buffer in rig.work_buffers:
+                for buffer in (*rig.work_buffers, *rig.shared_buffers):
                     buffer.close()
             for buffer in self._pool.values():
                 buffer.close()
@@ -236,6 +266,18 @@ class Attention:
             self._rigs.clear()
             self._pool.clear()
             self._frames.clear()
+
+    @property
+    def keys_read(self) -> int:
+        """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see."""
+        total = 0
+        for rig in self._last:
+            works = [(rig.work, self.cache.shape.head_chunks)] + ([(rig.shared, 1)] if rig.shared else [])
+            for work, chunks in works:
+                limit, begin, end, first = work.items[:, [1, 2, 3, 9]].astype(np.int64).T
+                keys = np.minimum(limit, end * LEAF) - np.maximum(first, begin * LEAF)
+                total += chunks * int(keys[end > begin].sum())
+        return total
 
     @property
     def recordings(self) -> int:
@@ -394,7 +436,30 @@ class Attention:
                 encoded = rows.encode(part.keys, part.values, self.cache.dtype)
                 self.cache.write_rows(part.sequence, layer, part.reservation, encoded)
             new = []
-        blocks = self._blocks(parts, self.scorings[self.scoring_of[layer]].window)
+        window, self._last = self.scorings[self.scoring_of[layer]].window, ()
+        order = self._order(parts, window)
+        if order is not None:
+            parts = [parts[i] for i in order]
+            outs, lses = self._attend_blocks(parts, parts if new else [], layer, window)
+            back = np.argsort(order)
+            return [outs[i] for i in back], [lses[i] for i in back]
+        return self._attend_blocks(parts, new, layer, window)
+
+    def _order(self, parts: list[_Part], window: int | None) -> list[int] | None:
+        """The parts' places in an order in which those that share pages are neighbours; None: as they are."""
+        if not self.cascade or window is not None or len(parts) < 2:
+            return None
+        first = [part.sequence.pages.pages[:1] for part in parts]
+        if len({page for pages in first for page in pages}) == len(parts):
+            return None
+        units = [self._plan(part.tokens, len(part.q), window)[0].unit_leaves for part in parts]
+        tables = [part.sequence.table(part.reservation).astype(">u4").tobytes() for part in parts]
+        return sorted(range(len(parts)), key=lambda i: (units[i], tables[i]))
+
+    def _attend_blocks(
+        self, parts: list[_Part], new: list[_Part], layer: int, window: int | None
+    ) -> tuple[list[F32], list[F32]]:
+        blocks = self._blocks(parts, window)
         if len(blocks) == 1:
             out, lse = self._submit(blocks[0], new, layer)
             if len(parts) == 1:
@@ -486,6 +551,10 @@ class Attention:
         else:
             bucket, spans = self._fill(block, new, fresh, which, tables)
             rig, changed = self._rig(bucket), True
+            for i, buffer in enumerate(rig.shared_buffers):
+                assert rig.shared is not None
+                cache.set_cache(rig.shared, cache.layers[layer][i])
+                runtime.write(buffer, rig.shared.words)
             rig.holds, rig.tokens = key, ()
             if key:
                 if len(self._frames) > 256:
@@ -509,6 +578,7 @@ class Attention:
                 runtime.write(buffer, rig.work.words)
             rig.tokens = tokens
         runtime.run(self._recording(bucket, rig, layer))
+        self._last = (*self._last, rig)
         words = runtime.read(rig.out).view(np.float32)
         size = bucket.rows * shape.q_heads * shape.head_dim
         out = words[:size].reshape(bucket.rows, shape.q_heads, shape.head_dim)[:n]
@@ -642,7 +712,10 @@ class Attention:
         window = self.scorings[which].window
         plans = [self._plan(part.tokens, len(part.q), window) for part, _, _ in block]
         direct = all(plan.states == 1 for plan, _, _ in plans)
-        items, sizes = _items(block, plans, direct, window), [end - begin for _, begin, end in block]
+        alone, common, each = None, None, 1
+        if not direct and window is None:
+            alone, common, each = self._share(block, plans, tables)
+        items, sizes = _items(block, plans, direct, window, alone), [end - begin for _, begin, end in block]
         bucket = Bucket(
             "loop" if any(build == "loop" for _, _, build in plans) else "single",
             direct,
@@ -653,10 +726,31 @@ class Attention:
             power_of_two(sum(len(part.keys) for part in new)) if new else 0,
             power_of_two(sum(map(len, tables.values()))),
             which,
+            shared=0 if common is None else _room(len(common), self.device.info.max_workgroups[0]),
+            shared_rows=each,
+            shared_build="single" if common is None or np.all(common[:, 3] - common[:, 2] == 1) else "loop",
         )
         rig = self._rig(bucket)
         rig.holds = ()  # until the caller says what it holds
-        return bucket, fill(rig, block, plans, items, new, bucket, window, tables)
+        return bucket, fill(rig, block, plans, items, new, bucket, window, tables, common)
+
+    def _share(
+        self, block: list[Block], plans: list[Layout], tables: dict[_Part, NDArray[np.uint32]]
+    ) -> tuple[list[NDArray[np.int64]] | None, NDArray[np.int64] | None, int]:
+        """Leaves of each part's rows that items for several rows attend, these items, and the rows each is for."""
+        shape, sizes = self.cache.shape, [end - begin for _, begin, end in block]
+        units = np.repeat([plan.unit_leaves for plan, _, _ in plans], sizes)
+        build: Build = "single" if np.all(units == 1) else "loop"
+        most = kernels.shared_vectors(self.device.info.kind, build, shape.head_dim) // shape.group
+        if not self.cascade or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
+            return None, None, 1
+        limits = np.concatenate([_seen(one, None)[1] for one in block])
+        row_tables = [tables[part] for part, begin, end in block for _ in range(begin, end)]
+        shared, alone = rows.shared_leaves(limits, units, row_tables, self.cache.pool.page_size)
+        if not shared:
+            return None, None, 1
+        each = min(most, power_of_two(max(one.rows for one in shared)))
+        return np.split(alone, np.cumsum(sizes)[:-1]), rows.shared_table(shared, units, each), each
 
     # --- in a host's own Kompute sequence ------------------------------------------------------------------
 
@@ -707,6 +801,12 @@ class Attention:
         work.set(state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
         try:
             work_buffers = [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]]
+            shared, shared_buffers = None, tuple[Buffer, ...]()
+            if bucket.shared:
+                shared = Work(bucket.shared, bucket.rows, 0, bucket.tables)
+                cache.set_cache(shared, cache.layers[0][0])
+                shared.set(**scoring.header(shape.head_dim), state_stride=bucket.states, rows=bucket.rows)
+                shared_buffers = tuple(buffer(shared.words.size, Use.INPUT) for _ in cache.layers[0])
             kept = Use.OUTPUT if bucket.partial else Use.SCRATCH
             state_words = 0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2)
             out_words = bucket.rows * shape.q_heads * (shape.head_dim + 1)
@@ -726,7 +826,9 @@ class Attention:
                 one.close()
             raise
         row_words = np.zeros((bucket.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
-        return _Rig(work, work_buffers, q, states, out, new_rows, row_words)
+        return _Rig(
+            work, work_buffers, q, states, out, new_rows, row_words, shared=shared, shared_buffers=shared_buffers
+        )
 
     def _shared(self, name: str, words: int, use: Use) -> Buffer:
         """A tensor of at least ``words`` words, at most a power of two, that every bucket of its size class uses."""
@@ -747,14 +849,20 @@ class Attention:
         target = rig.out if bucket.direct else rig.states
         capped = int(self.scorings[bucket.scoring].softcap is not None)
         spec = (shape.head_dim, shape.heads_per_workgroup, kernels.chunks_ahead(device.info.kind), cache.tile, capped)
-        for shard, work in zip(cache.layers[layer], rig.work_buffers, strict=True):
+        for i, (shard, work) in enumerate(zip(cache.layers[layer], rig.work_buffers, strict=True)):
             fresh: tuple[Buffer, ...] = ()
             if rig.rows is not None:
                 kernel = device.kernel(APPEND_KERNEL, cache.append_spec())
                 grid = (bucket.appends, shard.heads, 1)
                 appends.append(Dispatch(kernel, (work, rig.rows, shard.k, shard.v), grid))
                 fresh = (rig.rows,) if bucket.fresh else ()
-            kernel = device.kernel(kernels.attend(bucket.build, cache.dtype, bucket.fresh), spec)
+            if bucket.shared:
+                vectors = shape.group * bucket.shared_rows
+                together = (shape.head_dim, vectors, *spec[2:], bucket.shared_rows)
+                kernel = device.kernel(kernels.attend(bucket.shared_build, cache.dtype, bucket.fresh), together)
+                buffers = (rig.shared_buffers[i], rig.q, shard.k, shard.v, target, target, *fresh)
+                attends.append(Dispatch(kernel, buffers, (bucket.shared, shard.heads, 1)))
+            kernel = device.kernel(kernels.attend(bucket.build, cache.dtype, bucket.fresh), (*spec, 1))
             buffers = (work, rig.q, shard.k, shard.v, target, target, *fresh)
             attends.append(Dispatch(kernel, buffers, (bucket.items, shard.heads, shape.head_chunks)))
         if not bucket.direct and not bucket.partial:

@@ -55,14 +55,16 @@ HEADER: Final = (
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: none
 )
 HEADER_WORDS: Final = 16
-# One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [first, limit).
+# One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [first, limit). With
+# the specialisation constant rows > 1: for `rows` rows from it on, which see the same of these leaves. Where the states
+# go is in the ROW records.
 # Fresh builds find the sequence's tokens from fresh_begin on in the uploaded rows, from row fresh_row on.
 ITEM: Final = (
     "row",
     "limit",
     "leaf_begin",
     "leaf_end",
-    "state",
+    "rows",
     "page_table",
     "fresh_begin",
     "fresh_row",
@@ -103,7 +105,7 @@ def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
         f"attend_{build}_{dtype}{'_fresh' * fresh}",
         "attend.comp",
         (*_ATTEND_BINDINGS, Binding("rows", "read")) if fresh else _ATTEND_BINDINGS,
-        ("head_dim", "heads", "chunks_ahead", "tile", "softcap"),
+        ("head_dim", "heads", "chunks_ahead", "tile", "softcap", "rows"),
         (f"LOOP={int(build == 'loop')}", f"KV_{dtype.upper()}=1", f"FRESH={int(fresh)}"),
     )
 
@@ -150,6 +152,17 @@ MODULES: Final = (*KERNELS, READ)  # all that is built and shipped
 def chunks_ahead(kind: str) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
     return 1 if kind == "cpu" else 2
+
+
+def shared_vectors(kind: str, build: Build, head_dim: int) -> int:
+    """Query heads, over all rows, that one workgroup serves where rows share keys, by device kind.
+
+    On a GPU what the registers of a wave hold at a leaf's end, the loop build's node state included, and 4 KiB of LDS.
+    """
+    if kind == "cpu":
+        return 8
+    most = shapes.MAX_ACCUMULATORS * (2 if build == "single" else 1)
+    return min(most // head_dim, 16)
 
 
 def value_slice(head_dim: int) -> int:

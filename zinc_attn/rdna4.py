@@ -47,7 +47,7 @@ VGPR_GATES: Final = (
 
 @dataclass(frozen=True)
 class Spec:
-    """One variant: a kernel with its specialisation constants. heads: 0 for the merge kernel.
+    """One variant: a kernel with its specialisation constants. heads: 0 for the merge kernel; rows: of shared keys.
 
     chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the
     builds that cap scores.
@@ -58,11 +58,12 @@ class Spec:
     heads: int = 0
     chunks: int = 1
     softcap: int = 0
+    rows: int = 1
 
     @property
     def constants(self) -> tuple[int, ...]:
         return (
-            (self.head_dim, self.heads, kernels.chunks_ahead("discrete"), shapes.LEAF, self.softcap)
+            (self.head_dim, self.heads, kernels.chunks_ahead("discrete"), shapes.LEAF, self.softcap, self.rows)
             if self.heads
             else (self.head_dim,)
         )

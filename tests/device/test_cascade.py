@@ -1,0 +1,103 @@
+"""Keys that rows share are attended once for all of them, and no bit tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support import differing
+
+import zinc_attn as za
+from zinc_attn import reference, rows
+from zinc_attn.rows import Shared, shared_leaves
+
+PAGE = 64
+
+
+def family(cache: za.KVCache, prefix: int, suffixes: list[int], rng: Any) -> tuple[list[Any], list[Any]]:
+    """Sequences that share ``prefix`` tokens, and what each holds, (2, tokens, kv_heads, head_dim) float16."""
+    shape = cache.shape
+    trunk = rng.standard_normal((2, prefix, shape.kv_heads, shape.head_dim)).astype(np.float16)
+    root = cache.new_sequence()
+    cache.append(root, 0, *trunk)
+    seqs, held = [], []
+    for n in suffixes:
+        seq, kv = root.fork(), trunk
+        if n:
+            more = rng.standard_normal((2, n, shape.kv_heads, shape.head_dim)).astype(np.float16)
+            cache.append(seq, 0, *more)
+            kv = np.concatenate([trunk, more], axis=1)
+        seqs.append(seq)
+        held.append(kv)
+    root.free()
+    return seqs, held
+
+
+@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
+@pytest.mark.parametrize("text", ("9/3/64", "4/4/128", "2/1/512"))
+def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtype: str) -> None:
+    shape, rng = za.AttnShape.parse(text), np.random.default_rng(7)
+    with za.KVCache(any_device, shape, 1, 16384, dtype, PAGE) as cache:
+        seqs, held = family(cache, 1100, [0, 1, 63, 500, 0, 7], rng)
+        others, other_held = family(cache, 600, [30, 10], rng)
+        order = rng.permutation(8)
+        seqs, held = [[*seqs, *others][i] for i in order], [[*held, *other_held][i] for i in order]
+        attns = [za.Attention(cache), za.Attention(cache, cascade=False), za.Attention(cache, num_splits=2)]
+        for new in (0, 1, 1, 1, 3):
+            q_lens = [new or 1] * 8 if new != 3 else [3, 1, 40, 2, 1, 1, 5, 1]
+            fresh = [rng.standard_normal((2, n if new else 0, shape.kv_heads, shape.head_dim)) for n in q_lens]
+            fresh = [x.astype(np.float16) for x in fresh]
+            qs = [rng.standard_normal((n, shape.q_heads, shape.head_dim)).astype(np.float32) for n in q_lens]
+            held = [np.concatenate(pair, axis=1) for pair in zip(held, fresh, strict=True)]
+            columns = ([x[0] for x in fresh], [x[1] for x in fresh]) if new else (None, None)
+            results = [attns[0](qs, seqs, 0, *columns, return_lse=True)]
+            read = attns[0].keys_read
+            results += [attn(qs, seqs, 0, return_lse=True) for attn in attns[1:]]
+            assert read < attns[1].keys_read
+            for i, kv in enumerate(held):
+                want = reference.emulate(qs[i], *rows.stored(*kv, dtype))
+                for outs, lses in results:
+                    assert not differing(outs[i], want[0]) and not differing(lses[i], want[1]), (new, i)
+
+
+def test_the_labs_count(device: za.Device) -> None:
+    """8 requests that share 512 tokens and have 64 of their own: 7 times 512 rows fewer."""
+    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
+        seqs, _ = family(cache, 512, [64] * 8, np.random.default_rng(0))
+        qs = [np.ones((4, 64), np.float32)] * 8
+        counts = []
+        for cascade in (True, False):
+            attn = za.Attention(cache, cascade=cascade)
+            attn(qs, seqs, 0)
+            counts.append(attn.keys_read)
+        assert counts == [512 + 8 * 64, 8 * (512 + 64)]
+
+
+def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((1500, 2, 64)).astype(np.float32) for _ in "kv")
+    q = rng.standard_normal((100, 4, 64)).astype(np.float32)
+    with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 4096, "f32", PAGE) as cache:
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        cache.append(seq, 0, k[:1400], v[:1400])
+        got = attn(q, seq, 0, k[1400:], v[1400:])
+        assert not differing(got, reference.emulate(q, k, v)[0])
+        together = sum(-(-rows // 4) * 64 * leaves for rows, leaves in ((100, 21), (93, 1), (29, 1)))
+        alone = sum(n - 64 * (21 + (n >= 1408) + (n >= 1472)) for n in range(1401, 1501))
+        assert attn.keys_read == together + alone
+
+
+def test_what_rows_share() -> None:
+    a = np.array([5, 6, 7, 8, 9, 10], np.uint32)
+    b = np.array([5, 6, 7, 8, 1, 2], np.uint32)
+    c = np.array([5, 6, 3], np.uint32)
+    tables = [a, a, b, c]
+    limits, units = np.array([1500, 1501, 1490, 700]), np.ones(4, np.int64)
+    shared, alone = shared_leaves(limits, units, tables, 256)
+    assert shared == [Shared(0, 2, 16, 23), Shared(0, 3, 8, 16), Shared(0, 4, 0, 8)]
+    assert alone.tolist() == [23, 23, 16, 8]
+    shared, alone = shared_leaves(limits, np.array([1, 1, 8, 8]), tables, 256)
+    assert shared == [Shared(0, 2, 0, 23), Shared(2, 2, 0, 8)]
+    assert alone.tolist() == [23, 23, 8, 8]
+    assert shared_leaves(limits[:1], units[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
