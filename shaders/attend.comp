@@ -15,6 +15,7 @@ layout(constant_id = ATTEND_SPEC_HEAD_DIM) const uint HEAD_DIM = 128u;
 layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1 or 2
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
+layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
 const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
 const uint PAIRS = SLICE / 2u;
 const uint VALUE_LANES = HEAD_DIM / SLICE;  // lanes that own a slice; 20 to 32
@@ -41,6 +42,7 @@ uint repeated_heads() {
 }
 
 #include "state.glsl"
+#include "softcap.glsl"
 #include "leaf.glsl"
 
 #if LOOP
@@ -61,12 +63,16 @@ void emit(uint row, uint state) {
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
         uint slot = (direct ? row : state) * q_heads + first_head() + h;
         bool mine = h >= repeated_heads();
+        float top = RESULT(m)[h], sum = RESULT(l)[h], keep = 1.0;
+        if (direct && work[HEADER_SINK_TABLE] != 0u) {
+            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + first_head() + h]), top, sum);
+        }
         if (mine && lane < VALUE_LANES) {
             for (uint i = 0u; i < PAIRS; ++i) {
                 uint at = slot * HEAD_DIM + lane * SLICE + 2u * i;
                 vec2 x = RESULT(o)[h * PAIRS + i];
                 if (direct) {
-                    x = normalised(x, RESULT(l)[h]);
+                    x = normalised(x, keep, sum);
                     result[at] = x.x;
                     result[at + 1u] = x.y;
                 } else {
@@ -77,10 +83,10 @@ void emit(uint row, uint state) {
         }
         if (mine && lane == 0u) {
             if (direct) {
-                result[lse_base + slot] = natural_lse(RESULT(m)[h], RESULT(l)[h]);
+                result[lse_base + slot] = natural_lse(top, sum);
             } else {
-                states[ml_base + 2u * slot] = RESULT(m)[h];
-                states[ml_base + 2u * slot + 1u] = RESULT(l)[h];
+                states[ml_base + 2u * slot] = top;
+                states[ml_base + 2u * slot + 1u] = sum;
             }
         }
     }
@@ -90,18 +96,19 @@ void main() {
     uint item = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
     uint row = work[item + ITEM_ROW], limit = work[item + ITEM_LIMIT];
     uint index = work[item + ITEM_LEAF_BEGIN], end = work[item + ITEM_LEAF_END];
-    uint state = work[item + ITEM_STATE];
-    Leaf leaf = Leaf(index, 0u, row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
+    uint state = work[item + ITEM_STATE], first_key = work[item + ITEM_FIRST];
+    Leaf leaf = Leaf(index, 0u, 0u, row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
     if (index >= end) {
         return;
     }
 #if LOOP
-    uint unit_leaves = work[item + ITEM_UNIT_LEAVES];
+    uint unit_leaves = work[item + ITEM_UNIT_LEAVES], begin = index;
     [[dont_unroll]] for (; index < end; ++index) {
         leaf.index = index;
+        leaf.begin = max(first_key, index * LEAF) - index * LEAF;
         leaf.count = min(limit - index * LEAF, LEAF);
         attend_leaf(leaf);
-        bool first = (index & (unit_leaves - 1u)) == 0u;
+        bool first = index == begin || (index & (unit_leaves - 1u)) == 0u;
         for (uint h = 0u; h < HEADS; ++h) {
             float m_old = first ? EMPTY_M : node_m[h];
             float l_old = first ? 0.0 : node_l[h];
@@ -120,6 +127,7 @@ void main() {
         barrier();
     }
 #else
+    leaf.begin = max(first_key, index * LEAF) - index * LEAF;
     leaf.count = min(limit - index * LEAF, LEAF);
     attend_leaf(leaf);
     emit(row, state);

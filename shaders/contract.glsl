@@ -12,6 +12,9 @@ const uint MERGE_DIMS = 64u;
 #define LN2_HI 0.693359375
 #define LN2_LO -0.000212194442
 #define SQRT2 1.41421354
+#define LOG2E 1.44269502
+#define TANH_SMALL 0.600000024
+#define TANH_MAX 32.0
 #define EXP2_C0 1.0  // 1.0
 #define EXP2_C1 0.693147182  // 0.6931471825
 #define EXP2_C2 0.240226477  // 0.2402264774
@@ -27,6 +30,11 @@ const uint MERGE_DIMS = 64u;
 #define LN_D5 -0.131287545  // -0.13128754
 #define LN_D6 0.128816485  // 0.12881649
 #define LN_D7 -0.0785961524  // -0.07859615
+#define TANH_E0 -0.333332956  // -0.333332952
+#define TANH_E1 0.133318365  // 0.133318363
+#define TANH_E2 -0.0537755229  // -0.0537755232
+#define TANH_E3 0.020765448  // 0.0207654489
+#define TANH_E4 -0.00585694145  // -0.00585694142
 const uint HEADER_Q_HEADS = 0u;
 const uint HEADER_KV_HEADS = 1u;
 const uint HEADER_KV_FIRST = 2u;
@@ -40,6 +48,9 @@ const uint HEADER_ROWS = 9u;
 const uint HEADER_ROW_TABLE = 10u;
 const uint HEADER_DIRECT = 11u;
 const uint HEADER_APPEND_TABLE = 12u;
+const uint HEADER_SOFTCAP = 13u;
+const uint HEADER_SOFTCAP_INVERSE = 14u;
+const uint HEADER_SINK_TABLE = 15u;
 const uint ITEM_ROW = 0u;
 const uint ITEM_LIMIT = 1u;
 const uint ITEM_LEAF_BEGIN = 2u;
@@ -49,6 +60,7 @@ const uint ITEM_PAGE_TABLE = 5u;
 const uint ITEM_FRESH_BEGIN = 6u;
 const uint ITEM_FRESH_ROW = 7u;
 const uint ITEM_UNIT_LEAVES = 8u;
+const uint ITEM_FIRST = 9u;
 const uint ROW_STATE = 0u;
 const uint ROW_COUNT = 1u;
 const uint ROW_UNIT = 2u;
@@ -74,6 +86,7 @@ const uint NO_TOKEN = 0xFFFFFFFFu;
 #define ATTEND_SPEC_HEADS 1
 #define ATTEND_SPEC_CHUNKS_AHEAD 2
 #define ATTEND_SPEC_TILE 3
+#define ATTEND_SPEC_SOFTCAP 4
 #define MERGE_BIND_WORK 0
 #define MERGE_BIND_STATES 1
 #define MERGE_BIND_OUT 2

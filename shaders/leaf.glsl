@@ -11,7 +11,8 @@ vec2 v[KEYS_AHEAD * PAIRS];
 
 struct Leaf {
     uint index;        // keys 64 index ... 64 index + 63
-    uint count;        // of these, the first `count` are seen
+    uint begin;        // of these, keys [begin, count) are seen
+    uint count;
     uint row;          // the query row
     uint page_table;   // word of the sequence's page table
     uint fresh_begin;  // FRESH: tokens from here on are in the uploaded rows, the first of them in row fresh_row
@@ -65,9 +66,12 @@ void attend_leaf(Leaf leaf) {
     }
 
     float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]);
-    bvec2 present = bvec2(lane < count, lane + WAVE < count);
+    bvec2 present = bvec2(lane >= leaf.begin && lane < count, lane + WAVE >= leaf.begin && lane + WAVE < count);
     for (uint h = 0u; h < HEADS; ++h) {
         precise vec2 s = dots[h] * scale;
+        if (SOFTCAP != 0u) {
+            s = vec2(soft_capped(s.x), soft_capped(s.y));
+        }
         dots[h] = mix(vec2(EMPTY_M), s, present);
     }
     for (uint h = 0u; h < HEADS; ++h) {
@@ -113,8 +117,8 @@ void attend_leaf(Leaf leaf) {
     }
     if (lane < VALUE_LANES && count > 0u) {
         // Behind the last key the weight is 0 and the last row is read again: adding 0 changes nothing, and no
-        // row that was never written (it may hold NaN) is touched.
-        uint t = 0u;
+        // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
+        uint t = leaf.begin & ~(KEYS_AHEAD - 1u);
         [[dont_unroll]] do {
             for (uint j = 0u; j < KEYS_AHEAD; ++j) {
                 load_v(locate(leaf, min(t + j, count - 1u)), lane, j * PAIRS);

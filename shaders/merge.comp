@@ -113,8 +113,12 @@ void main() {
         barrier();
     }
 
+    float keep = 1.0;
+    if (work[HEADER_SINK_TABLE] != 0u) {
+        keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
+    }
     if (dim < HEAD_DIM) {
-        vec2 x = normalised(total_o, total_l);
+        vec2 x = normalised(total_o, keep, total_l);
         uint slot = row * q_heads + head;
         result[slot * HEAD_DIM + dim] = x.x;
         result[slot * HEAD_DIM + dim + 1u] = x.y;

@@ -123,8 +123,18 @@ float natural_lse(float m, float l) {
     return is_empty(l) ? NEGATIVE_INFINITY : ln;
 }
 
-// out = o / l, and 0 for the empty state.
-vec2 normalised(vec2 o, float l) {
-    precise vec2 quotient = o * reciprocal(l);
+// An attention sink, a key with score s and no value, joins the state (m, l) last.  The weight of its o so far.
+float join_sink(float s, inout float m, inout float l) {
+    float whole = roundEven(s);
+    vec2 w = merge_weights(m, whole);
+    m = max(m, whole);
+    l = merge(l, w.x, weight(s, whole), w.y);
+    return w.x;
+}
+
+// out = o / l, and 0 for the empty state.  keep: what join_sink returned, or 1.
+vec2 normalised(vec2 o, float keep, float l) {
+    precise vec2 kept = o * keep;
+    precise vec2 quotient = flush(kept) * reciprocal(l);
     return is_empty(l) ? vec2(0.0) : flush(quotient);
 }

@@ -3,8 +3,50 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import zinc_attn as za
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
 # the machine's best device, and SwiftShader, each on both dispatchers
 DRIVERS = [(driver, runtime) for driver in ("default", "swiftshader") for runtime in RUNTIMES]
+
+Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+def make_inputs(shape: za.AttnShape, context: int, dtype: str, kind: str = "normal") -> Arrays:
+    """q (q_heads, head_dim) float32; k, v (context, kv_heads, head_dim)."""
+    rng = np.random.default_rng([shape.q_heads, shape.kv_heads, shape.head_dim, context])
+    q = rng.standard_normal((shape.q_heads, shape.head_dim), np.float32)
+    k = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
+    v = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
+    if kind == "sharp":  # scores of standard deviation 8
+        q *= 8
+    elif kind == "extreme":  # logits of about +-200
+        q[:] = np.sqrt(shape.head_dim) * 200 / shape.head_dim
+        k[:] = np.where(rng.random(k.shape[:2]) < 0.5, 1.0, -1.0)[..., None]
+    elif kind == "equal":
+        k[:] = k[:1]
+    elif kind == "zeros":
+        signs = np.where(rng.random(k.shape) < 0.5, np.float32(0.0), np.float32(-0.0))
+        k, v = np.where(rng.random(k.shape) < 0.7, signs, k), np.where(rng.random(v.shape) < 0.7, -signs, v)
+        q[::2] = -0.0
+    elif kind == "subnormal":
+        tiny = np.float32(2.0**-24)
+        k, v = np.rint(k * 300) * tiny, np.rint(v * 300) * tiny
+    elif kind == "cancelling":  # values whose sum falls through the denormals, and below the flush of inputs
+        v = np.where(np.arange(context)[:, None, None] % 2 == 0, v, -np.roll(v, 1, axis=0)) * np.float32(2.0**-39)
+        k[:] = 0
+    stored = np.float16 if dtype == "f16" else np.float32
+    return q, k.astype(stored), v.astype(stored)
+
+
+def differing(got: NDArray[Any], want: NDArray[Any]) -> str:
+    """Empty where the bits are equal, else the first differing element."""
+    a, b = got.reshape(-1).view(np.uint32), want.reshape(-1).view(np.uint32)
+    at = np.flatnonzero(a != b)
+    return "" if at.size == 0 else f"{at.size} differ, first at {at[0]}: got {a[at[0]]:#x}, expected {b[at[0]]:#x}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -14,10 +15,10 @@ from . import kernels
 from .device import Device
 from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from .planner import SplitPlan, plan_splits
-from .reference import score_scale
-from .rows import NEVER, Work, checked_values, item_table, pack_k, pack_v, tiles
+from .reference import key_ranges, score_scale, sink_scores
+from .rows import NEVER, Work, checked_values, item_table, pack_k, pack_v, row_table, tiles
 from .runtime import Dispatch, Recording, Use
-from .shapes import LEAF, LOG2E, MAX_SCORE, AttnShape, check_int, dtype_bytes
+from .shapes import LEAF, LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, AttnShape, check_int, dtype_bytes
 
 F32 = NDArray[np.float32]
 _DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -45,6 +46,56 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if not abs(value) * LOG2E < 2.0**127:  # false for NaN too
         raise ValueRangeError(f"scale: got {value:g}, expected a finite float32 number")
     return value
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap`` and ``sinks`` said.
+
+    sinks: (q_heads,) float32 in log2 units, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: F32 | None = None
+
+    def header(self, head_dim: int) -> dict[str, int]:
+        """The header words of the work buffer."""
+        words = {"score_scale": float(score_scale(head_dim, self.scale, self.softcap))}
+        if self.softcap is not None:
+            words |= {"softcap": self.softcap, "softcap_inverse": 1.0 / self.softcap}
+        return {name: kernels.float_bits(value) for name, value in words.items()}
+
+
+def check_window(window: Any) -> int | None:
+    """A window in keys, or None."""
+    return None if window is None else check_int("window", window, 1)
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """A cap within the range of inputs, or None; rounded to float32."""
+    if softcap is None:
+        return None
+    try:
+        value = float(np.float32(softcap))
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"softcap: got {softcap!r}, expected a number or None") from None
+    if not MIN_INPUT <= value <= MAX_INPUT:
+        raise ValueRangeError(f"softcap: got {value:g}, expected a number from 2**-40 to 2**60, or None for no cap")
+    return value
+
+
+def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
+    """Sinks (q_heads,) in log2 units, or None."""
+    if sinks is None:
+        return None
+    array = np.asarray(sinks)
+    if array.shape != (q_heads,):
+        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise DTypeError(f"sinks: got dtype {array.dtype}, expected float32")
+    return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
 
 
 def _float_array(name: str, x: Any) -> NDArray[Any]:
@@ -110,8 +161,8 @@ class ResidentKV:
 class AttentionStep:
     """One recorded attention call on a ResidentKV: a plan, its buffers and its submission. Run it any number of times.
 
-    ``limits`` gives the keys that each of the plan's q_len rows sees. ``heads_per_workgroup``: query heads that one
-    workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
+    scoring: None is the usual scale and nothing else; its window must be the plan's. heads_per_workgroup: query heads
+    that one workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
     """
 
     def __init__(
@@ -119,8 +170,8 @@ class AttentionStep:
         kv: ResidentKV,
         plan: SplitPlan,
         *,
-        scale: float,
-        limits: list[int] | None = None,
+        scoring: Scoring | None = None,
+        causal: bool = True,
         timestamps: bool = False,
         heads_per_workgroup: int | None = None,
     ) -> None:
@@ -129,8 +180,8 @@ class AttentionStep:
         if heads_per_workgroup is not None:
             per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, per_workgroup)
         self.plan, self.runtime = plan, runtime
-        self.limits = [plan.context_len] * plan.q_len if limits is None else limits
-        work = self._work(kv, scale)
+        scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
+        work = self._work(kv, scoring, key_ranges(plan.context_len, plan.q_len, causal, scoring.window))
         rows, heads, dim = plan.q_len, shape.q_heads, shape.head_dim
         self._buffers = [runtime.buffer(4 * work.words.size, Use.INPUT)]
         self._recording: Recording | None = None
@@ -142,7 +193,8 @@ class AttentionStep:
             runtime.write(work_buffer, work.words)
             steps = []
             if len(work.items):
-                spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF)
+                capped = int(scoring.softcap is not None)
+                spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF, capped)
                 attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), spec)
                 grid = (len(work.items), shape.kv_heads, -(-shape.group // per_workgroup))
                 target = out if plan.passes == 1 else states  # bound twice, so that pass 2 waits for one buffer
@@ -156,27 +208,24 @@ class AttentionStep:
             self.close()
             raise
 
-    def _work(self, kv: ResidentKV, scale: float) -> Work:
+    def _work(self, kv: ResidentKV, scoring: Scoring, seen: tuple[NDArray[Any], NDArray[Any]]) -> Work:
         """The call's work buffer; one page, number 0, holds everything."""
         plan, shape, rows = self.plan, self.plan.shape, self.plan.q_len
         direct = plan.passes == 1
-        limits, ranges = np.array(self.limits), np.array(plan.leaf_ranges())
-        items = item_table(limits, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
-        work = Work(len(items), rows, 0, 1)
+        items = item_table(*seen, np.array(plan.leaf_ranges()), plan, keep_empty=direct)
+        work = Work(len(items), rows, 0, 1, scoring.sinks)
         work.set_shape(shape, shape.kv_heads)
         work.set(
-            score_scale=kernels.float_bits(float(score_scale(shape.head_dim, scale))),
+            **scoring.header(shape.head_dim),
             state_stride=plan.states * rows,
             page_shift=31,
             page_tiles=max(tiles(kv.tokens), 1),
             rows=rows,
             direct=int(direct),
         )
-        work.items[:, :5] = items
+        work.items[:, :5], work.items[:, 9] = items[:, :5], items[:, 5]
         work.items[:, 5:9] = work.tables_at, NEVER, 0, plan.unit_leaves
-        work.rows[:, 0] = np.arange(rows) * plan.states
-        work.rows[:, 1] = -(-limits // plan.unit_keys)
-        work.rows[:, 3] = plan.unit_leaves
+        work.rows[:] = row_table(*seen, plan)
         return work
 
     def write_q(self, q: NDArray[Any]) -> None:
@@ -237,6 +286,10 @@ def attention(
     scale: float | None = ...,
     causal: bool = ...,
     return_lse: Literal[False] = ...,
+    *,
+    window: int | None = ...,
+    softcap: float | None = ...,
+    sinks: Any = ...,
 ) -> F32: ...
 @overload
 def attention(
@@ -250,6 +303,9 @@ def attention(
     causal: bool = ...,
     *,
     return_lse: Literal[True],
+    window: int | None = ...,
+    softcap: float | None = ...,
+    sinks: Any = ...,
 ) -> tuple[F32, F32]: ...
 
 
@@ -263,18 +319,26 @@ def attention(
     scale: float | None = None,
     causal: bool = True,
     return_lse: bool = False,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
 ) -> F32 | tuple[F32, F32]:
     """Softmax attention of decode rows on a Vulkan device.
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); float32 or float16.
     num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits. scale: None is
-    1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i.
+    1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i. window: keys that a row sees
+    at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1). softcap: scores
+    become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins the softmax
+    without a value (GPT-OSS); lse includes it.
     Returns out (q's shape, float32), and with return_lse also lse (q's shape without head_dim, float32, natural log).
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
     """
     rows, ka, va, shape = check_arrays(q, k, v)
     factor = check_scale(scale, shape.head_dim)
+    scoring = Scoring(factor, check_window(window), check_softcap(softcap), check_sinks(sinks, shape.q_heads))
     checked_q, q_max = checked_values("q", rows if np.ndim(q) == 3 else rows[0])  # indices as the caller counts them
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
@@ -287,13 +351,13 @@ def attention(
         raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
     if num_splits is None and split_size is None:
         units = device.info.compute_units
-        plan = plan_splits(tokens, shape, units, _DTYPES[ka.dtype], q_len, device.info.kind)
+        plan = plan_splits(tokens, shape, units, _DTYPES[ka.dtype], q_len, device.info.kind, window)
     else:
-        plan = SplitPlan.fixed(tokens, shape, num_splits=num_splits, split_size=split_size, q_len=q_len)
-    limits = [max(tokens - q_len + 1 + i, 0) if causal else tokens for i in range(q_len)]
+        sizes = {"num_splits": num_splits, "split_size": split_size}
+        plan = SplitPlan.fixed(tokens, shape, q_len=q_len, window=window, **sizes)
     kv = ResidentKV(device, ka, va)
     try:
-        step = AttentionStep(kv, plan, scale=factor, limits=limits)
+        step = AttentionStep(kv, plan, scoring=scoring, causal=causal)
         try:
             step.write_q(checked_q)
             step.run()

@@ -184,11 +184,9 @@ class _Attention(_Subject):
     """A layout on a runtime. ``q``: (q_heads, head_dim)."""
 
     def __init__(self, row: BenchRow, kv: ResidentKV, plan: SplitPlan, q: F32) -> None:
-        scale = check_scale(None, plan.shape.head_dim)
-
         def make(timestamps: bool) -> AttentionStep:
             heads = row.heads_per_workgroup
-            made = AttentionStep(kv, plan, scale=scale, timestamps=timestamps, heads_per_workgroup=heads)
+            made = AttentionStep(kv, plan, timestamps=timestamps, heads_per_workgroup=heads)
             made.write_q(q[None])
             return made
 

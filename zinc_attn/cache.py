@@ -234,6 +234,12 @@ class KVCache:
             buffer.close()
         self._buffers.clear()
 
+    def __enter__(self) -> KVCache:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     # --- sequences ----------------------------------------------------------------------------------------
 
     def new_sequence(self) -> Sequence:

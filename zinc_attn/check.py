@@ -265,7 +265,7 @@ class _Attention(Attention):
         self.rule = rule
         self._frames.clear()
 
-    def _plan(self, tokens: int, q_len: int) -> Any:
+    def _plan(self, tokens: int, q_len: int, window: int | None) -> Any:
         plan = self.rule(tokens, q_len)
         return plan, np.array(plan.leaf_ranges()), plan.build
 

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels, rows
-from .attention import check_scale, check_score_bound
+from .attention import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
 from .cache import KVCache, Sequence, power_of_two
 from .errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
 from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
 from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from .pages import Reservation, commit_all
-from .planner import SplitPlan, plan_splits
-from .reference import score_scale
-from .rows import NEVER, Work, item_table
+from .planner import SplitPlan, first_seen, plan_splits
+from .reference import key_ranges
+from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
 from .shapes import LEAF, NODE, check_int
 
@@ -45,6 +45,7 @@ class Bucket(NamedTuple):
     states: int
     appends: int  # 0: attend only
     tables: int
+    scoring: int = 0  # of Attention.scorings
 
 
 @dataclass
@@ -80,6 +81,14 @@ def _room(n: int, limit: int) -> int:
 
 
 Block = tuple[_Part, int, int]  # rows [begin, end) of a part
+Layout = tuple[SplitPlan, NDArray[np.int64], Build]  # with the plan's leaf ranges (splits, 2) and build
+
+
+def _seen(block: Block, window: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(first, limit) of the rows of a block."""
+    part, begin, end = block
+    firsts, limits = key_ranges(part.tokens, len(part.q), True, window)
+    return firsts[begin:end], limits[begin:end]
 
 
 class _Frame(NamedTuple):
@@ -89,24 +98,28 @@ class _Frame(NamedTuple):
     items: tuple[slice, ...]  # of each part
 
 
+def _items(block: list[Block], plans: list[Layout], direct: bool, window: int | None) -> list[NDArray[np.int64]]:
+    """The items of each part's rows."""
+    return [
+        item_table(*_seen(one, window), ranges, plan, keep_empty=direct)
+        for one, (plan, ranges, _) in zip(block, plans, strict=True)
+    ]
+
+
 def fill(
     rig: _Rig,
     block: list[Block],
-    plans: list[tuple[SplitPlan, NDArray[np.int64], Build]],
+    plans: list[Layout],
+    items: list[NDArray[np.int64]],
     new: list[_Part],
-    fresh: bool,
-    direct: bool,
+    bucket: Bucket,
+    window: int | None,
     tables: dict[_Part, NDArray[np.uint32]],
 ) -> tuple[slice, ...]:
     """Fill the work words of ``rig`` for a block's rows; where each part's items lie.
 
-    plans: one per part of the block, with its leaf ranges; tables: the page table of every part, of ``new`` too.
+    plans, items: one per part of the block, see ``_items``; tables: the page table of every part, of ``new`` too.
     """
-    limits = [np.maximum(p.tokens - len(p.q) + 1 + np.arange(begin, end), 0) for p, begin, end in block]
-    items = [
-        item_table(limit, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
-        for limit, (plan, ranges, _) in zip(limits, plans, strict=True)
-    ]
     work, at = rig.work, 0
     page_tables, fresh_rows = {}, {}
     for part, table in tables.items():
@@ -124,14 +137,14 @@ def fill(
     work.appends[at:, 0] = kernels.NO_TOKEN
     item = row = state = 0
     spans = []
-    for (part, begin, end), (plan, _, _), limit, mine in zip(block, plans, limits, items, strict=True):
-        n, span = end - begin, slice(item, item + len(mine))
-        begin_fresh = part.reservation.start if part.reservation and fresh else NEVER
-        work.items[span, :5] = mine + np.array([row, 0, 0, 0, state])
+    for one, (plan, _, _), mine in zip(block, plans, items, strict=True):
+        part, seen = one[0], _seen(one, window)
+        n, span = len(seen[0]), slice(item, item + len(mine))
+        begin_fresh = part.reservation.start if part.reservation and bucket.fresh else NEVER
+        work.items[span, :5] = mine[:, :5] + np.array([row, 0, 0, 0, state])
         work.items[span, 5:9] = page_tables[part], begin_fresh, fresh_rows.get(part, 0), plan.unit_leaves
-        work.rows[row : row + n, 0] = state + np.arange(n) * plan.states
-        work.rows[row : row + n, 1] = -(-limit // plan.unit_keys)
-        work.rows[row : row + n, 3] = plan.unit_leaves
+        work.items[span, 9] = mine[:, 5]
+        work.rows[row : row + n] = row_table(*seen, plan) + np.array([state, 0, 0, 0])
         spans.append(span)
         item, row, state = item + len(mine), row + n, state + n * plan.states
     work.items[item:, 2:4] = 0  # no leaves
@@ -143,7 +156,10 @@ class Attention:
     """Attention of query rows over sequences of ``cache``.
 
     ``num_splits`` or ``split_size`` fix the layout of every call; neither: the split rule. The bits depend on neither.
-    scale: None is 1 / sqrt(head_dim).
+    scale: None is 1 / sqrt(head_dim). window: keys that a row sees at most, its own position counted, or a list with an
+    int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a logit
+    per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or None per
+    layer.
     """
 
     def __init__(
@@ -153,22 +169,50 @@ class Attention:
         num_splits: int | None = None,
         split_size: int | None = None,
         scale: float | None = None,
+        window: int | Seq[int | None] | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
     ) -> None:
         if num_splits is not None and split_size is not None:
             raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size = num_splits, split_size
         self.scale = check_scale(scale, cache.shape.head_dim)
-        self._score_scale = kernels.float_bits(float(score_scale(cache.shape.head_dim, self.scale)))
+        self.scorings, self.scoring_of = self._scorings(window, check_softcap(softcap), sinks)
         self._rigs: dict[Bucket, _Rig] = {}
         self._recordings: dict[tuple[Bucket, int], Recording] = {}
         self._frames: dict[tuple[Any, ...], _Frame] = {}
-        self._plans: dict[tuple[int, int], tuple[SplitPlan, NDArray[np.int64], Build]] = {}
+        self._plans: dict[tuple[int, int, int], Layout] = {}
         if num_splits is not None or split_size is not None:
             SplitPlan.fixed(0, cache.shape, num_splits=num_splits, split_size=split_size)  # refuses what is no layout
         self._pool: dict[tuple[str, int], Buffer] = {}  # tensors that buckets share, by name and power of two of words
 
         cache.users.add(self)
+
+    def _scorings(self, window: Any, softcap: float | None, sinks: Any) -> tuple[list[Scoring], list[int]]:
+        """The different scorings of the layers, and which of them each layer has."""
+        layers, q_heads = self.cache.num_layers, self.cache.shape.q_heads
+        if isinstance(window, (list, tuple)) and len(window) != layers:
+            raise ArgumentError(f"window: got {len(window)} entries, expected an int, None or one per layer ({layers})")
+        windows = list(window) if isinstance(window, (list, tuple)) else [window] * layers
+        if isinstance(sinks, (list, tuple)) or np.ndim(sinks) == 2:
+            if len(sinks) != layers:
+                raise ArgumentError(
+                    f"sinks: got {len(sinks)} rows, expected ({q_heads},) or a row per layer ({layers})"
+                )
+            rows = [check_sinks(one, q_heads) for one in sinks]
+        else:
+            rows = [check_sinks(sinks, q_heads)] * layers
+        found: dict[tuple[Any, ...], int] = {}
+        scorings: list[Scoring] = []
+        which = []
+        for one, row in zip(map(check_window, windows), rows, strict=True):
+            key = one, None if row is None else row.tobytes()
+            if key not in found:
+                found[key] = len(scorings)
+                scorings.append(Scoring(self.scale, one, softcap, row))
+            which.append(found[key])
+        return scorings, which
 
     def close(self) -> None:
         """Free the command buffers and tensors of every bucket; KVCache.close does it. A later call makes them anew."""
@@ -273,20 +317,23 @@ class Attention:
         values, largest = rows.checked_values("q", array)
         return (values if array.ndim == 3 else values[None]), largest
 
-    def _plan(self, tokens: int, q_len: int) -> tuple[SplitPlan, NDArray[np.int64], Build]:
-        """The plan of a sequence, its leaf ranges (splits, 2), and its build; the batch never enters."""
+    def _plan(self, tokens: int, q_len: int, window: int | None) -> Layout:
+        """The plan of a sequence; the batch never enters."""
         fixed = self.num_splits is not None or self.split_size is not None
-        # the split rule looks at whole leaves, a fixed layout at keys
-        key = (tokens if fixed else -(-tokens // LEAF) * LEAF, q_len)
+        begin = first_seen(tokens, q_len, window)
+        if not fixed:  # the split rule looks at whole leaves, a fixed layout at keys
+            tokens, begin = -(-tokens // LEAF) * LEAF, begin // LEAF * LEAF
+        key = tokens, q_len, begin
         if key not in self._plans:
             if len(self._plans) > (8 if fixed else 256):
                 self._plans.clear()
             info, shape = self.device.info, self.cache.shape
+            window = tokens - q_len + 1 - begin if begin else None
             if fixed:
                 sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
-                plan = SplitPlan.fixed(tokens, shape, q_len=q_len, **sizes)
+                plan = SplitPlan.fixed(tokens, shape, q_len=q_len, window=window, **sizes)
             else:
-                plan = plan_splits(key[0], shape, info.compute_units, self.cache.dtype, q_len, info.kind)
+                plan = plan_splits(tokens, shape, info.compute_units, self.cache.dtype, q_len, info.kind, window)
             self._plans[key] = plan, np.array(plan.leaf_ranges()), plan.build
         return self._plans[key]
 
@@ -299,7 +346,7 @@ class Attention:
                 encoded = rows.encode(part.keys, part.values, self.cache.dtype)
                 self.cache.write_rows(part.sequence, layer, part.reservation, encoded)
             new = []
-        blocks = self._blocks(parts)
+        blocks = self._blocks(parts, self.scorings[self.scoring_of[layer]].window)
         if len(blocks) == 1:
             out, lse = self._submit(blocks[0], new, layer)
             if len(parts) == 1:
@@ -324,7 +371,7 @@ class Attention:
         shape = self.cache.shape
         return min(SCRATCH_BYTES, self.device.info.max_buffer_bytes) // (4 * shape.q_heads * (shape.head_dim + 2))
 
-    def _blocks(self, parts: list[_Part]) -> list[list[Block]]:
+    def _blocks(self, parts: list[_Part], window: int | None) -> list[list[Block]]:
         """The rows of a call, cut where a submission's partial states or workgroups would be too many."""
         if len(parts) == 1 and len(parts[0].q) == 1:
             return [[(parts[0], 0, 1)]]
@@ -333,7 +380,7 @@ class Attention:
         blocks: list[list[Block]] = [[]]
         states = items = rows_so_far = 0
         for part in parts:
-            plan, ranges, _ = self._plan(part.tokens, len(part.q))
+            plan, ranges, _ = self._plan(part.tokens, len(part.q), window)
             cost, width, row = max(plan.states, 1), len(ranges), 0
             while row < len(part.q):
                 room = min(
@@ -355,7 +402,8 @@ class Attention:
     def _submit(self, block: list[Block], new: list[_Part], layer: int) -> tuple[F32, F32]:
         """One submission: rows [begin, end) of each part of the block, after appending the new rows of ``new``."""
         cache, shape, runtime = self.cache, self.cache.shape, self.device.runtime
-        fresh = bool(new) and runtime.name == "kompute"
+        fresh, which = bool(new) and runtime.name == "kompute", self.scoring_of[layer]
+        window = self.scorings[which].window
         # the first of several blocks appends the rows of parts that it does not attend: it is never steady
         steady = len(new) in (0, len(block)) and all(
             len(part.q) == 1 and len(part.keys if new else part.q) == 1 for part, _, _ in block
@@ -368,8 +416,11 @@ class Attention:
             key = (
                 fresh,
                 bool(new),
+                which,
                 *((p.sequence.serial, p.sequence.stamp, -(-p.tokens // LEAF)) for p, _, _ in block),
             )
+            if window is not None:
+                key = (*key, *(first_seen(length, 1, window) // LEAF for length in tokens))
         frame = self._frames.get(key) if key else None
         if frame is not None and self._rig(frame.bucket).holds == key:
             bucket, rig = frame.bucket, self._rig(frame.bucket)
@@ -378,12 +429,14 @@ class Attention:
                 rig.tokens = ()  # an interrupted call leaves words that the next one must fill again
                 for at, (length, span) in enumerate(zip(tokens, frame.items, strict=True)):
                     rig.work.items[span, 1] = length
+                    if window is not None:
+                        rig.work.items[span, 9] = max(length - window, 0)
                     if fresh:
                         rig.work.items[span, 6] = length - 1
                     if new:
                         rig.work.appends[at, 0] = length - 1
         else:
-            bucket, spans = self._fill(block, new, fresh, tables)
+            bucket, spans = self._fill(block, new, fresh, which, tables)
             rig, changed = self._rig(bucket), True
             rig.holds, rig.tokens = key, ()
             if key:
@@ -415,32 +468,27 @@ class Attention:
         return out, lse[:n]
 
     def _fill(
-        self, block: list[Block], new: list[_Part], fresh: bool, tables: dict[_Part, NDArray[np.uint32]]
+        self, block: list[Block], new: list[_Part], fresh: bool, which: int, tables: dict[_Part, NDArray[np.uint32]]
     ) -> tuple[Bucket, tuple[slice, ...]]:
         """Fill the work words of the block's bucket; where each part's items lie."""
-        plans = [self._plan(part.tokens, len(part.q)) for part, _, _ in block]
+        window = self.scorings[which].window
+        plans = [self._plan(part.tokens, len(part.q), window) for part, _, _ in block]
         direct = all(plan.states == 1 for plan, _, _ in plans)
-        limits = [np.maximum(p.tokens - len(p.q) + 1 + np.arange(begin, end), 0) for p, begin, end in block]
-        items = [
-            item_table(limit, ranges, plan.unit_leaves, plan.states, keep_empty=direct)
-            for limit, (plan, ranges, _) in zip(limits, plans, strict=True)
-        ]
+        items, sizes = _items(block, plans, direct, window), [end - begin for _, begin, end in block]
         bucket = Bucket(
             "loop" if any(build == "loop" for _, _, build in plans) else "single",
             direct,
             fresh,
             _room(sum(map(len, items)), self.device.info.max_workgroups[0]),
-            _room(sum(map(len, limits)), self.device.info.max_workgroups[2]),
-            _room(
-                sum(len(limit) * plan.states for limit, (plan, _, _) in zip(limits, plans, strict=True)),
-                self._most_states(),
-            ),
+            _room(sum(sizes), self.device.info.max_workgroups[2]),
+            _room(sum(n * plan.states for n, (plan, _, _) in zip(sizes, plans, strict=True)), self._most_states()),
             power_of_two(sum(len(part.keys) for part in new)) if new else 0,
             power_of_two(sum(map(len, tables.values()))),
+            which,
         )
         rig = self._rig(bucket)
         rig.holds = ()  # until the caller says what it holds
-        return bucket, fill(rig, block, plans, new, fresh, direct, tables)
+        return bucket, fill(rig, block, plans, items, new, bucket, window, tables)
 
     # --- in a host's own Kompute sequence ------------------------------------------------------------------
 
@@ -484,9 +532,11 @@ class Attention:
                 made.append(runtime.buffer(nbytes, use))
             return made[-1]
 
-        work = Work(bucket.items, bucket.rows, bucket.appends, bucket.tables)
+        scoring = self.scorings[bucket.scoring]
+        work = Work(bucket.items, bucket.rows, bucket.appends, bucket.tables, scoring.sinks)
         cache.set_cache(work, cache.layers[0][0])
-        work.set(score_scale=self._score_scale, state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
+        work.set(**scoring.header(shape.head_dim))
+        work.set(state_stride=bucket.states, rows=bucket.rows, direct=int(bucket.direct))
         try:
             work_buffers = [buffer(work.words.size, Use.INPUT) for _ in cache.layers[0]]
             state_words = 0 if bucket.direct else bucket.states * shape.q_heads * (shape.head_dim + 2)
@@ -526,7 +576,8 @@ class Attention:
         cache, shape, device = self.cache, self.cache.shape, self.device
         appends, attends, merges = [], [], []
         target = rig.out if bucket.direct else rig.states
-        spec = (shape.head_dim, shape.heads_per_workgroup, kernels.chunks_ahead(device.info.kind), cache.tile)
+        capped = int(self.scorings[bucket.scoring].softcap is not None)
+        spec = (shape.head_dim, shape.heads_per_workgroup, kernels.chunks_ahead(device.info.kind), cache.tile, capped)
         for shard, work in zip(cache.layers[layer], rig.work_buffers, strict=True):
             fresh: tuple[Buffer, ...] = ()
             if rig.rows is not None:
@@ -575,8 +626,12 @@ class RecordedAttention:
         most = cache.capacity if max_tokens is None else max_tokens
         self.max_tokens = max_tokens = check_int("max_tokens", most, 1, cache.capacity)
         info = attention.device.info
-        longest = plan_splits(max_tokens, shape, info.compute_units, cache.dtype, self.q_len)
+        which = attention.scoring_of[layer]
+        self.window = attention.scorings[which].window
+        longest = plan_splits(max_tokens, shape, info.compute_units, cache.dtype, self.q_len, window=self.window)
         nodes = -(-max_tokens // (LEAF * NODE))
+        if self.window is not None:  # a span of keys that begins anywhere touches one node more than its length says
+            nodes = min(nodes, -(-(self.window + self.q_len - 1) // (LEAF * NODE)) + 1)
         self.splits = min(longest.num_splits, nodes)
         self.bucket = Bucket(
             "loop",
@@ -587,6 +642,7 @@ class RecordedAttention:
             power_of_two(nodes * self.q_len),
             self.count,
             power_of_two(cache.pool.pages_for(max_tokens)),
+            which,
         )
         self._rig = attention.new_rig(self.bucket, (HostTensor(q), None if rows is None else HostTensor(rows)))
         self._recording = runtime.record_into(sequence, attention.steps(self.bucket, self._rig, layer))
@@ -646,13 +702,17 @@ class RecordedAttention:
     def _fill(self, part: _Part) -> None:
         """The work words for the sequence's length: whole nodes per state, so that one grid serves every length."""
         shape, cache = self.attention.cache.shape, self.attention.cache
-        nodes = -(-part.tokens // (LEAF * NODE))
-        edges = [min(i * nodes // self.splits * NODE * LEAF, part.tokens) for i in range(self.splits + 1)]
-        plan = SplitPlan(part.tokens, shape, tuple(edges), NODE, self.q_len)
+        begin = first_seen(part.tokens, self.q_len, self.window)
+        first = begin // (LEAF * NODE)
+        nodes = -(-part.tokens // (LEAF * NODE)) - first
+        edges = [min((first + i * nodes // self.splits) * NODE * LEAF, part.tokens) for i in range(self.splits + 1)]
+        plan = SplitPlan(part.tokens, shape, (begin, *edges[1:]), NODE, self.q_len, begin)
         new = [part] if self.count else []
         tables = {part: part.sequence.table(part.reservation)}
         block: list[Block] = [(part, 0, self.q_len)]
-        fill(self._rig, block, [(plan, np.array(plan.leaf_ranges()), "loop")], new, self.count > 0, False, tables)
+        layouts: list[Layout] = [(plan, np.array(plan.leaf_ranges()), "loop")]
+        items = _items(block, layouts, False, self.window)
+        fill(self._rig, block, layouts, items, new, self.bucket, self.window, tables)
         for i, buffer in enumerate(self._rig.work_buffers):
             cache.set_cache(self._rig.work, cache.layers[self.layer][i])
             self.runtime.write(buffer, self._rig.work.words)

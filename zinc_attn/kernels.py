@@ -42,7 +42,7 @@ HEADER: Final = (
     "kv_first",  # first KV head of the buffers
     "row_kv_heads",  # KV heads of row tensors: all of them
     "group",  # query heads per KV head
-    "score_scale",  # float32 bits of scale * log2(e)
+    "score_scale",  # float32 bits of scale * log2(e); with softcap of scale alone
     "state_stride",  # states in the scratch tensor: (m, l) pairs begin behind state_stride * q_heads * head_dim
     "page_shift",  # log2 of the tiles per page
     "page_tiles",  # tiles per page and KV head
@@ -50,9 +50,12 @@ HEADER: Final = (
     "row_table",  # word where the ROW records begin
     "direct",  # 1: each row has at most one state, pass 1 writes the final output
     "append_table",  # word where the APPEND (or COPY) records begin
+    "softcap",  # float32 bits of the cap, for attend's specialisation constant softcap = 1
+    "softcap_inverse",  # float32 bits of 1 / cap
+    "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: none
 )
 HEADER_WORDS: Final = 16
-# One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [0, limit).
+# One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [first, limit).
 # Fresh builds find the sequence's tokens from fresh_begin on in the uploaded rows, from row fresh_row on.
 ITEM: Final = (
     "row",
@@ -64,6 +67,7 @@ ITEM: Final = (
     "fresh_begin",
     "fresh_row",
     "unit_leaves",
+    "first",
 )
 ITEM_WORDS: Final = 12
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit.
@@ -99,7 +103,7 @@ def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
         f"attend_{build}_{dtype}{'_fresh' * fresh}",
         "attend.comp",
         (*_ATTEND_BINDINGS, Binding("rows", "read")) if fresh else _ATTEND_BINDINGS,
-        ("head_dim", "heads", "chunks_ahead", "tile"),
+        ("head_dim", "heads", "chunks_ahead", "tile", "softcap"),
         (f"LOOP={int(build == 'loop')}", f"KV_{dtype.upper()}=1", f"FRESH={int(fresh)}"),
     )
 
@@ -174,9 +178,9 @@ def contract_glsl() -> str:
         lines.append(f"const uint {name} = {getattr(shapes, name)}u;")
     lines.append(f"const uint RCP_SEED = 0x{shapes.RCP_SEED:08X}u;")
     lines.append(f"const uint MERGE_DIMS = {MERGE_DIMS}u;")
-    for name in ("CUTOFF", "FLUSH", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2"):
+    for name in ("CUTOFF", "FLUSH", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX"):
         lines.append(f"#define {name} {_glsl_float(getattr(shapes, name))}")
-    for prefix, poly in (("EXP2_C", shapes.EXP2_POLY), ("LN_D", shapes.LN_POLY)):
+    for prefix, poly in (("EXP2_C", shapes.EXP2_POLY), ("LN_D", shapes.LN_POLY), ("TANH_E", shapes.TANH_POLY)):
         for i, c in enumerate(poly):
             lines.append(f"#define {prefix}{i} {_glsl_float(c)}  // {c!r}")
     for prefix, words in (("HEADER", HEADER), ("ITEM", ITEM), ("ROW", ROW), ("APPEND", APPEND), ("COPY", COPY)):

@@ -37,15 +37,16 @@ NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idl
 WORKGROUPS_PER_UNIT: Final = 8
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (LEAF * NODE)  # keeps the split count monotone where the unit changes
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 
 
 @dataclass(frozen=True)
 class SplitPlan:
     """A layout of one attention call. Built by ``plan_splits`` or ``SplitPlan.fixed``.
 
-    context_len: keys; boundaries: num_splits + 1 ascending key positions from 0 to context_len, any integers;
-    unit_leaves: leaves per emitted partial state, 1 or 8. A unit belongs to the split in which it starts.
+    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len, any integers;
+    unit_leaves: leaves per emitted partial state, 1 or 8. A unit belongs to the split in which it starts, that of
+    ``begin`` to the first. begin: keys before it are seen by no row (a window), and their leaves are not read.
     """
 
     context_len: int
@@ -53,11 +54,13 @@ class SplitPlan:
     boundaries: tuple[int, ...]
     unit_leaves: int
     q_len: int = 1
+    begin: int = 0
 
     def __post_init__(self) -> None:
         for name, value in (
             ("context_len", check_int("context_len", self.context_len, 0, MAX_CONTEXT)),
             ("q_len", check_int("q_len", self.q_len, 1)),
+            ("begin", check_int("begin", self.begin, 0, max(self.context_len, 0))),
             ("unit_leaves", check_int("unit_leaves", self.unit_leaves, 1, NODE)),
             ("boundaries", tuple(check_int("boundaries", b, 0, MAX_CONTEXT) for b in self.boundaries)),
         ):
@@ -67,9 +70,9 @@ class SplitPlan:
         if self.unit_leaves not in (1, NODE):
             raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {NODE}")
         b = self.boundaries
-        if len(b) < 2 or b[0] != 0 or b[-1] != self.context_len or any(x > y for x, y in pairwise(b)):
+        if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or any(x > y for x, y in pairwise(b)):
             raise ArgumentError(
-                f"boundaries: got {_short(b)}, expected ascending key positions from 0 to "
+                f"boundaries: got {_short(b)}, expected ascending key positions from begin = {self.begin} to "
                 f"context_len = {self.context_len}"
             )
 
@@ -82,21 +85,27 @@ class SplitPlan:
         num_splits: int | None = None,
         split_size: int | None = None,
         q_len: int = 1,
+        window: int | None = None,
     ) -> SplitPlan:
-        """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal."""
+        """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal.
+
+        window: keys a row sees at most, its own included; the layout divides those that some row sees.
+        """
         context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
+        begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
+        seen = context_len - begin
         if (num_splits is None) == (split_size is None):
             raise ArgumentError(
                 f"num_splits, split_size: got {num_splits!r}, {split_size!r}, expected exactly one of the two"
             )
         if num_splits is not None:
             n = check_int("num_splits", num_splits, 1, MAX_CONTEXT)
-            boundaries = tuple(i * context_len // n for i in range(n + 1))
-            size = context_len // n
+            boundaries = tuple(begin + i * seen // n for i in range(n + 1))
+            size = seen // n
         else:
             size = check_int("split_size", split_size, 1)
-            boundaries = (*range(0, max(context_len, 1), size), context_len)
-        return cls(context_len, shape, boundaries, NODE if size >= LEAF * NODE else 1, q_len)
+            boundaries = (begin, *range((begin // size + 1) * size, context_len, size), context_len)
+        return cls(context_len, shape, boundaries, NODE if size >= LEAF * NODE else 1, q_len, begin)
 
     @property
     def num_splits(self) -> int:
@@ -111,12 +120,18 @@ class SplitPlan:
     @property
     def states(self) -> int:
         """Partial states per query row and head."""
-        return -(-self.context_len // self.unit_keys)
+        return -(-self.context_len // self.unit_keys) - self.first_unit
+
+    @property
+    def first_unit(self) -> int:
+        """The unit that holds key ``begin``: absolute number of a row's first partial state."""
+        return self.begin // self.unit_keys
 
     def leaf_ranges(self) -> list[tuple[int, int]]:
         """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
         last = -(-self.context_len // LEAF)
         starts = [-(-b // self.unit_keys) * self.unit_leaves for b in self.boundaries]
+        starts[0] = self.begin // LEAF
         return [(min(a, last), min(b, last)) for a, b in pairwise(starts)]
 
     @property
@@ -151,12 +166,13 @@ class SplitPlan:
             "boundaries": list(self.boundaries),
             "unit_leaves": self.unit_leaves,
             "q_len": self.q_len,
+            "begin": self.begin,
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SplitPlan:
         """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
-        keys = {"version", "context_len", "shape", "boundaries", "unit_leaves", "q_len"}
+        keys = {"version", "context_len", "shape", "boundaries", "unit_leaves", "q_len", "begin"}
         if not isinstance(data, dict) or set(data) != keys:
             given = sorted(data) if isinstance(data, dict) else data
             raise ArgumentError(f"SplitPlan.from_dict: got keys {given!r}, expected {sorted(keys)}")
@@ -167,7 +183,7 @@ class SplitPlan:
             boundaries = tuple(check_int("boundaries", b, 0, MAX_CONTEXT) for b in data["boundaries"])
         except TypeError as error:
             raise ArgumentError(f"SplitPlan.from_dict: got {data!r}, expected what to_dict gives") from error
-        return cls(data["context_len"], shape, boundaries, data["unit_leaves"], data["q_len"])
+        return cls(data["context_len"], shape, boundaries, data["unit_leaves"], data["q_len"], data["begin"])
 
     def fingerprint(self) -> str:
         """SHA-256 of the plan's canonical JSON: equal plans, and only those, have equal fingerprints."""
@@ -182,11 +198,13 @@ def plan_splits(
     dtype: str = "f16",
     q_len: int = 1,
     kind: str = "gpu",
+    window: int | None = None,
 ) -> SplitPlan:
     """The layout for ``context_len`` keys by the rule above.
 
     compute_units: of the device (64 for a Radeon AI PRO R9700); dtype: of K and V; q_len: query rows of the call;
-    kind: "cpu" for a software device, anything else is a GPU. Splits are monotone in context_len.
+    kind: "cpu" for a software device, anything else is a GPU; window: keys a row sees at most, its own included: the
+    rule then looks at the leaves that some row sees. Splits are monotone in context_len.
     Idea: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); no split below a useful size, as FlashInfer plans.
     """
     context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
@@ -195,6 +213,11 @@ def plan_splits(
     if not isinstance(shape, AttnShape):
         raise ArgumentError(f"shape: got {shape!r}, expected an AttnShape")
     dtype_bytes(dtype)
+    if begin := first_seen(context_len, q_len, window):
+        skipped = begin // LEAF * LEAF
+        plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind)
+        boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
+        return SplitPlan(context_len, shape, boundaries, plan.unit_leaves, q_len, begin)
     leaves = -(-context_len // LEAF)
     target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
     nodes = -(-leaves // NODE)
@@ -211,6 +234,13 @@ def plan_splits(
     units = leaves if unit == 1 else nodes
     boundaries = tuple(min(i * units // splits * unit * LEAF, context_len) for i in range(splits + 1))
     return SplitPlan(context_len, shape, boundaries, unit, q_len)
+
+
+def first_seen(context_len: int, q_len: int, window: int | None) -> int:
+    """The lowest key that a row sees: the window of the first of q_len rows. 0 without a window."""
+    if window is None:
+        return 0
+    return max(context_len - q_len + 1 - check_int("window", window, 1), 0)
 
 
 def _short(values: tuple[int, ...]) -> str:

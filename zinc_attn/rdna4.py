@@ -49,18 +49,20 @@ VGPR_GATES: Final = (
 class Spec:
     """One variant: a kernel with its specialisation constants. heads: 0 for the merge kernel.
 
-    chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else.
+    chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the
+    builds that cap scores.
     """
 
     kernel: str
     head_dim: int
     heads: int = 0
     chunks: int = 1
+    softcap: int = 0
 
     @property
     def constants(self) -> tuple[int, ...]:
         return (
-            (self.head_dim, self.heads, kernels.chunks_ahead("discrete"), shapes.LEAF)
+            (self.head_dim, self.heads, kernels.chunks_ahead("discrete"), shapes.LEAF, self.softcap)
             if self.heads
             else (self.head_dim,)
         )
@@ -141,13 +143,13 @@ def occupancy(vgprs: int) -> int:
     return min(WAVE_SLOTS, REGISTER_FILE // (max(1, -(-vgprs // REGISTER_STEP)) * REGISTER_STEP))
 
 
-def specs_for(shape: shapes.AttnShape) -> list[Spec]:
+def specs_for(shape: shapes.AttnShape, softcap: int = 0) -> list[Spec]:
     """Every kernel as this shape uses it: both builds of pass 1 in each dtype, and pass 2."""
     return [
         Spec(
             k.name,
             shape.head_dim,
-            *((shape.heads_per_workgroup, shape.head_chunks) if "heads" in k.spec else ()),
+            *((shape.heads_per_workgroup, shape.head_chunks, softcap) if "heads" in k.spec else ()),
         )
         for k in kernels.KERNELS
         if k.spec[0] == "head_dim"
@@ -158,6 +160,7 @@ def default_specs() -> list[Spec]:
     """The variants that the preset models need, and every other head_dim with groups of 4."""
     text = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 9/3/64 32/16/256 4/1/512 4/1/80 4/1/96 4/1/112 4/1/192"
     found = [s for shape in text.split() for s in specs_for(shapes.AttnShape.parse(shape))]
+    found += specs_for(shapes.AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     return sorted(dict.fromkeys(found), key=lambda s: [k.name for k in kernels.KERNELS].index(s.kernel))
 
 
@@ -180,8 +183,9 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
 
 
 def name(spec: Spec) -> str:
-    """kernel:head_dim:heads, as --isa takes it."""
-    return ":".join(str(x) for x in (spec.kernel, *spec.constants[:2]))
+    """kernel:head_dim:heads, as --isa takes it; with :chunks:1 behind it for a build that caps scores."""
+    numbers = (spec.head_dim, spec.heads, spec.chunks, 1) if spec.softcap else spec.constants[:2]
+    return ":".join(str(x) for x in (spec.kernel, *numbers))
 
 
 # --- the ISA text -----------------------------------------------------------------------------------------

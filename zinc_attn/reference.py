@@ -33,6 +33,14 @@ def _rows(q: NDArray[Any]) -> NDArray[Any]:
     return q[None] if q.ndim == 2 else q
 
 
+def key_ranges(tokens: int, q_len: int, causal: bool, window: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(first, limit) of each of q_len rows: row i sees keys [first, limit), first >= limit where it sees none."""
+    behind = np.maximum(tokens - q_len + 1 + np.arange(q_len), 0)  # its own position and what comes before
+    limits = behind if causal else np.full(q_len, tokens)
+    firsts = np.zeros(q_len, np.int64) if window is None else np.maximum(behind - window, 0)
+    return firsts, limits
+
+
 def attention(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -40,32 +48,41 @@ def attention(
     *,
     scale: float | None = None,
     causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
 ) -> tuple[F64, F64]:
     """Softmax attention in float64.
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim), any float dtype.
-    With ``causal`` row i sees keys up to position tokens - q_len + i. Returns out with q's shape and lse
-    (natural log) with q's shape without head_dim; 0 and -inf where a row sees no key.
+    With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
+    position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
+    that joins the softmax without a value. Returns out with q's shape and lse (natural log, sinks included) with q's
+    shape without head_dim; 0 and -inf where a row sees no key and no sink.
     """
     rows = _rows(q).astype(np.float64)
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
     factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
     out = np.zeros(rows.shape)
-    lse = np.full((q_len, q_heads), -np.inf)
+    sink = np.full(q_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+    lse = np.repeat(sink[None], q_len, axis=0)
     group = q_heads // kv_heads
+    firsts, limits = key_ranges(tokens, q_len, causal, window)
     for head in range(kv_heads):
         keys, values = k[:, head].astype(np.float64), v[:, head].astype(np.float64)
         heads = slice(head * group, (head + 1) * group)
         for i in range(q_len):
-            limit = tokens - q_len + 1 + i if causal else tokens
-            if limit <= 0:
+            seen = slice(firsts[i], limits[i])
+            if firsts[i] >= limits[i]:
                 continue
-            s = rows[i, heads] @ keys[:limit].T * factor
-            top = s.max(axis=1, keepdims=True)
+            s = rows[i, heads] @ keys[seen].T * factor
+            if softcap is not None:
+                s = softcap * np.tanh(s / softcap)
+            top = np.maximum(s.max(axis=1, keepdims=True), sink[heads, None])
             p = np.exp(s - top)
-            total = p.sum(axis=1, keepdims=True)
-            out[i, heads] = p @ values[:limit] / total
+            total = p.sum(axis=1, keepdims=True) + np.exp(sink[heads, None] - top)
+            out[i, heads] = p @ values[seen] / total
             lse[i, heads] = (top + np.log(total))[:, 0]
     return out.reshape(q.shape), lse.reshape(q.shape[:-1])
 
@@ -116,6 +133,34 @@ def _weight(s: F32, m: F32) -> F32:
     return y * _pow2(whole - m)
 
 
+def _soft_capped(t: F32, cap: float) -> F32:
+    """cap * tanh(t / cap) in log2 units."""
+    cap = float(_f32(cap))
+    with np.errstate(over="ignore"):  # t / cap may be infinite, tanh is 1 there
+        x = t * _f32(1.0 / cap)
+        size = np.minimum(np.abs(x), _f32(shapes.TANH_MAX))
+    e = _weight(size * (_f32(-2.0) * _f32(shapes.LOG2E)), np.zeros_like(size))
+    large = (_f32(1.0) - e) * _reciprocal(_f32(1.0) + e)
+    z = size * size
+    y = np.full_like(x, shapes.TANH_POLY[-1])
+    for c in reversed(shapes.TANH_POLY[:-1]):
+        y = y * z + _f32(c)
+    small = size + (y * z) * size
+    tanh_size = np.where(size < _f32(shapes.TANH_SMALL), small, large)
+    return (_f32(cap) * np.where(x < 0, -tanh_size, tanh_size)) * _f32(shapes.LOG2E)
+
+
+def sink_scores(sinks: NDArray[Any]) -> F32:
+    """Sinks in log2 units, as the kernels take them: float32 sink times float32 log2(e)."""
+    return np.asarray(sinks, np.float32) * _f32(shapes.LOG2E)
+
+
+def _sink_state(scores: F32, head_dim: int) -> State:
+    """The state of one key per vector with these scores and no value."""
+    m = np.rint(scores)
+    return State(m, _weight(scores, m), np.zeros((*scores.shape, head_dim), np.float32))
+
+
 def _scores(q: F32, keys: F32, scale: np.float32) -> F32:
     """(vectors, tokens) from q (vectors, head_dim) and keys (head_dim, tokens), in chunks of 8 dimensions."""
     dot = np.zeros((q.shape[0], keys.shape[1]), np.float32)
@@ -130,16 +175,26 @@ def _scores(q: F32, keys: F32, scale: np.float32) -> F32:
     return dot
 
 
-def _leaf_states(q: F32, k: F32, v: F32, limits: NDArray[np.int64], first: int, scale: np.float32) -> State:
+def _leaf_states(
+    q: F32,
+    k: F32,
+    v: F32,
+    seen: tuple[NDArray[Any], NDArray[Any]],
+    first: int,
+    scale: np.float32,
+    softcap: float | None,
+) -> State:
     """States (leaves, vectors) of whole leaves: q (vectors, head_dim), k and v (leaves * 64, head_dim).
 
-    ``limits`` (vectors,) are the numbers of keys each vector sees, counted from absolute position 0; ``first`` is
-    the absolute position of k[0].
+    ``seen``: (first, limit) of each vector, absolute positions; ``first`` is the absolute position of k[0].
     """
     vectors, head_dim = q.shape
     leaves = k.shape[0] // LEAF
     s = _scores(q, np.ascontiguousarray(k.T), scale)
-    present = (first + np.arange(k.shape[0]))[None] < limits[:, None]
+    if softcap is not None:
+        s = _soft_capped(s, softcap)
+    position = (first + np.arange(k.shape[0]))[None]
+    present = (position >= seen[0][:, None]) & (position < seen[1][:, None])
     s = np.where(present, s, _f32(shapes.EMPTY_M)).reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
     present = present.reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
     m = np.rint(s.max(axis=2))
@@ -205,9 +260,10 @@ def as_input(x: NDArray[Any]) -> F32:
     return np.where(np.abs(x) < _f32(shapes.MIN_INPUT), _f32(0.0), x).astype(np.float32)
 
 
-def score_scale(head_dim: int, scale: float | None) -> np.float32:
-    """The one factor of the scores: scale * log2(e), rounded once. ``scale`` None means 1 / sqrt(head_dim)."""
-    return _f32((1.0 / math.sqrt(head_dim) if scale is None else float(scale)) * shapes.LOG2E)
+def score_scale(head_dim: int, scale: float | None, softcap: float | None = None) -> np.float32:
+    """The one factor of the scores, rounded once: scale * log2(e), with softcap scale. None: 1 / sqrt(head_dim)."""
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    return _f32(factor * shapes.LOG2E if softcap is None else factor)
 
 
 def emulate(
@@ -217,6 +273,9 @@ def emulate(
     *,
     scale: float | None = None,
     causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
@@ -227,8 +286,8 @@ def emulate(
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
     group = q_heads // kv_heads
-    factor = score_scale(head_dim, scale)
-    limits = np.maximum(tokens - q_len + 1 + np.arange(q_len), 0) if causal else np.full(q_len, tokens)
+    factor = score_scale(head_dim, scale, softcap)
+    firsts, limits = key_ranges(tokens, q_len, causal, window)
     vectors = q_len * group
     block = max(1, _BLOCK_ELEMENTS // (vectors * head_dim * NODE)) * NODE * LEAF
     out = np.empty((q_len, q_heads, head_dim), np.float32)
@@ -236,20 +295,22 @@ def emulate(
     for head in range(kv_heads):
         heads = slice(head * group, (head + 1) * group)
         mine = np.ascontiguousarray(rows[:, heads]).reshape(vectors, head_dim)
-        vector_limits = np.repeat(limits, group)
+        seen = np.repeat(firsts, group), np.repeat(limits, group)
         total = empty_state((vectors,), head_dim)
-        for first in range(0, tokens, block):
+        for first in range(int(firsts.min()) // (NODE * LEAF) * NODE * LEAF, tokens, block):
             last = min(first + block, tokens)
             padded = -(-(last - first) // (LEAF * NODE)) * LEAF * NODE
             keys = np.zeros((padded, head_dim), np.float32)
             values = np.zeros((padded, head_dim), np.float32)
             keys[: last - first] = as_input(k[first:last, head])
             values[: last - first] = as_input(v[first:last, head])
-            leaf = _leaf_states(mine, keys, values, vector_limits, first, factor)
+            leaf = _leaf_states(mine, keys, values, seen, first, factor, softcap)
             by_node = State(*(x.reshape(-1, NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
             nodes = _fold(by_node)
             for i in range(nodes.m.shape[0]):
                 total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
+        if sinks is not None:
+            total = merge(total, _sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
         part_out, part_lse = finish(total)
         out[:, heads] = part_out.reshape(q_len, group, head_dim)
         lse[:, heads] = part_lse.reshape(q_len, group)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from . import kernels
 from .errors import DTypeError, ValueRangeError
 from .kernels import APPEND_WORDS, HEADER, HEADER_WORDS, ITEM_WORDS, ROW_WORDS
+from .planner import SplitPlan
 from .reference import as_input
 from .shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, AttnShape, scale_words, value_words
 
@@ -179,12 +180,15 @@ NEVER: Final = 0xFFFFFFFF  # fresh_begin of an item whose keys all lie in the ca
 class Work:
     """The work buffer of a call, with room for given numbers of items, rows, append records and page-table words.
 
+    sinks: a score in log2 units per query head, see ``reference.sink_scores``.
+
     items: (items, ITEM_WORDS), rows: (rows, ROW_WORDS), appends: (appends, APPEND_WORDS), tables: (tables,), all
     uint32 views of ``words``; ``tables_at`` is the word where the tables begin.
     """
 
-    def __init__(self, items: int, rows: int, appends: int, tables: int) -> None:
-        ends = np.cumsum([HEADER_WORDS, items * ITEM_WORDS, rows * ROW_WORDS, appends * APPEND_WORDS, tables])
+    def __init__(self, items: int, rows: int, appends: int, tables: int, sinks: F32 | None = None) -> None:
+        behind = 0 if sinks is None else len(sinks)
+        ends = np.cumsum([HEADER_WORDS, items * ITEM_WORDS, rows * ROW_WORDS, appends * APPEND_WORDS, tables, behind])
         self.words: Words = np.zeros(int(ends[-1]), np.uint32)
         parts = np.split(self.words, ends[:-1])
         self.items = parts[1].reshape(items, ITEM_WORDS)
@@ -193,6 +197,9 @@ class Work:
         self.tables = parts[4]
         self.tables_at = int(ends[3])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
+        if sinks is not None:
+            self.set(sink_table=int(ends[4]))
+            self.words[ends[4] :] = sinks.view(np.uint32)
 
     def set(self, **values: int) -> None:
         """Set header words by name."""
@@ -211,18 +218,34 @@ class Work:
 
 
 def item_table(
-    limits: NDArray[np.int64], ranges: NDArray[np.int64], unit: int, states: int, *, keep_empty: bool = False
+    firsts: NDArray[np.int64],
+    limits: NDArray[np.int64],
+    ranges: NDArray[np.int64],
+    plan: SplitPlan,
+    *,
+    keep_empty: bool = False,
 ) -> NDArray[np.int64]:
-    """Items (n, 5) of rows with ``limits`` (rows,) keys each over leaf ranges (splits, 2).
+    """Items (n, 6) of rows that see keys [first, limit) each, over ``plan``'s leaf ranges (splits, 2).
 
-    Columns: row, limit, leaf_begin, leaf_end, state; states are counted from row * ``states``, one per ``unit``
-    leaves. A range that begins behind a row's last leaf gives no item; with ``keep_empty`` a row that sees no key
-    still has its first range, whose state is the empty one.
+    Columns: row, limit, leaf_begin, leaf_end, state, first; states are counted from row * plan.states, one per unit
+    from plan.first_unit on. A range without a leaf that the row sees gives no item; with ``keep_empty`` a row that
+    sees no key still has its first range, whose state is the empty one.
     """
     last = -(-limits // LEAF)
+    from_leaf = firsts // LEAF
     if keep_empty:
         last = np.maximum(last, 1)
-    row, split = np.nonzero((ranges[None, :, 0] < last[:, None]) & (ranges[:, 0] < ranges[:, 1])[None])
-    begin = ranges[split, 0]
+    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
+    row, split = np.nonzero(mine & (ranges[:, 0] < ranges[:, 1])[None])
+    begin = np.maximum(ranges[split, 0], from_leaf[row])
     end = np.minimum(ranges[split, 1], last[row])
-    return np.stack([row, limits[row], begin, end, row * states + begin // unit], axis=1)
+    state = row * plan.states + begin // plan.unit_leaves - plan.first_unit
+    return np.stack([row, limits[row], begin, end, state, firsts[row]], axis=1)
+
+
+def row_table(firsts: NDArray[np.int64], limits: NDArray[np.int64], plan: SplitPlan) -> NDArray[np.int64]:
+    """ROW records (rows, 4) of rows that see keys [first, limit); their states counted as in ``item_table``."""
+    unit = firsts // plan.unit_keys
+    count = np.maximum(-(-limits // plan.unit_keys) - unit, 0)
+    state = np.arange(len(limits)) * plan.states + unit - plan.first_unit
+    return np.stack([state, count, unit, np.full(len(limits), plan.unit_leaves)], axis=1)

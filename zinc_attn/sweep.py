@@ -341,11 +341,9 @@ class _ContiguousKV:
 
     def step(self, layout: Layout, plan: SplitPlan) -> _Step:
         """The call under a plan."""
-        q, context = self._q, plan.context_len
-        limits = [context - len(q) + 1 + i for i in range(len(q))]
-        step = AttentionStep(self._kv, plan, scale=check_scale(None, plan.shape.head_dim), limits=limits)
+        step = AttentionStep(self._kv, plan)
         self._stack.callback(step.close)
-        step.write_q(q)
+        step.write_q(self._q)
         return _ContiguousStep(step)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import bench, cli, reference, rows
-from zinc_attn.attention import AttentionStep, ResidentKV, check_scale
+from zinc_attn.attention import AttentionStep, ResidentKV
 from zinc_attn.bench import BenchRow
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
 from zinc_attn.sweep import Inputs
@@ -141,7 +141,7 @@ def test_heads_per_workgroup_never_show(device: za.Device) -> None:
     kv = ResidentKV(device, data.k, data.v)
     plan = za.SplitPlan.fixed(300, shape, num_splits=2)
     for heads in (1, 2, 5, None):
-        step = AttentionStep(kv, plan, scale=check_scale(None, 64), heads_per_workgroup=heads)
+        step = AttentionStep(kv, plan, heads_per_workgroup=heads)
         step.write_q(data.q[None])
         step.poison()
         step.run()
@@ -150,7 +150,7 @@ def test_heads_per_workgroup_never_show(device: za.Device) -> None:
         step.close()
     for heads in (0, 6):
         with pytest.raises(ArgumentError, match=f"^heads_per_workgroup: got {heads}, expected an int "):
-            AttentionStep(kv, plan, scale=1.0, heads_per_workgroup=heads)
+            AttentionStep(kv, plan, heads_per_workgroup=heads)
     kv.close()
 
 

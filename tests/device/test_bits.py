@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import DRIVERS, FULL
+from support import DRIVERS, FULL, Arrays, differing, make_inputs
 
 import zinc_attn as za
 from zinc_attn import errors, kernels, reference
-from zinc_attn.attention import AttentionStep, ResidentKV, check_scale
+from zinc_attn.attention import AttentionStep, ResidentKV
 from zinc_attn.planner import SplitPlan, plan_splits
 from zinc_attn.rows import checked_values
 
@@ -90,48 +90,12 @@ def layouts(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
     return table
 
 
-Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-
-
-def make_inputs(shape: za.AttnShape, context: int, dtype: str, kind: str = "normal") -> Arrays:
-    """q (q_heads, head_dim) float32; k, v (context, kv_heads, head_dim)."""
-    rng = np.random.default_rng([shape.q_heads, shape.kv_heads, shape.head_dim, context])
-    q = rng.standard_normal((shape.q_heads, shape.head_dim), np.float32)
-    k = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
-    v = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
-    if kind == "sharp":  # scores of standard deviation 8
-        q *= 8
-    elif kind == "extreme":  # logits of about +-200
-        q[:] = np.sqrt(shape.head_dim) * 200 / shape.head_dim
-        k[:] = np.where(rng.random(k.shape[:2]) < 0.5, 1.0, -1.0)[..., None]
-    elif kind == "equal":
-        k[:] = k[:1]
-    elif kind == "zeros":
-        signs = np.where(rng.random(k.shape) < 0.5, np.float32(0.0), np.float32(-0.0))
-        k, v = np.where(rng.random(k.shape) < 0.7, signs, k), np.where(rng.random(v.shape) < 0.7, -signs, v)
-        q[::2] = -0.0
-    elif kind == "subnormal":
-        tiny = np.float32(2.0**-24)
-        k, v = np.rint(k * 300) * tiny, np.rint(v * 300) * tiny
-    elif kind == "cancelling":  # values whose sum falls through the denormals, and below the flush of inputs
-        v = np.where(np.arange(context)[:, None, None] % 2 == 0, v, -np.roll(v, 1, axis=0)) * np.float32(2.0**-39)
-        k[:] = 0
-    stored = np.float16 if dtype == "f16" else np.float32
-    return q, k.astype(stored), v.astype(stored)
-
-
 @lru_cache(maxsize=4)
 def oracle(shape: za.AttnShape, context: int, dtype: str, kind: str) -> tuple[Arrays, NDArray[Any], NDArray[Any]]:
     arrays = make_inputs(shape, context, dtype, kind)
     out, lse = reference.emulate(*arrays)
     return arrays, out, lse
 
-
-def differing(got: NDArray[Any], want: NDArray[Any]) -> str:
-    """Empty where the bits are equal, else the first differing element."""
-    a, b = got.reshape(-1).view(np.uint32), want.reshape(-1).view(np.uint32)
-    at = np.flatnonzero(a != b)
-    return "" if at.size == 0 else f"{at.size} differ, first at {at[0]}: got {a[at[0]]:#x}, expected {b[at[0]]:#x}"
 
 
 def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, kind: str, plans: Any = layouts) -> None:
@@ -140,7 +104,7 @@ def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, ki
     kv = ResidentKV(device, checked_values("k", k)[0], checked_values("v", v)[0])
     try:
         for label, plan in plans(context, shape).items():
-            step = AttentionStep(kv, plan, scale=check_scale(None, shape.head_dim))
+            step = AttentionStep(kv, plan)
             try:
                 step.write_q(checked_values("q", q[None])[0])
                 step.poison()

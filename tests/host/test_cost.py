@@ -179,7 +179,7 @@ def test_head_chunks_share_their_keys() -> None:
 def test_dtypes(dtype: str) -> None:
     p = predict(plan_splits(131072, QWEN, dtype=dtype), R9700, dtype)
     assert p.kv_bytes == 131072 * QWEN.kv_bytes_per_token(dtype)
-    assert cost.issue_per_key(256, 8, "loop", dtype) == 234 * cost.DTYPE_ISSUE[dtype]
+    assert cost.issue_per_key(256, 8, "loop", dtype) == ISSUE[256, 8][1] * cost.DTYPE_ISSUE[dtype]
 
 
 def test_line_through_the_table() -> None:

@@ -92,6 +92,22 @@ def test_a_unit_belongs_to_the_split_in_which_it_starts():
     assert plan.leaf_ranges() == [(0, 2), (2, 4), (4, 5)]
 
 
+@pytest.mark.parametrize("context", (1, 64, 129, 130, 700, 5000, 131072))
+@pytest.mark.parametrize("window", (1, 64, 128, 129, 1024, 200000))
+@pytest.mark.parametrize("q_len", (1, 3, 100))
+def test_a_window_covers_the_leaves_that_some_row_sees(context, window, q_len):
+    begin = max(context - q_len + 1 - window, 0)
+    plans = [SplitPlan.fixed(context, QWEN, num_splits=n, q_len=q_len, window=window) for n in (1, 2, 7, 500)]
+    plans += [SplitPlan.fixed(context, QWEN, split_size=n, q_len=q_len, window=window) for n in (1, 100, 2048)]
+    plans += [plan_splits(context, QWEN, 64, q_len=q_len, kind=kind, window=window) for kind in ("gpu", "cpu")]
+    for plan in plans:
+        leaves = [leaf for a, b in plan.leaf_ranges() for leaf in range(a, b)]
+        assert leaves == list(range(begin // 64, -(-context // 64)))
+        assert plan.begin == begin
+        assert plan.states == -(-context // plan.unit_keys) - begin // plan.unit_keys
+        assert SplitPlan.from_dict(plan.to_dict()) == plan
+
+
 def test_builds_and_scratch():
     assert SplitPlan.fixed(1000, QWEN, split_size=64).build == "single"
     assert SplitPlan.fixed(1000, QWEN, num_splits=1).build == "loop"
@@ -108,20 +124,20 @@ def test_round_trip_and_fingerprint():
     prints = {plan_splits(n, QWEN, 64).fingerprint() for n in range(1000, 1010)}
     assert len(prints) == 10
     assert plan_splits(131072, QWEN, 64).fingerprint() == (
-        "d867568d434223399adf9489b059ef8713e354d977c9d9098ae09bcf14110a17"
+        "0baa3db15d6faf3fd7c15b5c7a92148c3de9861ad17841d87002f5ffc0927746"
     )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "got version 2, expected 1"),
-        ({"boundaries": [0, 7]}, "expected ascending key positions from 0 to context_len = 1000"),
+        ({"version": 1}, "got version 1, expected 2"),
+        ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
         ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
         ({"boundaries": 7}, "expected what to_dict gives"),
         ({"unit_leaves": 3}, "unit_leaves: got 3, expected 1 or 8"),
         ({"shape": {"q_heads": 16}}, "expected what to_dict gives"),
-        ({"surprise": 1}, "expected ['boundaries'"),
+        ({"surprise": 1}, "expected ['begin', 'boundaries'"),
     ],
 )
 def test_from_dict_refuses(change, message):

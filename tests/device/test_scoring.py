@@ -1,0 +1,194 @@
+"""Window, softcap, sinks and scale: the oracle's bits in every layout, on every driver, alone and from the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support import FULL, differing, make_inputs
+
+import zinc_attn as za
+from zinc_attn import reference
+from zinc_attn.attention import AttentionStep, ResidentKV, Scoring, check_scale, check_sinks
+from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from zinc_attn.planner import SplitPlan, plan_splits
+from zinc_attn.rows import checked_values
+
+SHAPES = ("16/2/256", "9/3/64", "8/2/80") + (("64/8/64", "5/1/512", "16/1/128") if FULL else ())
+CONTEXTS = (0, 1, 63, 64, 65, 129, 700, 1500)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": 128},
+    "window of 1": {"window": 1},
+    "wide window": {"window": 600},
+    "window beyond": {"window": 5000},
+    "softcap": {"softcap": 0.7},
+    "softcap 50": {"softcap": 50.0, "scale": 0.3},
+    "sinks": {"sinks": True},
+    "all": {"window": 200, "softcap": 30.0, "sinks": True, "scale": 1.7},
+}
+
+
+def options(name: str, q_heads: int) -> dict[str, Any]:
+    """Keyword arguments; sinks from far below to far above every score."""
+    found = dict(OPTIONS[name])
+    if "sinks" in found:
+        found["sinks"] = np.linspace(-150, 150, q_heads, dtype=np.float32) ** 3 / 2e4
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("text", SHAPES)
+def test_every_layout_gives_the_oracles_bits(any_device: za.Device, text: str, name: str) -> None:
+    shape = za.AttnShape.parse(text)
+    some = options(name, shape.q_heads)
+    scoring = Scoring(
+        check_scale(some.get("scale"), shape.head_dim),
+        some.get("window"),
+        some.get("softcap"),
+        check_sinks(some.get("sinks"), shape.q_heads),
+    )
+    slow = any_device.info.name.startswith("SwiftShader") or any_device.runtime.name == "kompute"
+    for context in (65, 700) if slow and not FULL else CONTEXTS:
+        q, k, v = make_inputs(shape, context, "f16", "sharp")
+        out, lse = reference.emulate(q, k, v, **some)
+        window = some.get("window")
+        kv = ResidentKV(any_device, k, checked_values("v", v)[0])
+        plans = [SplitPlan.fixed(context, shape, num_splits=n, window=window) for n in (1, 2, 7, 1000)]
+        plans += [SplitPlan.fixed(context, shape, split_size=n, window=window) for n in (100, 2048)]
+        plans += [plan_splits(context, shape, 64, kind=kind, window=window) for kind in ("gpu", "cpu")]
+        for plan in plans[-1:] if slow and not FULL else plans:
+            step = AttentionStep(kv, plan, scoring=scoring)
+            step.write_q(q[None])
+            step.poison()
+            step.run()
+            got = step.result()
+            step.close()
+            assert not differing(got[0][0], out), (context, plan)
+            assert not differing(got[1][0], lse), (context, plan)
+        kv.close()
+
+
+@pytest.mark.parametrize("causal", (True, False))
+@pytest.mark.parametrize("name", ("window", "all"))
+def test_rows_of_a_prompt(device: za.Device, name: str, causal: bool) -> None:
+    shape = za.AttnShape(4, 2, 64)
+    some = options(name, 4)
+    rng = np.random.default_rng(5)
+    for tokens, q_len in ((5, 9), (300, 300), (700, 33)):
+        k, v = (rng.standard_normal((tokens, 2, 64), np.float32) for _ in "kv")
+        q = rng.standard_normal((q_len, 4, 64), np.float32)
+        want = reference.emulate(q, k, v, causal=causal, **some)
+        for splits in (None, 1, 9):
+            got = za.attention(q, k, v, device, splits, causal=causal, return_lse=True, **some)
+            assert not differing(got[0], want[0]), (tokens, q_len, splits)
+            assert not differing(got[1], want[1]), (tokens, q_len, splits)
+        assert shape.group == 2
+
+
+@pytest.mark.parametrize("page_size", (16, 256))
+def test_layers_of_a_cache_score_differently(any_device: za.Device, page_size: int) -> None:
+    """Windows and sinks per layer; tokens one by one, in chunks and in a batch; every step has the oracle's bits."""
+    shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(9)
+    windows, cap = [128, None, 3], 5.0
+    sinks = [rng.standard_normal(6).astype(np.float32), None, rng.standard_normal(6).astype(np.float32) * 9]
+    with za.KVCache(any_device, shape, 3, 2048, "f32", page_size) as cache:
+        attn = za.Attention(cache, window=windows, softcap=cap, sinks=sinks)
+        fixed = za.Attention(cache, window=windows, softcap=cap, sinks=sinks, num_splits=3)
+        seqs = [cache.new_sequence(), cache.new_sequence()]
+        held = [[np.zeros((2, 0, 2, 64), np.float32) for _ in windows] for _ in seqs]
+        for step, lengths in enumerate(((100, 7), (1, 1), (1, 1), (260, 62), (1, 1), (1, 1), (1, 1), (513, 1), (1, 1))):
+            for layer in range(3):
+                fresh = [rng.standard_normal((2, n, 2, 64)).astype(np.float32) for n in lengths]
+                held_now = [np.concatenate([held[i][layer], fresh[i]], axis=1) for i in range(2)]
+                qs = [rng.standard_normal((n, 6, 64)).astype(np.float32) for n in lengths]
+                outs, lses = attn(qs, seqs, layer, [f[0] for f in fresh], [f[1] for f in fresh], return_lse=True)
+                for i in range(2):
+                    held[i][layer] = held_now[i]
+                    some = {"window": windows[layer], "softcap": cap, "sinks": sinks[layer]}
+                    want = reference.emulate(qs[i], *held_now[i], **some)
+                    assert not differing(outs[i], want[0]), (step, layer, i)
+                    assert not differing(lses[i], want[1]), (step, layer, i)
+                    again = fixed(qs[i][-1:], seqs[i], layer)
+                    assert not differing(again, want[0][-1:]), (step, layer, i)
+
+
+def test_steady_decode_records_nothing(device: za.Device) -> None:
+    shape, rng = za.AttnShape(4, 2, 64), np.random.default_rng(2)
+    with za.KVCache(device, shape, 2, 2048, "f16") as cache:
+        attn, seq = za.Attention(cache, window=[128, None]), cache.new_sequence()
+        k, v = (rng.standard_normal((1500, 2, 64)).astype(np.float16) for _ in "kv")
+        counts = set()
+        for t in range(700, 1200, 1):
+            for layer in range(2):
+                begin = 0 if t == 700 else t - 1
+                q = rng.standard_normal((4, 64)).astype(np.float32)
+                if t % 37 == 0 or t in (701, 705, 768, 769, 832, 833):
+                    out = attn(q, seq, layer, k[begin:t], v[begin:t])
+                    want = reference.emulate(q, k[:t], v[:t], window=128 if layer == 0 else None)[0]
+                    assert not differing(out, want), (t, layer)
+                elif t == 700:
+                    attn(np.repeat(q[None], 1, 0), seq, layer, k[:t], v[:t])
+                else:
+                    attn(q, seq, layer, k[begin:t], v[begin:t])
+            if t > 1100:
+                counts.add(attn.recordings)
+        assert len(counts) == 1
+
+
+def test_a_window_reads_only_its_keys(device: za.Device) -> None:
+    """Keys outside it are not touched: a cache full of NaN there does not show."""
+    shape = za.AttnShape(2, 1, 64)
+    rng = np.random.default_rng(1)
+    k, v = (rng.standard_normal((4000, 1, 64), np.float32) for _ in "kv")
+    q = rng.standard_normal((2, 64), np.float32)
+    want = reference.emulate(q, k, v, window=130)
+    begin = (4000 - 130) // 64 * 64
+    k[:begin], v[:begin] = np.nan, np.nan
+    kv = ResidentKV(device, k, v)
+    for plan in (SplitPlan.fixed(4000, shape, num_splits=2, window=130), plan_splits(4000, shape, window=130)):
+        step = AttentionStep(kv, plan, scoring=Scoring(check_scale(None, 64), 130))
+        step.write_q(q[None])
+        step.run()
+        assert not differing(step.result()[0][0], want[0])
+        step.close()
+    kv.close()
+
+
+@pytest.mark.parametrize("kind", ("normal", "sharp", "extreme"))
+@pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))
+def test_close_to_float64(device: za.Device, text: str, kind: str) -> None:
+    shape = za.AttnShape.parse(text)
+    for name in OPTIONS:
+        some = options(name, shape.q_heads)
+        q, k, v = make_inputs(shape, 1000, "f32", kind)
+        out, lse = za.attention(q, k, v, device, return_lse=True, **some)
+        exact_out, exact_lse = reference.attention(q, k, v, **some)
+        assert np.abs(out - exact_out).max() <= 2e-5 * max(1.0, np.abs(v).max()), name
+        assert np.abs(lse - exact_lse).max() <= 6e-7 * max(4.0, np.abs(exact_lse).max()), name
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    (
+        ({"window": 0}, ArgumentError, "window: got 0, expected an int of at least 1"),
+        ({"window": 2.5}, ArgumentError, "window: got 2.5, expected an int"),
+        ({"softcap": 0.0}, ValueRangeError, "softcap: got 0, expected a number from"),
+        ({"softcap": float("nan")}, ValueRangeError, "softcap: got nan, expected a number from"),
+        ({"softcap": "high"}, ArgumentError, "softcap: got 'high', expected a number or None"),
+        ({"sinks": np.zeros(3, np.float32)}, ShapeError, r"sinks: got shape \(3,\), expected \(4,\)"),
+        ({"sinks": np.zeros(4, np.int32)}, DTypeError, "sinks: got dtype int32, expected float32"),
+        ({"sinks": np.full(4, np.inf, np.float32)}, ValueRangeError, r"sinks\[0\]"),
+    ),
+)
+def test_refusals(device: za.Device, bad: dict[str, Any], error: type[Exception], text: str) -> None:
+    q, k = np.ones((4, 64), np.float32), np.ones((5, 2, 64), np.float32)
+    with pytest.raises(error, match=f"^{text}"):
+        za.attention(q, k, k, device, **bad)
+    with za.KVCache(device, za.AttnShape(4, 2, 64), 2, 100, "f32") as cache:
+        with pytest.raises(error, match=f"^{text}"):
+            za.Attention(cache, **bad)
+        with pytest.raises(ArgumentError, match=r"^window: got 3 entries, expected an int, None or one per layer"):
+            za.Attention(cache, window=[1, 2, 3])
+        with pytest.raises(ArgumentError, match=r"^sinks: got 1 rows, expected \(4,\) or a row per layer \(2\)"):
+            za.Attention(cache, sinks=np.zeros((1, 4), np.float32))
