@@ -24,9 +24,9 @@ from zinc_attn import errors, reference, rows  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 
 STEPS = 64
-MARGIN = 1e-3  # of logits of order 1, float32 through a few layers
-ROUNDING = 4e-6  # of one layer's attention output, times its largest |v|: two float32 evaluations of the same sums
-NEW = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+MARGIN = 1e-4  # of logits of order 1, float32 through a few layers
+ROUNDING = 2e-6  # of one layer's attention output, times its largest |v|: two float32 evaluations of the same sums
+NEW = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": None, "eos_token_id": None}
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
 
 BASE = {
@@ -38,8 +38,9 @@ BASE = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "max_position_embeddings": 512,
+    "tie_word_embeddings": False,  # a tied random model repeats its last token
     "initializer_range": 0.15,  # scores that differ enough to matter
-    "pad_token_id": 0,
+    "pad_token_id": None,  # no token of a text is taken for padding
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -154,6 +155,7 @@ def test_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
     """Beyond the window, where there is one; with the cache, and with transformers' own DynamicCache."""
     ids = prompt(40)
     want = generate(model_of(name, "eager"), ids)
+    assert len(want[0].unique()) > 4, "a text that repeats itself tests little"
     model = model_of(name)
     with cache_of(model, device) as cache:
         assert agree(want, generate(model, ids, past_key_values=cache), name) >= STEPS // 2
@@ -433,8 +435,8 @@ def test_half_precision_models(name: str, dtype: Any, device: za.Device) -> None
         got = model(ids, past_key_values=cache).logits
         assert got.dtype == dtype and bool(got.isfinite().all())
         assert cache.caches[0].dtype == {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
-    want = model_of(name).to(torch.float32)
-    assert (got.float() - want(ids).logits).abs().max() < 0.1 * want(ids).logits.abs().max()
+    want = model_of(name)(ids).logits
+    assert (got - want).norm() < 0.1 * want.norm()
 
 
 # --- refusals ----------------------------------------------------------------------------------------------
@@ -490,6 +492,21 @@ def test_harmless_arguments_pass(device: za.Device) -> None:
             "dtype: got 'int4'",
         ),
         (lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 0), errors.ArgumentError, "capacity: got 0"),
+        (
+            lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 64, page_size=24),
+            errors.ArgumentError,
+            "page_size: got 24",
+        ),
+        (
+            lambda: hf.ZincCache(transformers.LlamaConfig(**{**BASE, "head_dim": 80}), 64, dtype="q8_0"),
+            errors.ArgumentError,
+            "dtype: got q8_0 at head_dim 80",
+        ),
+        (
+            lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 64, num_splits=0),
+            errors.ArgumentError,
+            "num_splits: got 0",
+        ),
         (lambda: hf.ZincCache("llama", 64), errors.ArgumentError, "config: got str"),
         (
             lambda: hf.ZincCache(
@@ -607,7 +624,9 @@ def test_a_recurrent_state_is_not_rolled_back(device: za.Device) -> None:
     with cache_of(model, device) as cache:
         want = model(ids, past_key_values=cache).logits
         twin = cache.fork()
-        with pytest.raises(errors.UnsupportedError, match=r"got 2 tokens to remove .* keeps no past; expected none"):
+        with pytest.raises(
+            errors.UnsupportedError, match=r"got 12 tokens to be cut to 10 .* keeps no past; expected no cut"
+        ):
             cache.crop(-2)
         assert cache.get_seq_length() == 12
         first = model(ids, past_key_values=cache).logits

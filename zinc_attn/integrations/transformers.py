@@ -28,8 +28,9 @@ from ..cache import KVCache, Sequence
 from ..decode import Attention
 from ..device import Device
 from ..errors import ArgumentError, ClosedError, DTypeError, RuntimeUnavailableError, ShapeError, UnsupportedError
-from ..pages import StepError
-from ..shapes import AttnShape, check_int, dtype_bytes
+from ..pages import PagePool, StepError
+from ..planner import SplitPlan
+from ..shapes import AttnShape, check_int
 
 try:
     import torch
@@ -477,9 +478,8 @@ class _Group:
         elif found.windows[slot] == options.window and _same(found.sinks[slot], options.sinks):
             return found.attention, slot
         else:
-            windows, sinks = found.windows, found.sinks
+            windows, sinks = list(found.windows), list(found.sinks)
             windows[slot], sinks[slot] = options.window, options.sinks
-            found.attention.close()
         arguments: dict[str, Any] = dict(layout)
         if any(window is not None for window in windows):
             arguments["window"] = windows
@@ -488,6 +488,8 @@ class _Group:
         if options.softcap is not None:
             arguments["softcap"] = options.softcap
         made = _Calls(Attention(self.cache, scale=options.scale, **arguments), windows, sinks)
+        if found is not None:
+            found.attention.close()
         self.calls[key] = made
         return made.attention, slot
 
@@ -519,14 +521,15 @@ class ZincCache(Cache):
         num_splits: int | None = None,
         split_size: int | None = None,
     ) -> None:
-        if dtype is not None:
-            dtype_bytes(dtype)
+        if device is not None and not isinstance(device, Device):
+            raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
         self.capacity, self.max_batch = check_int("capacity", capacity, 1), check_int("max_batch", max_batch, 1)
         self.device, self.dtype, self.page_size = device, dtype, page_size
         layout = {"num_splits": num_splits, "split_size": split_size}
         self._layout = {name: value for name, value in layout.items() if value is not None}
+        PagePool(1, page_size)  # refuses what is no page size
         text = config.get_text_config(decoder=True)
         kinds, arguments = get_layer_types_and_kwargs(text)
         self._groups: dict[AttnShape, _Group] = {}
@@ -534,6 +537,9 @@ class ZincCache(Cache):
         for i, (kind, given, layer) in enumerate(zip(kinds, arguments, text.per_layer_config, strict=True)):
             if kind in _OURS:
                 shape = _shape(layer)
+                shape.kv_bytes_per_token(dtype or "f32")  # refuses what is no dtype for this head_dim
+                if self._layout:
+                    SplitPlan.fixed(0, shape, num_splits=num_splits, split_size=split_size)
                 self._groups.setdefault(shape, _Group(shape, [])).layers.append(i)
                 layers.append(ZincLayer(self, i, shape, kind == "sliding_attention"))
             elif kind in _THEIRS:
@@ -624,6 +630,8 @@ class ZincCache(Cache):
             raise ShapeError(
                 f"batch: got {got[0]} rows, expected the {self.batch_size} that the cache holds; reset() it first"
             )
+        if layer.columns < self._columns:
+            return
         behind = min(self._ours, key=lambda one: one.columns)
         if layer.columns > behind.columns:
             raise StepError(
@@ -718,8 +726,9 @@ class ZincCache(Cache):
             raise ArgumentError(f"tokens_to_remove: got {-count}, expected at least {-count - target}")
         if target < self._columns and any(_recurrent(layer) for layer in self._theirs):
             raise UnsupportedError(
-                f"crop: got {count} tokens to remove from a model with linear-attention layers, whose recurrent state "
-                "keeps no past; expected none; use reset() and run the prompt again, or fork() before the tokens"
+                f"crop: got {self._columns} tokens to be cut to {target} in a model with linear-attention layers, "
+                "whose recurrent state keeps no past; expected no cut; use reset() and run the prompt again, or "
+                "fork() before the tokens"
             )
         for layer in self._theirs:
             if count or getattr(layer, "record_past", False):
