@@ -623,8 +623,19 @@ def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:
     with cache_of(model, device) as cache:
         with pytest.raises(errors.UnsupportedError, match="was called on the rows that update"):
             model(ids, past_key_values=cache)
+        layer = cache.layers[0]
+        k, v = cache.update(torch.ones(1, 2, 9, 64), torch.ones(1, 2, 9, 64), 0)
+        with pytest.raises(errors.UnsupportedError, match="ZincCache: to was called"):
+            k.to(torch.float16)
+        with pytest.raises(errors.UnsupportedError, match="ZincCache: matmul was called"):
+            torch.matmul(torch.ones(1, 4, 9, 64), k)
+        assert k.to("cpu").layer is layer and v.contiguous().shape == v.shape
+        cache.update(torch.ones(1, 2, 9, 64), torch.ones(1, 2, 9, 64), 0)
+        with pytest.raises(za.StepError, match=r"got rows of an earlier update\(\)"):
+            attend(torch.ones(1, 4, 9, 64), k, v)
         model.set_attn_implementation("zinc")
-        model(ids, past_key_values=cache)  # nothing was appended
+        model(ids, past_key_values=cache)  # nothing was appended before
+        assert cache.sequences[0][0].lengths == (9, 9)
 
 
 @ONE

@@ -348,7 +348,7 @@ def _attend_all(query: Any, key: Any, value: Any, pattern: _Pattern, options: _O
 class ZincRows(torch.Tensor):
     """The new rows of a layer, as ``ZincCache.update`` returns them: for attention "zinc", and nothing else.
 
-    The tokens before them are on the device, so every operation on them is refused.
+    The tokens before them are on the device, so an operation on them is refused; a move to a torch device is none.
     """
 
     layer: ZincLayer
@@ -357,18 +357,23 @@ class ZincRows(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name in ("__get__", "size", "dim", "__repr__"):
+        if name in ("__get__", "size", "dim", "__repr__", "to", "contiguous"):
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                found = func(*args, **(kwargs or {}))
+            if name not in ("to", "contiguous"):
+                return found
+            if found.dtype == args[0].dtype:
+                return _marked(found, args[0].layer, args[0].serial)
         raise UnsupportedError(
             f"ZincCache: {name} was called on the rows that update() returned, expected them to reach attention "
             f'{NAME!r} as they are; register(), and select it with model.set_attn_implementation("{NAME}")'
         )
 
 
-def _marked(x: Any, layer: ZincLayer) -> ZincRows:
-    rows: ZincRows = x.detach().as_subclass(ZincRows)
-    rows.layer, rows.serial = layer, layer.serial
+def _marked(x: Any, layer: ZincLayer, serial: int) -> ZincRows:
+    with torch._C.DisableTorchFunctionSubclass():
+        rows: ZincRows = x.detach().as_subclass(ZincRows)
+    rows.layer, rows.serial = layer, serial
     return rows
 
 
@@ -407,7 +412,7 @@ class ZincLayer(CacheLayerMixin):
         self.lazy_initialization(key_states, value_states)
         self.serial += 1
         self.pending = key_states, value_states
-        return _marked(key_states, self), _marked(value_states, self)
+        return _marked(key_states, self, self.serial), _marked(value_states, self, self.serial)
 
     def attend(self, query: Any, rows: ZincRows, pattern: _Pattern, options: _Options) -> F32:
         """Append what is pending, then attend ``query``'s rows: (batch, q_len, q_heads, head_dim)."""
@@ -534,7 +539,9 @@ class ZincCache(Cache):
         kinds, arguments = get_layer_types_and_kwargs(text)
         self._groups: dict[AttnShape, _Group] = {}
         layers: list[Any] = []
-        for i, (kind, given, layer) in enumerate(zip(kinds, arguments, text.per_layer_config, strict=True)):
+        # layers at the end that share the keys and values of others have no cache layer in some releases
+        per_layer = text.per_layer_config[: len(kinds)]
+        for i, (kind, given, layer) in enumerate(zip(kinds, arguments, per_layer, strict=True)):
             if kind in _OURS:
                 shape = _shape(layer)
                 shape.kv_bytes_per_token(dtype or "f32")  # refuses what is no dtype for this head_dim
