@@ -369,6 +369,27 @@ def test_padding_in_front_never_shows(device: za.Device) -> None:
 
 
 @ONE
+def test_padded_rows_are_cropped_and_reordered(device: za.Device) -> None:
+    """Also into the padding."""
+    layer = Layer(device, 60, batch=3)
+    mask = torch.ones(3, 60)
+    for i, pad in enumerate((0, 13, 41)):
+        mask[i, :pad] = 0
+    order = [2, 0, 2]
+    with layer.cache as cache:
+        layer.step(0, 50, mask[:, :50])
+        cache.crop(-20)
+        assert [len(one) for one in cache.sequences[0]] == [30, 17, 0]
+        want = whole(layer, mask)
+        assert torch.equal(bits(layer.step(30, 45, mask[:, :45])), bits(want[:, :, 30:45]))
+        cache.reorder_cache(torch.tensor(order))
+        layer.q, layer.k, layer.v, mask = (*(x[:, order] for x in (layer.q, layer.k, layer.v)), mask[order])
+        assert torch.equal(bits(layer.step(45, 60, mask)), bits(want[:, order, 45:]))
+        cache.crop(-60)
+        assert torch.equal(bits(layer.step(0, 60)), bits(whole(layer)))
+
+
+@ONE
 def test_crop_reset_reorder_and_fork_give_the_bits_of_the_tokens_that_are_left(device: za.Device) -> None:
     layer = Layer(device, 80, batch=4)
     cache = layer.cache
@@ -446,11 +467,11 @@ def test_left_padded_batches(name: str, device: za.Device) -> None:
 @ONE
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_5"])
 def test_beam_search(name: str, device: za.Device) -> None:
-    ids, options = prompt(30), {"num_beams": 3, "max_new_tokens": 12}
-    want = generate(model_of(name, "eager"), ids, **options)[0]
+    options = {**padded((30, 11)), "num_beams": 3, "max_new_tokens": 12}
+    want = generate(model_of(name, "eager"), **options)[0]
     model = model_of(name)
-    with cache_of(model, device, max_batch=3) as cache:
-        assert torch.equal(generate(model, ids, past_key_values=cache, **options)[0], want)
+    with cache_of(model, device, max_batch=6) as cache:
+        assert torch.equal(generate(model, past_key_values=cache, **options)[0], want)
 
 
 @ONE
@@ -630,9 +651,14 @@ def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:
         with pytest.raises(errors.UnsupportedError, match="ZincCache: matmul was called"):
             torch.matmul(torch.ones(1, 4, 9, 64), k)
         assert k.to("cpu").layer is layer and v.contiguous().shape == v.shape
-        cache.update(torch.ones(1, 2, 9, 64), torch.ones(1, 2, 9, 64), 0)
-        with pytest.raises(za.StepError, match=r"got rows of an earlier update\(\)"):
-            attend(torch.ones(1, 4, 9, 64), k, v)
+        for replace in (
+            lambda: cache.update(torch.ones(1, 2, 9, 64), torch.ones(1, 2, 9, 64), 0),
+            lambda: cache.crop(0),
+        ):
+            k, v = cache.update(torch.ones(1, 2, 9, 64), torch.ones(1, 2, 9, 64), 0)
+            replace()
+            with pytest.raises(za.StepError, match=r"got rows of an earlier update\(\)"):
+                attend(torch.ones(1, 4, 9, 64), k, v)
         model.set_attn_implementation("zinc")
         model(ids, past_key_values=cache)  # nothing was appended before
         assert cache.sequences[0][0].lengths == (9, 9)

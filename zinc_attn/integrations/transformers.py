@@ -389,7 +389,7 @@ class ZincLayer(CacheLayerMixin):
         self.index, self.shape, self.is_sliding = index, shape, sliding
         self.columns = 0  # tokens seen, padding included
         self.pending: tuple[Any, Any] | None = None  # rows that update() was given and attend() has not appended
-        self.serial = 0  # of the last update()
+        self.serial = 0  # of the last update() or crop
 
     @property
     def cache(self) -> ZincCache:
@@ -655,7 +655,9 @@ class ZincCache(Cache):
                 f"{shape.q_heads}, {rows.shape[2]}, {shape.head_dim})"
             )
         if rows.serial != layer.serial:
-            raise StepError(f"layer {layer.index}: got rows of an earlier update(), expected those of the last")
+            raise StepError(
+                f"layer {layer.index}: got rows of an earlier update(), expected those of the last one, not cropped since"
+            )
         new = layer.pending  # None: another module attends the rows of a layer that has appended them
         begin = layer.columns - (n if new is None else 0)
         kept = self._step(pattern, batch, begin, n)
@@ -753,6 +755,7 @@ class ZincCache(Cache):
         self._columns = target
         for layer in self._ours:
             layer.columns, layer.pending = target, None
+            layer.serial += 1  # rows that update() returned before are not attended any more
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
