@@ -238,7 +238,7 @@ def attention_forward(
     """
     _refuse(module, query, key, value, dropout, is_causal, kwargs)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
-    sinks = None if s_aux is None else s_aux.detach().to("cpu", torch.float32).reshape(-1).numpy()
+    sinks = None if s_aux is None else s_aux.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
     options = _Options(scale, sliding_window, softcap, sinks)
     pattern = _pattern(attention_mask)
     if isinstance(key, ZincRows):
@@ -447,7 +447,9 @@ class ZincLayer(CacheLayerMixin):
 
     def offload(self) -> None:
         """UnsupportedError: the rows are on the Vulkan device already."""
-        raise self._whole("offload")
+        raise UnsupportedError(
+            "offload: got a layer of a ZincCache, whose rows are on the Vulkan device and stay there"
+        )
 
     prefetch = offload
 
@@ -473,7 +475,8 @@ class _Group:
     def attention(self, layer: int, options: _Options, layout: dict[str, int]) -> tuple[Attention, int]:
         """The Attention of a call with these options, and the layer's place in the KVCache.
 
-        A layer's options are those of its first call; others are taken over by a new Attention.
+        Layers that have not called yet are taken to have the options of the first that did. Options that the
+        Attention does not have make a new one, in which the other layers keep theirs.
         """
         assert self.cache is not None
         slot, key = self.layers.index(layer), (options.scale, options.softcap)
@@ -656,7 +659,7 @@ class ZincCache(Cache):
             )
         if rows.serial != layer.serial:
             raise StepError(
-                f"layer {layer.index}: got rows of an earlier update(), expected those of the last one, not cropped since"
+                f"layer {layer.index}: got rows of an earlier update(), expected those of the last, uncropped"
             )
         new = layer.pending  # None: another module attends the rows of a layer that has appended them
         begin = layer.columns - (n if new is None else 0)
