@@ -134,7 +134,7 @@ def attention_mask(
 def _columns(mask: Any) -> Columns | None:
     """A 2-D mask as an array, None where nothing is masked."""
     kept: Columns = mask.to("cpu", torch.bool).numpy()
-    return None if kept.all() else kept
+    return None if kept.all() else kept.copy()  # the caller's mask may change later
 
 
 def _window(
@@ -587,8 +587,7 @@ class ZincCache(Cache):
 
     def allocate(self, dtype: Any) -> None:
         """Take the device memory for keys of a torch dtype, in the first forward. DeviceMemoryError, LimitError."""
-        if self._closed:
-            raise ClosedError("ZincCache: used after close()")
+        self._check_open()
         if dtype not in _DTYPES:
             raise DTypeError(f"key: got dtype {dtype}, expected float32, float16 or bfloat16")
         if all(layer.is_initialized for layer in self._ours):
@@ -602,7 +601,11 @@ class ZincCache(Cache):
                 layers = len(group.layers)
                 group.cache = KVCache(device, group.shape, layers, tokens, self.dtype or _DTYPES[dtype], self.page_size)
         for layer in self._ours:
-            layer.dtype, layer.device, layer.is_initialized = dtype, torch.device("cpu"), True
+            layer.is_initialized = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("ZincCache: used after close()")
 
     def close(self) -> None:
         """Free the device memory, also that of forks."""
@@ -623,6 +626,7 @@ class ZincCache(Cache):
 
     def check_rows(self, layer: ZincLayer, key: Any, value: Any) -> None:
         """Refuse rows that do not fit ``layer`` or the batch, or a layer that is ahead of others."""
+        self._check_open()
         shape, got = layer.shape, tuple(key.shape)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
             raise ShapeError(
@@ -636,7 +640,7 @@ class ZincCache(Cache):
                 f"batch: got {got[0]} rows (times beams), expected at most max_batch = {self.max_batch}; make the "
                 "ZincCache with a larger max_batch"
             )
-        if self.batch_size not in (-1, got[0]):
+        if self._columns and self.batch_size != got[0]:
             raise ShapeError(
                 f"batch: got {got[0]} rows, expected the {self.batch_size} that the cache holds; reset() it first"
             )
@@ -701,7 +705,7 @@ class ZincCache(Cache):
         q, cache = _query(query), attend.cache
         k, v = (None, None) if new is None else (_rows(x, cache.dtype) for x in new)
         shape = cache.shape
-        if shape not in self._sequences:
+        if not self._columns and self.batch_size != len(q):
             for group in self._groups.values():
                 assert group.cache is not None
                 self._sequences[group.shape] = [group.cache.new_sequence() for _ in range(len(q))]
