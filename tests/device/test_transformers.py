@@ -64,7 +64,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 128}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", MOE),
     "qwen3_next": ("Qwen3NextForCausalLM", {**HYBRID, **MOE, "shared_expert_intermediate_size": 32}),
-    "qwen3_5": ("Qwen3_5ForCausalLM", HYBRID),  # what Qwen3.5 and Qwen3.6 use
+    "qwen3_5": ("Qwen3_5ForCausalLM", HYBRID),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", {**HYBRID, **MOE, "shared_expert_intermediate_size": 32}),
     "gpt_oss": (
         "GptOssForCausalLM",
