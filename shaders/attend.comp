@@ -13,7 +13,7 @@
 layout(local_size_x = 32) in;
 layout(constant_id = ATTEND_SPEC_HEAD_DIM) const uint HEAD_DIM = 128u;
 layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;
-layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1 or 2
+layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
 layout(constant_id = ATTEND_SPEC_ROWS) const uint ROWS = 1u;  // query rows that share these keys; HEADS counts all of theirs
@@ -21,11 +21,25 @@ const uint ROW_HEADS = HEADS / ROWS;
 const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
 const uint PAIRS = SLICE / 2u;
 const uint VALUE_LANES = HEAD_DIM / SLICE;  // lanes that own a slice; 20 to 32
-#if LOOP || defined(KV_F32)
-const uint KEYS_AHEAD = SLICE <= 4u ? 4u : 2u;  // value rows in flight; more of the wide ones would cost waves per SIMD
+#if defined(KV_F32)
+const uint V_WORDS_ALL = SLICE;  // words of a lane's slice of a value row
+#elif defined(KV_Q8_0)
+const uint V_WORDS_ALL = SLICE <= 4u ? 1u : SLICE / 4u;  // where SLICE is 2, two lanes share one
 #else
-const uint KEYS_AHEAD = 4u;
+const uint V_WORDS_ALL = PAIRS;
 #endif
+const uint V_WORDS = V_WORDS_ALL <= 4u ? V_WORDS_ALL : 4u;  // per load
+const uint V_LOADS = V_WORDS_ALL / V_WORDS;
+// Value rows in flight.  On a GPU as many as leave registers for 12 waves per SIMD (single) or 9 (loop); a CPU has no
+// use for them (CHUNKS_AHEAD is 1 there).
+#if LOOP
+const uint GPU_KEYS_AHEAD = SLICE <= 4u ? 8u : (SLICE * HEADS > 48u || V_LOADS > 1u ? 2u : 4u);
+const uint CPU_KEYS_AHEAD = SLICE <= 4u ? 4u : 2u;
+#else
+const uint GPU_KEYS_AHEAD = V_LOADS == 1u ? 8u : (V_LOADS == 2u ? 4u : 2u);
+const uint CPU_KEYS_AHEAD = V_LOADS == 1u ? 4u : 2u;
+#endif
+const uint KEYS_AHEAD = CHUNKS_AHEAD > 1u ? GPU_KEYS_AHEAD : CPU_KEYS_AHEAD;
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = ATTEND_BIND_Q, std430) restrict readonly buffer Q { vec4 q[]; };

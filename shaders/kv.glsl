@@ -123,7 +123,13 @@ vec4 from_int8(uint w, float scale) {
 #if defined(KV_BF16)
 #define PAIR(w) vec2(uintBitsToFloat((w) << 16), uintBitsToFloat((w) & 0xFFFF0000u))
 #else
-#define PAIR(w) unpackHalf2x16(w)
+// On a GPU the larger of the value and one below all of float16's: AMD's compiler would fold a bare conversion into each
+// product with it (v_fma_mix_f32), and those do not dual-issue.
+vec2 from_f16(uint w) {
+    vec2 x = unpackHalf2x16(w);
+    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+}
+#define PAIR(w) from_f16(w)
 #endif
 
 // Dimensions 8 chunk ... 8 chunk + 7 of one key.
@@ -139,30 +145,5 @@ void load_k(uvec2 where, uint chunk, out vec4 low, out vec4 high) {
 #else
     low = vec4(PAIR(w.x), PAIR(w.y));
     high = vec4(PAIR(w.z), PAIR(w.w));
-#endif
-}
-
-// Dimensions SLICE slice ... SLICE slice + SLICE - 1 of one value row, into v[first ...].
-void load_v(uvec2 where, uint slice, uint first) {
-#if defined(KV_Q8_0)
-    float scale = v_scale(where, slice * SLICE / 32u);
-    uvec4 w = v_words(where, slice * SLICE / 4u, max(SLICE / 4u, 1u));
-    for (uint i = 0u; i < PAIRS; ++i) {
-        uint half_word = SLICE == 2u ? w.x >> (16u * (slice & 1u)) : w[(i / 2u) % 4u] >> (16u * (i & 1u));
-        v[first + i] = from_int8(half_word, scale).xy;
-    }
-#elif defined(KV_F32)
-    for (uint i = 0u; i < PAIRS; i += 2u) {
-        uvec4 w = v_words(where, slice * SLICE + 2u * i, min(SLICE, 4u));
-        v[first + i] = uintBitsToFloat(w.xy);
-        v[first + (i + 1u) % PAIRS] = uintBitsToFloat(SLICE == 2u ? w.xy : w.zw);
-    }
-#else
-    for (uint i = 0u; i < PAIRS; i += 4u) {
-        uvec4 w = v_words(where, slice * PAIRS + i, min(PAIRS, 4u));
-        for (uint j = 0u; j < min(PAIRS, 4u); ++j) {
-            v[first + i + j] = PAIR(w[j]);
-        }
-    }
 #endif
 }

@@ -3,11 +3,10 @@
 // Scores and weights: lane = key, two keys a lane.  Values: lane = slice of SLICE head dimensions of all HEADS
 // query heads, so that K and V are read once per group.  LDS holds only weights and a small reduction.
 
-// Registers of a lane: the leaf's state (m and l of every head, o of the lane's slice), and value rows in flight.
+// Registers of a lane: the leaf's state (m and l of every head, o of the lane's slice).
 // They are globals because glslang 12 does not reliably pass arrays sized by a specialisation constant.
 float m[HEADS], l[HEADS];
 vec2 o[HEADS * PAIRS];
-vec2 v[KEYS_AHEAD * PAIRS];
 
 struct Leaf {
     uint index;        // keys 64 index ... 64 index + 63
@@ -26,18 +25,23 @@ struct Leaf {
 shared float scores[LEAF * HEADS];
 const uint PARTS = (HEADS * LANES + WAVE - 1u) / WAVE;  // [head][key mod 4] pairs that a lane reduces
 
-float chunk_dot(vec4 qa, vec4 qb, vec4 ka, vec4 kb) {
-    precise vec4 a = qa * ka;
-    precise vec4 b = qb * kb;
-    precise float sum = a.x + a.y;
-    sum = sum + a.z;
-    sum = sum + a.w;
-    sum = sum + b.x;
-    sum = sum + b.y;
-    sum = sum + b.z;
-    sum = sum + b.w;
+// The dots of one chunk of a query head with two keys.  A pair of steps has one scalar operand and so issues at once.
+vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
+    precise vec2 sum = qa.x * vec2(k0a.x, k1a.x);
+    precise vec2 a1 = qa.y * vec2(k0a.y, k1a.y), a2 = qa.z * vec2(k0a.z, k1a.z), a3 = qa.w * vec2(k0a.w, k1a.w);
+    sum = sum + a1;
+    sum = sum + a2;
+    sum = sum + a3;
+    precise vec2 b0 = qb.x * vec2(k0b.x, k1b.x), b1 = qb.y * vec2(k0b.y, k1b.y);
+    precise vec2 b2 = qb.z * vec2(k0b.z, k1b.z), b3 = qb.w * vec2(k0b.w, k1b.w);
+    sum = sum + b0;
+    sum = sum + b1;
+    sum = sum + b2;
+    sum = sum + b3;
     return sum;
 }
+
+#include "values.glsl"
 
 // The state of a leaf, to m, l and o.
 void attend_leaf(Leaf leaf) {
@@ -62,7 +66,7 @@ void attend_leaf(Leaf leaf) {
             for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
                 uint at = (vector.x * q_heads + vector.y) * (HEAD_DIM / 4u) + 2u * (c + j);
                 vec4 qa = q[at], qb = q[at + 1u];
-                precise vec2 sum = dots[h] + vec2(chunk_dot(qa, qb, k0a[j], k0b[j]), chunk_dot(qa, qb, k1a[j], k1b[j]));
+                precise vec2 sum = dots[h] + chunk_dots(qa, qb, k0a[j], k0b[j], k1a[j], k1b[j]);
                 dots[h] = sum;
             }
         }
@@ -127,17 +131,11 @@ void attend_leaf(Leaf leaf) {
         uint t = leaf.begin & ~(KEYS_AHEAD - 1u);
         [[dont_unroll]] do {
             for (uint j = 0u; j < KEYS_AHEAD; ++j) {
-                load_v(locate(leaf, min(t + j, count - 1u)), lane, j * PAIRS);
+                load_v(locate(leaf, min(t + j, count - 1u)), lane, j);
             }
-            for (uint j = 0u; j < KEYS_AHEAD; ++j) {
-                for (uint h = 0u; h < HEADS; ++h) {
-                    float p = scores[(t + j) * HEADS + h];
-                    for (uint i = 0u; i < PAIRS; ++i) {
-                        precise vec2 pv = v[j * PAIRS + i] * p;
-                        precise vec2 sum = o[h * PAIRS + i] + pv;
-                        o[h * PAIRS + i] = sum;
-                    }
-                }
+            add_rows(lane, 0u, t);
+            if (KEYS_AHEAD > 4u) {
+                add_rows(lane, 4u, t + 4u);
             }
             t += KEYS_AHEAD;
         } while (t < count);

@@ -4,35 +4,44 @@
 // States that are leaves fold, ascending, into nodes at absolute multiples of 8 leaves; nodes fold, ascending,
 // into the total.  States that are nodes fold into the total.  Who folded a node never shows.
 //
-// A fold's weights depend on the maxima alone, so a batch of 32 states goes in two steps: lane = state finds the
-// running maxima and the weights; lane = dimensions does the multiplies and adds, in order.
+// A fold's weights depend on the maxima alone, so 32 states, one batch of a wave, go in three steps: lane = state finds
+// the running maxima and the weights; lane = dimensions multiplies, and folds leaves into nodes; the waves take turns
+// to fold what they have into the total, in order.  A round is a batch per wave, all of them in flight at once.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
-layout(local_size_x = 32) in;
+layout(local_size_x_id = MERGE_SPEC_LANES, local_size_x = 32) in;  // 32 per wave
 layout(constant_id = MERGE_SPEC_HEAD_DIM) const uint HEAD_DIM = 128u;
 const uint BATCH = WAVE;
+const uint ROUND = gl_WorkGroupSize.x;
+const uint WAVES = ROUND / WAVE;
 
 layout(set = 0, binding = MERGE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = MERGE_BIND_STATES, std430) readonly buffer States { vec2 states[]; };
 layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 #include "state.glsl"
 
-shared float maxima[BATCH];       // m of each state
-shared float node_maxima[BATCH];  // of the node that each state belongs to
-shared vec4 into_node[BATCH];     // weights of (node so far, this state), l, unused
-shared vec2 into_total[BATCH];    // weights of (total so far, this node); of each node's last state
+shared float before_w[ROUND];             // m of each state, then the weight of what it joins
+shared float state_w[ROUND];              // its own weight
+shared float state_l[ROUND];              // its l with that weight
+shared vec2 into_total[ROUND / NODE];     // states that are leaves: weights of (total so far, this node)
+shared float wave_m[WAVES];               // the largest m of each wave's batch
+shared vec4 passed[WAVE];                 // the total between turns: two dimensions of o, l, unused
 
-// One state's or node's components join an accumulator: l and two dimensions of o.
-void fold(inout float l, inout vec2 o, float more_l, vec2 more_o, vec2 w) {
-    l = merge(l, w.x, more_l, w.y);
-    o = merge(o, w.x, more_o, w.y);
+// What is to join an accumulator already has its weight; w is the accumulator's.  l, and two dimensions of o.
+void join(inout float l, inout vec2 o, float more_l, vec2 more_o, float w) {
+    precise float l_so_far = l * w;
+    precise float l_sum = l_so_far + more_l;
+    precise vec2 o_so_far = o * w;
+    precise vec2 o_sum = o_so_far + more_o;
+    l = flush(l_sum);
+    o = flush(o_sum);
 }
 
 void main() {
-    uint lane = gl_LocalInvocationID.x;
+    uint lane = gl_LocalInvocationID.x % WAVE, wave = gl_LocalInvocationID.x / WAVE;
     uint row = gl_WorkGroupID.z, head = gl_WorkGroupID.y;
     uint dim = gl_WorkGroupID.x * MERGE_DIMS + 2u * lane;
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
@@ -42,54 +51,61 @@ void main() {
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * (HEAD_DIM / 2u);
     uint pair = min(dim, HEAD_DIM - 2u) / 2u;  // lanes behind head_dim repeat the last pair and write nothing
     uint skip = unit % BATCH;                  // batches lie at absolute multiples of 32 states: whole nodes
+    uint end = count > 0u ? skip + count : 0u;
+    uint own = gl_LocalInvocationID.x, batch = wave * BATCH;
 
-    uint o_stride = q_heads * (HEAD_DIM / 2u), o_base = first * o_stride + head * (HEAD_DIM / 2u) + pair;
+    uint o_stride = q_heads * (HEAD_DIM / 2u);
+    int o_base = int(first * o_stride + head * (HEAD_DIM / 2u) + pair), o_last = o_base + int((count - 1u) * o_stride);
 
     float total_m = EMPTY_M, total_l = 0.0;
     vec2 total_o = vec2(0.0);
-    [[dont_unroll]] for (uint at = 0u; at < (count > 0u ? skip + count : 0u); at += BATCH) {
-        uint state = at + lane - skip;
-        bool there = at + lane >= skip && state < count;
+    [[dont_unroll]] for (uint at = 0u; at < end; at += ROUND) {
+        uint state = at + own - skip;
+        bool there = at + own >= skip && state < count;
         vec2 ml = states[ml_base + (first + (there ? state : 0u)) * q_heads + head];
         float m = there ? ml.x : EMPTY_M;
         vec2 o[BATCH];
+        int o_next = o_base + (int(at + batch) - int(skip)) * int(o_stride);
         for (uint j = 0u; j < BATCH; ++j) {  // absent states repeat one that is there; their weight is 0
-            uint other = min(at + j - min(at + j, skip), count - 1u);
-            o[j] = states[o_base + other * o_stride];
+            o[j] = states[clamp(o_next + int(j * o_stride), o_base, o_last)];
         }
-        maxima[lane] = m;
+        before_w[own] = m;
         barrier();
-        uint in_node = lane & (NODE - 1u), node_first = lane - in_node;
-        float node_before = EMPTY_M, batch_before = total_m, batch_m = total_m;
-        if (leaves) {
-            float node_m = EMPTY_M;
-            for (uint t = 0u; t < NODE; ++t) {
-                float other = maxima[node_first + t];
-                node_before = max(node_before, t < in_node ? other : EMPTY_M);
-                node_m = max(node_m, other);
-            }
-            node_maxima[lane] = node_m;
-            barrier();
-            for (uint t = 0u; t < BATCH; t += NODE) {
-                float other = node_maxima[t];
-                batch_before = max(batch_before, t < node_first ? other : EMPTY_M);
-                batch_m = max(batch_m, other);
-            }
-        } else {
-            for (uint t = 0u; t < BATCH; ++t) {
-                float other = maxima[t];
-                batch_before = max(batch_before, t < lane ? other : EMPTY_M);
-                batch_m = max(batch_m, other);
-            }
+        uint in_node = lane & (NODE - 1u);
+        uint before_end = leaves ? lane - in_node : lane;  // what the total holds when this state, or its node, joins
+        float node_before = EMPTY_M, before = total_m, top = EMPTY_M;
+        for (uint t = 0u; t < BATCH; ++t) {
+            float other = before_w[batch + t];
+            before = max(before, t < before_end ? other : EMPTY_M);
+            top = max(top, other);
         }
-        vec2 node_w = merge_weights(node_before, m);
-        vec2 total_w = merge_weights(batch_before, max(node_before, m));
-        const vec2 unchanged = vec2(1.0, 0.0);
-        into_node[lane] = vec4(there ? node_w : unchanged, there ? ml.y : 0.0, 0.0);
-        into_total[lane] = there || leaves ? total_w : unchanged;
+        for (uint t = 0u; t < NODE; ++t) {
+            float other = before_w[own - in_node + t];
+            node_before = max(node_before, leaves && t < in_node ? other : EMPTY_M);
+        }
+        wave_m[wave] = top;
         barrier();
+        for (uint w = 0u; w < WAVES; ++w) {
+            float other = wave_m[w];
+            before = max(before, w < wave ? other : EMPTY_M);
+            total_m = max(total_m, other);
+        }
+        vec2 total_w = merge_weights(before, max(node_before, m));
+        vec2 w = leaves ? merge_weights(node_before, m) : total_w;
+        precise float weighted_l = ml.y * w.y;
+        before_w[own] = there ? w.x : 1.0;
+        state_w[own] = there ? w.y : 0.0;
+        state_l[own] = there ? weighted_l : 0.0;
+        if (in_node == NODE - 1u) {
+            into_total[own / NODE] = total_w;
+        }
+        barrier();
+        for (uint j = 0u; j < BATCH; ++j) {
+            precise vec2 weighted = o[j] * state_w[batch + j];
+            o[j] = weighted;
+        }
+        float node_l[BATCH / NODE];
         if (leaves) {
-            float node_l[BATCH / NODE];
             vec2 node_o[BATCH / NODE];
             for (uint n = 0u; n < BATCH / NODE; ++n) {
                 node_l[n] = 0.0;
@@ -97,27 +113,48 @@ void main() {
             }
             for (uint t = 0u; t < NODE; ++t) {
                 for (uint n = 0u; n < BATCH / NODE; ++n) {
-                    vec4 w = into_node[n * NODE + t];
-                    fold(node_l[n], node_o[n], w.z, o[n * NODE + t], w.xy);
+                    uint j = n * NODE + t;
+                    join(node_l[n], node_o[n], state_l[batch + j], o[j], before_w[batch + j]);
                 }
             }
             for (uint n = 0u; n < BATCH / NODE; ++n) {
-                fold(total_l, total_o, node_l[n], node_o[n], into_total[n * NODE + NODE - 1u]);
-            }
-        } else {
-            for (uint t = 0u; t < BATCH; ++t) {
-                fold(total_l, total_o, into_node[t].z, o[t], into_total[t]);
+                float node_w = into_total[batch / NODE + n].y;
+                precise vec2 node_weighted = node_o[n] * node_w;
+                weighted_l = node_l[n] * node_w;
+                o[n] = node_weighted;
+                node_l[n] = weighted_l;
             }
         }
-        total_m = batch_m;
-        barrier();
+        [[dont_unroll]] for (uint turn = 0u; turn < min(WAVES, (end - at + BATCH - 1u) / BATCH); ++turn) {
+            if (wave == turn) {
+                if (WAVES > 1u && at + turn > 0u) {
+                    total_o = passed[lane].xy;
+                    total_l = passed[lane].z;
+                }
+                if (leaves) {
+                    for (uint n = 0u; n < BATCH / NODE; ++n) {
+                        join(total_l, total_o, node_l[n], o[n], into_total[batch / NODE + n].x);
+                    }
+                } else {
+                    for (uint t = 0u; t < BATCH; ++t) {
+                        join(total_l, total_o, state_l[batch + t], o[t], before_w[batch + t]);
+                    }
+                }
+                passed[lane] = vec4(total_o, total_l, 0.0);
+            }
+            barrier();
+        }
     }
 
-    float keep = 1.0;
-    if (work[HEADER_SINK_TABLE] != 0u) {
-        keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
-    }
-    if (dim < HEAD_DIM) {
+    if (wave == 0u && dim < HEAD_DIM) {
+        if (end > 0u) {
+            total_o = passed[lane].xy;
+            total_l = passed[lane].z;
+        }
+        float keep = 1.0;
+        if (work[HEADER_SINK_TABLE] != 0u) {
+            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
+        }
         vec2 x = normalised(total_o, keep, total_l);
         uint slot = row * q_heads + head;
         result[slot * HEAD_DIM + dim] = x.x;

@@ -193,14 +193,14 @@ class AttentionStep:
             runtime.write(work_buffer, work.words)
             steps = []
             if len(work.items):
-                capped = int(scoring.softcap is not None)
-                spec = (dim, per_workgroup, kernels.chunks_ahead(runtime.info.kind), LEAF, capped, 1)
+                ahead, capped = kernels.chunks_ahead(runtime.info.kind, dim), int(scoring.softcap is not None)
+                spec = (dim, per_workgroup, ahead, LEAF, capped, 1)
                 attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), spec)
                 grid = (len(work.items), shape.kv_heads, -(-shape.group // per_workgroup))
                 target = out if plan.passes == 1 else states  # bound twice, so that pass 2 waits for one buffer
                 steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, target, target), grid))
             if plan.passes == 2:
-                merge = kv.device.kernel(kernels.MERGE, (dim,))
+                merge = kv.device.kernel(kernels.MERGE, (dim, kernels.merge_lanes(runtime.info.kind)))
                 grid = (-(-dim // kernels.MERGE_DIMS), heads, rows)
                 steps.append(Dispatch(merge, (work_buffer, states, out), grid))
             self._recording = runtime.record(steps, timestamps)

@@ -188,10 +188,13 @@ START_US: Final = 1.0  # first workgroup of a pass: launch, then the work words 
 GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
 TRIP_CYCLES: Final = 100  # scalar loads and addresses that a trip of a main loop waits for before its vector loads
 LEAF_CYCLES: Final = 1500  # waits of a leaf outside the main loops: LDS round trips of the maximum and the weights
-MERGE_STATE_CYCLES: Final = 57  # a lone wave folding one state: a 32nd of what ACO estimates for a trip of merge's loop
-MERGE_AHEAD: Final = 32  # states in flight, BATCH in merge.comp
-CACHED_WRITES: Final = 2.5  # partial states that the caches hold are written so many times faster than memory reads
-SCALAR_ISSUE: Final = 1.25  # issue cycles without dual issue against those with
+MERGE_FOLD_CYCLES: Final = 20  # one node into the total: four dependent operations of five cycles (it issues 11)
+MERGE_ISSUE: Final = {1: 738, NODE: 390}  # instructions for a wave's 32 states before its turn, by unit
+MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
+MERGE_TURN_CYCLES: Final = 100  # the total through the LDS to the next wave, and a barrier
+MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
+CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
+SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
 
 @dataclass(frozen=True)
@@ -282,17 +285,17 @@ def card_with(compute_units: int) -> Card:
 # --- the kernels, as RADV compiles them for gfx1201 ----------------------------------------------------------
 # (head_dim, heads of a workgroup): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); f16
 ISSUE: Final = {
-    (256, 8): (230, 232, 120, 168),
-    (256, 6): (176, 177, 96, 120),
-    (256, 4): (121, 118, 96, 96),
-    (256, 2): (63, 63, 96, 96),
-    (128, 8): (118, 120, 96, 120),
-    (128, 4): (64, 63, 96, 96),
-    (64, 8): (64, 64, 96, 96),
-    (64, 3): (28, 29, 96, 96),
-    (512, 4): (237, 239, 120, 168),
+    (256, 8): (186, 176, 120, 168),
+    (256, 6): (150, 142, 120, 144),
+    (256, 4): (113, 110, 120, 120),
+    (256, 2): (71, 71, 96, 96),
+    (128, 8): (96, 93, 120, 168),
+    (128, 4): (58, 58, 96, 120),
+    (64, 8): (53, 52, 120, 120),
+    (64, 3): (28, 27, 96, 96),
+    (512, 4): (226, 221, 120, 168),
 }
-DTYPE_ISSUE: Final = {"f32": 0.75, "f16": 1.0, "bf16": 0.78, "q8_0": 1.2}  # q8_0 is assumed: its loops were not read
+DTYPE_ISSUE: Final = {"f32": 0.92, "f16": 1.0, "bf16": 0.97, "q8_0": 1.5}  # q8_0 is assumed: its loops were not read
 
 
 def issue_per_key(head_dim: int, heads: int, build: kernels.Build, dtype: str = "f16") -> float:
@@ -300,7 +303,7 @@ def issue_per_key(head_dim: int, heads: int, build: kernels.Build, dtype: str = 
     if row := ISSUE.get((head_dim, heads)):
         cycles: float = row[build == "loop"]
     else:
-        cycles = head_dim * (0.0605 * heads + 0.008) + kernels.value_slice(head_dim) * (1.55 * heads - 0.35) + 7.8
+        cycles = head_dim * (0.076 * heads + 0.106) + 6.4
     return cycles * DTYPE_ISSUE[dtype]
 
 
@@ -317,11 +320,19 @@ class LeafCost:
         return max(self.stall + self.issue, resident * self.issue)
 
 
+def _rows_ahead(width: int, heads: int, build: kernels.Build, dtype: str) -> int:
+    """Value rows in flight: GPU_KEYS_AHEAD of attend.comp."""
+    loads = max(1, width // {"f32": 4, "q8_0": 16}.get(dtype, 8))
+    if build == "single":
+        return {1: 8, 2: 4}.get(loads, 2)
+    return 8 if width <= 4 else 2 if width * heads > 48 or loads > 1 else 4
+
+
 def leaf_cost(shape: AttnShape, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
-    """A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 or 4 rows; each waits."""
+    """A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 to 8 rows; each waits."""
     heads, width = shape.heads_per_workgroup, kernels.value_slice(shape.head_dim)
-    rows = 2 if width > 4 and (build == "loop" or dtype == "f32") else 4
-    trips = -(-shape.head_dim // (8 * kernels.chunks_ahead("discrete"))) + LEAF // rows
+    rows = _rows_ahead(width, heads, build, dtype)
+    trips = -(-shape.head_dim // (8 * kernels.chunks_ahead("discrete", shape.head_dim))) + LEAF // rows
     beside = heads * (1.1 + (0.15 if build == "loop" else 0.08) * width)  # softmax, folding and emitting, per key
     issue = LEAF * (issue_per_key(shape.head_dim, heads, build, dtype) + beside)
     issue *= 1.0 if card.dual_issue else SCALAR_ISSUE
@@ -397,32 +408,35 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     """The time of ``plan`` on ``card``. Workgroups go round over the compute units, then over their SIMDs."""
     dtype_bytes(dtype)
     shape, rows = plan.shape, plan.q_len
-    kv_bytes = plan.context_len * shape.kv_bytes_per_token(dtype)
+    kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
     partial = plan.scratch_bytes
-    held = kv_bytes + partial <= (card.l2_mib + card.infinity_mib) * 2**20
-    written = partial / CACHED_WRITES if held else partial
+    caches = (card.l2_mib + card.infinity_mib) * 2**20
+    written = partial / CACHED_RATE if kv_bytes + partial <= caches else partial
     rate = card.bandwidth * 1e3 * READ_EFFICIENCY  # bytes per µs
     leaf = leaf_cost(shape, card, dtype, plan.build)
     row = ISSUE.get((shape.head_dim, shape.heads_per_workgroup))
     wide = shape.head_dim * shape.heads_per_workgroup > 1024
-    vgprs = row[2 + (plan.build == "loop")] if row else (168 if plan.build == "loop" else 120) if wide else 96
+    vgprs = row[2 + (plan.build == "loop")] if row else 168 if wide and plan.build == "loop" else 120
     slots = card.waves(vgprs)
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * rows)
     n = card.all_simds
     loads = Counter((tuple(sorted(Counter(sizes[i::n]).items()))) for i in range(min(n, len(sizes))))
     per_leaf = (kv_bytes + written) / max(sum(sizes), 1)  # both chunks of a group share K and V through the L2
     demand: list[tuple[float, float]] = []  # (µs that these SIMDs would take alone, their bytes)
-    issue_us, flying = 0.0, 0.0
+    issue_us, flying, steps = 0.0, 0.0, 1
     for load, simds in loads.items():
         count, total, most = sum(c for _, c in load), sum(s * c for s, c in load), max(s for s, _ in load)
         resident = min(count, slots)
         cycles = max(most, total / resident) * leaf.cycles(resident)
+        steps = max(steps, round(max(most, total / resident) / plan.unit_leaves))
         demand.append((cycles / card.clock_ghz / 1e3, simds * total * per_leaf))
         issue_us = max(issue_us, total * leaf.issue / card.clock_ghz / 1e3)
         flying += simds * resident * LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads / shape.head_chunks
     waves_us = max((t for t, _ in demand), default=0.0)
     pass1 = START_US + _stretched(demand, rate)
-    merge = GAP_US + max(_fold_us(plan, card), written / rate) if plan.passes == 2 else 0.0
+    held = min(1.0, (int(caches / max(kv_bytes + partial, 1) * steps) + 1) / steps)
+    read = partial * (held / CACHED_RATE + 1 - held)
+    merge = GAP_US + max(_fold_us(plan, card), read / rate) if plan.passes == 2 else 0.0
     return Prediction(
         card=card.title,
         shape=str(shape),
@@ -448,10 +462,15 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
 
 
 def _fold_us(plan: SplitPlan, card: Card) -> float:
-    """Pass 2 is serial in the states: a wave loads 32, then folds them one after another."""
+    """Pass 2: rounds of a batch of 32 states per wave, which load and weigh them at once, then fold one by one."""
     groups = plan.shape.q_heads * -(-plan.shape.head_dim // kernels.MERGE_DIMS) * plan.q_len
-    fold = MERGE_AHEAD * MERGE_STATE_CYCLES * max(1, groups / card.all_simds) / card.clock_ghz
-    return -(-plan.states // MERGE_AHEAD) * (card.near_ns + fold) / 1e3
+    batches = -(-plan.states // 32)
+    rounds = -(-batches // MERGE_WAVES)
+    crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
+    turns = max(1.0, groups / card.all_simds)
+    at_once = rounds * (MERGE_ISSUE[plan.unit_leaves] * crowd + MERGE_WAIT_CYCLES)
+    one_by_one = -(-plan.states * plan.unit_leaves // NODE) * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
+    return (rounds * 2 * card.near_ns + (at_once + one_by_one * turns) / card.clock_ghz) / 1e3
 
 
 def _stretched(demand: list[tuple[float, float]], rate: float) -> float:

@@ -847,8 +847,9 @@ class Attention:
         cache, shape, device = self.cache, self.cache.shape, self.device
         appends, attends, merges = [], [], []
         target = rig.out if bucket.direct else rig.states
+        ahead = kernels.chunks_ahead(device.info.kind, shape.head_dim)
         capped = int(self.scorings[bucket.scoring].softcap is not None)
-        spec = (shape.head_dim, shape.heads_per_workgroup, kernels.chunks_ahead(device.info.kind), cache.tile, capped)
+        spec = (shape.head_dim, shape.heads_per_workgroup, ahead, cache.tile, capped)
         for i, (shard, work) in enumerate(zip(cache.layers[layer], rig.work_buffers, strict=True)):
             fresh: tuple[Buffer, ...] = ()
             if rig.rows is not None:
@@ -867,7 +868,7 @@ class Attention:
             attends.append(Dispatch(kernel, buffers, (bucket.items, shard.heads, shape.head_chunks)))
         if not bucket.direct and not bucket.partial:
             grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, bucket.rows)
-            kernel = device.kernel(MERGE, (shape.head_dim,))
+            kernel = device.kernel(MERGE, (shape.head_dim, kernels.merge_lanes(device.info.kind)))
             merges.append(Dispatch(kernel, (rig.work_buffers[0], rig.states, rig.out), grid))
         return [*attends, *merges, *appends] if bucket.fresh else [*appends, *attends, *merges]
 

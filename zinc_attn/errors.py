@@ -27,6 +27,10 @@ class LimitError(ArgumentError):
     """A size is beyond a limit of the device; the message states the limit."""
 
 
+class UnsupportedError(ArgumentError):
+    """A model or a host asks for something that this package does not do; the message names it."""
+
+
 class DeviceNotFoundError(ArgumentError):
     """No Vulkan device matches the request."""
 

@@ -110,7 +110,7 @@ def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
     )
 
 
-MERGE: Final = KernelDecl("merge", "merge.comp", _MERGE_BINDINGS, ("head_dim",))
+MERGE: Final = KernelDecl("merge", "merge.comp", _MERGE_BINDINGS, ("head_dim", "lanes"))
 MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
 
 _APPEND_SPEC: Final = ("row_values", "scales", "chunk_words", "tile")
@@ -149,9 +149,14 @@ READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding(
 MODULES: Final = (*KERNELS, READ)  # all that is built and shipped
 
 
-def chunks_ahead(kind: str) -> int:
+def chunks_ahead(kind: str, head_dim: int) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return 1 if kind == "cpu" else 2
+    return 1 if kind == "cpu" else 4 if head_dim % (4 * shapes.CHUNK) == 0 else 2
+
+
+def merge_lanes(kind: str) -> int:
+    """Invocations of a workgroup of pass 2, by device kind: 8 waves of a GPU have 256 states in flight."""
+    return shapes.WAVE if kind == "cpu" else 8 * shapes.WAVE
 
 
 def shared_vectors(kind: str, build: Build, head_dim: int) -> int:

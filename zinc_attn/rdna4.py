@@ -27,7 +27,7 @@ from .probe import Vulkan, load
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones compile for real cards only)"
-_EXTENSION: Final = "VK_KHR_pipeline_executable_properties"
+_EXTENSIONS: Final = ("VK_KHR_pipeline_executable_properties", "VK_EXT_subgroup_size_control")
 _CAPTURE: Final = 0x40 | 0x80  # VK_PIPELINE_CREATE_CAPTURE_{STATISTICS,INTERNAL_REPRESENTATIONS}_BIT_KHR
 
 # A SIMD of these chips: 1536 registers per lane in wave32, 16 wave slots; a CU: 2 SIMDs, 64 KiB of LDS.
@@ -41,7 +41,7 @@ VGPR_GATES: Final = (
     ("attend_single_", 256, 120),  # 12 waves per SIMD
     ("attend_loop_", 256, 168),  # 9
     ("attend_", 512, 192),  # 8
-    ("merge", 512, 96),  # 16
+    ("merge", 512, 120),  # 12, of workgroups of 8
 )
 
 
@@ -63,9 +63,16 @@ class Spec:
     @property
     def constants(self) -> tuple[int, ...]:
         return (
-            (self.head_dim, self.heads, kernels.chunks_ahead("discrete"), shapes.LEAF, self.softcap, self.rows)
+            (
+                self.head_dim,
+                self.heads,
+                kernels.chunks_ahead("discrete", self.head_dim),
+                shapes.LEAF,
+                self.softcap,
+                self.rows,
+            )
             if self.heads
-            else (self.head_dim,)
+            else (self.head_dim, kernels.merge_lanes("discrete"))
         )
 
 
@@ -124,9 +131,10 @@ class VariantReport:
 
     @property
     def waves_per_simd_lds(self) -> float:
-        """Waves (one-wave workgroups) per SIMD that the LDS holds, on average over a CU."""
+        """Waves per SIMD that the LDS holds, on average over a CU: workgroups have one wave, those of pass 2 eight."""
         steps = -(-self.lds_bytes // LDS_STEP)
-        return min(WAVE_SLOTS, LDS_PER_SIMD / (steps * LDS_STEP)) if steps else WAVE_SLOTS
+        waves = 1 if self.spec.heads else kernels.merge_lanes("discrete") // shapes.WAVE
+        return min(WAVE_SLOTS, waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else WAVE_SLOTS
 
     @property
     def issue_per_key(self) -> float | None:
@@ -185,8 +193,8 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
 
 def name(spec: Spec) -> str:
     """kernel:head_dim:heads, as --isa takes it; with :chunks:1 behind it for a build that caps scores."""
-    numbers = (spec.head_dim, spec.heads, spec.chunks, 1) if spec.softcap else spec.constants[:2]
-    return ":".join(str(x) for x in (spec.kernel, *numbers))
+    numbers = (spec.head_dim, spec.heads, spec.chunks, 1) if spec.softcap else (spec.head_dim, spec.heads)
+    return ":".join(str(x) for x in (spec.kernel, *numbers) if x)
 
 
 # --- the ISA text -----------------------------------------------------------------------------------------
@@ -340,7 +348,8 @@ def _child(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, An
             raise ArgumentError(
                 f"variant: got {name(spec)}, expected a kernel of {', '.join(declared)} with its constants"
             )
-        jobs.append([str(spirv / f"{spec.kernel}.spv"), len(declared[spec.kernel].bindings), spec.constants])
+        bindings, several = len(declared[spec.kernel].bindings), not spec.heads  # pass 2: a workgroup of several waves
+        jobs.append([str(spirv / f"{spec.kernel}.spv"), bindings, several, spec.constants])
     ran = subprocess.run(
         [sys.executable, "-m", "zinc_attn.rdna4", "--worker"],
         input=json.dumps({"family": family, "jobs": jobs}),
@@ -368,7 +377,11 @@ def _work() -> None:
         chip = vk.text(props.deviceName)
         if FAMILIES[order["family"]] not in chip.lower():  # a Mesa that ignores the forced family
             sys.exit(f"the driver offers {chip!r}")
-        feature = vk.struct("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", pipelineExecutableInfo=1)
+        sizes = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
+        feature = vk.struct(
+            "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", pNext=sizes, pipelineExecutableInfo=1
+        )
+        names = [vk.ffi.new("char[]", name.encode()) for name in _EXTENSIONS]
         priority = vk.array("float", [1.0])  # of RADV's first queue family, which can do everything
         queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority)
         create = vk.struct(
@@ -376,11 +389,12 @@ def _work() -> None:
             pNext=feature,
             queueCreateInfoCount=1,
             pQueueCreateInfos=queue,
-            enabledExtensionCount=1,
-            ppEnabledExtensionNames=vk.array("char*", [vk.ffi.new("char[]", _EXTENSION.encode())]),
+            enabledExtensionCount=len(names),
+            ppEnabledExtensionNames=vk.array("char*", names),
         )
         device = vk.ffi.new("VkDevice*")
-        vk.check(vk.lib.vkCreateDevice(physical, create, vk.ffi.NULL, device), f"a device with {_EXTENSION}")
+        result = vk.lib.vkCreateDevice(physical, create, vk.ffi.NULL, device)
+        vk.check(result, f"a device with {', '.join(_EXTENSIONS)}")
     except ZincAttnError as e:
         sys.exit(str(e))
     try:
@@ -390,8 +404,14 @@ def _work() -> None:
     print(json.dumps(answer))
 
 
-def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int]) -> dict[str, Any]:
-    """One pipeline, without a required subgroup size, as Kompute makes it. The child ends soon: nothing is freed."""
+def _compile(
+    vk: Vulkan, device: Any, path: str, bindings: int, several: bool, constants: Sequence[int]
+) -> dict[str, Any]:
+    """One pipeline. The child ends soon: nothing is freed.
+
+    several: the workgroup has several waves, so wave32 is required, as the plain Vulkan runtime does; one wave gets it
+    without, which is how Kompute makes it.
+    """
     ffi, lib = vk.ffi, vk.lib
 
     def make(kind: str, info: Any) -> Any:
@@ -436,8 +456,11 @@ def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Seque
         pData=vk.array("uint32_t", constants),
     )
     main_name = ffi.new("char[]", b"main")
+    size = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=shapes.WAVE)
     stage = vk.struct(
         "VkPipelineShaderStageCreateInfo",
+        pNext=size if several else ffi.NULL,
+        flags=2 * several,  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
         stage=0x20,
         module=module,
         pName=main_name,

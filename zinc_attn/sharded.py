@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import probe
+from . import kernels, probe
 from .cache import KVCache, Sequence, power_of_two
 from .decode import Attention
 from .device import Device
@@ -86,7 +86,8 @@ class Fold:
                 made.append(runtime.buffer(4 * work.words.size, Use.INPUT))
                 made.append(runtime.buffer(4 * room * shape.q_heads * (shape.head_dim + 2), Use.INPUT))
                 made.append(runtime.buffer(4 * q_len * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT))
-                kernel = self.device.kernel(MERGE, (shape.head_dim,))
+                lanes = kernels.merge_lanes(self.device.info.kind)
+                kernel = self.device.kernel(MERGE, (shape.head_dim, lanes))
                 grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, q_len)
                 recording = runtime.record([Dispatch(kernel, (made[0], made[1], made[2]), grid)])
             except BaseException:

@@ -185,11 +185,15 @@ is_ready() { # is_ready NAME HASH
 }
 
 prepare_environment() { # prepare_environment run|test HASH
-    local sudo=() backports=() apt_updated='' python extras=cli
+    local sudo=() backports=() apt_updated='' python extras=cli others=()
     [[ $1 == run ]] || extras=cli,test
     system_packages "$1"
     make_venv
-    step pip "installing zinc-attn[$extras] into .venv" "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]"
+    if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11
+        extras+=,transformers others+=(torch==2.13.0)
+    fi
+    step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
+        "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]" "${others[@]}"
     local build_kp=(kp "building kp, the Kompute binding (about a minute)" "$root/scripts/build_kp.sh" "$py")
     if ! "$py" -c 'import kp' 2>/dev/null; then
         if [[ $1 == test ]]; then

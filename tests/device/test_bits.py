@@ -153,7 +153,8 @@ def test_bits_at_131072_keys(device: za.Device) -> None:
 def test_bits_of_the_builds_for_gpus(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
 ) -> None:
-    monkeypatch.setattr(kernels, "chunks_ahead", lambda kind: 2)
+    monkeypatch.setattr(kernels, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
+    monkeypatch.setattr(kernels, "merge_lanes", lambda kind: 256)
     for context in (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
 

@@ -162,7 +162,7 @@ def test_uneven_splits_cost() -> None:
     """200 nodes on 64 splits: some have 4, some 3. A split per node is faster."""
     shape = AttnShape(32, 8, 128)
     uneven, even = (predict(SplitPlan.fixed(102400, shape, num_splits=n), R9700) for n in (64, 200))
-    assert uneven.total_us > 1.05 * even.total_us
+    assert uneven.total_us > 1.04 * even.total_us
 
 
 def test_no_keys() -> None:
@@ -184,7 +184,7 @@ def test_dtypes(dtype: str) -> None:
 
 def test_line_through_the_table() -> None:
     for (head_dim, heads), (single, *_) in ISSUE.items():
-        line = head_dim * (0.0605 * heads + 0.008) + cost.kernels.value_slice(head_dim) * (1.55 * heads - 0.35) + 7.8
+        line = head_dim * (0.076 * heads + 0.106) + 6.4
         assert line == pytest.approx(single, rel=0.06)
 
 

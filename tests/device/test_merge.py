@@ -1,0 +1,72 @@
+"""Pass 2 alone: any number of states from any absolute unit, in workgroups of one wave and of eight."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import kernels, reference
+from zinc_attn.rows import Work
+from zinc_attn.runtime import Dispatch, Use
+from zinc_attn.shapes import NODE
+
+# states of a row, absolute index of the first one's unit
+CASES = ((0, 0), (1, 0), (1, 37), (8, 5), (32, 0), (33, 31), (100, 3), (256, 0), (257, 290), (600, 71))
+
+
+def canonical(states: reference.State, unit: int, leaves: bool) -> reference.State:
+    """States (count, heads ...) folded in order: leaves to nodes at absolute multiples of 8, nodes to the total."""
+    m, total, o = states
+    count, heads, dim = o.shape
+    groups = (unit + np.arange(count)) // NODE if leaves else np.arange(count)
+    empty = reference.empty_state((heads,), dim)
+    one = [
+        reduce(reference.merge, [reference.State(m[i], total[i], o[i]) for i in np.nonzero(groups == g)[0]], empty)
+        for g in np.unique(groups)
+    ]
+    return reduce(reference.merge, one, empty)
+
+
+@pytest.mark.parametrize("lanes", (32, 128, 256))
+@pytest.mark.parametrize(("heads", "dim"), ((3, 64), (2, 80), (2, 256)))
+def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, dim: int, lanes: int) -> None:
+    runtime, rng = any_device.runtime, np.random.default_rng(7)
+    cases = [(n, unit, leaves) for leaves in (True, False) for n, unit in CASES]
+    counts = [n for n, *_ in cases]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    size, rows = int(starts[-1]), len(cases)
+    o = rng.standard_normal((size, heads, dim), np.float32)
+    m = np.rint(rng.normal(0, 12, (size, heads))).astype(np.float32)
+    total = (1 + 63 * rng.random((size, heads))).astype(np.float32)
+    gone = rng.random((size, heads)) < 0.05  # of no keys
+    m[gone], total[gone], o[gone] = reference.empty_state((1,), dim)[0][0], 0, 0
+
+    work = Work(0, rows, 0, 1)
+    work.set_shape(za.AttnShape(heads, heads, dim), heads)
+    work.set(state_stride=size, rows=rows)
+    for i, (n, unit, leaves) in enumerate(cases):
+        work.rows[i] = starts[i], n, unit, 1 if leaves else NODE
+    words = (o.ravel(), np.stack([m, total], -1).ravel())
+    buffers = (
+        runtime.buffer(4 * work.words.size, Use.INPUT),
+        runtime.buffer(4 * size * heads * (dim + 2), Use.INPUT),
+        runtime.buffer(4 * rows * heads * (dim + 1), Use.OUTPUT),
+    )
+    runtime.write(buffers[0], work.words)
+    runtime.write(buffers[1], np.concatenate(words).view(np.uint32))
+    kernel = any_device.kernel(kernels.MERGE, (dim, lanes))
+    recording = runtime.record([Dispatch(kernel, buffers, (-(-dim // kernels.MERGE_DIMS), heads, rows))])
+    runtime.run(recording)
+    got = runtime.read(buffers[2]).view(np.float32)
+    recording.close()
+    for buffer in buffers:
+        buffer.close()
+    out, lse = got[: rows * heads * dim].reshape(rows, heads, dim), got[rows * heads * dim :].reshape(rows, heads)
+    for i, (n, unit, leaves) in enumerate(cases):
+        part = slice(starts[i], starts[i + 1])
+        want_out, want_lse = reference.finish(canonical(reference.State(m[part], total[part], o[part]), unit, leaves))
+        assert np.array_equal(out[i].view(np.uint32), want_out.view(np.uint32)), (n, unit, leaves)
+        assert np.array_equal(lse[i].view(np.uint32), want_lse.view(np.uint32)), (n, unit, leaves)
