@@ -308,8 +308,12 @@ DISPATCH: Final[tuple[dict[str, Any], ...]] = (
         "for": "attend reads the new rows of k and v. A fresh attend module reads them from rows instead: then append "
         "comes last, behind a barrier of COMPUTE_SHADER with no access masks, and no barrier is needed here",
     },
-    {"kernel": "attend", "when": "items > 0", "module": "attend_single_* where no item has more than one leaf, "
-     "else attend_loop_*, which is right for every layout"},
+    {
+        "kernel": "attend",
+        "when": "items > 0",
+        "module": "attend_single_* where no item has more than one leaf, "
+        "else attend_loop_*, which is right for every layout",
+    },
     {
         "barrier": {
             "srcStageMask": "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT",
@@ -564,9 +568,7 @@ def manifest(
         "quantities": {**_described(SIZES), **_described(QUANTITIES)},
         "kernels": modules,
         "work": _work(),
-        "buffers": {
-            name: {"bytes": expression, "meaning": meaning} for name, (expression, meaning) in BUFFERS.items()
-        },
+        "buffers": {name: {"bytes": expression, "meaning": meaning} for name, (expression, meaning) in BUFFERS.items()},
         "dtypes": {name: {**_dtype(name), "encoding": ENCODINGS[name]} for name in DTYPE_BYTES},
         "cache": {"element": "uint32", "index": CACHE_INDEX},
         "rows": {"element": "uint32", "index": ROW_INDEX},

@@ -337,6 +337,9 @@ static bool shape_need(struct program *p, const struct step *step, const char *p
     if (!p->has_shape) {
         p->has_shape = manifest_shape(&p->manifest, step->q_heads, step->kv_heads, step->head_dim, "f16", p->kind,
                                       &p->shape);
+        if (p->has_shape && p->shape.token_words != step->kv_heads * step->head_dim)
+            return fail("%s: a token has %u words there, expected K and V of %u float16 per KV head",
+                        p->manifest.directory, p->shape.token_words, step->head_dim);
         return p->has_shape;
     }
     if (step->q_heads == p->shape.q_heads && step->kv_heads == p->shape.kv_heads &&
