@@ -47,7 +47,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     "header.group": ("uint32", "group", "query heads per KV head"),
     "header.score_scale": (
         "float32",
-        "float32(scale * log2(e))",
+        "float32(scale) if softcap else float32(scale * log2(e))",
         "factor of the scores, the product taken in float64 and rounded once; scale is 1 / sqrt(head_dim) by default",
     ),
     "header.state_stride": ("uint32", "states", "states in the states buffer; the (m, l) pairs begin behind their o"),
@@ -69,12 +69,20 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS}",
         "word where the append records (or copy records) begin",
     ),
+    "header.softcap": ("float32", "float32(cap)", "scores become cap * tanh(score / cap); read where softcap is 1"),
+    "header.softcap_inverse": ("float32", "float32(1 / cap)", "read where softcap is 1"),
+    "header.sink_table": (
+        "uint32",
+        "sink_table",
+        "word of the work buffer where q_heads attention sinks begin, float32(sink) * float32(log2(e)) each: logits "
+        "that join the softmax without a value; 0 for none",
+    ),
     "item.row": ("uint32", "row", "query row"),
-    "item.limit": ("uint32", "limit", "the row sees keys 0 ... limit - 1"),
+    "item.limit": ("uint32", "limit", "the row sees keys first ... limit - 1"),
     "item.leaf_begin": (
         "uint32",
-        "min(ceil_div(begin_key, unit_keys) * unit_leaves, row_leaves)",
-        "first leaf; a multiple of unit_leaves",
+        f"max(ceil_div(begin_key, unit_keys) * unit_leaves if split else first_leaf, first // {LEAF})",
+        "first leaf",
     ),
     "item.leaf_end": (
         "uint32",
@@ -83,7 +91,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "item.state": (
         "uint32",
-        "row * states_per_row + leaf_begin // unit_leaves",
+        "row * states_per_row + leaf_begin // unit_leaves - first_unit",
         "place of the item's first state in the states buffer; it writes one per unit, in order",
     ),
     "item.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
@@ -94,9 +102,14 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "item.fresh_row": ("uint32", "0", "fresh modules: row of the rows buffer that holds token fresh_begin"),
     "item.unit_leaves": ("uint32", "unit_leaves", f"leaves per emitted state: 1, or {NODE} (a node)"),
-    "row.state": ("uint32", "row * states_per_row", "place of the row's first state"),
-    "row.count": ("uint32", "ceil_div(limit, unit_keys)", "states of the row; 0 gives output 0 and lse -inf"),
-    "row.unit": ("uint32", "0", "absolute index of the first state's unit"),
+    "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
+    "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
+    "row.count": (
+        "uint32",
+        "max(ceil_div(limit, unit_keys) - first // unit_keys, 0)",
+        "states of the row; 0 and no sinks give output 0 and lse -inf",
+    ),
+    "row.unit": ("uint32", "first // unit_keys", "absolute index of the first state's unit"),
     "row.unit_leaves": ("uint32", "unit_leaves", "leaves per state, as in the row's items"),
     "append.position": ("uint32", "token", "the new token's position in its sequence; no_token: nothing to append"),
     "append.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
@@ -139,6 +152,7 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     "attend.heads": ("heads_per_workgroup", "query heads that one workgroup serves; never shows in the bits"),
     "attend.chunks_ahead": ("chunks_ahead", "chunks of K in flight, 1 or 2; never shows in the bits"),
     "attend.tile": ("tile", "tokens per tile"),
+    "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
     "merge.head_dim": ("head_dim", "head dimension"),
     "append.row_values": ("value_words", "words of K (or V) values per token and KV head"),
     "append.scales": ("scale_words", "words of their scales"),
@@ -193,10 +207,16 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
         f"{kernels.chunks_ahead('cpu')} if kind == 'cpu' else {kernels.chunks_ahead('gpu')}",
         "a GPU hides latency with it, a CPU only spills",
     ),
-    "leaves": (f"ceil_div(context_len, {LEAF})", "leaves of the context"),
-    "nodes": (f"ceil_div(leaves, {NODE})", "nodes of the context"),
+    "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),
+    "first_leaf": (f"begin // {LEAF}", "leaf of that key"),
+    "leaves": (f"ceil_div(context_len, {LEAF}) - first_leaf", "leaves of the context that some row sees"),
+    "nodes": (f"ceil_div(leaves, {NODE})", "as many nodes"),
     "unit_keys": (f"{LEAF} * unit_leaves", "keys per emitted state"),
-    "states_per_row": ("ceil_div(context_len, unit_keys)", "states of a query row; with 1, pass 2 is left out"),
+    "first_unit": ("begin // unit_keys", "absolute index of the unit that holds key begin"),
+    "states_per_row": (
+        "ceil_div(context_len, unit_keys) - first_unit",
+        "states of a query row; with 1, pass 2 is left out",
+    ),
     "states": ("rows * states_per_row", "states of the call"),
 }
 INPUTS: Final = {
@@ -208,11 +228,14 @@ INPUTS: Final = {
     "context_len": f"keys of the sequence, the call's own among them, 0 to {MAX_CONTEXT}",
     "rows": "query rows of the call: q_len rows of one sequence, or of several sequences, one behind the other",
     "q_len": "query rows of the sequence, the last tokens of it",
+    "window": "keys that a row sees at most, its own position counted; 0 for no window",
+    "softcap": "1 where scores are capped, 0 else; the values in shapes are those for 0",
     "splits, unit_leaves": "from split_rule, or any layout: bits never depend on it",
-    "items": "item records; appends: append records; copies: copy records; table_words: page ids in the work buffer",
-    "row, limit": "a query row of the call, and the keys that it sees: for row i of q_len "
-    "max(context_len - q_len + 1 + i, 0)",
-    "begin_key, end_key": "the bounds of a split: split_rule.boundary at split and split + 1",
+    "items": "item records; appends: append records; copies: copy records; table_words: page ids in the work buffer; "
+    "sink_words: q_heads where there are sinks, else 0",
+    "row, first, limit": "a query row of the call, and the keys first ... limit - 1 that it sees: for row i of q_len "
+    "limit = max(context_len - q_len + 1 + i, 0), first = max(limit - window, 0) with a window, else 0",
+    "split, begin_key, end_key": "a split and its bounds: split_rule.boundary at split and split + 1",
     "row_leaves": f"ceil_div(limit, {LEAF}), and at least 1 where header.direct is 1",
     "pages": "pages of the cache",
     "token, kv_head, dim": "a K or V value; page: the token's page id, word page_table + token // page_size",
@@ -220,7 +243,7 @@ INPUTS: Final = {
 BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "work": (
         f"4 * ({kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS} "
-        f"+ appends * {kernels.APPEND_WORDS} + table_words)",
+        f"+ appends * {kernels.APPEND_WORDS} + table_words + sink_words)",
         "host-visible; written by the host before each call",
     ),
     "q": ("4 * rows * q_heads * head_dim", "host-visible, or written by a kernel before"),
@@ -231,6 +254,14 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "out": ("4 * rows * q_heads * (head_dim + 1)", "host-visible, or read by a kernel after"),
 }
 
+CACHE_LAYOUT: Final = {
+    "k": f"(pages, kv_heads, page_tiles) tiles of values (head_dim / {CHUNK}, tile, {CHUNK}), then scales "
+    "(scale_words, tile) words",
+    "v": "(pages, kv_heads, page_tiles) tiles of values (tile, head_dim), then scales (tile, scale_words) words",
+    "pages": "a page id names the same slots in K and V of every layer; word page_table + token // page_size of the "
+    "work buffer is the id of the page that holds token",
+}
+ROW_LAYOUT: Final = "(rows, kv_heads) times K values, V values, K scales, V scales"
 # words of the cache and of rows: an expression each
 CACHE_INDEX: Final = {
     "tile_at": "((page * kv_heads + kv_head) * page_tiles + token // tile % page_tiles) * tile_words",
@@ -273,6 +304,9 @@ CONSTANTS: Final = {
     "LN2_LO": "its low part",
     "SQRT2": "mantissas above it are halved before ln",
     "LOG2E": "log2(e), used on the host in float64",
+    "TANH_POLY": "tanh x = x + x**3 * (e0 + e1 x**2 + ...) below TANH_SMALL",
+    "TANH_SMALL": "from here on tanh x = (1 - t) * rcp(1 + t), t = 2**(-2 x log2 e)",
+    "TANH_MAX": "larger magnitudes count as this",
     "MIN_INPUT": "smaller magnitudes of float32 and bfloat16 q, k, v count as 0: the host flushes them to +0",
     "MAX_INPUT": "largest magnitude of q, k, v; the host refuses larger ones, NaN and infinities",
     "MAX_SCORE": "largest head_dim * max|q| * max|k| * max(1, 1.5 |scale|); the host refuses more",
@@ -288,11 +322,13 @@ CONSTANTS: Final = {
 REDUCTION: Final = (
     "All arithmetic is float32 with one rounding per operation, never fused. A state is (m, l, o).",
     "Score: s = score_scale * sum over chunks, ascending, of each chunk's own ascending sum of q * k.",
+    "Softcap: with t = score_scale * that sum, s = (cap * tanh(t * (1 / cap))) * log2 e.",
     "Leaf: m = roundEven(max s); a weight is P(s - roundEven(s)) * 2**(roundEven(s) - m); l = (c0 + c1) + (c2 + c3), "
     "c_j the ascending sum of the weights of keys congruent to j; o = ascending sum of weight * v; o is flushed.",
     "Merge of a and b: m = max(m_a, m_b); x = x_a * 2**(m_a - m) + x_b * 2**(m_b - m) for l and o; x is flushed.",
-    "Fold: leaves fold ascending into nodes, nodes fold ascending into the total, each from the empty state.",
-    "Finish: out = flush(o * rcp(l)), lse = m * ln 2 + ln(l); 0 and -inf where no key is seen.",
+    "Fold: leaves fold ascending into nodes, nodes fold ascending into the total, each from the empty state. A sink "
+    "merges last: m = roundEven(sink), l = P(sink - m), o = 0.",
+    "Finish: out = flush(o * rcp(l)), lse = m * ln 2 + ln(l); 0 and -inf where neither key nor sink is seen.",
 )
 DISPATCH: Final[tuple[dict[str, Any], ...]] = (
     {"host": "writes work, q and rows; vkQueueSubmit makes them visible to the device"},
@@ -388,7 +424,7 @@ def _record(name: str, fields: Iterable[str], words: int) -> dict[str, Any]:
 def _work() -> dict[str, Any]:
     return {
         "element": "uint32",
-        "order": "header, item records, row records, append (or copy) records, page ids; unused words are 0",
+        "order": "header, item records, row records, append (or copy) records, page ids, sinks; unused words are 0",
         "header": _record("header", kernels.HEADER, kernels.HEADER_WORDS),
         "item": _record("item", kernels.ITEM, kernels.ITEM_WORDS),
         "row": _record("row", kernels.ROW, kernels.ROW_WORDS),
@@ -448,9 +484,11 @@ def _split_rule() -> dict[str, Any]:
             {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "unit_leaves": f"{NODE}"},
             {"when": "True", "splits": "min(nodes, target)", "unit_leaves": f"{NODE}"},
         ],
-        "boundary": "min(split * ceil_div(leaves, unit_leaves) // splits * unit_keys, context_len)",
+        "boundary": "max(min((first_leaf + split * ceil_div(leaves, unit_leaves) // splits * unit_leaves) * "
+        f"{LEAF}, context_len), begin)",
         "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
-        "included; the number of splits is splits where per is 'call', and leaves or nodes where it says so",
+        f"included (with a window context_len - {LEAF} * first_leaf); the number of splits is splits where per is "
+        "'call', and leaves or nodes where it says so",
     }
 
 
@@ -482,7 +520,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     sizes = evaluate_all(SIZES, names)
     kinds = {}
     for kind in KINDS:
-        known = {**names, **sizes, "kind": kind}
+        known = {**names, **sizes, "kind": kind, "softcap": 0}
         known["chunks_ahead"] = evaluate(QUANTITIES["chunks_ahead"][0], known)
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
@@ -515,9 +553,9 @@ def _described(table: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]
 
 
 def manifest(
-    shapes_: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
+    attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
 ) -> dict[str, Any]:
-    """The manifest as a JSON-serialisable dict; its section ``shapes`` has the sizes and split tables of ``shapes_``.
+    """The manifest as a JSON-serialisable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
 
     dtype and page_size (tokens, a power of two from 16 on) of the cache; compute_units: of the device that the split
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
@@ -529,10 +567,10 @@ def manifest(
             f"page_size: got {page_size}, expected a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}"
         )
     compute_units = check_int("compute_units", compute_units, 1)
-    chosen = list(shapes_)
+    chosen = list(attn_shapes)
     for shape in chosen:
         if not isinstance(shape, AttnShape):
-            raise ArgumentError(f"shapes: got {shape!r}, expected AttnShapes")
+            raise ArgumentError(f"attn_shapes: got {shape!r}, expected AttnShapes")
     variants = {
         kernels.attend(build, kv, fresh).name: {"build": build, "dtype": kv, "fresh": fresh}
         for build in kernels.BUILDS
@@ -570,8 +608,8 @@ def manifest(
         "work": _work(),
         "buffers": {name: {"bytes": expression, "meaning": meaning} for name, (expression, meaning) in BUFFERS.items()},
         "dtypes": {name: {**_dtype(name), "encoding": ENCODINGS[name]} for name in DTYPE_BYTES},
-        "cache": {"element": "uint32", "index": CACHE_INDEX},
-        "rows": {"element": "uint32", "index": ROW_INDEX},
+        "cache": {"element": "uint32", "layout": CACHE_LAYOUT, "index": CACHE_INDEX},
+        "rows": {"element": "uint32", "layout": ROW_LAYOUT, "index": ROW_INDEX},
         "split_rule": _split_rule(),
         "dispatch": list(DISPATCH),
         "constants": _constants(),
@@ -582,7 +620,7 @@ def manifest(
 
 def export(
     directory: PathLike,
-    shapes_: Iterable[AttnShape] = (),
+    attn_shapes: Iterable[AttnShape] = (),
     *,
     dtype: str = "f16",
     page_size: int = 256,
@@ -596,7 +634,7 @@ def export(
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"directory: got {target}, which is a file, expected a directory or a new name")
-    made = manifest(shapes_, dtype=dtype, page_size=page_size, compute_units=compute_units)
+    made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
     hint = "choose another directory"
     for decl in kernels.KERNELS:
         write_file(target / f"{decl.name}.spv", load_spirv(decl), hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from dataclasses import asdict
 from itertools import pairwise
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from zinc_attn import cli, export, kernels, rows, shapes
-from zinc_attn.attention import AttentionStep
+from zinc_attn.attention import AttentionStep, Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.export import ManifestError, evaluate, evaluate_all, load_manifest
 from zinc_attn.planner import SplitPlan, plan_splits
@@ -25,14 +26,20 @@ RECORDS = {"header": "HEADER", "item": "ITEM", "row": "ROW", "append": "APPEND",
 
 
 @pytest.fixture(scope="module")
-def made():
-    return export.manifest(SHAPES, compute_units=64)
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    return folder, export.export(folder, SHAPES[:1], compute_units=64)
 
 
 @pytest.fixture
-def folder(tmp_path):
-    export.export(tmp_path / "out", [SHAPES[0]])
-    return tmp_path / "out"
+def made(exported):
+    return exported[1]
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of an export that a test may damage."""
+    return Path(shutil.copytree(exported[0], tmp_path / "out"))
 
 
 # --- what is described -------------------------------------------------------------------------------------
@@ -113,9 +120,8 @@ def test_sizes(dtype, page_size):
         assert 4 * n["token_words"] == shape.kv_bytes_per_token(dtype)
         assert 2 * n["page_words"] == n["token_words"] * page_size
         plan = plan_splits(100000, shape)
-        states = evaluate_all(
-            export.QUANTITIES, {**n, "kind": "gpu", "context_len": 100000, "rows": 1, "unit_leaves": 8}
-        )
+        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "unit_leaves": 8}
+        states = evaluate_all(export.QUANTITIES, {**n, **call})
         assert evaluate(export.BUFFERS["states"][0], {**n, **states}) == plan.scratch_bytes
 
 
@@ -139,10 +145,12 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
         splits = {"call": row["splits"], "leaf": leaves, "node": -(-leaves // 8)}[row["per"]]
         plan = plan_splits(context, shape, units, kind=kind)
         assert (splits, row["unit_leaves"]) == (plan.num_splits, plan.unit_leaves), context
-        for q_len in (1, 4) if context <= 131072 else (1,):
-            plan = plan_splits(context, shape, units, q_len=q_len, kind=kind)
+        for q_len, window in ((1, 0), (4, 0), (1, 100), (3, 5000)) if context <= 131072 else ((1, 0), (1, 100000)):
+            plan = plan_splits(context, shape, units, q_len=q_len, kind=kind, window=window or None)
             names = {**names_of(shape, "f16", 256), "kind": kind, "compute_units": units, "q_len": q_len}
-            names |= {"leaves": leaves, "nodes": -(-leaves // 8), "context_len": context}
+            names |= {"context_len": context, "window": window}
+            for name in ("begin", "first_leaf", "leaves", "nodes"):
+                names[name] = evaluate(export.QUANTITIES[name][0], names)
             names["target"] = evaluate(rule["names"]["target"], names)
             case = next(c for c in rule["first_that_holds"] if evaluate(c["when"], names))
             names["splits"] = evaluate(case["splits"], names)
@@ -156,50 +164,51 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
 
 @pytest.mark.parametrize("context,q_len", ((0, 1), (1, 1), (64, 3), (65, 1), (1000, 5), (70000, 1)))
 @pytest.mark.parametrize("layout", ({}, {"num_splits": 1}, {"num_splits": 7}, {"split_size": 700}))
-def test_work_words_follow_from_the_formulas(context, q_len, layout):
+@pytest.mark.parametrize("window,sinks", ((0, False), (1, True), (130, False), (5000, True)))
+def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sinks):
     """Items, row records, header and grids, against what a recorded call writes and dispatches."""
-    shape = SHAPES[3]
-    plan = (
-        SplitPlan.fixed(context, shape, q_len=q_len, **layout) if layout else plan_splits(context, shape, q_len=q_len)
-    )
-    limits = [max(context - q_len + 1 + i, 0) for i in range(q_len)]
-    step, written, steps = recorded_step(shape, plan, limits)
-    names = names_of(shape, "f16", 64)
-    names |= {"kind": "gpu", "context_len": context, "rows": q_len, "unit_leaves": plan.unit_leaves, "appends": 0}
+    shape, masks = SHAPES[3], {"q_len": q_len, "window": window or None}
+    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else plan_splits(context, shape, **masks)
+    scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
+    written, steps = recorded(plan, scoring)
+    names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
+    names |= {"rows": q_len, "unit_leaves": plan.unit_leaves, "appends": 0, "table_words": 1}
     names |= evaluate_all(export.QUANTITIES, names)
+    names["sink_words"] = shape.q_heads if sinks else 0
     direct = evaluate(export.FIELDS["header.direct"][1], names)
-    items = []
-    for row, limit in enumerate(limits):
-        seen = max(-(-limit // 64), direct)
-        for begin, end in pairwise(plan.boundaries):
-            known = {**names, "row": row, "limit": limit, "row_leaves": seen, "begin_key": begin, "end_key": end}
+    items, records = [], []
+    for row in range(q_len):
+        limit = max(context - q_len + 1 + row, 0)
+        seen = {"row": row, "limit": limit, "first": max(limit - window, 0) if window else 0}
+        seen["row_leaves"] = max(-(-limit // 64), direct)
+        for split, (begin, end) in enumerate(pairwise(plan.boundaries)):
+            known = {**names, **seen, "split": split, "begin_key": begin, "end_key": end}
             known |= {"page_table": written["table"]}
             known["leaf_begin"] = evaluate(export.FIELDS["item.leaf_begin"][1], known)
             item = [evaluate(export.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
             if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
                 items.append(item)
-    assert written["items"] == items
+        records.append([evaluate(export.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW])
     names["items"] = len(items)
-    for row, limit in enumerate(limits):
-        known = {**names, "row": row, "limit": limit}
-        assert written["rows"][row] == [evaluate(export.FIELDS[f"row.{word}"][1], known) for word in kernels.ROW]
-    for word in ("q_heads", "kv_heads", "kv_first", "row_kv_heads", "group", "state_stride", "rows", "row_table"):
+    assert (written["items"], written["rows"]) == (items, records)
+    assert 4 * written["words"] == evaluate(export.BUFFERS["work"][0], names)
+    names["sink_table"] = written["words"] - names["sink_words"] if sinks else 0
+    floats = {"score_scale", "softcap", "softcap_inverse"}
+    cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
+    for word in set(kernels.HEADER) - floats - cache:
         assert written["header"][word] == evaluate(export.FIELDS[f"header.{word}"][1], names), word
-    assert written["header"]["direct"] == direct
-    assert written["header"]["append_table"] == evaluate(export.FIELDS["header.append_table"][1], names)
     grids = {d.kernel.decl.name.split("_")[0]: d.groups for d in steps}
     for kernel, groups in grids.items():
         assert groups == tuple(evaluate(n, names) for n, _ in export.GRIDS[kernel])
     assert ("attend" in grids, "merge" in grids) == (bool(items), plan.states != 1)
-    assert step.plan is plan
 
 
-def recorded_step(shape, plan, limits):
-    """An AttentionStep on a runtime that only remembers: the step, the words of its work buffer, its dispatches."""
+def recorded(plan, scoring):
+    """An AttentionStep on a runtime that only remembers: the words of its work buffer, and its dispatches."""
     log = SimpleNamespace(words=None, steps=None)
 
     def write(buffer, words):
-        log.words = words.copy()
+        log.words = words.tolist()
 
     def record(steps, timestamps):
         log.steps = steps
@@ -212,17 +221,19 @@ def recorded_step(shape, plan, limits):
     )
     device = SimpleNamespace(runtime=runtime, kernel=lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
     kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
-    step = AttentionStep(kv, plan, scale=0.125, limits=limits)
-    words = log.words.tolist()
+    AttentionStep(kv, plan, scoring=scoring)
+    words = log.words
     header = dict(zip(kernels.HEADER, words, strict=False))
-    table = header["append_table"]
-    size = kernels.ITEM_WORDS
-    items = [words[at : at + len(kernels.ITEM)] for at in range(kernels.HEADER_WORDS, header["row_table"], size)]
-    rows_ = [
-        words[at : at + kernels.ROW_WORDS]
-        for at in range(header["row_table"], header["append_table"], kernels.ROW_WORDS)
-    ]
-    return step, {"header": header, "items": items, "rows": rows_, "table": table}, log.steps
+    row_table, table = header["row_table"], header["append_table"]
+    items = range(kernels.HEADER_WORDS, row_table, kernels.ITEM_WORDS)
+    found = {
+        "words": len(words),
+        "header": header,
+        "items": [words[at : at + len(kernels.ITEM)] for at in items],
+        "rows": [words[at : at + kernels.ROW_WORDS] for at in range(row_table, table, kernels.ROW_WORDS)],
+        "table": table,
+    }
+    return found, log.steps
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
@@ -292,9 +303,9 @@ def test_specialisation_values(made):
         ({"page_size": 8}, "page_size: got 8, expected an int from 16 to 65536"),
         ({"compute_units": 0}, "compute_units: got 0, expected an int of at least 1"),
         ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
-        ({"shapes_": ["16/2/256"]}, "shapes: got '16/2/256', expected AttnShapes"),
+        ({"attn_shapes": ["16/2/256"]}, "attn_shapes: got '16/2/256', expected AttnShapes"),
         (
-            {"shapes_": [AttnShape(10, 1, 80)], "dtype": "q8_0"},
+            {"attn_shapes": [AttnShape(10, 1, 80)], "dtype": "q8_0"},
             "dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32",
         ),
     ),
