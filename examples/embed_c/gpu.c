@@ -31,10 +31,11 @@ static bool make_instance(struct gpu *gpu) {
     uint32_t version = VK_API_VERSION_1_0;
     if (!check(vkEnumerateInstanceVersion(&version), "vkEnumerateInstanceVersion")) return false;
     if (version < VK_API_VERSION_1_1) return fail("the Vulkan loader is of version 1.0, expected 1.1: update it");
+    gpu->api = version < VK_API_VERSION_1_3 ? VK_API_VERSION_1_1 : VK_API_VERSION_1_3;
     VkApplicationInfo application = {
         .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
         .pApplicationName = "embed",
-        .apiVersion = version < VK_API_VERSION_1_3 ? VK_API_VERSION_1_1 : VK_API_VERSION_1_3,
+        .apiVersion = gpu->api,
     };
     VkInstanceCreateInfo create = {
         .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
@@ -108,7 +109,7 @@ static bool find_queue(struct gpu *gpu, uint32_t *family) {
 
 static bool make_device(struct gpu *gpu, uint32_t family) {
     static const char *const control = VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME;
-    bool core = gpu->properties.apiVersion >= VK_API_VERSION_1_3;
+    bool core = gpu->api >= VK_API_VERSION_1_3 && gpu->properties.apiVersion >= VK_API_VERSION_1_3;
     bool extension = !core && has_extension(gpu->physical, control);
     VkPhysicalDeviceSubgroupSizeControlFeatures features = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
@@ -372,8 +373,10 @@ bool commands_submit(struct gpu *gpu) {
         .commandBufferCount = 1,
         .pCommandBuffers = &gpu->commands,
     };
-    return check(vkEndCommandBuffer(gpu->commands), "vkEndCommandBuffer") &&
-           check(vkQueueSubmit(gpu->queue, 1, &submit, gpu->fence), "vkQueueSubmit") &&
-           check(vkWaitForFences(gpu->device, 1, &gpu->fence, VK_TRUE, UINT64_MAX), "vkWaitForFences") &&
-           check(vkResetFences(gpu->device, 1, &gpu->fence), "vkResetFences");
+    if (!check(vkEndCommandBuffer(gpu->commands), "vkEndCommandBuffer") ||
+        !check(vkQueueSubmit(gpu->queue, 1, &submit, gpu->fence), "vkQueueSubmit"))
+        return false;
+    VkResult result = vkWaitForFences(gpu->device, 1, &gpu->fence, VK_TRUE, UINT64_MAX);
+    if (result != VK_SUCCESS) vkDeviceWaitIdle(gpu->device); /* nothing may be freed that is still in use */
+    return check(result, "vkWaitForFences") && check(vkResetFences(gpu->device, 1, &gpu->fence), "vkResetFences");
 }

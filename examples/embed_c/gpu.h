@@ -12,6 +12,7 @@
 enum { MAX_BINDINGS = 8, WAVE = 32 };
 
 struct gpu {
+    uint32_t api; /* Vulkan version that the instance was made for */
     VkInstance instance;
     VkPhysicalDevice physical;
     VkPhysicalDeviceProperties properties;

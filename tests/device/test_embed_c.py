@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -30,6 +31,33 @@ CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
 SPLITS = (0, 1, 7)  # 0: the split rule
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
+SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined"]
+FALLIBLE = {  # functions that give a VkResult: how often one case calls them at least
+    "vkEnumerateInstanceVersion": 1,
+    "vkCreateInstance": 1,
+    "vkEnumeratePhysicalDevices": 1,
+    "vkCreateDevice": 1,
+    "vkCreateCommandPool": 1,
+    "vkAllocateCommandBuffers": 1,
+    "vkCreateFence": 1,
+    "vkCreateBuffer": 7,
+    "vkAllocateMemory": 7,
+    "vkBindBufferMemory": 7,
+    "vkMapMemory": 4,
+    "vkCreateShaderModule": 3,
+    "vkCreateDescriptorSetLayout": 3,
+    "vkCreatePipelineLayout": 3,
+    "vkCreateComputePipelines": 3,
+    "vkCreateDescriptorPool": 1,
+    "vkAllocateDescriptorSets": 3,
+    "vkBeginCommandBuffer": 2,
+    "vkEndCommandBuffer": 2,
+    "vkQueueSubmit": 2,
+    "vkWaitForFences": 2,
+    "vkResetFences": 2,
+}
+SHIMMED = (*FALLIBLE, "vkGetPhysicalDeviceProperties2", "vkGetPhysicalDeviceFeatures2")
+
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
 
 
@@ -43,17 +71,17 @@ def _make_case():
 make_case = _make_case()
 
 
-def build(folder, flags):
+def build(folder, *arguments):
     sources = sorted(map(str, EXAMPLE.glob("*.c")))
     strict = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    command = [COMPILER, *strict, *flags, "-o", str(folder / "embed"), *sources, "-lvulkan", "-lm"]
+    command = [COMPILER, *strict, *arguments, "-o", str(folder / "embed"), *sources, "-lvulkan", "-lm"]
     return subprocess.run(command, capture_output=True, text=True), folder / "embed"
 
 
 @pytest.fixture(scope="session")
 def embed(tmp_path_factory):
     """The program, compiled without a warning."""
-    done, program = build(tmp_path_factory.mktemp("embed"), ["-O2"])
+    done, program = build(tmp_path_factory.mktemp("embed"), "-O2")
     assert done.returncode == 0, done.stderr
     return program
 
@@ -61,8 +89,20 @@ def embed(tmp_path_factory):
 @pytest.fixture(scope="session")
 def checked(tmp_path_factory, embed):
     """The program with the compiler's sanitizers, where it has them: for files that are no good."""
-    done, program = build(tmp_path_factory.mktemp("checked"), ["-O1", "-g", "-fsanitize=address,undefined"])
+    done, program = build(tmp_path_factory.mktemp("checked"), *SANITIZE)
     return program if done.returncode == 0 else embed
+
+
+@pytest.fixture(scope="session")
+def shimmed(tmp_path_factory):
+    """The program with a shim before libvulkan, see embed_shim.c; with the sanitizers, where they are there."""
+    shim = Path(__file__).with_name("embed_shim.c")
+    wrap = [f"-Wl,--wrap={name}" for name in SHIMMED]
+    for flags in (SANITIZE, []):
+        done, program = build(tmp_path_factory.mktemp("shimmed"), *flags, *wrap, str(shim))
+        if done.returncode == 0:
+            return program
+    pytest.fail(done.stderr)
 
 
 @pytest.fixture(scope="session")
@@ -213,6 +253,49 @@ def test_a_damaged_manifest_never_crashes_it(checked, inputs, tmp_path, rng):
     for data in (b"[" * 100000, b'{"a":' * 100000, b'"\\ud800\\u', b"1e999", b"-", b"nan", b'"\\u0000"'):
         path.write_bytes(data)
         refused(checked, tmp_path, case, leaks=True)
+
+
+# --- what no driver here does ---------------------------------------------------------------------------------
+
+
+def test_every_call_that_can_fail_is_in_the_table():
+    """Each VkResult is looked at, and has its test below."""
+    text = (EXAMPLE / "gpu.c").read_text() + (EXAMPLE / "embed.c").read_text()
+    called = set(re.findall(r"\b(vk[A-Z]\w+)\(", text))
+    void = re.compile("vk(Get|Destroy|Free|Cmd|Update)|vkEnumerateDeviceExtensionProperties|vkDeviceWaitIdle")
+    assert {name for name in called if not void.match(name)} == set(FALLIBLE)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", FALLIBLE)
+def test_a_call_that_fails_is_refused(shimmed, inputs, monkeypatch, name):
+    """The first and the last call of a case: one line with the reason, everything freed, nothing crashes."""
+    for count in {1, FALLIBLE[name]}:
+        for result, reason in ((-2, "out of device memory"), (-4, "the device was lost"), (-1000, "unexpected result")):
+            monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:{result}")
+            assert f"{reason} (VkResult {result})" in refused(shimmed, inputs.kernels, inputs.cases[65, 0])
+    monkeypatch.setenv("EMBED_FAIL", "none:1:-1")
+    assert run(shimmed, inputs.kernels, inputs.cases[65, 0]).returncode == 0
+
+
+@needs_compiler
+def test_memory_that_is_not_there(shimmed, inputs, monkeypatch):
+    monkeypatch.setenv("EMBED_FAIL", "vkAllocateMemory:4:-2")
+    message = refused(shimmed, inputs.kernels, inputs.cases[65, 0])
+    assert re.search(r"k: [\d,]+ bytes are needed: out of device memory .*; use a shorter context or free", message)
+
+
+@needs_compiler
+def test_subgroups_of_32_are_asked_for_where_they_are_offered(shimmed, inputs, monkeypatch):
+    """And only the size: nothing rests on full subgroups."""
+    monkeypatch.setenv("EMBED_WAVE32", "1")
+    done = run(shimmed, inputs.kernels, inputs.cases[65, 0])
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
+    assert lines[1].endswith("subgroups of 32 requested")
+    assert lines[2:5] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 3
+    assert lines[5].startswith(inputs.digests[65])
 
 
 # --- the manifest against the device --------------------------------------------------------------------------
