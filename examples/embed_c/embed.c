@@ -18,14 +18,16 @@
 #include "sha256.h"
 
 #define CASE_MAGIC "ZINCCASE"
-enum { CASE_WORDS = 10, PREFILL_ROWS = 1024 };
+enum { CASE_WORDS = 14, PREFILL_ROWS = 1024 };
+static const double LOG2E = 1.4426950408889634;
 
-/* A decode step's input: tokens keys and values, the last of them new; q sees all of them. */
+/* A decode step's input: tokens keys and values, the last of them new; q sees keys [first, tokens). */
 struct step {
-    uint32_t q_heads, kv_heads, head_dim, tokens;
+    uint32_t q_heads, kv_heads, head_dim, tokens, first;
     uint32_t num_splits; /* 0: the manifest's split rule */
-    double scale;
-    float *q;         /* (q_heads, head_dim) */
+    double scale, softcap; /* scores become softcap * tanh(score / softcap); 0: they do not */
+    float *q;          /* (q_heads, head_dim) */
+    float *sinks;      /* (q_heads), logits that join the softmax without a value; NULL: none */
     const uint16_t *k; /* (tokens, kv_heads, head_dim), float16 */
     const uint16_t *v;
     char *file; /* which k and v lie in */
@@ -33,12 +35,14 @@ struct step {
 
 /* Who computes what; never shows in the bits. */
 struct layout {
-    uint32_t splits, unit_leaves, states, items;
+    uint32_t splits, unit_leaves, first_leaf, units, first_unit, states, items;
     bool fixed, loop;
 };
 
-enum { APPEND, SINGLE, LOOP, MERGE, PIPELINES };
-static const char *const KERNEL_NAMES[PIPELINES] = {"append", "attend_single_f16", "attend_loop_f16", "merge"};
+enum { APPEND, SINGLE, LOOP, SINGLE_CAPPED, LOOP_CAPPED, MERGE, PIPELINES };
+static const char *const KERNEL_NAMES[PIPELINES] = {
+    "append", "attend_single_f16", "attend_loop_f16", "attend_single_f16", "attend_loop_f16", "merge",
+};
 
 struct program {
     struct manifest manifest;
@@ -66,22 +70,34 @@ static uint32_t most(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* --- the case ---------------------------------------------------------------------------------------- */
 
-/* q is float32: no NaN, nothing above 2**60, and what is below 2**-40 counts as 0. k and v: finite float16. */
+/* float32 inputs: no NaN, nothing above 2**60, and what is below 2**-40 counts as 0. */
+static bool check_floats(const struct manifest *m, const char *path, const char *name, float *values, size_t n,
+                         double *largest) {
+    for (size_t i = 0; i < n; ++i) {
+        if (!(fabsf(values[i]) <= m->max_input))
+            return fail("%s: %s[%zu]: got %g, expected at most %g", path, name, i, (double)values[i],
+                        (double)m->max_input);
+        if (fabsf(values[i]) < m->min_input) values[i] = 0;
+        *largest = fmax(*largest, fabs((double)values[i]));
+    }
+    return true;
+}
+
 static bool check_values(const struct manifest *m, const char *path, struct step *step) {
     size_t n = (size_t)step->q_heads * step->head_dim, kv = (size_t)step->tokens * step->kv_heads * step->head_dim;
-    double q_most = 0;
-    for (size_t i = 0; i < n; ++i) {
-        if (!(fabsf(step->q[i]) <= m->max_input))
-            return fail("%s: q[%zu]: got %g, expected at most %g", path, i, (double)step->q[i], (double)m->max_input);
-        if (fabsf(step->q[i]) < m->min_input) step->q[i] = 0;
-        q_most = fmax(q_most, fabs((double)step->q[i]));
-    }
+    double q_most = 0, sink_most = 0;
+    if (!check_floats(m, path, "q", step->q, n, &q_most) ||
+        (step->sinks && !check_floats(m, path, "sinks", step->sinks, step->q_heads, &sink_most)))
+        return false;
     for (size_t i = 0; i < 2 * kv; ++i) { /* v lies behind k */
         if ((step->k[i] & 0x7FFF) >= 0x7C00)
             return fail("%s: %c[%zu]: got an infinity or NaN, expected a number", path, i < kv ? 'k' : 'v', i % kv);
     }
     if (!(q_most * 65504 * step->head_dim * fmax(1, 1.5 * fabs(step->scale)) <= (double)m->max_score))
         return fail("%s: got max|q| = %g and scale = %g, whose scores may overflow", path, q_most, step->scale);
+    if (step->softcap != 0 && !(step->softcap >= (double)m->min_input && step->softcap <= (double)m->max_input))
+        return fail("%s: got softcap %g, expected %g to %g, or 0 for none", path, step->softcap, (double)m->min_input,
+                    (double)m->max_input);
     return true;
 }
 
@@ -93,63 +109,78 @@ static bool step_read(const struct manifest *m, const char *path, struct step *s
     uint32_t words[CASE_WORDS];
     if (size < sizeof words || memcmp(step->file, CASE_MAGIC, strlen(CASE_MAGIC)) != 0)
         return fail("%s: not a file of make_case.py", path);
-    memcpy(words, step->file, sizeof words); /* 8 bytes of magic, version, shape, tokens, splits, scale */
+    memcpy(words, step->file, sizeof words); /* see make_case.py */
     if (words[2] != 1) return fail("%s: got version %u, expected 1", path, words[2]);
     step->q_heads = words[3], step->kv_heads = words[4], step->head_dim = words[5];
     step->tokens = words[6], step->num_splits = words[7];
-    memcpy(&step->scale, words + 8, sizeof step->scale);
+    step->first = words[8] && words[8] < step->tokens ? step->tokens - words[8] : 0; /* words[8]: the window */
+    memcpy(&step->scale, words + 10, sizeof step->scale);
+    memcpy(&step->softcap, words + 12, sizeof step->softcap);
     if (step->q_heads > 1024 || step->kv_heads > 1024 || step->head_dim > 512 || step->tokens > 1 << 24 ||
         step->num_splits > 1 << 24)
         return fail("%s: got shape %u/%u/%u, %u tokens, %u splits, which is beyond what the kernels take", path,
                     step->q_heads, step->kv_heads, step->head_dim, step->tokens, step->num_splits);
     uint64_t q = (uint64_t)step->q_heads * step->head_dim, kv = (uint64_t)step->tokens * step->kv_heads * step->head_dim;
-    uint64_t expected = sizeof words + 4 * q + 2 * 2 * kv;
+    uint64_t sinks = words[9] ? step->q_heads : 0, expected = sizeof words + 4 * (q + sinks) + 2 * 2 * kv;
     if (size != expected)
         return fail("%s: got %zu bytes, expected %llu for shape %u/%u/%u and %u tokens", path, size,
                     (unsigned long long)expected, step->q_heads, step->kv_heads, step->head_dim, step->tokens);
     step->q = (float *)(void *)(step->file + sizeof words);
-    step->k = (const uint16_t *)(const void *)(step->q + q);
+    step->sinks = sinks ? step->q + q : NULL;
+    step->k = (const uint16_t *)(const void *)(step->q + q + sinks);
     step->v = step->k + kv;
     return check_values(m, path, step);
 }
 
 /* --- the layout -------------------------------------------------------------------------------------- */
 
-/* Key where split `i` begins: even pieces, of whole units where the split rule cuts. */
-static uint32_t boundary(const struct layout *layout, const struct manifest *m, uint32_t tokens, uint32_t i) {
-    uint32_t unit_keys = m->leaf * layout->unit_leaves;
-    if (layout->fixed) return (uint32_t)((uint64_t)i * tokens / layout->splits);
-    return least((uint32_t)((uint64_t)i * layout->states / layout->splits) * unit_keys, tokens);
+/* Key where split `i` begins: even pieces of the keys that are seen, of whole units where the split rule cuts. */
+static uint32_t boundary(const struct layout *layout, const struct manifest *m, const struct step *step, uint32_t i) {
+    if (layout->fixed)
+        return step->first + (uint32_t)((uint64_t)i * (step->tokens - step->first) / layout->splits);
+    uint32_t unit = (uint32_t)((uint64_t)i * layout->units / layout->splits);
+    return most(least((layout->first_leaf + unit * layout->unit_leaves) * m->leaf, step->tokens), step->first);
 }
 
-/* Leaves [begin, end) of split `i`: the units that start in it. */
-static void leaf_range(const struct layout *layout, const struct manifest *m, uint32_t tokens, uint32_t i,
+/* Leaves [begin, end) of split `i`: the units that start in it; the first split has that of the first key too. */
+static void leaf_range(const struct layout *layout, const struct manifest *m, const struct step *step, uint32_t i,
                        uint32_t *begin, uint32_t *end) {
-    uint32_t unit_keys = m->leaf * layout->unit_leaves, leaves = ceil_div(tokens, m->leaf);
-    *begin = least(ceil_div(boundary(layout, m, tokens, i), unit_keys) * layout->unit_leaves, leaves);
-    *end = least(ceil_div(boundary(layout, m, tokens, i + 1), unit_keys) * layout->unit_leaves, leaves);
+    uint32_t unit_keys = m->leaf * layout->unit_leaves, leaves = ceil_div(step->tokens, m->leaf);
+    *begin = ceil_div(boundary(layout, m, step, i), unit_keys) * layout->unit_leaves;
+    *begin = i ? least(*begin, leaves) : layout->first_leaf;
+    *end = least(ceil_div(boundary(layout, m, step, i + 1), unit_keys) * layout->unit_leaves, leaves);
 }
 
 static bool layout_make(const struct program *p, const struct step *step, struct layout *layout) {
     const struct manifest *m = &p->manifest;
-    *layout = (struct layout){.fixed = step->num_splits != 0};
+    *layout = (struct layout){.fixed = step->num_splits != 0, .first_leaf = step->first / m->leaf};
     if (layout->fixed) {
         layout->splits = step->num_splits;
-        layout->unit_leaves = step->tokens / layout->splits >= m->leaf * m->node ? m->node : 1;
-    } else if (!manifest_splits(m, &p->shape, step->tokens, &layout->splits, &layout->unit_leaves)) {
+        layout->unit_leaves = (step->tokens - step->first) / layout->splits >= m->leaf * m->node ? m->node : 1;
+    } else if (!manifest_splits(m, &p->shape, step->tokens - layout->first_leaf * m->leaf, &layout->splits,
+                                &layout->unit_leaves)) {
         return false;
     }
-    layout->states = ceil_div(step->tokens, m->leaf * layout->unit_leaves);
+    uint32_t unit_keys = m->leaf * layout->unit_leaves;
+    layout->units = ceil_div(ceil_div(step->tokens, m->leaf) - layout->first_leaf, layout->unit_leaves);
+    layout->first_unit = step->first / unit_keys;
+    layout->states = ceil_div(step->tokens, unit_keys) - layout->first_unit;
     for (uint32_t i = 0; i < layout->splits; ++i) {
         uint32_t begin, end;
-        leaf_range(layout, m, step->tokens, i, &begin, &end);
+        leaf_range(layout, m, step, i, &begin, &end);
         layout->items += begin < end;
-        layout->loop = layout->loop || end - begin > 1;
+        layout->loop = layout->loop || (begin < end && end - begin > 1);
     }
     if (layout->items > p->gpu.properties.limits.maxComputeWorkGroupCount[0])
         return fail("%u splits: %s takes at most %u workgroups", layout->items, p->gpu.properties.deviceName,
                     p->gpu.properties.limits.maxComputeWorkGroupCount[0]);
     return true;
+}
+
+/* The build of pass 1 for a layout and a step. */
+static int build_of(const struct layout *layout, const struct step *step) {
+    if (step->softcap != 0) return layout->loop ? LOOP_CAPPED : SINGLE_CAPPED;
+    return layout->loop ? LOOP : SINGLE;
 }
 
 /* --- what the host writes ---------------------------------------------------------------------------- */
@@ -164,7 +195,9 @@ static void write_work(const struct program *p, const struct step *step, const s
     uint32_t row_table = at->header_words + items * at->item_words;
     uint32_t append_table = row_table + rows * at->row_words;
     uint32_t page_table = append_table + appends * at->append_words;
-    float score_scale = (float)(step->scale * 1.4426950408889634); /* log2(e), in double, rounded once */
+    uint32_t sink_table = page_table + rig->pages;
+    float cap = (float)step->softcap;
+    float score_scale = (float)(step->softcap != 0 ? step->scale : step->scale * LOG2E); /* in double, rounded once */
     while (p->shape.page_tiles >> shift > 1) ++shift;
 
     memset(work, 0, 4 * (size_t)page_table);
@@ -188,21 +221,33 @@ static void write_work(const struct program *p, const struct step *step, const s
 
     work[at->header.state_stride] = layout->states;
     work[at->header.direct] = layout->states == 1;
+    if (step->softcap != 0) {
+        float inverse = (float)(1.0 / (double)cap);
+        memcpy(&work[at->header.softcap], &cap, 4);
+        memcpy(&work[at->header.softcap_inverse], &inverse, 4);
+    }
+    for (uint32_t h = 0; step->sinks && h < step->q_heads; ++h) {
+        float score = step->sinks[h] * (float)LOG2E; /* in float32 */
+        memcpy(&work[sink_table + h], &score, 4);
+        work[at->header.sink_table] = sink_table;
+    }
     uint32_t *item = work + at->header_words;
     for (uint32_t i = 0; i < layout->splits; ++i) {
         uint32_t begin, end;
-        leaf_range(layout, m, step->tokens, i, &begin, &end);
+        leaf_range(layout, m, step, i, &begin, &end);
         if (begin >= end) continue;
+        item[at->item.first] = step->first;
         item[at->item.limit] = step->tokens;
         item[at->item.leaf_begin] = begin;
         item[at->item.leaf_end] = end;
-        item[at->item.state] = begin / layout->unit_leaves;
+        item[at->item.state] = begin / layout->unit_leaves - layout->first_unit;
         item[at->item.page_table] = page_table;
         item[at->item.fresh_begin] = UINT32_MAX; /* every token is in the cache */
         item[at->item.unit_leaves] = layout->unit_leaves;
         item += at->item_words;
     }
     work[row_table + at->row.count] = layout->states;
+    work[row_table + at->row.unit] = layout->first_unit;
     work[row_table + at->row.unit_leaves] = layout->unit_leaves;
 }
 
@@ -221,7 +266,9 @@ static void write_rows(const struct step *step, const struct rig *rig, uint32_t 
 static bool pipeline_need(struct program *p, int which) {
     if (p->pipelines[which].handle) return true;
     struct kernel kernel;
+    bool capped = which == SINGLE_CAPPED || which == LOOP_CAPPED;
     bool ok = kernel_load(&p->manifest, &p->shape, KERNEL_NAMES[which], &kernel) &&
+              (!capped || kernel_set(&kernel, "softcap", 1)) &&
               pipeline_make(&p->gpu, &kernel, &p->pipelines[which]);
     kernel_free(&kernel);
     return ok;
@@ -234,7 +281,7 @@ static bool rig_make(struct program *p, const struct step *step, const struct la
     rig->pages = most(ceil_div(step->tokens, p->shape.page_size), 1);
     uint64_t words[BUFFERS] = {
         [WORK] = at->header_words + (uint64_t)layout->items * at->item_words + at->row_words +
-                 (uint64_t)appends * at->append_words + rig->pages,
+                 (uint64_t)appends * at->append_words + rig->pages + step->q_heads,
         [Q] = (uint64_t)step->q_heads * step->head_dim,
         [ROWS] = (uint64_t)appends * p->shape.token_words,
         [K] = (uint64_t)rig->pages * p->shape.page_words,
@@ -250,7 +297,7 @@ static bool rig_make(struct program *p, const struct step *step, const struct la
     memcpy(rig->buffers[Q].mapped, step->q, 4 * words[Q]);
     memset(rig->buffers[OUT].mapped, 0xFF, 4 * words[OUT]); /* NaN: what no kernel writes is seen */
 
-    int build = layout->loop ? LOOP : SINGLE;
+    int build = build_of(layout, step);
     const struct buffer *b = rig->buffers, *target = layout->states == 1 ? &b[OUT] : &b[STATES];
     return pipeline_need(p, APPEND) && pipeline_need(p, build) && pipeline_need(p, MERGE) &&
            sets_make(&p->gpu, PIPELINES, &rig->pool) &&
@@ -287,7 +334,7 @@ static bool prefill(struct program *p, const struct step *step, struct rig *rig)
 /* Append the last token, attend, merge: one submission. */
 static bool decode(struct program *p, const struct step *step, const struct layout *layout, struct rig *rig) {
     struct gpu *gpu = &p->gpu;
-    int build = layout->loop ? LOOP : SINGLE;
+    int build = build_of(layout, step);
     uint32_t appends = step->tokens ? 1 : 0;
     write_work(p, step, layout, rig, step->tokens - appends, appends);
     write_rows(step, rig, step->tokens - appends, appends);
@@ -315,7 +362,7 @@ static void print_digest(const struct step *step, const struct layout *layout, c
     sha256_begin(&hash);
     sha256_add(&hash, rig->buffers[OUT].mapped, 4 * (size_t)step->q_heads * (step->head_dim + 1));
     sha256_end(&hash, hex);
-    printf("%s  %s  tokens %u, splits %u, unit %u, %s\n", hex, path, step->tokens, layout->splits,
+    printf("%s  %s  keys %u to %u, splits %u, unit %u, %s\n", hex, path, step->first, step->tokens, layout->splits,
            layout->unit_leaves, layout->loop ? "loop" : "single");
 }
 

@@ -19,11 +19,12 @@ static const struct {
     const char *record, *field;
     size_t at;
 } FIELDS[] = {
-    HEADER(q_heads),    HEADER(kv_heads),   HEADER(row_kv_heads), HEADER(group),      HEADER(score_scale),
-    HEADER(state_stride), HEADER(page_shift), HEADER(page_tiles), HEADER(rows),       HEADER(row_table),
-    HEADER(direct),     HEADER(append_table), ITEM(limit),        ITEM(leaf_begin),   ITEM(leaf_end),
-    ITEM(state),        ITEM(page_table),   ITEM(fresh_begin),    ITEM(unit_leaves),  ROW(count),
-    ROW(unit_leaves),   APPEND(position),   APPEND(page_table),
+    HEADER(q_heads),     HEADER(kv_heads),        HEADER(row_kv_heads), HEADER(group),       HEADER(score_scale),
+    HEADER(state_stride), HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),        HEADER(row_table),
+    HEADER(direct),      HEADER(append_table),    HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
+    ITEM(first),         ITEM(limit),             ITEM(leaf_begin),     ITEM(leaf_end),      ITEM(state),
+    ITEM(page_table),    ITEM(fresh_begin),       ITEM(unit_leaves),    ROW(count),          ROW(unit),
+    ROW(unit_leaves),    APPEND(position),        APPEND(page_table),
 };
 
 bool fail(const char *format, ...) {
@@ -196,6 +197,7 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
     kernel->constants = (uint32_t)constants->count;
     for (size_t i = 0; i < constants->count; ++i) {
         const char *name = json_text(json_get(&constants->items[i], "name"));
+        kernel->constant_names[i] = name;
         if (!name || !json_u32(json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
             !json_u32(json_get(values, name), &kernel->values[i]))
             return missing(m, "value for a specialisation constant");
@@ -238,6 +240,15 @@ bool kernel_load(const struct manifest *m, const struct shape *shape, const char
         return read_constants(m, shape, entry, kernel) && read_code(m, entry, kernel);
     }
     return fail("%s/manifest.json: it has no kernel %s", m->directory, name);
+}
+
+bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value) {
+    for (uint32_t i = 0; i < kernel->constants; ++i) {
+        if (strcmp(kernel->constant_names[i], constant) != 0) continue;
+        kernel->values[i] = value;
+        return true;
+    }
+    return fail("kernel %s: it has no specialisation constant %s; export again", kernel->name, constant);
 }
 
 void kernel_free(struct kernel *kernel) {

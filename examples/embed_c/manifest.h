@@ -15,13 +15,13 @@ struct work_layout {
     uint32_t header_words, item_words, row_words, append_words;
     struct {
         uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, direct, append_table;
+            row_table, direct, append_table, softcap, softcap_inverse, sink_table;
     } header;
     struct {
-        uint32_t limit, leaf_begin, leaf_end, state, page_table, fresh_begin, unit_leaves;
+        uint32_t first, limit, leaf_begin, leaf_end, state, page_table, fresh_begin, unit_leaves;
     } item;
     struct {
-        uint32_t count, unit_leaves;
+        uint32_t count, unit, unit_leaves;
     } row;
     struct {
         uint32_t position, page_table;
@@ -50,6 +50,7 @@ struct kernel {
     size_t code_bytes;
     uint32_t bindings;
     uint32_t constants;
+    const char *constant_names[MAX_SPEC];
     uint32_t ids[MAX_SPEC], values[MAX_SPEC];
 };
 
@@ -63,10 +64,12 @@ void manifest_close(struct manifest *manifest);
 /* kind: "gpu" or "cpu". */
 bool manifest_shape(const struct manifest *manifest, uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
                     const char *dtype, const char *kind, struct shape *shape);
-/* The split rule's layout of a context: splits, and leaves per emitted state. */
+/* The split rule's layout of `context` keys: splits, and leaves per emitted state. */
 bool manifest_splits(const struct manifest *manifest, const struct shape *shape, uint32_t context, uint32_t *splits,
                      uint32_t *unit_leaves);
 bool kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name, struct kernel *kernel);
+/* Change a specialisation constant from the shape's value. */
+bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value);
 void kernel_free(struct kernel *kernel);
 
 #endif

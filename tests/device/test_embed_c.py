@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_c"
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values
 CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
 SPLITS = (0, 1, 7)  # 0: the split rule
+MASKS = (  # window, softcap, sinks
+    (None, None, False),
+    (130, None, True),
+    (3000, 2.0, True),
+    (None, 30.0, False),
+)
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined"]
@@ -107,7 +114,7 @@ def shimmed(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
-    """The exported kernels; cases of one shape by (tokens, splits), and the oracle's digest of each context."""
+    """The exported kernels; case files by (tokens, mask, splits), and the oracle's digests by (tokens, mask)."""
     folder = tmp_path_factory.mktemp("inputs")
     export.export(folder / "kernels", [SHAPE], page_size=128)
     rng = np.random.default_rng(5)
@@ -116,12 +123,14 @@ def inputs(tmp_path_factory):
     k, v = rng.standard_normal((2, max(CONTEXTS), SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16)
     k[5:9] *= np.float16(60)  # awkward: large scores, subnormals, zeros of either sign
     v[::3, 0, :4] = np.float16(6e-8), np.float16(-6e-8), np.float16(-0.0), np.float16(65504)
+    sinks = rng.standard_normal(SHAPE.q_heads, dtype=np.float32)
     cases, digests = {}, {}
-    for n in CONTEXTS:
-        digests[n] = make_case.digest(*za.reference.emulate(q, k[:n], v[:n]))
+    for n, (mask, (window, softcap, some)) in itertools.product(CONTEXTS, enumerate(MASKS)):
+        options = {"window": window, "softcap": softcap, "sinks": sinks if some else None}
+        digests[n, mask] = make_case.digest(*za.reference.emulate(q, k[:n], v[:n], **options))
         for splits in SPLITS:
-            cases[n, splits] = folder / f"case{n}.{splits}"
-            make_case.write_case(cases[n, splits], q, k[:n], v[:n], splits)
+            cases[n, mask, splits] = folder / f"case{n}.{mask}.{splits}"
+            make_case.write_case(cases[n, mask, splits], q, k[:n], v[:n], splits, **options)
     return SimpleNamespace(folder=folder, kernels=folder / "kernels", cases=cases, digests=digests, qkv=(q, k, v))
 
 
@@ -142,9 +151,9 @@ def test_digests_are_python_s_and_the_oracle_s(embed, inputs, any_device):
     head, *lines = done.stdout.splitlines()
     assert head.startswith(name)
     found = {tuple(line.split("  ")[:2]): line.rsplit(" ", 1)[1] for line in lines}
-    assert list(found) == [(inputs.digests[n], str(path)) for (n, _), path in inputs.cases.items()]
+    assert list(found) == [(inputs.digests[n, mask], str(path)) for (n, mask, _), path in inputs.cases.items()]
     assert set(found.values()) == {"single", "loop"}
-    assert make_case.digest(out, lse) == inputs.digests[1000]
+    assert make_case.digest(out, lse) == inputs.digests[1000, 0]
 
 
 # --- files that are no good: refused with a line that says why, under the sanitizers -------------------------
@@ -181,15 +190,15 @@ def copy(inputs, tmp_path):
 def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, message):
     folder, data = copy
     (folder / "manifest.json").write_text(json.dumps({**data, **change}))
-    assert message in refused(checked, folder, inputs.cases[65, 0])
+    assert message in refused(checked, folder, inputs.cases[65, 0, 0])
 
 
 @needs_compiler
 def test_a_field_that_is_not_there_is_refused(checked, inputs, copy):
     folder, data = copy
-    data["work"]["item"]["fields"] = data["work"]["item"]["fields"][:3]
+    data["work"]["item"]["fields"] = [f for f in data["work"]["item"]["fields"] if f["name"] != "leaf_end"]
     (folder / "manifest.json").write_text(json.dumps(data))
-    assert "record item has no field leaf_end; export it again" in refused(checked, folder, inputs.cases[65, 0])
+    assert "record item has no field leaf_end; export it again" in refused(checked, folder, inputs.cases[65, 0, 0])
 
 
 @needs_compiler
@@ -197,14 +206,14 @@ def test_a_module_with_another_checksum_is_refused(checked, inputs, copy):
     folder, _ = copy
     module = folder / "append.spv"
     module.write_bytes(module.read_bytes()[:-1] + b"\1")
-    assert "append.spv: got SHA-256 " in refused(checked, folder, inputs.cases[65, 0])
+    assert "append.spv: got SHA-256 " in refused(checked, folder, inputs.cases[65, 0, 0])
     module.unlink()
-    assert "append.spv: cannot be read: No such file" in refused(checked, folder, inputs.cases[65, 0])
+    assert "append.spv: cannot be read: No such file" in refused(checked, folder, inputs.cases[65, 0, 0])
 
 
 @needs_compiler
 def test_a_case_that_is_no_good_is_refused(checked, inputs, tmp_path):
-    good = inputs.cases[65, 0].read_bytes()
+    good = inputs.cases[65, 0, 0].read_bytes()
     path = tmp_path / "case"
 
     def message(data):
@@ -213,16 +222,20 @@ def test_a_case_that_is_no_good_is_refused(checked, inputs, tmp_path):
 
     assert f"got {len(good) - 1} bytes, expected {len(good)} for shape 20/2/80 and 65 tokens" in message(good[:-1])
     assert f"got {len(good) + 2} bytes, expected" in message(good + b"\0\0")
-    for size in (0, 7, 39, 40, 41):
-        assert "not a file of make_case.py" in message(good[:size]) or size >= 40
+    for size in (0, 7, 55, 56, 57):
+        assert "not a file of make_case.py" in message(good[:size]) or size >= 56
     assert "got version 9, expected 1" in message(good[:8] + struct.pack("<I", 9) + good[12:])
     assert "beyond what the kernels take" in message(good[:12] + b"\xff" * 16 + good[28:])
-    assert "q[0]: got nan, expected at most" in message(good[:40] + struct.pack("<f", np.nan) + good[44:])
+    assert "q[0]: got nan, expected at most" in message(good[:56] + struct.pack("<f", np.nan) + good[60:])
     assert "v[10399]: got an infinity or NaN" in message(good[:-2] + struct.pack("<e", np.inf))
-    assert "whose scores may overflow" in message(good[:32] + struct.pack("<d", 1e30) + good[40:])
+    assert "whose scores may overflow" in message(good[:40] + struct.pack("<d", 1e30) + good[48:])
+    assert "got softcap -1, expected" in message(good[:48] + struct.pack("<d", -1) + good[56:])
+    masked = inputs.cases[65, 1, 0].read_bytes()
+    at = 56 + 4 * SHAPE.q_heads * SHAPE.head_dim
+    assert "sinks[1]: got inf" in message(masked[: at + 4] + struct.pack("<f", np.inf) + masked[at + 8 :])
     assert "cannot be read: No such file" in refused(checked, inputs.kernels, tmp_path / "none")
     assert "cannot be read" in refused(checked, tmp_path / "none", path)
-    assert "no Vulkan device of" in refused(checked, "-d", "no such device", inputs.kernels, inputs.cases[0, 0])
+    assert "no Vulkan device of" in refused(checked, "-d", "no such device", inputs.kernels, inputs.cases[0, 0, 0])
     assert run(checked).returncode == 2
 
 
@@ -231,7 +244,7 @@ def test_no_driver_is_refused(checked, inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
     monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
     monkeypatch.delenv("VK_ADD_DRIVER_FILES", raising=False)
-    assert "no Vulkan d" in refused(checked, inputs.kernels, inputs.cases[0, 0])
+    assert "no Vulkan d" in refused(checked, inputs.kernels, inputs.cases[0, 0, 0])
 
 
 @needs_compiler
@@ -271,17 +284,26 @@ def test_every_call_that_can_fail_is_in_the_table():
 def test_a_call_that_fails_is_refused(shimmed, inputs, monkeypatch, name):
     """The first and the last call of a case: one line with the reason, everything freed, nothing crashes."""
     for count in {1, FALLIBLE[name]}:
-        for result, reason in ((-2, "out of device memory"), (-4, "the device was lost"), (-1000, "unexpected result")):
-            monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:{result}")
-            assert f"{reason} (VkResult {result})" in refused(shimmed, inputs.kernels, inputs.cases[65, 0])
-    monkeypatch.setenv("EMBED_FAIL", "none:1:-1")
-    assert run(shimmed, inputs.kernels, inputs.cases[65, 0]).returncode == 0
+        monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:-2")
+        assert "out of device memory (VkResult -2)" in refused(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "result,reason", ((-1, "out of host memory"), (-4, "the device was lost"), (-13, "unexpected"))
+)
+def test_the_reason_is_named(shimmed, inputs, monkeypatch, result, reason):
+    monkeypatch.setenv("EMBED_FAIL", f"vkQueueSubmit:2:{result}")
+    message = refused(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
+    assert message.startswith(f"embed: vkQueueSubmit: {reason}") and message.endswith(f"(VkResult {result})\n")
+    monkeypatch.setenv("EMBED_FAIL", f"vkQueueSubmit:3:{result}")  # a case submits twice
+    assert run(shimmed, inputs.kernels, inputs.cases[65, 0, 0]).returncode == 0
 
 
 @needs_compiler
 def test_memory_that_is_not_there(shimmed, inputs, monkeypatch):
     monkeypatch.setenv("EMBED_FAIL", "vkAllocateMemory:4:-2")
-    message = refused(shimmed, inputs.kernels, inputs.cases[65, 0])
+    message = refused(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
     assert re.search(r"k: [\d,]+ bytes are needed: out of device memory .*; use a shorter context or free", message)
 
 
@@ -289,13 +311,13 @@ def test_memory_that_is_not_there(shimmed, inputs, monkeypatch):
 def test_subgroups_of_32_are_asked_for_where_they_are_offered(shimmed, inputs, monkeypatch):
     """And only the size: nothing rests on full subgroups."""
     monkeypatch.setenv("EMBED_WAVE32", "1")
-    done = run(shimmed, inputs.kernels, inputs.cases[65, 0])
+    done = run(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
     assert lines[1].endswith("subgroups of 32 requested")
     assert lines[2:5] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 3
-    assert lines[5].startswith(inputs.digests[65])
+    assert lines[5].startswith(inputs.digests[65, 0])
 
 
 # --- the manifest against the device --------------------------------------------------------------------------
