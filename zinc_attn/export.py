@@ -61,7 +61,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "header.direct": (
         "uint32",
-        "1 if states_per_row == 1 else 0",
+        "direct",
         "1: each row has one state at most, and pass 1 writes the final output",
     ),
     "header.append_table": (
@@ -215,30 +215,50 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
     "first_unit": ("begin // unit_keys", "absolute index of the unit that holds key begin"),
     "states_per_row": (
         "ceil_div(context_len, unit_keys) - first_unit",
-        "states of a query row; with 1, pass 2 is left out",
+        "states of a query row",
     ),
+    "direct": ("1 if states_per_row == 1 else 0", "1: pass 2 is left out; of several sequences where all have 1"),
     "states": ("rows * states_per_row", "states of the call"),
 }
 INPUTS: Final = {
-    "q_heads, kv_heads, head_dim": "the shape",
-    "dtype, page_size": "of the cache; page_size in tokens, a power of two "
-    f"from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}; value_bits is the dtype's",
+    "q_heads": "query heads of the shape",
+    "kv_heads": "KV heads of the shape",
+    "head_dim": "head dimension of the shape",
+    "dtype": "of the cache, see dtypes",
+    "value_bits": "the dtype's",
+    "values_per_word": "the dtype's",
+    "page_size": f"tokens per page, a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}",
+    "pages": "pages of the cache",
     "kind": "'cpu' for a device of type VK_PHYSICAL_DEVICE_TYPE_CPU, else 'gpu'",
     "compute_units": "of the device",
     "context_len": f"keys of the sequence, the call's own among them, 0 to {MAX_CONTEXT}",
-    "rows": "query rows of the call: q_len rows of one sequence, or of several sequences, one behind the other",
     "q_len": "query rows of the sequence, the last tokens of it",
+    "rows": "query rows of the call: q_len. Of several sequences items, row records and states lie one behind the "
+    "other, and row and state count on",
     "window": "keys that a row sees at most, its own position counted; 0 for no window",
     "softcap": "1 where scores are capped, 0 else; the values in shapes are those for 0",
-    "splits, unit_leaves": "from split_rule, or any layout: bits never depend on it",
-    "items": "item records; appends: append records; copies: copy records; table_words: page ids in the work buffer; "
-    "sink_words: q_heads where there are sinks, else 0",
-    "row, first, limit": "a query row of the call, and the keys first ... limit - 1 that it sees: for row i of q_len "
-    "limit = max(context_len - q_len + 1 + i, 0), first = max(limit - window, 0) with a window, else 0",
-    "split, begin_key, end_key": "a split and its bounds: split_rule.boundary at split and split + 1",
-    "row_leaves": f"ceil_div(limit, {LEAF}), and at least 1 where header.direct is 1",
-    "pages": "pages of the cache",
-    "token, kv_head, dim": "a K or V value; page: the token's page id, word page_table + token // page_size",
+    "cap": "of the softcap",
+    "scale": "of the scores",
+    "splits": "from split_rule, or any layout: bits never depend on it",
+    "unit_leaves": "from split_rule",
+    "split": "0 ... splits - 1",
+    "begin_key": "split_rule.boundary at split",
+    "end_key": "split_rule.boundary at split + 1",
+    "row": "query row of the call",
+    "limit": "keys up to the row's own position: for row i of q_len max(context_len - q_len + 1 + i, 0)",
+    "first": "lowest key that the row sees: max(limit - window, 0) with a window, else 0",
+    "row_leaves": f"ceil_div(limit, {LEAF}), and at least 1 where direct is 1",
+    "items": "item records: those that have leaf_begin < leaf_end",
+    "appends": "append records",
+    "copies": "copy records",
+    "table_words": "page ids in the work buffer",
+    "page_table": "word of the work buffer where a sequence's page ids begin",
+    "sink_words": "q_heads where there are sinks, else 0",
+    "sink_table": "word of the work buffer where the sinks begin, 0 for none",
+    "token": "position of a token in its sequence",
+    "page": "page id: of a token, word page_table + token // page_size of the work buffer",
+    "kv_head": "of a K or V value",
+    "dim": "head dimension of a K or V value",
 }
 BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "work": (
@@ -326,6 +346,7 @@ REDUCTION: Final = (
     "Leaf: m = roundEven(max s); a weight is P(s - roundEven(s)) * 2**(roundEven(s) - m); l = (c0 + c1) + (c2 + c3), "
     "c_j the ascending sum of the weights of keys congruent to j; o = ascending sum of weight * v; o is flushed.",
     "Merge of a and b: m = max(m_a, m_b); x = x_a * 2**(m_a - m) + x_b * 2**(m_b - m) for l and o; x is flushed.",
+    "2**d, d an integer, counts as 0 below CUTOFF; flushed: magnitudes below FLUSH become +0.",
     "Fold: leaves fold ascending into nodes, nodes fold ascending into the total, each from the empty state. A sink "
     "merges last: m = roundEven(sink), l = P(sink - m), o = 0.",
     "Finish: out = flush(o * rcp(l)), lse = m * ln 2 + ln(l); 0 and -inf where neither key nor sink is seen.",
@@ -357,10 +378,10 @@ DISPATCH: Final[tuple[dict[str, Any], ...]] = (
             "dstStageMask": "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT",
             "dstAccessMask": "VK_ACCESS_SHADER_READ_BIT",
         },
-        "when": "states_per_row != 1",
+        "when": "direct == 0",
         "for": "merge reads states",
     },
-    {"kernel": "merge", "when": "states_per_row != 1"},
+    {"kernel": "merge", "when": "direct == 0"},
     {
         "barrier": {
             "srcStageMask": "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT",
@@ -654,7 +675,7 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
         data = json.loads(file.read_bytes())
     except OSError as error:
         raise ManifestError(f"{file}: cannot be read: {error.strerror}; make it with zinc-attn export DIR") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"{file}: not JSON: {error}; make it with zinc-attn export DIR") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         given = data.get("format") if isinstance(data, dict) else data

@@ -120,7 +120,8 @@ static bool step_read(const struct manifest *m, const char *path, struct step *s
         step->num_splits > 1 << 24)
         return fail("%s: got shape %u/%u/%u, %u tokens, %u splits, which is beyond what the kernels take", path,
                     step->q_heads, step->kv_heads, step->head_dim, step->tokens, step->num_splits);
-    uint64_t q = (uint64_t)step->q_heads * step->head_dim, kv = (uint64_t)step->tokens * step->kv_heads * step->head_dim;
+    uint64_t q = (uint64_t)step->q_heads * step->head_dim;
+    uint64_t kv = (uint64_t)step->tokens * step->kv_heads * step->head_dim;
     uint64_t sinks = words[9] ? step->q_heads : 0, expected = sizeof words + 4 * (q + sinks) + 2 * 2 * kv;
     if (size != expected)
         return fail("%s: got %zu bytes, expected %llu for shape %u/%u/%u and %u tokens", path, size,

@@ -84,7 +84,7 @@ static bool has_extension(VkPhysicalDevice physical, const char *name) {
     return there;
 }
 
-/* Whether pipelines can ask for subgroups of 32: RDNA then runs a workgroup as one wave32. For speed, never for bits. */
+/* Whether pipelines can ask for subgroups of 32: RDNA then runs a workgroup as one wave32. For speed only. */
 static bool offers_wave32(struct gpu *gpu, VkPhysicalDeviceSubgroupSizeControlFeatures *features) {
     VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES,
@@ -217,8 +217,9 @@ bool buffer_make(struct gpu *gpu, VkDeviceSize size, bool host, const char *what
     if (result != VK_SUCCESS)
         return fail("%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or free memory", what,
                     (unsigned long long)needs.size, result_name(result), (int)result);
-    return check(vkBindBufferMemory(gpu->device, buffer->handle, buffer->memory, 0), "vkBindBufferMemory") &&
-           (!host || check(vkMapMemory(gpu->device, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory"));
+    if (!check(vkBindBufferMemory(gpu->device, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
+    if (!host) return true;
+    return check(vkMapMemory(gpu->device, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
 }
 
 void buffer_free(struct gpu *gpu, struct buffer *buffer) {

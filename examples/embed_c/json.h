@@ -17,7 +17,7 @@ struct json {
     struct json *items; /* of an array or an object */
 };
 
-/* Parse `text`, which ends with a 0. On failure `root` is empty and `*error_at` says where the text stops making sense. */
+/* Parse `text`, which ends with a 0. On failure `root` is empty, and `*error_at` is where the text makes no sense. */
 bool json_parse(const char *text, struct json *root, size_t *error_at);
 void json_free(struct json *node);
 

@@ -38,7 +38,8 @@ WRAP(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *i, Allocator a, 
 WRAP(vkBindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize s), (d, b, m, s))
 WRAP(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize s, VkDeviceSize n, VkMemoryMapFlags f, void **o),
      (d, m, s, n, f, o))
-WRAP(vkCreateShaderModule, (VkDevice d, const VkShaderModuleCreateInfo *i, Allocator a, VkShaderModule *o), (d, i, a, o))
+WRAP(vkCreateShaderModule, (VkDevice d, const VkShaderModuleCreateInfo *i, Allocator a, VkShaderModule *o),
+     (d, i, a, o))
 WRAP(vkCreateDescriptorSetLayout,
      (VkDevice d, const VkDescriptorSetLayoutCreateInfo *i, Allocator a, VkDescriptorSetLayout *o), (d, i, a, o))
 WRAP(vkCreatePipelineLayout, (VkDevice d, const VkPipelineLayoutCreateInfo *i, Allocator a, VkPipelineLayout *o),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -97,6 +98,21 @@ def test_constants_are_the_float32_that_the_shaders_have(made):
 # --- formulas ----------------------------------------------------------------------------------------------
 
 
+def test_no_formula_uses_a_name_that_is_not_explained(made):
+    functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
+    known = {*export.INPUTS, *export.SIZES, *export.QUANTITIES, *functions}
+    tables = [export.SIZES, export.QUANTITIES, export.SPECIALISATION, export.BUFFERS, *export.GRIDS.values()]
+    formulas = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
+    formulas += [value for _, value, _ in export.FIELDS.values()]
+    formulas += [step["when"] for step in made["dispatch"] if "when" in step]
+    rule = made["split_rule"]
+    formulas += [*export.CACHE_INDEX.values(), *export.ROW_INDEX.values(), rule["boundary"], *rule["names"].values()]
+    formulas += [text for case in rule["first_that_holds"] for text in case.values()]
+    used = {n.id for text in formulas for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+    assert used - known == {"leaf_begin", "tile_at", "row_at", "target"}  # each beside its own formula
+    assert set(export.INPUTS) <= used
+
+
 def names_of(shape, dtype, page_size):
     names = {**asdict(shape), "dtype": dtype, "page_size": page_size, "value_bits": 8 * DTYPE_BYTES[dtype]}
     names["values_per_word"] = 32 // names["value_bits"]
@@ -175,7 +191,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names |= {"rows": q_len, "unit_leaves": plan.unit_leaves, "appends": 0, "table_words": 1}
     names |= evaluate_all(export.QUANTITIES, names)
     names["sink_words"] = shape.q_heads if sinks else 0
-    direct = evaluate(export.FIELDS["header.direct"][1], names)
+    direct = names["direct"]
     items, records = [], []
     for row in range(q_len):
         limit = max(context - q_len + 1 + row, 0)
@@ -366,6 +382,9 @@ def test_load_refuses_what_is_damaged(folder):
     path = folder / "manifest.json"
     path.write_text(path.read_text()[:1000])
     with pytest.raises(ManifestError, match=r"not JSON: .*; make it with zinc-attn export DIR"):
+        load_manifest(folder)
+    path.write_text("[" * 100000)
+    with pytest.raises(ManifestError, match="not JSON"):
         load_manifest(folder)
     path.write_text("[]")
     with pytest.raises(ManifestError, match="got format \\[\\]"):
