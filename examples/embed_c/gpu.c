@@ -178,14 +178,15 @@ void gpu_close(struct gpu *gpu) {
 
 /* --- buffers ----------------------------------------------------------------------------------------- */
 
-/* A memory type among `allowed` with the flags; the largest heap of those. -1 where there is none. */
+/* A memory type among `allowed` with the flags and nothing special, of the largest heap. -1 where there is none. */
 static int memory_type(const struct gpu *gpu, uint32_t allowed, VkMemoryPropertyFlags flags) {
     int best = -1;
     VkDeviceSize largest = 0;
     for (uint32_t i = 0; i < gpu->memory.memoryTypeCount; ++i) {
         const VkMemoryType *type = &gpu->memory.memoryTypes[i];
         VkDeviceSize size = gpu->memory.memoryHeaps[type->heapIndex].size;
-        if (!(allowed >> i & 1) || (type->propertyFlags & flags) != flags || size <= largest) continue;
+        bool special = type->propertyFlags >= VK_MEMORY_PROPERTY_LAZILY_ALLOCATED_BIT; /* lazy, protected, ... */
+        if (!(allowed >> i & 1) || special || (type->propertyFlags & flags) != flags || size <= largest) continue;
         best = (int)i;
         largest = size;
     }
