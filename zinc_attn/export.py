@@ -150,10 +150,17 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
 SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     "attend.head_dim": ("head_dim", "head dimension"),
     "attend.heads": ("heads_per_workgroup", "query heads that one workgroup serves; never shows in the bits"),
-    "attend.chunks_ahead": ("chunks_ahead", "chunks of K in flight, 1 or 2; never shows in the bits"),
+    "attend.chunks_ahead": (
+        "chunks_ahead",
+        f"chunks of {CHUNK} dimensions of K in flight; divides head_dim / {CHUNK}; never shows in the bits",
+    ),
     "attend.tile": ("tile", "tokens per tile"),
     "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
     "merge.head_dim": ("head_dim", "head dimension"),
+    "merge.lanes": (
+        "merge_lanes",
+        f"invocations of a workgroup, a multiple of {shapes.WAVE}; never shows in the bits",
+    ),
     "append.row_values": ("value_words", "words of K (or V) values per token and KV head"),
     "append.scales": ("scale_words", "words of their scales"),
     "append.chunk_words": ("chunk_words", f"words of {CHUNK} dimensions of K"),
@@ -204,8 +211,12 @@ SIZES: Final[dict[str, tuple[str, str]]] = {
 # of a kind of device, and of a call; the call's inputs are in ``INPUTS``
 QUANTITIES: Final[dict[str, tuple[str, str]]] = {
     "chunks_ahead": (
-        f"{kernels.chunks_ahead('cpu')} if kind == 'cpu' else {kernels.chunks_ahead('gpu')}",
-        "a GPU hides latency with it, a CPU only spills",
+        f"1 if kind == 'cpu' else 4 if head_dim % {4 * CHUNK} == 0 else 2",
+        "chunks of K in flight: a GPU hides latency with it, a CPU only spills",
+    ),
+    "merge_lanes": (
+        f"{kernels.merge_lanes('cpu')} if kind == 'cpu' else {kernels.merge_lanes('gpu')}",
+        f"invocations of a workgroup of pass 2; {shapes.WAVE} where maxComputeWorkGroupInvocations is less",
     ),
     "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),
     "first_leaf": (f"begin // {LEAF}", "leaf of that key"),
@@ -332,7 +343,7 @@ CONSTANTS: Final = {
     "MAX_SCORE": "largest head_dim * max|q| * max|k| * max(1, 1.5 |scale|); the host refuses more",
     "HEAD_DIMS": "supported head dimensions",
     "MAX_GROUP": "most query heads per KV head",
-    "WAVE": "invocations of every workgroup",
+    "WAVE": "invocations of a wave; a workgroup of pass 2 has several",
     "MAX_HEADS_PER_WORKGROUP": "most query heads of a workgroup of pass 1",
     "MAX_ACCUMULATORS": "most head_dim * heads of a workgroup of pass 1",
     "MAX_CONTEXT": "most keys",
@@ -479,7 +490,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         "sha256": digest,
         "bytes": size,
         "entry_point": "main",
-        "local_size": [shapes.WAVE, 1, 1],
+        "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{shapes.WAVE}", "1", "1"],
         "bindings": bindings,
         "push_constants": [],
         "specialisation_constants": constants,
@@ -542,7 +553,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0}
-        known["chunks_ahead"] = evaluate(QUANTITIES["chunks_ahead"][0], known)
+        known |= {name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
             key = family(decl)

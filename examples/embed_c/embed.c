@@ -268,8 +268,9 @@ static bool pipeline_need(struct program *p, int which) {
     if (p->pipelines[which].handle) return true;
     struct kernel kernel;
     bool capped = which == SINGLE_CAPPED || which == LOOP_CAPPED;
+    bool few = which == MERGE && p->gpu.properties.limits.maxComputeWorkGroupInvocations < 8 * WAVE;
     bool ok = kernel_load(&p->manifest, &p->shape, KERNEL_NAMES[which], &kernel) &&
-              (!capped || kernel_set(&kernel, "softcap", 1)) &&
+              (!capped || kernel_set(&kernel, "softcap", 1)) && (!few || kernel_set(&kernel, "lanes", WAVE)) &&
               pipeline_make(&p->gpu, &kernel, &p->pipelines[which]);
     kernel_free(&kernel);
     return ok;

@@ -141,6 +141,14 @@ def test_sizes(dtype, page_size):
         assert evaluate(export.BUFFERS["states"][0], {**n, **states}) == plan.scratch_bytes
 
 
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_values_by_kind_of_device(kind):
+    for head_dim in shapes.HEAD_DIMS:
+        names = {"kind": kind, "head_dim": head_dim}
+        assert evaluate(export.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
+        assert evaluate(export.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
+
+
 def contexts(table):
     edges = {x for row in table for x in (row["from"], row["to"])}
     near = {x + d for x in edges for d in (-64, -1, 0, 1, 64)} | {1, 1000, 8192, 131072}
@@ -305,10 +313,16 @@ def test_specialisation_values(made):
         **dict.fromkeys(kernels.attend("loop", "f16").spec, 0),
         "head_dim": 256,
         "heads": 8,
-        "chunks_ahead": 2,
+        "chunks_ahead": 4,
         "tile": 64,
     }
     assert shape["kinds"]["cpu"]["specialisation"]["attend"]["chunks_ahead"] == 1
+    assert [shape["kinds"][kind]["specialisation"]["merge"]["lanes"] for kind in export.KINDS] == [256, 32]
+    sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
+    assert sizes == {
+        **{key: ["32", "1", "1"] for key in ("attend", "append", "copy")},
+        "merge": ["merge_lanes", "1", "1"],
+    }
     assert shape["state_bytes"] == 4 * 16 * 258
 
 
