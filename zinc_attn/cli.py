@@ -1,4 +1,4 @@
-"""The command line: ``zinc-attn devices | plan | sweep | check | bench``.
+"""The command line: ``zinc-attn devices | plan | sweep | check | bench | rdna4 | export``.
 
 Each subcommand is one ``add_<name>(subparsers)`` that declares its arguments and sets ``run``, a function of
 the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, check, cost, probe, rdna4
+from . import __version__, check, cost, export, probe, rdna4
 from .cost import PRESETS, ModelPreset, find_model, slug
 from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_devices, add_plan, add_sweep, add_check, add_bench, add_rdna4):
+    for add in (add_devices, add_plan, add_sweep, add_check, add_bench, add_rdna4, add_export):
         add(subparsers)
     return parser
 
@@ -742,6 +742,50 @@ def run_bench(args: argparse.Namespace) -> int:
         write_file(folder / name, data)
     say(f"written: {', '.join(str(folder / name) for name in files)}")
     return 1 if any(row.status == "failed" for row in rows) else 0
+
+
+# --- export ------------------------------------------------------------------------------------------------
+
+
+def add_export(subparsers: Subparsers) -> None:
+    """zinc-attn export"""
+    parser = add_command(
+        subparsers,
+        "export",
+        "write the SPIR-V and a manifest for a runtime without Python",
+        "manifest.json says how to build, feed and order the kernels: bindings, specialisation constants, grids, the\n"
+        "work buffer's words, cache and row layouts, the split rule, barriers, and every file's SHA-256. With --shape\n"
+        "also the numbers and split tables of these shapes. examples/embed_c reads it. Touches no device.",
+        "  zinc-attn export kernels --shape 16/2/256\n"
+        "  zinc-attn export kernels --shape 16/2/256,32/4/128 --dtype q8_0 --page-size 64 --compute-units 48",
+    )
+    parser.add_argument("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
+    parser.add_argument("--shape", metavar="Q/KV/D,…", help="q_heads/kv_heads/head_dim, for example 16/2/256")
+    parser.add_argument("--dtype", default="f16", choices=DTYPE_BYTES, help="of the shapes' K and V (default: f16)")
+    parser.add_argument(
+        "--page-size", type=int, default=PAGE_SIZE, metavar="N", help=f"tokens per page (default: {PAGE_SIZE})"
+    )
+    parser.add_argument(
+        "--compute-units",
+        type=int,
+        default=DEFAULT_COMPUTE_UNITS,
+        metavar="N",
+        help=f"of the device that the split tables are for (default: {DEFAULT_COMPUTE_UNITS})",
+    )
+    parser.add_argument("--json", action="store_true", help="the manifest on stdout too, as one line")
+    parser.set_defaults(run=run_export)
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write the files and say what they are."""
+    chosen = [AttnShape.parse(text.strip()) for text in args.shape.split(",")] if args.shape else []
+    options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.compute_units}
+    made = export.export(args.directory, chosen, **options)
+    if args.json:
+        print_json([made])
+    size = binary_size(sum(kernel["bytes"] for kernel in made["kernels"]))
+    say(f"written: {Path(args.directory) / export.MANIFEST} and {len(made['kernels'])} SPIR-V modules ({size})")
+    return 0
 
 
 if __name__ == "__main__":

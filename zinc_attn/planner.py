@@ -191,6 +191,21 @@ class SplitPlan:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, kind: str) -> tuple[int, int]:
+    """(splits, leaves per emitted state) of a context of ``leaves`` leaves: the rule above, for checked arguments."""
+    target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
+    nodes = -(-leaves // NODE)
+    if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
+        return max(leaves, 1), 1
+    if leaves * LEAF <= SINGLE_SPLIT_KEYS:
+        return 1, NODE
+    if kind != "cpu" and leaves < NODE_KEYS // LEAF:
+        splits = min(leaves, target, MAX_LEAF_SPLITS)
+        return splits, 1 if splits > nodes else NODE
+    # states are per node anyway: a split per node costs nothing and is even
+    return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), NODE
+
+
 def plan_splits(
     context_len: int,
     shape: AttnShape,
@@ -219,19 +234,8 @@ def plan_splits(
         boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
         return SplitPlan(context_len, shape, boundaries, plan.unit_leaves, q_len, begin)
     leaves = -(-context_len // LEAF)
-    target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
-    nodes = -(-leaves // NODE)
-    if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
-        splits, unit = max(leaves, 1), 1
-    elif context_len <= SINGLE_SPLIT_KEYS:
-        splits, unit = 1, NODE
-    elif kind != "cpu" and leaves < NODE_KEYS // LEAF:
-        splits = min(leaves, target, MAX_LEAF_SPLITS)
-        unit = 1 if splits > nodes else NODE
-    else:
-        # states are per node anyway: a split per node costs nothing and is even
-        splits, unit = (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), NODE
-    units = leaves if unit == 1 else nodes
+    splits, unit = split_rule(leaves, shape, compute_units, q_len, kind)
+    units = -(-leaves // unit)
     boundaries = tuple(min(i * units // splits * unit * LEAF, context_len) for i in range(splits + 1))
     return SplitPlan(context_len, shape, boundaries, unit, q_len)
 

@@ -713,7 +713,7 @@ def to_csv(rows: Iterable[SweepRow]) -> str:
     return text.getvalue()
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, hint: str = "choose another folder with --out") -> None:
     """Write to a temporary name beside it, then rename. ArgumentError where the folder takes no files."""
     temporary = None
     try:
@@ -724,7 +724,7 @@ def write_file(path: Path, data: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}; choose another folder with --out") from error
+        raise ArgumentError(f"cannot write {path}: {error.strerror}; {hint}") from error
     finally:
         if temporary is not None:
             with suppress(OSError):  # gone where the rename succeeded

@@ -129,6 +129,8 @@ system_packages() { # system_packages run|test
     "$py" -c 'import kp' 2>/dev/null && for_kp=()
     if [[ $1 == test ]]; then
         needed+=("${for_kp[@]}") for_kp=()
+        lacks for_tests gcc command -v cc
+        lacks for_tests libvulkan-dev has_header vulkan/vulkan.h
         lacks for_tests vulkan-validationlayers has_manifest 'explicit_layer.d/VkLayer_khronos_validation.json'
         lacks for_tests mesa-vulkan-drivers has_manifest 'icd.d/lvp_icd*.json'
         system_is bookworm && mesa_is_old && for_tests+=(mesa-vulkan-drivers)

@@ -1,0 +1,257 @@
+#include "manifest.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sha256.h"
+
+#define FORMAT "zinc_attn export"
+#define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)}
+#define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)}
+#define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)}
+#define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)}
+
+/* The fields that this program sets; all others stay 0, which is the plain operation. */
+static const struct {
+    const char *record, *field;
+    size_t at;
+} FIELDS[] = {
+    HEADER(q_heads),     HEADER(kv_heads),        HEADER(row_kv_heads), HEADER(group),       HEADER(score_scale),
+    HEADER(state_stride), HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),        HEADER(row_table),
+    HEADER(direct),      HEADER(append_table),    HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
+    ITEM(first),         ITEM(limit),             ITEM(leaf_begin),     ITEM(leaf_end),      ITEM(state),
+    ITEM(page_table),    ITEM(fresh_begin),       ITEM(unit_leaves),    ROW(count),          ROW(unit),
+    ROW(unit_leaves),    APPEND(position),        APPEND(page_table),
+};
+
+bool fail(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("embed: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return false;
+}
+
+char *read_file(const char *path, size_t *size) {
+    errno = 0;
+    FILE *file = fopen(path, "rb");
+    long end = -1;
+    char *data = NULL;
+    if (file && fseek(file, 0, SEEK_END) == 0) end = ftell(file);
+    if (end >= 0 && end < INT32_MAX && fseek(file, 0, SEEK_SET) == 0 && (data = malloc((size_t)end + 1)) != NULL) {
+        *size = fread(data, 1, (size_t)end, file);
+        data[*size] = 0;
+        if (*size != (size_t)end) {
+            free(data);
+            data = NULL;
+        }
+    }
+    if (!data) fail("%s: cannot be read: %s", path, errno ? strerror(errno) : "not a file of at most 2 GiB");
+    if (file) fclose(file);
+    return data;
+}
+
+static char *path_in(const char *directory, const char *name) {
+    size_t size = strlen(directory) + strlen(name) + 2;
+    char *path = malloc(size);
+    if (path) snprintf(path, size, "%s/%s", directory, name);
+    return path;
+}
+
+static bool missing(const struct manifest *m, const char *what) {
+    return fail("%s/manifest.json: it has no %s; export it again", m->directory, what);
+}
+
+/* The word of a field, and the words of its record. */
+static bool find_field(const struct manifest *m, const char *record, const char *field, uint32_t *word) {
+    const struct json *fields = json_get(json_get(json_get(&m->root, "work"), record), "fields");
+    for (size_t i = 0; fields && i < fields->count; ++i) {
+        const char *name = json_text(json_get(&fields->items[i], "name"));
+        if (name && strcmp(name, field) == 0 && json_u32(json_get(&fields->items[i], "word"), word)) return true;
+    }
+    return fail("%s/manifest.json: record %s has no field %s; export it again", m->directory, record, field);
+}
+
+static bool read_layout(struct manifest *m) {
+    const struct json *work = json_get(&m->root, "work");
+    struct work_layout *layout = &m->work;
+    if (!json_u32(json_get(json_get(work, "header"), "words"), &layout->header_words) ||
+        !json_u32(json_get(json_get(work, "item"), "words"), &layout->item_words) ||
+        !json_u32(json_get(json_get(work, "row"), "words"), &layout->row_words) ||
+        !json_u32(json_get(json_get(work, "append"), "words"), &layout->append_words))
+        return missing(m, "sizes of the work buffer's records");
+    for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; ++i) {
+        uint32_t word, words;
+        if (!find_field(m, FIELDS[i].record, FIELDS[i].field, &word)) return false;
+        json_u32(json_get(json_get(work, FIELDS[i].record), "words"), &words);
+        if (word >= words || words > 4096) return missing(m, "work buffer that makes sense");
+        memcpy((char *)layout + FIELDS[i].at, &word, sizeof word);
+    }
+    return true;
+}
+
+static bool read_constant(const struct manifest *m, const char *name, uint32_t *integer, float *real) {
+    const struct json *constant = json_get(json_get(&m->root, "constants"), name);
+    const char *bits = json_text(json_get(constant, "float32_bits"));
+    if (integer && json_u32(json_get(constant, "value"), integer) && *integer) return true;
+    if (real && bits) {
+        uint32_t word = (uint32_t)strtoul(bits, NULL, 16);
+        memcpy(real, &word, sizeof word);
+        return true;
+    }
+    return missing(m, name);
+}
+
+bool manifest_open(struct manifest *m, const char *directory) {
+    *m = (struct manifest){0};
+    m->directory = malloc(strlen(directory) + 1);
+    char *path = path_in(directory, "manifest.json");
+    if (!path || !m->directory) {
+        free(path);
+        return fail("out of memory");
+    }
+    strcpy(m->directory, directory);
+    size_t size, at = 0;
+    char *text = read_file(path, &size);
+    bool parsed = text && json_parse(text, &m->root, &at);
+    if (text && !parsed) fail("%s: not JSON at byte %zu of %zu", path, at, size);
+    free(text);
+    free(path);
+    if (!parsed) return false;
+    const char *format = json_text(json_get(&m->root, "format"));
+    uint32_t version;
+    if (!format || strcmp(format, FORMAT) != 0)
+        return fail("%s/manifest.json: got format %s, expected " FORMAT, directory, format ? format : "none");
+    if (!json_u32(json_get(&m->root, "version"), &version)) return missing(m, "version");
+    if (version != MANIFEST_VERSION)
+        return fail("%s/manifest.json: got version %u, expected %d; export it with the zinc-attn that this program "
+                    "was written for", directory, version, MANIFEST_VERSION);
+    return read_layout(m) && read_constant(m, "LEAF", &m->leaf, NULL) && read_constant(m, "NODE", &m->node, NULL) &&
+           read_constant(m, "MIN_INPUT", NULL, &m->min_input) && read_constant(m, "MAX_INPUT", NULL, &m->max_input) &&
+           read_constant(m, "MAX_SCORE", NULL, &m->max_score) && read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
+}
+
+void manifest_close(struct manifest *m) {
+    json_free(&m->root);
+    free(m->directory);
+    m->directory = NULL;
+}
+
+bool manifest_shape(const struct manifest *m, uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
+                    const char *dtype, const char *kind, struct shape *shape) {
+    const struct json *shapes = json_get(&m->root, "shapes");
+    for (size_t i = 0; shapes && i < shapes->count; ++i) {
+        const struct json *entry = &shapes->items[i], *sizes = json_get(entry, "sizes");
+        const struct json *of_kind = json_get(json_get(entry, "kinds"), kind);
+        const char *entry_dtype = json_text(json_get(entry, "dtype"));
+        if (!json_u32(json_get(entry, "q_heads"), &shape->q_heads) || shape->q_heads != q_heads) continue;
+        if (!json_u32(json_get(entry, "kv_heads"), &shape->kv_heads) || shape->kv_heads != kv_heads) continue;
+        if (!json_u32(json_get(entry, "head_dim"), &shape->head_dim) || shape->head_dim != head_dim) continue;
+        if (!entry_dtype || strcmp(entry_dtype, dtype) != 0) continue;
+        shape->specialisation = json_get(of_kind, "specialisation");
+        shape->splits = json_get(of_kind, "splits");
+        bool whole = json_u32(json_get(entry, "page_size"), &shape->page_size) &&
+                     json_u32(json_get(sizes, "group"), &shape->group) &&
+                     json_u32(json_get(sizes, "head_chunks"), &shape->head_chunks) &&
+                     json_u32(json_get(sizes, "token_words"), &shape->token_words) &&
+                     json_u32(json_get(sizes, "page_words"), &shape->page_words) &&
+                     json_u32(json_get(sizes, "page_tiles"), &shape->page_tiles) &&
+                     json_u32(json_get(sizes, "state_words"), &shape->state_words);
+        if (!whole || !shape->page_size || !shape->page_tiles || !shape->specialisation || !shape->splits)
+            return missing(m, "complete entry for the case's shape");
+        return true;
+    }
+    return fail("%s/manifest.json: it has no sizes for shape %u/%u/%u, %s; export it with --shape %u/%u/%u --dtype %s",
+                m->directory, q_heads, kv_heads, head_dim, dtype, q_heads, kv_heads, head_dim, dtype);
+}
+
+bool manifest_splits(const struct manifest *m, const struct shape *shape, uint32_t context, uint32_t *splits,
+                     uint32_t *unit_leaves) {
+    uint32_t leaves = (context + m->leaf - 1) / m->leaf, nodes = (leaves + m->node - 1) / m->node, from, to;
+    for (size_t i = 0; i < shape->splits->count; ++i) {
+        const struct json *row = &shape->splits->items[i];
+        const char *per = json_text(json_get(row, "per"));
+        if (!per || !json_u32(json_get(row, "from"), &from) || !json_u32(json_get(row, "to"), &to) ||
+            !json_u32(json_get(row, "splits"), splits) || !json_u32(json_get(row, "unit_leaves"), unit_leaves))
+            return missing(m, "split table that makes sense");
+        if (context < from || context > to) continue;
+        if (strcmp(per, "leaf") == 0) *splits = leaves;
+        if (strcmp(per, "node") == 0) *splits = nodes;
+        if (*splits && *unit_leaves) return true;
+    }
+    return fail("%s/manifest.json: its split table has no row for %u keys", m->directory, context);
+}
+
+/* The values of a kernel's specialisation constants: those of the shape, by family and name. */
+static bool read_constants(const struct manifest *m, const struct shape *shape, const struct json *entry,
+                           struct kernel *kernel) {
+    const struct json *constants = json_get(entry, "specialisation_constants");
+    const char *family = json_text(json_get(entry, "family"));
+    const struct json *values = family ? json_get(shape->specialisation, family) : NULL;
+    if (!constants || constants->count > MAX_SPEC) return missing(m, "specialisation constants of a kernel");
+    kernel->constants = (uint32_t)constants->count;
+    for (size_t i = 0; i < constants->count; ++i) {
+        const char *name = json_text(json_get(&constants->items[i], "name"));
+        kernel->constant_names[i] = name;
+        if (!name || !json_u32(json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
+            !json_u32(json_get(values, name), &kernel->values[i]))
+            return missing(m, "value for a specialisation constant");
+    }
+    return true;
+}
+
+/* The module's code, if it has the manifest's checksum. */
+static bool read_code(const struct manifest *m, const struct json *entry, struct kernel *kernel) {
+    const char *file = json_text(json_get(entry, "file")), *expected = json_text(json_get(entry, "sha256"));
+    if (!file || !expected || strchr(file, '/')) return missing(m, "file name and checksum of a kernel");
+    char *path = path_in(m->directory, file), hex[65];
+    if (!path) return fail("out of memory");
+    kernel->code = (uint32_t *)(void *)read_file(path, &kernel->code_bytes);
+    bool ok = kernel->code != NULL;
+    if (ok) {
+        struct sha256 hash;
+        sha256_begin(&hash);
+        sha256_add(&hash, kernel->code, kernel->code_bytes);
+        sha256_end(&hash, hex);
+        if (strcmp(hex, expected) != 0) {
+            ok = fail("%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
+        } else if (kernel->code_bytes < 20 || kernel->code_bytes % 4 || kernel->code[0] != 0x07230203) {
+            ok = fail("%s: no SPIR-V of this machine's byte order", path);
+        }
+    }
+    free(path);
+    return ok;
+}
+
+bool kernel_load(const struct manifest *m, const struct shape *shape, const char *name, struct kernel *kernel) {
+    const struct json *kernels = json_get(&m->root, "kernels");
+    *kernel = (struct kernel){0};
+    for (size_t i = 0; kernels && i < kernels->count; ++i) {
+        const struct json *entry = &kernels->items[i], *bindings = json_get(entry, "bindings");
+        kernel->name = json_text(json_get(entry, "name"));
+        if (!kernel->name || strcmp(kernel->name, name) != 0) continue;
+        if (!bindings || !bindings->count) return missing(m, "bindings of a kernel");
+        kernel->bindings = (uint32_t)bindings->count;
+        return read_constants(m, shape, entry, kernel) && read_code(m, entry, kernel);
+    }
+    return fail("%s/manifest.json: it has no kernel %s", m->directory, name);
+}
+
+bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value) {
+    for (uint32_t i = 0; i < kernel->constants; ++i) {
+        if (strcmp(kernel->constant_names[i], constant) != 0) continue;
+        kernel->values[i] = value;
+        return true;
+    }
+    return fail("kernel %s: it has no specialisation constant %s; export again", kernel->name, constant);
+}
+
+void kernel_free(struct kernel *kernel) {
+    free(kernel->code);
+    kernel->code = NULL;
+}

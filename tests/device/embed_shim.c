@@ -1,0 +1,107 @@
+/* Linked before libvulkan (ld --wrap) to test examples/embed_c where no driver would.
+
+   EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function give RESULT, without calling it.
+   EMBED_WAVE32=1 makes the device offer subgroups of 32, and says on stdout what is then asked for; the driver is asked
+   for what it has. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vulkan/vulkan.h>
+
+static VkResult refused(const char *name) {
+    static int calls;
+    const char *wish = getenv("EMBED_FAIL");
+    size_t length = strlen(name);
+    int count, result;
+    if (!wish || strncmp(wish, name, length) != 0 || sscanf(wish + length, ":%d:%d", &count, &result) != 2)
+        return VK_SUCCESS;
+    return ++calls == count ? (VkResult)result : VK_SUCCESS;
+}
+
+#define WRAP(name, parameters, arguments)       \
+    VkResult __real_##name parameters;          \
+    VkResult __wrap_##name parameters;          \
+    VkResult __wrap_##name parameters {         \
+        VkResult result = refused(#name);       \
+        return result ? result : __real_##name arguments; \
+    }
+
+typedef const VkAllocationCallbacks *Allocator;
+WRAP(vkEnumerateInstanceVersion, (uint32_t *v), (v))
+WRAP(vkCreateInstance, (const VkInstanceCreateInfo *i, Allocator a, VkInstance *o), (i, a, o))
+WRAP(vkEnumeratePhysicalDevices, (VkInstance i, uint32_t *n, VkPhysicalDevice *o), (i, n, o))
+WRAP(vkCreateCommandPool, (VkDevice d, const VkCommandPoolCreateInfo *i, Allocator a, VkCommandPool *o), (d, i, a, o))
+WRAP(vkAllocateCommandBuffers, (VkDevice d, const VkCommandBufferAllocateInfo *i, VkCommandBuffer *o), (d, i, o))
+WRAP(vkCreateFence, (VkDevice d, const VkFenceCreateInfo *i, Allocator a, VkFence *o), (d, i, a, o))
+WRAP(vkCreateBuffer, (VkDevice d, const VkBufferCreateInfo *i, Allocator a, VkBuffer *o), (d, i, a, o))
+WRAP(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *i, Allocator a, VkDeviceMemory *o), (d, i, a, o))
+WRAP(vkBindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize s), (d, b, m, s))
+WRAP(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize s, VkDeviceSize n, VkMemoryMapFlags f, void **o),
+     (d, m, s, n, f, o))
+WRAP(vkCreateShaderModule, (VkDevice d, const VkShaderModuleCreateInfo *i, Allocator a, VkShaderModule *o),
+     (d, i, a, o))
+WRAP(vkCreateDescriptorSetLayout,
+     (VkDevice d, const VkDescriptorSetLayoutCreateInfo *i, Allocator a, VkDescriptorSetLayout *o), (d, i, a, o))
+WRAP(vkCreatePipelineLayout, (VkDevice d, const VkPipelineLayoutCreateInfo *i, Allocator a, VkPipelineLayout *o),
+     (d, i, a, o))
+WRAP(vkCreateDescriptorPool, (VkDevice d, const VkDescriptorPoolCreateInfo *i, Allocator a, VkDescriptorPool *o),
+     (d, i, a, o))
+WRAP(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o))
+WRAP(vkBeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (c, i))
+WRAP(vkEndCommandBuffer, (VkCommandBuffer c), (c))
+WRAP(vkQueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo *s, VkFence f), (q, n, s, f))
+WRAP(vkWaitForFences, (VkDevice d, uint32_t n, const VkFence *f, VkBool32 all, uint64_t t), (d, n, f, all, t))
+WRAP(vkResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
+
+/* --- subgroups of 32 --------------------------------------------------------------------------------- */
+
+static int pretends(void) { return getenv("EMBED_WAVE32") != NULL; }
+
+void __real_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o);
+void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o);
+void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o) {
+    __real_vkGetPhysicalDeviceProperties2(p, o);
+    VkPhysicalDeviceSubgroupSizeControlProperties *sizes = o->pNext;
+    if (!pretends()) return;
+    sizes->minSubgroupSize = 32;
+    sizes->maxSubgroupSize = 64;
+    sizes->requiredSubgroupSizeStages = VK_SHADER_STAGE_COMPUTE_BIT;
+}
+
+void __real_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o);
+void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o);
+void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o) {
+    __real_vkGetPhysicalDeviceFeatures2(p, o);
+    if (pretends()) ((VkPhysicalDeviceSubgroupSizeControlFeatures *)o->pNext)->subgroupSizeControl = VK_TRUE;
+}
+
+VkResult __real_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o);
+VkResult __wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o);
+VkResult __wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o) {
+    const VkPhysicalDeviceSubgroupSizeControlFeatures *features = i->pNext;
+    VkResult result = refused("vkCreateDevice");
+    VkDeviceCreateInfo plain = *i;
+    if (result) return result;
+    if (!pretends()) return __real_vkCreateDevice(p, i, a, o);
+    printf("device: subgroupSizeControl %u, computeFullSubgroups %u\n", features ? features->subgroupSizeControl : 9,
+           features ? features->computeFullSubgroups : 9);
+    plain.pNext = NULL;
+    return __real_vkCreateDevice(p, &plain, a, o);
+}
+
+VkResult __real_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
+                                         const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o);
+VkResult __wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
+                                         const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o);
+VkResult __wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
+                                         const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o) {
+    const VkPipelineShaderStageRequiredSubgroupSizeCreateInfo *required = i->stage.pNext;
+    VkResult result = refused("vkCreateComputePipelines");
+    VkComputePipelineCreateInfo plain = *i;
+    if (result) return result;
+    if (!pretends()) return __real_vkCreateComputePipelines(d, c, n, i, a, o);
+    printf("pipeline: requiredSubgroupSize %u, flags %u\n", required ? required->requiredSubgroupSize : 0,
+           (unsigned)i->stage.flags);
+    plain.stage.pNext = NULL;
+    return __real_vkCreateComputePipelines(d, c, n, &plain, a, o);
+}

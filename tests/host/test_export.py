@@ -1,0 +1,422 @@
+"""The manifest against the declarations and functions that it describes, and its files. No Vulkan device."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import struct
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from zinc_attn import cli, export, kernels, rows, shapes
+from zinc_attn.attention import AttentionStep, Scoring
+from zinc_attn.errors import ArgumentError
+from zinc_attn.export import ManifestError, evaluate, evaluate_all, load_manifest
+from zinc_attn.planner import SplitPlan, plan_splits
+from zinc_attn.shapes import DTYPE_BYTES, AttnShape
+
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
+RECORDS = {"header": "HEADER", "item": "ITEM", "row": "ROW", "append": "APPEND", "copy": "COPY"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    return folder, export.export(folder, SHAPES[:1], compute_units=64)
+
+
+@pytest.fixture
+def made(exported):
+    return exported[1]
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of an export that a test may damage."""
+    return Path(shutil.copytree(exported[0], tmp_path / "out"))
+
+
+# --- what is described -------------------------------------------------------------------------------------
+
+
+def test_every_name_has_a_description_and_no_description_is_left_over():
+    """Where this fails: describe the new name in the table of zinc_attn/export.py that the message names."""
+    declared = kernels.KERNELS
+    names = {
+        "FIELDS": {f"{key}.{word}" for key, table in RECORDS.items() for word in getattr(kernels, table)},
+        "BINDINGS": {f"{export.family(d)}.{b.name}" for d in declared for b in d.bindings},
+        "SPECIALISATION": {f"{export.family(d)}.{name}" for d in declared for name in d.spec},
+        "GRIDS": {export.family(d) for d in declared},
+        "CONSTANTS": {n for n, x in vars(shapes).items() if n.isupper() and isinstance(x, int | float | tuple)}
+        | {"MERGE_DIMS"},
+        "ENCODINGS": set(DTYPE_BYTES),
+    }
+    missing = {table: expected - set(getattr(export, table)) for table, expected in names.items()}
+    stale = {table: set(getattr(export, table)) - expected for table, expected in names.items()}
+    assert (missing, stale) == ({t: set() for t in names}, {t: set() for t in names})
+
+
+def test_work_buffer_is_the_declarations(made):
+    for key, table in RECORDS.items():
+        record = made["work"][key]
+        assert record["words"] == getattr(kernels, f"{table}_WORDS") >= len(record["fields"])
+        assert [f["name"] for f in record["fields"]] == list(getattr(kernels, table))
+        assert [(f["word"], f["byte"]) for f in record["fields"]] == [(i, 4 * i) for i in range(len(record["fields"]))]
+
+
+def test_kernels_are_the_declarations(made):
+    assert [k["name"] for k in made["kernels"]] == [d.name for d in kernels.KERNELS]
+    for kernel, decl in zip(made["kernels"], kernels.KERNELS, strict=True):
+        assert [(b["binding"], b["name"], b["access"]) for b in kernel["bindings"]] == [
+            (i, b.name, b.access) for i, b in enumerate(decl.bindings)
+        ]
+        constants = kernel["specialisation_constants"]
+        assert [(c["id"], c["offset"], c["name"]) for c in constants] == [
+            (i, 4 * i, n) for i, n in enumerate(decl.spec)
+        ]
+        assert (kernel["entry_point"], kernel["push_constants"]) == ("main", [])
+    attend = {k["name"]: (k["build"], k["dtype"], k["fresh"]) for k in made["kernels"] if k["family"] == "attend"}
+    assert attend["attend_loop_q8_0_fresh"] == ("loop", "q8_0", True)
+    assert made["vulkan"]["storage_buffers_per_stage"] == 7
+
+
+def test_constants_are_the_float32_that_the_shaders_have(made):
+    bits = made["constants"]["EXP2_POLY"]["float32_bits"]
+    assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in shapes.EXP2_POLY]
+    assert made["constants"]["FLUSH"]["float32_bits"] == "0x0D800000"
+    assert made["constants"]["RCP_SEED"]["value"] == 0x7EF311C3
+    assert made["constants"]["LEAF"]["value"] == 64
+
+
+# --- formulas ----------------------------------------------------------------------------------------------
+
+
+def test_no_formula_uses_a_name_that_is_not_explained(made):
+    functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
+    known = {*export.INPUTS, *export.SIZES, *export.QUANTITIES, *functions}
+    tables = [export.SIZES, export.QUANTITIES, export.SPECIALISATION, export.BUFFERS, *export.GRIDS.values()]
+    formulas = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
+    formulas += [value for _, value, _ in export.FIELDS.values()]
+    formulas += [step["when"] for step in made["dispatch"] if "when" in step]
+    rule = made["split_rule"]
+    formulas += [*export.CACHE_INDEX.values(), *export.ROW_INDEX.values(), rule["boundary"], *rule["names"].values()]
+    formulas += [text for case in rule["first_that_holds"] for text in case.values()]
+    used = {n.id for text in formulas for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+    assert used - known == {"leaf_begin", "tile_at", "row_at", "target"}  # each beside its own formula
+    assert set(export.INPUTS) <= used
+
+
+def names_of(shape, dtype, page_size):
+    names = {**asdict(shape), "dtype": dtype, "page_size": page_size, "value_bits": 8 * DTYPE_BYTES[dtype]}
+    names["values_per_word"] = 32 // names["value_bits"]
+    return {**names, **evaluate_all(export.SIZES, names)}
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("page_size", (16, 64, 256))
+def test_sizes(dtype, page_size):
+    for shape in SHAPES:
+        if dtype == "q8_0" and shape.head_dim % 32:
+            continue
+        n = names_of(shape, dtype, page_size)
+        assert (n["group"], n["head_chunks"], n["heads_per_workgroup"]) == (
+            shape.group,
+            shape.head_chunks,
+            shape.heads_per_workgroup,
+        )
+        assert n["value_words"] == shapes.value_words(shape.head_dim, dtype)
+        assert n["scale_words"] == shapes.scale_words(shape.head_dim, dtype)
+        assert 4 * n["token_words"] == shape.kv_bytes_per_token(dtype)
+        assert 2 * n["page_words"] == n["token_words"] * page_size
+        plan = plan_splits(100000, shape)
+        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "unit_leaves": 8}
+        states = evaluate_all(export.QUANTITIES, {**n, **call})
+        assert evaluate(export.BUFFERS["states"][0], {**n, **states}) == plan.scratch_bytes
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_values_by_kind_of_device(kind):
+    for head_dim in shapes.HEAD_DIMS:
+        names = {"kind": kind, "head_dim": head_dim}
+        assert evaluate(export.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
+        assert evaluate(export.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
+
+
+def contexts(table):
+    edges = {x for row in table for x in (row["from"], row["to"])}
+    near = {x + d for x in edges for d in (-64, -1, 0, 1, 64)} | {1, 1000, 8192, 131072}
+    return sorted(x for x in near if 0 <= x <= shapes.MAX_CONTEXT)
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("shape,units", [*((s, 64) for s in SHAPES), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str)
+def test_split_tables_are_the_split_rule(shape, kind, units):
+    """At every breakpoint and beside it; the expressions too, for several query rows."""
+    table = export.split_table(shape, units, kind)
+    assert table[0]["from"] == 0 and table[-1]["to"] == shapes.MAX_CONTEXT
+    assert all(a["to"] + 1 == b["from"] for a, b in pairwise(table))
+    rule = export._split_rule()
+    for context in contexts(table):
+        leaves = -(-context // 64)
+        row = next(r for r in table if r["from"] <= context <= r["to"])
+        splits = {"call": row["splits"], "leaf": leaves, "node": -(-leaves // 8)}[row["per"]]
+        plan = plan_splits(context, shape, units, kind=kind)
+        assert (splits, row["unit_leaves"]) == (plan.num_splits, plan.unit_leaves), context
+        for q_len, window in ((1, 0), (4, 0), (1, 100), (3, 5000)) if context <= 131072 else ((1, 0), (1, 100000)):
+            plan = plan_splits(context, shape, units, q_len=q_len, kind=kind, window=window or None)
+            names = {**names_of(shape, "f16", 256), "kind": kind, "compute_units": units, "q_len": q_len}
+            names |= {"context_len": context, "window": window}
+            for name in ("begin", "first_leaf", "leaves", "nodes"):
+                names[name] = evaluate(export.QUANTITIES[name][0], names)
+            names["target"] = evaluate(rule["names"]["target"], names)
+            case = next(c for c in rule["first_that_holds"] if evaluate(c["when"], names))
+            names["splits"] = evaluate(case["splits"], names)
+            names["unit_leaves"] = evaluate(case["unit_leaves"], names)
+            names["unit_keys"] = 64 * names["unit_leaves"]
+            assert (names["splits"], names["unit_leaves"]) == (plan.num_splits, plan.unit_leaves), context
+            for split in {0, 1, plan.num_splits // 3, plan.num_splits}:
+                found = evaluate(rule["boundary"], {**names, "split": split})
+                assert found == plan.boundaries[split], (context, split)
+
+
+@pytest.mark.parametrize("context,q_len", ((0, 1), (1, 1), (64, 3), (65, 1), (1000, 5), (70000, 1)))
+@pytest.mark.parametrize("layout", ({}, {"num_splits": 1}, {"num_splits": 7}, {"split_size": 700}))
+@pytest.mark.parametrize("window,sinks", ((0, False), (1, True), (130, False), (5000, True)))
+def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sinks):
+    """Items, row records, header and grids, against what a recorded call writes and dispatches."""
+    shape, masks = SHAPES[3], {"q_len": q_len, "window": window or None}
+    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else plan_splits(context, shape, **masks)
+    scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
+    written, steps = recorded(plan, scoring)
+    names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
+    names |= {"rows": q_len, "unit_leaves": plan.unit_leaves, "appends": 0, "table_words": 1}
+    names |= evaluate_all(export.QUANTITIES, names)
+    names["sink_words"] = shape.q_heads if sinks else 0
+    direct = names["direct"]
+    items, records = [], []
+    for row in range(q_len):
+        limit = max(context - q_len + 1 + row, 0)
+        seen = {"row": row, "limit": limit, "first": max(limit - window, 0) if window else 0}
+        seen["row_leaves"] = max(-(-limit // 64), direct)
+        for split, (begin, end) in enumerate(pairwise(plan.boundaries)):
+            known = {**names, **seen, "split": split, "begin_key": begin, "end_key": end}
+            known |= {"page_table": written["table"]}
+            known["leaf_begin"] = evaluate(export.FIELDS["item.leaf_begin"][1], known)
+            item = [evaluate(export.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
+            if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
+                items.append(item)
+        records.append([evaluate(export.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW])
+    names["items"] = len(items)
+    assert (written["items"], written["rows"]) == (items, records)
+    assert 4 * written["words"] == evaluate(export.BUFFERS["work"][0], names)
+    names["sink_table"] = written["words"] - names["sink_words"] if sinks else 0
+    floats = {"score_scale", "softcap", "softcap_inverse"}
+    cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
+    for word in set(kernels.HEADER) - floats - cache:
+        assert written["header"][word] == evaluate(export.FIELDS[f"header.{word}"][1], names), word
+    grids = {d.kernel.decl.name.split("_")[0]: d.groups for d in steps}
+    for kernel, groups in grids.items():
+        assert groups == tuple(evaluate(n, names) for n, _ in export.GRIDS[kernel])
+    assert ("attend" in grids, "merge" in grids) == (bool(items), plan.states != 1)
+
+
+def recorded(plan, scoring):
+    """An AttentionStep on a runtime that only remembers: the words of its work buffer, and its dispatches."""
+    log = SimpleNamespace(words=None, steps=None)
+
+    def write(buffer, words):
+        log.words = words.tolist()
+
+    def record(steps, timestamps):
+        log.steps = steps
+
+    runtime = SimpleNamespace(
+        buffer=lambda nbytes, use: SimpleNamespace(nbytes=nbytes, use=use, close=lambda: None),
+        write=write,
+        record=record,
+        info=SimpleNamespace(kind="discrete"),
+    )
+    device = SimpleNamespace(runtime=runtime, kernel=lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
+    kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
+    AttentionStep(kv, plan, scoring=scoring)
+    words = log.words
+    header = dict(zip(kernels.HEADER, words, strict=False))
+    row_table, table = header["row_table"], header["append_table"]
+    items = range(kernels.HEADER_WORDS, row_table, kernels.ITEM_WORDS)
+    found = {
+        "words": len(words),
+        "header": header,
+        "items": [words[at : at + len(kernels.ITEM)] for at in items],
+        "rows": [words[at : at + kernels.ROW_WORDS] for at in range(row_table, table, kernels.ROW_WORDS)],
+        "table": table,
+    }
+    return found, log.steps
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_row_index_maps(rng, dtype):
+    shape, n = AttnShape(4, 2, 128), 3
+    k, v = rng.standard_normal((2, n, 2, 128)).astype(np.float16)
+    if dtype == "bf16":
+        k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
+    words = rows.encode(k, v, dtype).reshape(-1)
+    names = names_of(shape, dtype, 64)
+    expected = rows.decode(words.reshape(n, 2, -1), 128, dtype)
+    for row, head, dim in ((0, 0, 0), (2, 1, 127), (1, 0, 63), (1, 1, 70)):
+        for x, values in zip("kv", expected, strict=True):
+            known = {**names, "row": row, "kv_head": head, "dim": dim}
+            assert value_at(words, export.ROW_INDEX, known, x, dtype) == values[row, head, dim]
+
+
+def value_at(words, index, names, x, dtype):
+    """The value that an index map finds in words."""
+    names = dict(names)
+    first, at = next(iter(index.items()))
+    names[first] = evaluate(at, names)
+    bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index["bit"], names)
+    bits &= (1 << names["value_bits"]) - 1
+    if dtype == "f32":
+        return np.uint32(bits).view(np.float32)
+    if dtype == "bf16":
+        return np.uint32(bits << 16).view(np.float32)
+    if dtype == "f16":
+        return np.float32(np.uint16(bits).view(np.float16))
+    scale = int(words[evaluate(index[f"{x}_scale_word"], names)]) >> evaluate(index["scale_bit"], names) & 0xFFFF
+    return np.float32(np.uint8(bits).view(np.int8)) * np.float32(np.uint16(scale).view(np.float16))
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def test_export_and_load(folder, made):
+    assert load_manifest(folder) == load_manifest(folder / "manifest.json")
+    data = load_manifest(folder)
+    assert data["kernels"] == made["kernels"]
+    assert [s["shape"] for s in data["shapes"]] == ["16/2/256"]
+    assert sorted(os.listdir(folder)) == sorted(["manifest.json", *(f"{d.name}.spv" for d in kernels.KERNELS)])
+    export.export(folder, [SHAPES[1]], dtype="q8_0", page_size=16)  # over the old one
+    assert [s["dtype"] for s in load_manifest(folder)["shapes"]] == ["q8_0"]
+    for data in (folder / f"{d.name}.spv" for d in kernels.KERNELS):
+        assert struct.unpack("<I", data.read_bytes()[:4]) == (0x07230203,)
+
+
+def test_specialisation_values(made):
+    shape = made["shapes"][0]
+    assert shape["kinds"]["gpu"]["specialisation"]["attend"] == {
+        **dict.fromkeys(kernels.attend("loop", "f16").spec, 0),
+        "head_dim": 256,
+        "heads": 8,
+        "chunks_ahead": 4,
+        "tile": 64,
+    }
+    assert shape["kinds"]["cpu"]["specialisation"]["attend"]["chunks_ahead"] == 1
+    assert [shape["kinds"][kind]["specialisation"]["merge"]["lanes"] for kind in export.KINDS] == [256, 32]
+    sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
+    assert sizes == {
+        **{key: ["32", "1", "1"] for key in ("attend", "append", "copy")},
+        "merge": ["merge_lanes", "1", "1"],
+    }
+    assert shape["state_bytes"] == 4 * 16 * 258
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    (
+        ({"page_size": 48}, "page_size: got 48, expected a power of two from 16 to 65536"),
+        ({"page_size": 8}, "page_size: got 8, expected an int from 16 to 65536"),
+        ({"compute_units": 0}, "compute_units: got 0, expected an int of at least 1"),
+        ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        ({"attn_shapes": ["16/2/256"]}, "attn_shapes: got '16/2/256', expected AttnShapes"),
+        (
+            {"attn_shapes": [AttnShape(10, 1, 80)], "dtype": "q8_0"},
+            "dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32",
+        ),
+    ),
+)
+def test_what_export_refuses(tmp_path, options, message):
+    with pytest.raises(ArgumentError) as error:
+        export.export(tmp_path / "out", **options)
+    assert str(error.value) == message
+    assert not (tmp_path / "out").exists()
+
+
+def test_target_is_a_file(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"directory: got .*out, which is a file, expected a directory"):
+        export.export(tmp_path / "out")
+    with pytest.raises(ArgumentError, match=r"cannot write .*; choose another directory"):
+        export.export(tmp_path / "out" / "below")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def replace(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(ArgumentError, match="No space left on device; choose another directory"):
+        export.export(folder, [SHAPES[1]])
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    (
+        ({"version": 2}, "got version 2, expected 1; export again with the zinc-attn that reads it"),
+        ({"version": True}, "got version True, expected 1"),
+        ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
+        ({"kernels": None}, "it has no list of kernels"),
+        ({"kernels": [{"file": "../append.spv"}]}, "got the file name '../append.spv' for a kernel"),
+        ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
+        ({"kernels": [7]}, "got the file name None for a kernel"),
+    ),
+)
+def test_what_load_refuses(folder, change, message):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ManifestError) as error:
+        load_manifest(folder)
+    assert message in str(error.value)
+
+
+def test_load_refuses_what_is_damaged(folder):
+    module = folder / "merge.spv"
+    module.write_bytes(module.read_bytes()[:-1] + b"\1")
+    with pytest.raises(ManifestError, match=r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"):
+        load_manifest(folder)
+    path = folder / "manifest.json"
+    path.write_text(path.read_text()[:1000])
+    with pytest.raises(ManifestError, match=r"not JSON: .*; make it with zinc-attn export DIR"):
+        load_manifest(folder)
+    path.write_text("[" * 100000)
+    with pytest.raises(ManifestError, match="not JSON"):
+        load_manifest(folder)
+    path.write_text("[]")
+    with pytest.raises(ManifestError, match="got format \\[\\]"):
+        load_manifest(folder)
+    path.unlink()
+    with pytest.raises(ManifestError, match="cannot be read: No such file or directory; make it"):
+        load_manifest(folder)
+
+
+def test_command_line(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == load_manifest(out)
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and {len(kernels.KERNELS)} SPIR-V modules")
+    assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
+    assert cli.main(["export", str(tmp_path / "none")]) == 0
+    assert load_manifest(tmp_path / "none")["shapes"] == []
+    assert cli.main(["export", str(tmp_path / "bad"), "--shape", "16/3/256"]) == 2
+    assert "q_heads: got 16, expected a multiple of kv_heads = 3" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
