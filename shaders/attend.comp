@@ -16,7 +16,7 @@ layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
-layout(constant_id = ATTEND_SPEC_ROWS) const uint ROWS = 1u;  // query rows that share these keys; HEADS counts all of theirs
+layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys; HEADS counts all of theirs
 const uint ROW_HEADS = HEADS / ROWS;
 const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
 const uint PAIRS = SLICE / 2u;

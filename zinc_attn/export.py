@@ -89,10 +89,11 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "min(ceil_div(end_key, unit_keys) * unit_leaves, row_leaves)",
         "leaf behind the last; an item that has leaf_begin >= leaf_end leaves early, better not to make it",
     ),
-    "item.state": (
+    "item.rows": (
         "uint32",
-        "row * states_per_row + leaf_begin // unit_leaves - first_unit",
-        "place of the item's first state in the states buffer; it writes one per unit, in order",
+        "1",
+        "query rows from row on that the item is for, at most attend.rows_shared; where more than one, all of them see "
+        "all keys of its leaves, in the same pages. A state per unit goes to row.state + unit - row.unit of each",
     ),
     "item.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
     "item.fresh_begin": (
@@ -156,6 +157,7 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     ),
     "attend.tile": ("tile", "tokens per tile"),
     "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
+    "attend.rows_shared": ("1", "query rows per workgroup; heads is then group * rows_shared, and the grid's z 1"),
     "merge.head_dim": ("head_dim", "head dimension"),
     "merge.lanes": (
         "merge_lanes",

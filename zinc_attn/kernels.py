@@ -56,7 +56,7 @@ HEADER: Final = (
 )
 HEADER_WORDS: Final = 16
 # One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [first, limit). With
-# the specialisation constant rows > 1: for `rows` rows from it on, which see the same of these leaves. Where the states
+# the specialisation constant rows_shared > 1: for `rows` rows from it on, which see the same of these leaves. Where the states
 # go is in the ROW records.
 # Fresh builds find the sequence's tokens from fresh_begin on in the uploaded rows, from row fresh_row on.
 ITEM: Final = (
@@ -105,7 +105,7 @@ def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
         f"attend_{build}_{dtype}{'_fresh' * fresh}",
         "attend.comp",
         (*_ATTEND_BINDINGS, Binding("rows", "read")) if fresh else _ATTEND_BINDINGS,
-        ("head_dim", "heads", "chunks_ahead", "tile", "softcap", "rows"),
+        ("head_dim", "heads", "chunks_ahead", "tile", "softcap", "rows_shared"),
         (f"LOOP={int(build == 'loop')}", f"KV_{dtype.upper()}=1", f"FRESH={int(fresh)}"),
     )
 

@@ -241,7 +241,7 @@ static void write_work(const struct program *p, const struct step *step, const s
         item[at->item.limit] = step->tokens;
         item[at->item.leaf_begin] = begin;
         item[at->item.leaf_end] = end;
-        item[at->item.state] = begin / layout->unit_leaves - layout->first_unit;
+        item[at->item.rows] = 1;
         item[at->item.page_table] = page_table;
         item[at->item.fresh_begin] = UINT32_MAX; /* every token is in the cache */
         item[at->item.unit_leaves] = layout->unit_leaves;

@@ -22,7 +22,7 @@ static const struct {
     HEADER(q_heads),     HEADER(kv_heads),        HEADER(row_kv_heads), HEADER(group),       HEADER(score_scale),
     HEADER(state_stride), HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),        HEADER(row_table),
     HEADER(direct),      HEADER(append_table),    HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
-    ITEM(first),         ITEM(limit),             ITEM(leaf_begin),     ITEM(leaf_end),      ITEM(state),
+    ITEM(first),         ITEM(limit),             ITEM(leaf_begin),     ITEM(leaf_end),      ITEM(rows),
     ITEM(page_table),    ITEM(fresh_begin),       ITEM(unit_leaves),    ROW(count),          ROW(unit),
     ROW(unit_leaves),    APPEND(position),        APPEND(page_table),
 };

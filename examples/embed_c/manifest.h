@@ -18,7 +18,7 @@ struct work_layout {
             row_table, direct, append_table, softcap, softcap_inverse, sink_table;
     } header;
     struct {
-        uint32_t first, limit, leaf_begin, leaf_end, state, page_table, fresh_begin, unit_leaves;
+        uint32_t first, limit, leaf_begin, leaf_end, rows, page_table, fresh_begin, unit_leaves;
     } item;
     struct {
         uint32_t count, unit, unit_leaves;
