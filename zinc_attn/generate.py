@@ -97,9 +97,10 @@ class Host:
 
 def integration() -> Any:
     """``zinc_attn.integrations.transformers``, with NAME registered. RuntimeUnavailableError names the extra."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
     from .integrations import transformers as hf
+
+    hf.register()
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, watched_attention)
     AttentionMaskInterface.register(NAME, hf.attention_mask)
@@ -140,8 +141,15 @@ def load_model(path: str | Path) -> Host:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
-    lacking = sorted([*report["missing_keys"], *(str(one) for one in report.get("mismatched_keys", ()))])
+    if wrong := sorted(report["mismatched_keys"]):
+        name, got, expected = wrong[0]
+        raise ArgumentError(
+            f"model: {folder} has {len(wrong)} weights of other shapes than its config.json says, the first {name}: "
+            f"got {tuple(got)}, expected {tuple(expected)}"
+        )
+    lacking = sorted(report["missing_keys"])
     if lacking:
         raise ArgumentError(
             f"model: {folder} lacks {len(lacking)} weights of {type(model).__name__}, the first {lacking[0]}; "
@@ -179,8 +187,9 @@ def describe(host: Host) -> str:
     with hf.ZincCache(host.model.config, 1) as cache:
         shapes = [str(layer.shape) for layer in cache.layers if isinstance(layer, hf.ZincLayer)]
         others = len(cache.layers) - len(shapes)
-    text = ", ".join(f"{shapes.count(one)} attention layers {one}" for one in dict.fromkeys(shapes))
-    return f"{text}, {others} others" if others else text
+    counts = {one: shapes.count(one) for one in shapes}
+    text = ", ".join(f"{n} attention layer{'s' if n > 1 else ''} {one}" for one, n in counts.items())
+    return f"{text}, {others} without keys and values" if others else text
 
 
 def load_tokenizer(path: str | Path) -> Any | None:
@@ -213,11 +222,20 @@ def _read_config(file: Path) -> dict[str, Any]:
 def _config(path: Path) -> Any:
     """The config of a folder or file, of a model that a ZincCache serves."""
     hf = integration()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+    kind = _read_config(path / "config.json" if path.is_dir() else path)["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise UnsupportedError(
+            f"got model_type {kind!r}, which transformers {transformers.__version__} does not know; a checkpoint's own "
+            "code is never run"
+        )
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedError(f"got model_type {config.model_type!r}, expected a causal language model")
+    if getattr(config.get_text_config(decoder=True), "kv_lora_rank", None):
+        raise UnsupportedError("got kv_lora_rank: latent attention (MLA), expected grouped-query attention")
     hf.ZincCache(config, 1).close()  # refuses what is no layer of ours, before weights are read
     return config
 
@@ -613,6 +631,8 @@ def selfcheck(
         runs.append(("layout", text, other, None))
     runs += [("page size", str(size), _with(settings, page_size=size), None) for size in CHECK_PAGES]
     for size in CHECK_CHUNKS:
+        if size is not None and size >= len(prompt):
+            continue  # the same as all at once
         sizes, label = chunk_sizes(len(prompt), size)
         runs.append(("chunks", label, settings, sizes))
     found = []
@@ -634,8 +654,8 @@ def selfcheck(
 
 def chunk_sizes(tokens: int, size: int | None) -> tuple[list[int], str]:
     """Sizes of the chunks of a prompt, and their name. Beyond ONE_BY_ONE tokens only the last ones go one by one."""
-    if size is None or size >= tokens > 1:
-        return [tokens], "all" if size is None else f"{size} (all)"
+    if size is None:
+        return [tokens], "all"
     head = tokens - ONE_BY_ONE if size == 1 else 0
     if head > 0:
         sizes, _ = chunk_sizes(head, 64)
