@@ -28,8 +28,9 @@ from ..cache import KVCache, Sequence
 from ..decode import Attention
 from ..device import Device
 from ..errors import ArgumentError, ClosedError, DTypeError, RuntimeUnavailableError, ShapeError, UnsupportedError
-from ..pages import StepError
-from ..shapes import AttnShape, check_int, dtype_bytes
+from ..pages import PagePool, StepError
+from ..planner import SplitPlan
+from ..shapes import AttnShape, check_int
 
 try:
     import torch
@@ -133,7 +134,7 @@ def attention_mask(
 def _columns(mask: Any) -> Columns | None:
     """A 2-D mask as an array, None where nothing is masked."""
     kept: Columns = mask.to("cpu", torch.bool).numpy()
-    return None if kept.all() else kept
+    return None if kept.all() else kept.copy()  # the caller's mask may change later
 
 
 def _window(
@@ -237,7 +238,7 @@ def attention_forward(
     """
     _refuse(module, query, key, value, dropout, is_causal, kwargs)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
-    sinks = None if s_aux is None else s_aux.detach().to("cpu", torch.float32).reshape(-1).numpy()
+    sinks = None if s_aux is None else s_aux.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
     options = _Options(scale, sliding_window, softcap, sinks)
     pattern = _pattern(attention_mask)
     if isinstance(key, ZincRows):
@@ -347,7 +348,7 @@ def _attend_all(query: Any, key: Any, value: Any, pattern: _Pattern, options: _O
 class ZincRows(torch.Tensor):
     """The new rows of a layer, as ``ZincCache.update`` returns them: for attention "zinc", and nothing else.
 
-    The tokens before them are on the device, so every operation on them is refused.
+    The tokens before them are on the device, so an operation on them is refused; a move to a torch device is none.
     """
 
     layer: ZincLayer
@@ -356,18 +357,23 @@ class ZincRows(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name in ("__get__", "size", "dim", "__repr__"):
+        if name in ("__get__", "size", "dim", "__repr__", "to", "contiguous"):
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                found = func(*args, **(kwargs or {}))
+            if name not in ("to", "contiguous"):
+                return found
+            if found.dtype == args[0].dtype:
+                return _marked(found, args[0].layer, args[0].serial)
         raise UnsupportedError(
             f"ZincCache: {name} was called on the rows that update() returned, expected them to reach attention "
             f'{NAME!r} as they are; register(), and select it with model.set_attn_implementation("{NAME}")'
         )
 
 
-def _marked(x: Any, layer: ZincLayer) -> ZincRows:
-    rows: ZincRows = x.detach().as_subclass(ZincRows)
-    rows.layer, rows.serial = layer, layer.serial
+def _marked(x: Any, layer: ZincLayer, serial: int) -> ZincRows:
+    with torch._C.DisableTorchFunctionSubclass():
+        rows: ZincRows = x.detach().as_subclass(ZincRows)
+    rows.layer, rows.serial = layer, serial
     return rows
 
 
@@ -383,7 +389,7 @@ class ZincLayer(CacheLayerMixin):
         self.index, self.shape, self.is_sliding = index, shape, sliding
         self.columns = 0  # tokens seen, padding included
         self.pending: tuple[Any, Any] | None = None  # rows that update() was given and attend() has not appended
-        self.serial = 0  # of the last update()
+        self.serial = 0  # of the last update() or crop
 
     @property
     def cache(self) -> ZincCache:
@@ -406,7 +412,7 @@ class ZincLayer(CacheLayerMixin):
         self.lazy_initialization(key_states, value_states)
         self.serial += 1
         self.pending = key_states, value_states
-        return _marked(key_states, self), _marked(value_states, self)
+        return _marked(key_states, self, self.serial), _marked(value_states, self, self.serial)
 
     def attend(self, query: Any, rows: ZincRows, pattern: _Pattern, options: _Options) -> F32:
         """Append what is pending, then attend ``query``'s rows: (batch, q_len, q_heads, head_dim)."""
@@ -441,7 +447,9 @@ class ZincLayer(CacheLayerMixin):
 
     def offload(self) -> None:
         """UnsupportedError: the rows are on the Vulkan device already."""
-        raise self._whole("offload")
+        raise UnsupportedError(
+            "offload: got a layer of a ZincCache, whose rows are on the Vulkan device and stay there"
+        )
 
     prefetch = offload
 
@@ -467,7 +475,8 @@ class _Group:
     def attention(self, layer: int, options: _Options, layout: dict[str, int]) -> tuple[Attention, int]:
         """The Attention of a call with these options, and the layer's place in the KVCache.
 
-        A layer's options are those of its first call; others are taken over by a new Attention.
+        Layers that have not called yet are taken to have the options of the first that did. Options that the
+        Attention does not have make a new one, in which the other layers keep theirs.
         """
         assert self.cache is not None
         slot, key = self.layers.index(layer), (options.scale, options.softcap)
@@ -477,9 +486,8 @@ class _Group:
         elif found.windows[slot] == options.window and _same(found.sinks[slot], options.sinks):
             return found.attention, slot
         else:
-            windows, sinks = found.windows, found.sinks
+            windows, sinks = list(found.windows), list(found.sinks)
             windows[slot], sinks[slot] = options.window, options.sinks
-            found.attention.close()
         arguments: dict[str, Any] = dict(layout)
         if any(window is not None for window in windows):
             arguments["window"] = windows
@@ -488,6 +496,8 @@ class _Group:
         if options.softcap is not None:
             arguments["softcap"] = options.softcap
         made = _Calls(Attention(self.cache, scale=options.scale, **arguments), windows, sinks)
+        if found is not None:
+            found.attention.close()
         self.calls[key] = made
         return made.attention, slot
 
@@ -519,21 +529,27 @@ class ZincCache(Cache):
         num_splits: int | None = None,
         split_size: int | None = None,
     ) -> None:
-        if dtype is not None:
-            dtype_bytes(dtype)
+        if device is not None and not isinstance(device, Device):
+            raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
         self.capacity, self.max_batch = check_int("capacity", capacity, 1), check_int("max_batch", max_batch, 1)
         self.device, self.dtype, self.page_size = device, dtype, page_size
         layout = {"num_splits": num_splits, "split_size": split_size}
         self._layout = {name: value for name, value in layout.items() if value is not None}
+        PagePool(1, page_size)  # refuses what is no page size
         text = config.get_text_config(decoder=True)
         kinds, arguments = get_layer_types_and_kwargs(text)
         self._groups: dict[AttnShape, _Group] = {}
         layers: list[Any] = []
-        for i, (kind, given, layer) in enumerate(zip(kinds, arguments, text.per_layer_config, strict=True)):
+        # layers at the end that share the keys and values of others have no cache layer in some releases
+        per_layer = text.per_layer_config[: len(kinds)]
+        for i, (kind, given, layer) in enumerate(zip(kinds, arguments, per_layer, strict=True)):
             if kind in _OURS:
                 shape = _shape(layer)
+                shape.kv_bytes_per_token(dtype or "f32")  # refuses what is no dtype for this head_dim
+                if self._layout:
+                    SplitPlan.fixed(0, shape, num_splits=num_splits, split_size=split_size)
                 self._groups.setdefault(shape, _Group(shape, [])).layers.append(i)
                 layers.append(ZincLayer(self, i, shape, kind == "sliding_attention"))
             elif kind in _THEIRS:
@@ -571,8 +587,7 @@ class ZincCache(Cache):
 
     def allocate(self, dtype: Any) -> None:
         """Take the device memory for keys of a torch dtype, in the first forward. DeviceMemoryError, LimitError."""
-        if self._closed:
-            raise ClosedError("ZincCache: used after close()")
+        self._check_open()
         if dtype not in _DTYPES:
             raise DTypeError(f"key: got dtype {dtype}, expected float32, float16 or bfloat16")
         if all(layer.is_initialized for layer in self._ours):
@@ -586,7 +601,11 @@ class ZincCache(Cache):
                 layers = len(group.layers)
                 group.cache = KVCache(device, group.shape, layers, tokens, self.dtype or _DTYPES[dtype], self.page_size)
         for layer in self._ours:
-            layer.dtype, layer.device, layer.is_initialized = dtype, torch.device("cpu"), True
+            layer.is_initialized = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("ZincCache: used after close()")
 
     def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
         """Append tokens to the attention layers without a forward; for a cache of at most one batch row.
@@ -642,6 +661,7 @@ class ZincCache(Cache):
 
     def check_rows(self, layer: ZincLayer, key: Any, value: Any) -> None:
         """Refuse rows that do not fit ``layer`` or the batch, or a layer that is ahead of others."""
+        self._check_open()
         shape, got = layer.shape, tuple(key.shape)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
             raise ShapeError(
@@ -655,10 +675,12 @@ class ZincCache(Cache):
                 f"batch: got {got[0]} rows (times beams), expected at most max_batch = {self.max_batch}; make the "
                 "ZincCache with a larger max_batch"
             )
-        if self.batch_size not in (-1, got[0]):
+        if self._columns and self.batch_size != got[0]:
             raise ShapeError(
                 f"batch: got {got[0]} rows, expected the {self.batch_size} that the cache holds; reset() it first"
             )
+        if layer.columns < self._columns:
+            return
         behind = min(self._ours, key=lambda one: one.columns)
         if layer.columns > behind.columns:
             raise StepError(
@@ -675,7 +697,9 @@ class ZincCache(Cache):
                 f"{shape.q_heads}, {rows.shape[2]}, {shape.head_dim})"
             )
         if rows.serial != layer.serial:
-            raise StepError(f"layer {layer.index}: got rows of an earlier update(), expected those of the last")
+            raise StepError(
+                f"layer {layer.index}: got rows of an earlier update(), expected those of the last, uncropped"
+            )
         new = layer.pending  # None: another module attends the rows of a layer that has appended them
         begin = layer.columns - (n if new is None else 0)
         kept = self._step(pattern, batch, begin, n)
@@ -716,7 +740,7 @@ class ZincCache(Cache):
         q, cache = _query(query), attend.cache
         k, v = (None, None) if new is None else (_rows(x, cache.dtype) for x in new)
         shape = cache.shape
-        if shape not in self._sequences:
+        if not self._columns and self.batch_size != len(q):
             for group in self._groups.values():
                 assert group.cache is not None
                 self._sequences[group.shape] = [group.cache.new_sequence() for _ in range(len(q))]
@@ -753,8 +777,9 @@ class ZincCache(Cache):
             raise ArgumentError(f"tokens_to_remove: got {-count}, expected at least {-count - target}")
         if target < self._columns and any(_recurrent(layer) for layer in self._theirs):
             raise UnsupportedError(
-                f"crop: got {count} tokens to remove from a model with linear-attention layers, whose recurrent state "
-                "keeps no past; expected none; use reset() and run the prompt again, or fork() before the tokens"
+                f"crop: got {self._columns} tokens to be cut to {target} in a model with linear-attention layers, "
+                "whose recurrent state keeps no past; expected no cut; use reset() and run the prompt again, or "
+                "fork() before the tokens"
             )
         for layer in self._theirs:
             if count or getattr(layer, "record_past", False):
@@ -772,6 +797,7 @@ class ZincCache(Cache):
         self._columns = target
         for layer in self._ours:
             layer.columns, layer.pending = target, None
+            layer.serial += 1  # rows that update() returned before are not attended any more
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
