@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -288,7 +289,8 @@ def _check_memory(nbytes: int, what: str) -> None:
 class Call:
     """One call of a layer's attention. inputs: digest of q and the new k and v; the arrays only where they are kept.
 
-    q, out: float32 (q_len, q_heads, head_dim); k, v: torch tensors (kv_heads, q_len, head_dim) of the model's dtype.
+    q, out: float32 (q_len, q_heads, head_dim); k, v: torch tensors (kv_heads, q_len, head_dim) of the model's dtype,
+    None where the module attends the rows of an earlier call.
     """
 
     layer: int
@@ -346,7 +348,7 @@ class Watch:
         call = Call(layer.index, inputs, _digest(out))
         if self.keep:
             q = np.ascontiguousarray(arrays[0][0].transpose(1, 0, 2))
-            k, v = (x[0].detach().to("cpu") for x in pending)
+            k, v = (x[0].detach().to("cpu") for x in pending) if pending else (None, None)
             call = Call(layer.index, inputs, call.output, q, k, v, out[0].copy(), options)
         self.steps[-1].calls.append(call)
         self.aside += perf_counter() - begin
@@ -895,16 +897,19 @@ class _Context:
         yield rows.stored(k, v, self.dtype)
 
     def _error(self, layer: Any, base: Watch) -> LayerError:
-        calls = [call for step in base.steps for call in step.calls if call.layer == layer.index]
-        q, got = (np.concatenate([getattr(call, name) for call in calls]) for name in ("q", "out"))
-        options = calls[0].options
+        """Of all that attends the layer's keys and values: in some models modules share them."""
+        calls = [[call for call in step.calls if call.layer == layer.index] for step in base.steps[:STEPS]]
         limits = np.arange(self.context - STEPS, self.context) + 1
-        arguments = {"window": options.window, "softcap": options.softcap, "sinks": options.sinks}
-        want = blockwise_attention(q, self._stored(layer, calls), limits, options.scale, **arguments)
-        norm = float(np.linalg.norm(want))
-        error = got - want
-        relative = float(np.linalg.norm(error)) / norm if norm else float(np.abs(error).max() > 0)
-        return LayerError(layer.index, float(np.abs(error).max()), relative)
+        largest = squares = norm = 0.0
+        for mine in zip(*calls, strict=True):
+            q, got = (np.concatenate([getattr(call, name) for call in mine]) for name in ("q", "out"))
+            options = mine[0].options
+            arguments = {"window": options.window, "softcap": options.softcap, "sinks": options.sinks}
+            stored = self._stored(layer, [one[0] for one in calls])
+            want = blockwise_attention(q, stored, limits, options.scale, **arguments)
+            largest = max(largest, float(np.abs(got - want).max()))
+            squares, norm = squares + float(np.sum((got - want) ** 2)), norm + float(np.sum(want**2))
+        return LayerError(layer.index, largest, math.sqrt(squares / norm) if norm else float(largest > 0))
 
 
 def narrow(x: F32, dtype: str) -> NDArray[Any]:

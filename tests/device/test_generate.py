@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3_5_moe_text": {**HYBRID, **MOE, "dtype": "bfloat16"},
     "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma4_text": {  # two shapes; the last two layers attend the keys and values of the first two
+        **WINDOWS,
+        "num_hidden_layers": 4,
+        "layer_types": WINDOWS["layer_types"] * 2,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 128,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 300,
+    },
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0},
 }
 TEXT = "the sea is wide, the sky is blue; a bit that never moves ä€"
@@ -147,6 +157,17 @@ def test_text_streams(with_tokenizer: Path, capsys: pytest.CaptureFixture[str]) 
     assert record["text"] == tokenizer.decode(record["ids"])
     assert shown.out == f"{record['text']}\n"
     assert "prefill  " in shown.err and " tokens/s, median " in shown.err and "; attention " in shown.err
+
+
+def test_nothing_is_downloaded(
+    with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **kwargs: tried.append(arguments) or [])
+    assert run("generate", "--model", with_tokenizer, "--prompt", "the sea", "--max-new-tokens", 2) == 0
+    assert run("generate", "--model", "owner/name", "--prompt", "the sea") == 2
+    assert not tried and "nothing is downloaded" in capsys.readouterr().err
 
 
 def test_temperature_draws_by_the_seed(
@@ -306,6 +327,7 @@ def test_generate_refused(
         ("qwen3_5_moe_text", "q8_0", "300", 64),
         ("gpt_oss", "f16", "300", 64),
         ("gemma2", "f32", "300", 128),
+        ("gemma4_text", "f32", "300", 64),
     ],
 )
 def test_validate(
