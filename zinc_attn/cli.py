@@ -860,7 +860,7 @@ def parse_ids(text: str) -> list[int]:
 def say_figures(host: generate.Host, info: DeviceInfo, made: generate.Generation) -> None:
     """Tokens per second and attention's share, on stderr."""
     figures = made.figures
-    say(f"{host.name} on the CPU, attention on {info.name}, keys and values {made.dtype}")
+    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
     rate = figure(figures["prefill_tokens_s"])
     say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")
     if figures["decode_tokens_s"] is not None:
@@ -945,7 +945,7 @@ def run_validate(args: argparse.Namespace) -> int:
             )
     if not args.json:
         print(f"{info.name} ({info.driver}), {about['runtime']}")
-        print(f"{host.name}: {generate.describe(host)}, keys and values {found[0].dtype}")
+        print(f"{host.name}: {generate.describe(host)}; cache {found[0].dtype}")
         print_validation(found)
     words = {one.status for one in found}
     return 1 if "FAIL" in words else 2 if "refused" in words else 0

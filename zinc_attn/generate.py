@@ -190,7 +190,7 @@ def describe(host: Host) -> str:
         others = len(cache.layers) - len(shapes)
     counts = {one: shapes.count(one) for one in shapes}
     text = ", ".join(f"{n} attention layer{'s' if n > 1 else ''} {one}" for one, n in counts.items())
-    return f"{text}, {others} without keys and values" if others else text
+    return f"{text} and {others} others" if others else text
 
 
 def load_tokenizer(path: str | Path) -> Any | None:

@@ -354,7 +354,7 @@ def test_validate_a_checkpoint_as_a_table(
     options = ("--contexts", "128,256", "--layouts", "auto")
     assert run("validate", "--model", checkpoints("llama"), *options) == 0
     shown = capsys.readouterr().out
-    assert "llama: 2 attention layers 4/2/64, keys and values f32" in shown
+    assert "llama: 2 attention layers 4/2/64; cache f32" in shown
     rows = [line.split() for line in shown.splitlines() if line.strip()[:3] in ("128", "256")]
     assert [row[:4] for row in rows[:4]] == [
         ["128", "1", "1", "baseline"],
