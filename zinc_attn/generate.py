@@ -87,9 +87,19 @@ class Host:
             )
 
     def logits(self, ids: Any, cache: Any) -> Any:
-        """One forward of token ids (1, n) on a ZincCache: float32 logits (vocab,) of the last."""
+        """One forward of token ids (1, n) on a ZincCache: float32 logits (vocab,) of the last.
+
+        UnsupportedError: what the model's own code raises.
+        """
         arguments = {"logits_to_keep": 1} if self._keeps_few else {}
-        return self.model(input_ids=ids, past_key_values=cache, use_cache=True, **arguments).logits[0, -1].float()
+        try:
+            made = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **arguments)
+        except (ZincAttnError, MemoryError):
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            raise UnsupportedError(f"model: a forward of {type(self.model).__name__} failed: {text}") from error
+        return made.logits[0, -1].float()
 
     @property
     def _keeps_few(self) -> bool:
@@ -132,7 +142,7 @@ def load_model(path: str | Path) -> Host:
 
     with _quiet(), _refusing(f"model: cannot load {folder}"):
         config = _config(folder)
-        _check_memory(nbytes, f"the weights of {folder}")
+        _check_memory(nbytes, "its weights")
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -174,7 +184,7 @@ def build_model(path: str | Path, seed: int = 0) -> Host:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, **options)
         nbytes = sum(one.numel() * one.element_size() for one in empty.parameters())
-        _check_memory(nbytes, f"random weights for {file}")
+        _check_memory(nbytes, "random weights")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **options)
@@ -279,7 +289,9 @@ def _check_memory(nbytes: int, what: str) -> None:
         return
     found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     if found and nbytes > found[0]:
-        raise DeviceMemoryError(f"{what}: {nbytes:,} bytes, expected at most the {found[0]:,} bytes available here")
+        raise DeviceMemoryError(
+            f"{what} take {nbytes:,} bytes, expected at most the {found[0]:,} that this host has left"
+        )
 
 
 # --- watching attention ------------------------------------------------------------------------------------

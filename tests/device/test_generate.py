@@ -316,6 +316,20 @@ def test_generate_refused(
     assert len(lines) == 1 and lines[0].startswith(f"zinc-attn: error: {message.format(path)}")
 
 
+def test_what_a_model_raises_is_one_line(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("strides\n of something")
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", broken)
+    assert run("generate", "--model", checkpoints("llama"), "--prompt-ids", "1") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "zinc-attn: error: model: a forward of LlamaForCausalLM failed: RuntimeError: strides of something"
+    )
+
+
 # --- validate ----------------------------------------------------------------------------------------------
 
 
