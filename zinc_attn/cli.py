@@ -883,7 +883,7 @@ def print_checks(checks: Sequence[generate.Check]) -> None:
         if one.text:
             print(f"{one.kind} {one.value}: {one.text}")
     if any(one.kind == "chunks" and not one.ids_equal for one in checks):
-        print("A CPU's matrix product may round differently for other numbers of rows; attention does not.")
+        print("The model's own sums may round differently for other numbers of rows; attention's do not.")
 
 
 # --- validate ----------------------------------------------------------------------------------------------

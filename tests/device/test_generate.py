@@ -362,6 +362,14 @@ def test_validate(
         assert all(row["attention_ms"] < row["step_ms"] for row in one["layouts"])
 
 
+def test_the_example_is_built() -> None:
+    path = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
+    host, again, other = (generate.build_model(path, seed) for seed in (0, 0, 1))
+    assert generate.describe(host) == "2 attention layers 16/2/256 and 6 others"
+    weights = [one.model.lm_head.weight for one in (host, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
 def test_validate_a_checkpoint_as_a_table(
     checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
