@@ -427,7 +427,8 @@ def _same_bits(a: Any, b: Any) -> bool:
 @dataclass(frozen=True)
 class Settings:
     """How to generate. prefill_chunk: prompt tokens per forward, None for all; dtype, page_size: of the cache;
-    capacity: tokens, None for what is needed; num_splits, split_size: a fixed layout. ArgumentError."""
+    capacity: tokens, None for what is needed; num_splits, split_size: a fixed layout. ArgumentError.
+    """
 
     max_new_tokens: int = 128
     temperature: float = 0.0
