@@ -1,4 +1,4 @@
-"""The command line: ``zinc-attn devices | plan | sweep | check | bench | rdna4 | export``.
+"""The command line: ``zinc-attn devices | plan | sweep | check | bench | rdna4 | validate | generate | export``.
 
 Each subcommand is one ``add_<name>(subparsers)`` that declares its arguments and sets ``run``, a function of
 the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, check, cost, export, probe, rdna4
+from . import __version__, check, cost, export, generate, probe, rdna4
 from .cost import PRESETS, ModelPreset, find_model, slug
 from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
@@ -76,7 +76,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_devices, add_plan, add_sweep, add_check, add_bench, add_rdna4, add_export):
+    commands = (
+        add_devices,
+        add_plan,
+        add_sweep,
+        add_check,
+        add_bench,
+        add_rdna4,
+        add_validate,
+        add_generate,
+        add_export,
+    )
+    for add in commands:
         add(subparsers)
     return parser
 
@@ -786,6 +797,241 @@ def run_export(args: argparse.Namespace) -> int:
     size = binary_size(sum(kernel["bytes"] for kernel in made["kernels"]))
     say(f"written: {Path(args.directory) / export.MANIFEST} and {len(made['kernels'])} SPIR-V modules ({size})")
     return 0
+
+
+# --- generate ----------------------------------------------------------------------------------------------
+
+
+def add_generate(subparsers: Subparsers) -> None:
+    """zinc-attn generate"""
+    parser = add_command(
+        subparsers,
+        "generate",
+        "run a Hugging Face checkpoint with its attention on the device",
+        "The model runs in transformers on the CPU, its keys and values live on the Vulkan device. Text goes to\n"
+        "stdout as it comes; tokens/s, and the attention function's share of decode time, to stderr. Nothing is\n"
+        "ever downloaded. --selfcheck generates again with other split layouts, page sizes and prefill chunks.\n\n"
+        "exit status:\n"
+        "  0  fine\n"
+        "  1  --selfcheck: a layout or a page size gave other bits\n"
+        "  2  wrong arguments, no device, no room, or a model that cannot be run",
+        "  zinc-attn generate --model ~/models/Qwen3-0.6B --prompt 'The sea is' --max-new-tokens 64\n"
+        "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0 --selfcheck",
+    )
+    add = parser.add_argument
+    add("--model", metavar="DIR", required=True, help="folder with config.json, *.safetensors and tokenizer files")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")
+    given.add_argument("--prompt-ids", metavar="N,…", help="token ids; ids come out, too")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="at most (default: %(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: the best token, always (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="of the drawing above temperature 0 (default: 0)")
+    add("--prefill-chunk", type=int, metavar="N", help="prompt tokens per forward (default: all)")
+    add_cache_arguments(parser)
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument("--num-splits", type=int, metavar="N", help="splits (default: the split rule)")
+    layout.add_argument("--split-size", type=int, metavar="N", help="keys per split")
+    add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed)")
+    add("--selfcheck", action="store_true", help="compare layouts, page sizes and prefill chunks")
+    add("--json", action="store_true", help="one JSON object on stdout, in place of the text")
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_generate)
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """--dtype and --page-size of a model's cache."""
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="of keys and values (default: the model's)")
+    parser.add_argument(
+        "--page-size", type=int, default=PAGE_SIZE, metavar="N", help=f"tokens per page (default: {PAGE_SIZE})"
+    )
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """Generate, and check."""
+    need("rich")
+    settings = generate.Settings(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        prefill_chunk=args.prefill_chunk,
+        dtype=args.dtype,
+        page_size=args.page_size,
+        num_splits=args.num_splits,
+        split_size=args.split_size,
+        capacity=args.capacity,
+    )
+    given = parse_ids(args.prompt_ids) if args.prompt is None else None
+    host = generate.load_model(args.model)
+    tokenizer = generate.load_tokenizer(args.model) if given is None else None
+    if given is None and tokenizer is None:
+        raise ArgumentError(f"prompt: {args.model} has no tokenizer files, expected --prompt-ids, for example 1,2,3")
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = given if tokenizer is None else [int(i) for i in tokenizer(text)["input_ids"]]
+    assert prompt is not None
+    stream = generate.TextStream(tokenizer, prompt) if tokenizer else None
+    pieces: list[str] = []
+
+    def show(piece: str) -> None:
+        pieces.append(piece)
+        if not args.json:
+            print(piece, end="", flush=True)
+
+    def on_token(token: int) -> None:
+        show(stream.push(token) if stream else f"{',' if pieces else ''}{token}")
+
+    with Device.open(args.device, runtime=args.runtime) as device:
+        note_cpu(device.info)
+        if stream is None:
+            say("token ids in, token ids out: no tokenizer is used")
+        traced = generate.Watch(trace=args.selfcheck)
+        made = generate.generate(host, device, prompt, settings, on_token=on_token, watch=traced)
+        if stream:
+            show(stream.flush())
+        if not args.json:
+            print(flush=True)
+            say_figures(host, device.info, made)
+        checks: list[generate.Check] = []
+        if args.selfcheck:
+            with progress_bar() as progress:
+                checks = generate.selfcheck(host, device, prompt, settings, made, traced, progress)
+        if args.json:
+            record: dict[str, Any] = {"model": host.name, "device": device.info.name, "driver": device.info.driver}
+            record |= {"runtime": device.runtime.name, "settings": {**asdict(settings), "dtype": made.dtype}}
+            record |= {"ids": made.ids, "text": "".join(pieces) if stream else None, "stopped": made.stopped}
+            print_json([record | made.figures | {"selfcheck": [asdict(one) for one in checks] or None}])
+    if checks and not args.json:
+        print_checks(checks)
+    return 1 if any(one.status == "DIFFERENT" for one in checks) else 0
+
+
+def parse_ids(text: str) -> list[int]:
+    """``1,2,3`` to token ids."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ArgumentError(f"prompt_ids: got {text!r}, expected token ids such as 1,2,3")
+    return [int(word) for word in words]
+
+
+def say_figures(host: generate.Host, info: DeviceInfo, made: generate.Generation) -> None:
+    """Tokens per second and attention's share, on stderr."""
+    figures = made.figures
+    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
+    rate = figure(figures["prefill_tokens_s"])
+    say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")
+    if figures["decode_tokens_s"] is not None:
+        say(
+            f"decode   {plural(len(made.steps_s), 'token')} in {made.decode_s:.3g} s: "
+            f"{figure(figures['decode_tokens_s'])} tokens/s, median {figure(figures['median_step_ms'])} ms; "
+            f"attention {100 * figures['attention_share']:.3g} %"
+        )
+
+
+def print_checks(checks: Sequence[generate.Check]) -> None:
+    """The self-check's table and what it says."""
+    table = new_table("varied", "value", "bits of attention and logits", "token ids", left=4)
+    for one in checks:
+        bits = "not compared" if one.bits_equal is None else "equal" if one.bits_equal else one.status
+        style = {"DIFFERENT": "bold red", "host differs": "yellow"}.get(one.status)
+        table.add_row(one.kind, one.value, bits, "equal" if one.ids_equal else "differ", style=style)
+    print_table(table)
+    for one in checks:
+        if one.text:
+            print(f"{one.kind} {one.value}: {one.text}")
+    if any(one.kind == "chunks" and not one.ids_equal for one in checks):
+        print("The model's own sums may round differently for other numbers of rows; attention's do not.")
+
+
+# --- validate ----------------------------------------------------------------------------------------------
+
+
+def add_validate(subparsers: Subparsers) -> None:
+    """zinc-attn validate"""
+    steps = generate.STEPS
+    parser = add_command(
+        subparsers,
+        "validate",
+        "decode a model at long contexts with every split layout",
+        f"Fills the cache with seeded normal keys and values up to {steps} tokens before each context (no prefill;\n"
+        f"linear-attention layers begin with a fresh state), then decodes the last {steps} positions on fixed token\n"
+        "ids with every layout. Attention outputs, layer by layer, and logits must have the bits of a single split,\n"
+        f"and the outputs a relative L2 error of at most {generate.BOUND:g} against float64.\n\n"
+        "exit status:\n"
+        "  0  every bit is as it must be\n"
+        "  1  some are not, or the error is beyond the bound\n"
+        "  2  wrong arguments, no device, a model that cannot be run, or a context there is no room for",
+        "  zinc-attn validate --config examples/qwen3.6-style-tiny.json\n"
+        "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --layouts 8,auto",
+    )
+    add = parser.add_argument
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--model", metavar="DIR", help="folder with config.json and *.safetensors")
+    given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
+    add("--contexts", default=generate.CONTEXTS, metavar="N,…", help="keys, k = 1024 (default: %(default)s)")
+    add("--layouts", default=generate.LAYOUTS, metavar="S,…", help="splits, auto, size:KEYS (default: %(default)s)")
+    add_cache_arguments(parser)
+    add("--seed", type=int, default=0, metavar="N", help="of keys, values, token ids and weights (default: 0)")
+    add("--json", action="store_true", help="JSON lines on stdout, one per context as it is ready")
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_validate)
+
+
+def run_validate(args: argparse.Namespace) -> int:
+    """Validate, and print."""
+    need("rich")
+    contexts, layouts = parse_contexts(args.contexts), parse_layouts(args.layouts)
+    seed = check_int("seed", args.seed, 0)
+    for context in contexts:
+        check_int("contexts", context, generate.STEPS)
+    host = generate.load_model(args.model) if args.model else generate.build_model(args.config, seed)
+    options: dict[str, Any] = {"dtype": args.dtype, "page_size": args.page_size, "seed": seed}
+    with Device.open(args.device, runtime=args.runtime) as device:
+        info = device.info
+        note_cpu(info)
+        about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
+
+        def on_context(one: generate.ContextResult) -> None:
+            if args.json:
+                print_json([about | one.to_dict()])
+                sys.stdout.flush()
+
+        with progress_bar() as progress:
+            found = generate.validate(
+                host, device, contexts, layouts, **options, progress=progress, on_context=on_context
+            )
+    if not args.json:
+        print(f"{info.name} ({info.driver}), {about['runtime']}")
+        print(f"{host.name}: {generate.describe(host)}; cache {found[0].dtype}")
+        print_validation(found)
+    words = {one.status for one in found}
+    return 1 if "FAIL" in words else 2 if "refused" in words else 0
+
+
+def print_validation(found: Sequence[generate.ContextResult]) -> None:
+    """A line per context and layout; then what float64 says, and what went wrong."""
+    table = new_table("context", "layout", "splits", "bits", "ms per\nstep", "attn\nms/step")
+    for one in found:
+        if one is not found[0]:
+            table.add_section()
+        for row in one.layouts:
+            style = {"DIFFERENT": "bold red", "host differs": "yellow"}.get(row.status)
+            cells = (row.layout, f"{row.splits:,}", row.status, figure(row.step_ms), figure(row.attention_ms))
+            table.add_row(f"{one.context:,}", *cells, style=style)
+        if one.refused:
+            table.add_row(f"{one.context:,}", "–", "–", "refused", style="yellow")
+    print_table(table)
+    print("equal: attention of every layer, and logits, have the bits of the baseline, a single split.")
+    for one in found:
+        if one.refused:
+            print(f"{one.context:,} keys: refused: {one.refused}")
+            continue
+        word = "at most" if one.relative_l2 <= generate.BOUND else "FAIL, expected at most"
+        print(
+            f"{one.context:,} keys against float64: max abs error {one.max_abs:.2g}, relative L2 "
+            f"{one.relative_l2:.2g} ({word} {generate.BOUND:g}), the worst of {plural(len(one.layers), 'layer')}"
+        )
+        for row in one.layouts:
+            if row.difference:
+                print(f"{one.context:,} keys, layout {row.layout}: {row.status}: {row.difference}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,6 @@ def oracle(shape: za.AttnShape, context: int, dtype: str, kind: str) -> tuple[Ar
     return arrays, out, lse
 
 
-
 def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, kind: str, plans: Any = layouts) -> None:
     shape = za.AttnShape.parse(text)
     (q, k, v), out, lse = oracle(shape, context, dtype, kind)

@@ -607,6 +607,41 @@ class ZincCache(Cache):
         if self._closed:
             raise ClosedError("ZincCache: used after close()")
 
+    def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
+        """Append tokens to the attention layers without a forward; for a cache of at most one batch row.
+
+        rows: from a layer to k, v (tokens, kv_heads, head_dim) as KVCache.append takes them, as many for every layer;
+        dtype: the model's torch dtype, as ``allocate`` takes it. Linear-attention layers keep the state they have.
+        ArgumentError: more batch rows, or padding among the tokens; errors of KVCache.append: crop(0) drops what went
+        before.
+        """
+        self.allocate(dtype)
+        if self.batch_size > 1 or self._kept is not None:
+            raise ArgumentError(
+                f"append: got a cache of {self.batch_size} batch rows or with padding, expected one row without padding"
+            )
+        for group in self._groups.values():
+            assert group.cache is not None
+            if group.shape not in self._sequences:
+                self._sequences[group.shape] = [group.cache.new_sequence()]
+        for layer in self._ours:
+            group = self._groups[layer.shape]
+            assert group.cache is not None
+            k, v = rows(layer)
+            group.cache.append(self._sequences[layer.shape][0], group.layers.index(layer.index), k, v)
+            layer.columns += len(k)
+        self._columns = max(layer.columns for layer in self._ours)
+
+    def set_layout(self, num_splits: int | None = None, split_size: int | None = None) -> None:
+        """Attend by another split layout from the next call on, in this cache and its forks; none: the split rule."""
+        layout = {"num_splits": num_splits, "split_size": split_size}
+        self._layout.clear()
+        self._layout.update({name: value for name, value in layout.items() if value is not None})
+        for group in self._groups.values():
+            for calls in group.calls.values():
+                calls.attention.close()
+            group.calls.clear()
+
     def close(self) -> None:
         """Free the device memory, also that of forks."""
         self._closed = True

@@ -1,0 +1,465 @@
+"""``zinc-attn generate`` and ``validate`` on small random checkpoints, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+
+import zinc_attn as za  # noqa: E402
+from zinc_attn import cli, generate, probe  # noqa: E402
+from zinc_attn.integrations import transformers as hf  # noqa: E402
+
+BASE = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3_5_moe_text": {**HYBRID, **MOE, "dtype": "bfloat16"},
+    "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma4_text": {  # two shapes; the last two layers attend the keys and values of the first two
+        **WINDOWS,
+        "num_hidden_layers": 4,
+        "layer_types": WINDOWS["layer_types"] * 2,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 128,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 300,
+    },
+    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0},
+}
+TEXT = "the sea is wide, the sky is blue; a bit that never moves ä€"
+RUN = ("--runtime", "vulkan")
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On one thread, and on the machine's best device."""
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    if others and "ZINC_ATTN_DEVICE" not in os.environ:
+        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(probe.choose(others).index))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config_file(path: Path, kind: str = "llama", **changes: Any) -> Path:
+    path.write_text(json.dumps({"model_type": kind, **BASE, **CONFIGS[kind], **changes}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of random checkpoints by model type, without a tokenizer."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def make(kind: str) -> Path:
+        host = generate.build_model(config_file(root / f"{kind}.json", kind), seed=7)
+        host.model.save_pretrained(root / kind)
+        return root / kind
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def with_tokenizer(checkpoints: Callable[[str], Path]) -> Path:
+    """A checkpoint with a byte-level tokenizer of its 300 ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    path = checkpoints("llama").parent / "text"
+    shutil.copytree(checkpoints("llama"), path)
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(path)
+    return path
+
+
+def run(*arguments: Any) -> int:
+    return cli.main([*map(str, arguments), *RUN])
+
+
+@pytest.fixture
+def vulkan() -> Iterator[za.Device]:
+    with za.Device.open(runtime="vulkan") as device:
+        yield device
+
+
+def ids_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+# --- generate ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5_moe_text", "gemma2"])
+def test_ids_are_those_of_transformers_generate(
+    kind: str, checkpoints: Callable[[str], Path], vulkan: za.Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = [int(i) for i in np.random.default_rng(0).integers(1, 300, 30)]
+    text = ",".join(map(str, prompt))
+    assert run("generate", "--model", checkpoints(kind), "--prompt-ids", text, "--max-new-tokens", 12, "--json") == 0
+    got = ids_of(capsys)
+    hf.register()
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints(kind), attn_implementation="zinc").eval()
+    with hf.ZincCache(model.config, 64, device=vulkan) as held, torch.no_grad():
+        options = {"max_new_tokens": 12, "do_sample": False, "past_key_values": held}
+        want = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+    assert got["ids"] == want.tolist()
+    assert (got["stopped"], got["text"], got["prompt_tokens"], got["new_tokens"]) == ("length", None, 30, 12)
+    assert got["settings"]["dtype"] == ("bf16" if "qwen" in kind else "f32")
+    assert 0 < got["attention_share"] < 1 and got["decode_tokens_s"] > 0 and got["prefill_tokens_s"] > 0
+
+
+def test_text_streams(with_tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("generate", "--model", with_tokenizer, "--prompt", TEXT, "--max-new-tokens", 12)
+    assert run(*options, "--prefill-chunk", 7, "--page-size", 16, "--num-splits", 3, "--capacity", 200) == 0
+    shown = capsys.readouterr()
+    assert run(*options, "--json") == 0
+    record = ids_of(capsys)
+    tokenizer = generate.load_tokenizer(with_tokenizer)
+    assert record["text"] == tokenizer.decode(record["ids"])
+    assert shown.out == f"{record['text']}\n"
+    assert "prefill  " in shown.err and " tokens/s, median " in shown.err and "; attention " in shown.err
+
+
+def test_nothing_is_downloaded(
+    with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **kwargs: tried.append(arguments) or [])
+    assert run("generate", "--model", with_tokenizer, "--prompt", "the sea", "--max-new-tokens", 2) == 0
+    assert run("generate", "--model", "owner/name", "--prompt", "the sea") == 2
+    assert not tried and "nothing is downloaded" in capsys.readouterr().err
+
+
+def test_temperature_draws_by_the_seed(
+    checkpoints: Callable[[str], Path], vulkan: za.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, found = generate.load_model(checkpoints("llama")), []
+    for temperature, seed in ((0.0, 1), (1.5, 1), (1.5, 1), (1.5, 2)):
+        settings = generate.Settings(max_new_tokens=16, temperature=temperature, seed=seed)
+        found.append(generate.generate(host, vulkan, [1, 2, 3], settings).ids)
+    greedy, one, again, other = found
+    assert one == again and one not in (greedy, other)
+    monkeypatch.setattr(host.model.generation_config, "eos_token_id", [299, greedy[3]])
+    made = generate.generate(host, vulkan, [1, 2, 3], generate.Settings(max_new_tokens=16))
+    assert made.ids == greedy[: greedy.index(greedy[3]) + 1] and made.stopped == "eos"
+
+
+def test_one_new_token_has_no_decode_rate(checkpoints: Callable[[str], Path], capsys: Any) -> None:
+    assert run("generate", "--model", checkpoints("llama"), "--prompt-ids", "5", "--max-new-tokens", 1) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip().isdecimal()
+    assert "token ids in, token ids out" in shown.err and "prefill  1 token in" in shown.err
+    assert "decode" not in shown.err
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
+def test_selfcheck(kind: str, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = ",".join(str(1 + i * 7 % 299) for i in range(70))
+    options = ("--max-new-tokens", 4, "--selfcheck", "--dtype", "f16")
+    assert run("generate", "--model", checkpoints(kind), "--prompt-ids", prompt, *options) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    rows = [line for line in lines if line[:1] in (["layout"], ["page"], ["chunks"])]
+    assert [row[:2] for row in rows if row[0] == "layout"] == [["layout", x] for x in generate.CHECK_LAYOUTS]
+    assert [row[2] for row in rows if row[0] == "page"] == ["16", "64", "256"]
+    assert [row[1] for row in rows if row[0] == "chunks"] == ["1", "7", "64", "all"]
+    assert all(row[-1] == "equal" for row in rows) and "DIFFERENT" not in shown
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) -> None:
+    """Flip the last bit of one output element of layer 1 in caches that ``when`` chooses."""
+    right = hf.ZincCache.attend
+
+    def attend(self: Any, layer: Any, *rest: Any) -> Any:
+        out = right(self, layer, *rest).copy()
+        if layer.index == 1 and when(self):
+            out.reshape(-1).view(np.uint32)[-1] ^= 1
+        return out
+
+    monkeypatch.setattr(hf.ZincCache, "attend", attend)
+
+
+def test_selfcheck_finds_a_wrong_bit(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(monkeypatch, lambda one: one.page_size == 16)
+    options = ("--prompt-ids", "1,2,3", "--max-new-tokens", 2, "--selfcheck", "--json")
+    assert run("generate", "--model", checkpoints("llama"), *options) == 1
+    checks = {(one["kind"], one["value"]): one for one in ids_of(capsys)["selfcheck"]}
+    assert checks["page size", "16"]["status"] == "DIFFERENT"
+    assert checks["page size", "16"]["text"] == "step 0, layer 1: outputs differ on equal q, k and v"
+    assert [one["status"] for key, one in checks.items() if key != ("page size", "16")] == ["equal"] * (len(checks) - 1)
+
+
+def test_selfcheck_does_not_take_the_blame_for_the_host(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = generate.Host.logits
+    monkeypatch.setattr(
+        generate.Host, "logits", lambda self, ids, held: right(self, ids, held) + float(held.page_size == 64)
+    )
+    options = ("--prompt-ids", "1,2,3", "--max-new-tokens", 2, "--selfcheck")
+    assert run("generate", "--model", checkpoints("llama"), *options) == 0
+    shown = capsys.readouterr().out
+    assert "page size 64: step 0: logits differ after equal attention: the model's own arithmetic moved" in shown
+
+
+# --- refused -----------------------------------------------------------------------------------------------
+
+
+def copied(source: Path, target: Path, **changes: Any) -> Path:
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "foobar"}, "got model_type 'foobar', which transformers "),
+        ({"model_type": "vit"}, "got model_type 'vit', expected a causal language model"),
+        ({"kv_lora_rank": 16}, "got kv_lora_rank: latent attention (MLA), expected grouped-query attention"),
+        ({"head_dim": 40}, "head_dim: got 40, expected one of "),
+        (
+            {"intermediate_size": 100},
+            "has 6 weights of other shapes than its config.json says, the first model.layers.0.",
+        ),
+        ({"num_hidden_layers": 3}, "lacks 9 weights of LlamaForCausalLM, the first model.layers.2."),
+    ],
+)
+def test_models_refused(
+    changes: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    checkpoints: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = copied(checkpoints("llama"), tmp_path / "m", **changes)
+    assert run("generate", "--model", path, "--prompt-ids", "1") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("zinc-attn: error: model: ") and str(path) in error and message in error
+
+
+def test_a_broken_safetensors_file_is_refused(
+    tmp_path: Path, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied(checkpoints("llama"), tmp_path / "m")
+    (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:1000])
+    assert run("validate", "--model", path) == 2
+    assert capsys.readouterr().err.startswith(f"zinc-attn: error: model: cannot load {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "text"], "prompt: {} has no tokenizer files, expected --prompt-ids, for example 1,2,3"),
+        (["--prompt-ids", "1,300"], "prompt: got 300, expected an int from 0 to 299"),
+        (
+            ["--prompt-ids", "1,2", "--capacity", "8", "--max-new-tokens", "8"],
+            "capacity: got 8, expected at least 9 for 2 prompt tokens and 8 new ones",
+        ),
+        (
+            ["--prompt-ids", "1", "--max-new-tokens", "1024"],
+            "prompt, max_new_tokens: got 1,025 tokens, expected at most max_position_embeddings = 1,024 of llama",
+        ),
+        (["--prompt-ids", "1", "--page-size", "48"], "page_size: got 48, expected "),
+        (["--prompt-ids", "1", "--device", "none such"], "device: no Vulkan device matches 'none such'; "),
+    ],
+)
+def test_generate_refused(
+    arguments: list[str], message: str, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoints("llama")
+    assert run("generate", "--model", path, *arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zinc-attn: error: ")]
+    assert len(lines) == 1 and lines[0].startswith(f"zinc-attn: error: {message.format(path)}")
+
+
+def test_what_a_model_raises_is_one_line(
+    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("strides\n of something")
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", broken)
+    assert run("generate", "--model", checkpoints("llama"), "--prompt-ids", "1") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "zinc-attn: error: model: a forward of LlamaForCausalLM failed: RuntimeError: strides of something"
+    )
+
+
+# --- validate ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "contexts", "page"),
+    [
+        ("llama", "f32", "16,17,300", 16),
+        ("qwen3_5_moe_text", "bf16", "1000", 256),
+        ("qwen3_5_moe_text", "q8_0", "300", 64),
+        ("gpt_oss", "f16", "300", 64),
+        ("gemma2", "f32", "300", 128),
+        ("gemma4_text", "f32", "300", 64),
+    ],
+)
+def test_validate(
+    kind: str, dtype: str, contexts: str, page: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Windows, sinks, softcap and linear-attention layers; pages that are full, and not."""
+    file = config_file(tmp_path / f"{kind}.json", kind)
+    options = ("--contexts", contexts, "--layouts", "3,auto,size:100", "--page-size", page, "--dtype", dtype)
+    assert run("validate", "--config", file, *options, "--json") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["context"] for one in found] == [int(x) for x in contexts.split(",")]
+    for one in found:
+        assert (one["status"], one["dtype"], one["model"]) == ("pass", dtype, kind)
+        got = [(row["layout"], row["status"]) for row in one["layouts"]]
+        assert got == [("1", "baseline"), ("3", "equal"), ("auto", "equal"), ("size:100", "equal")]
+        assert [layer["layer"] for layer in one["layers"]] == ([1] if "qwen" in kind else [0, 1])
+        assert all(0 < layer["relative_l2"] < 1e-6 for layer in one["layers"])
+        assert all(row["attention_ms"] < row["step_ms"] for row in one["layouts"])
+
+
+def test_the_example_is_built() -> None:
+    path = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
+    host, again, other = (generate.build_model(path, seed) for seed in (0, 0, 1))
+    assert generate.describe(host) == "2 attention layers 16/2/256 and 6 others"
+    weights = [one.model.lm_head.weight for one in (host, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_validate_a_checkpoint_as_a_table(
+    checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--contexts", "128,256", "--layouts", "auto")
+    assert run("validate", "--model", checkpoints("llama"), *options) == 0
+    shown = capsys.readouterr().out
+    assert "llama: 2 attention layers 4/2/64; cache f32" in shown
+    rows = [line.split() for line in shown.splitlines() if line.strip()[:3] in ("128", "256")]
+    assert [row[:4] for row in rows[:4]] == [
+        ["128", "1", "1", "baseline"],
+        ["128", "auto", rows[1][2], "equal"],
+        ["256", "1", "1", "baseline"],
+        ["256", "auto", rows[3][2], "equal"],
+    ]
+    assert shown.count("(at most 5e-06), the worst of 2 layers") == 2
+
+
+def test_validate_finds_a_wrong_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(monkeypatch, lambda one: one._layout == {"num_splits": 8})
+    file = config_file(tmp_path / "c.json")
+    assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2,8,auto") == 1
+    shown = capsys.readouterr().out
+    assert "100 keys, layout 8: DIFFERENT: step 0, layer 1: out[0, 3, 63]: got " in shown
+    assert shown.count("DIFFERENT") == 2 and shown.count(" equal  ") == 2
+
+
+def test_validate_finds_an_error_that_every_layout_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here keys that were stored wrong."""
+    right = generate.narrow
+    monkeypatch.setattr(generate, "narrow", lambda x, dtype: right(x, dtype) if dtype == "f16" else right(x, "f16"))
+    monkeypatch.setattr(hf.ZincCache, "append", _stores_others)
+    file = config_file(tmp_path / "c.json")
+    assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2", "--dtype", "f32") == 1
+    shown = capsys.readouterr().out
+    assert "FAIL, expected at most 5e-06" in shown and "DIFFERENT" not in shown
+
+
+def _stores_others(self: Any, values: Any, dtype: Any, right: Any = hf.ZincCache.append) -> None:
+    right(self, lambda layer: tuple(x.astype(np.float32) * np.float32(1 + 2**-12) for x in values(layer)), dtype)
+
+
+def test_validate_refuses_what_there_is_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config_file(tmp_path / "c.json", max_position_embeddings=1 << 24)
+    assert run("validate", "--config", file, "--contexts", "16m,64", "--layouts", "2", "--dtype", "f32") == 2
+    shown = capsys.readouterr().out
+    assert "16,777,216 keys: refused: " in shown and "64 keys against float64" in shown
+    assert run("validate", "--config", config_file(tmp_path / "d.json"), "--contexts", "2k") == 2
+    assert "contexts: got 2,048 tokens, expected at most max_position_embeddings = 1,024" in capsys.readouterr().err
+    monkeypatch.setattr(generate, "_check_memory", _no_room)
+    assert run("validate", "--config", file) == 2
+    assert "no room for random weights" in capsys.readouterr().err
+
+
+def _no_room(nbytes: int, what: str) -> None:
+    raise za.errors.DeviceMemoryError(f"no room for {what}, {nbytes} bytes")
+
+
+# --- what they ask of a ZincCache --------------------------------------------------------------------------
+
+
+def test_rows_appended_without_a_forward(vulkan: za.Device, rng: np.random.Generator) -> None:
+    """Forks share them, another layout gives the same bits, and a batch is refused."""
+    config = transformers.LlamaConfig(**BASE)
+    k, v = rng.standard_normal((2, 2, 50, 2, 64), np.float32)
+    with hf.ZincCache(config, 128, device=vulkan, page_size=16) as held:
+        held.append(lambda layer: (k[layer.index, :30], v[layer.index, :30]), torch.float32)
+        held.append(lambda layer: (k[layer.index, 30:], v[layer.index, 30:]), torch.float32)
+        assert held.get_seq_length() == 50 and [len(one) for row in held.sequences for one in row] == [50]
+        q, key, value = (torch.randn(1, heads, 1, 64) for heads in (4, 2, 2))
+        found = []
+        for layout in ({}, {"num_splits": 3}, {"split_size": 16}):
+            held.set_layout(**layout)
+            twin = held.fork()
+            rows = twin.update(key, value, 0)
+            found.append(hf.attention_forward(torch.nn.Module(), q, *rows, None)[0])
+            twin.reset()
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        both = [np.concatenate([x[0], y[0].transpose(0, 1).numpy()]) for x, y in ((k, key), (v, value))]
+        assert np.array_equal(found[0][0, 0].numpy(), za.reference.emulate(q[0, :, 0].numpy(), *both)[0])
+        held.reset()
+        held.append(lambda layer: (k[layer.index, :30], v[layer.index, :30]), torch.float32)
+    with hf.ZincCache(config, 32, device=vulkan, page_size=16, max_batch=2) as held:
+        two = torch.randn(2, 2, 4, 64)
+        for layer in range(2):
+            hf.attention_forward(torch.nn.Module(), torch.randn(2, 4, 4, 64), *held.update(two, two, layer), None)
+        with pytest.raises(za.errors.ArgumentError, match="append: got a cache of 2 batch rows"):
+            held.append(lambda layer: (k[0], v[0]), torch.float32)
