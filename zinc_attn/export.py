@@ -325,6 +325,7 @@ ENCODINGS: Final = {
 CONSTANTS: Final = {
     "LEAF": "keys per leaf; leaves lie at absolute multiples",
     "NODE": "leaves per node; nodes lie at absolute multiples",
+    "KEYS_PER_NODE": "keys per node: NODE leaves of LEAF",
     "CHUNK": "head dimensions summed on their own before they join the dot product",
     "LANES": "weight sums of a leaf: keys congruent modulo LANES",
     "CUTOFF": "2**d counts as 0 for d below it",

@@ -55,9 +55,9 @@ HEADER: Final = (
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: none
 )
 HEADER_WORDS: Final = 16
-# One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [first, limit). Where
-# the specialisation constant rows_shared is more than 1: for `rows` rows from it on, which see the same of these leaves.
-# The ROW records say where the states go.
+# One workgroup row of pass 1: leaves [leaf_begin, leaf_end) for query row `row`, which sees keys [first, limit); where
+# the specialisation constant rows_shared is above 1, for `rows` rows from it on, which all see the same of these leaves
+# (the ROW records say where their states go).
 # Fresh builds find the sequence's tokens from fresh_begin on in the uploaded rows, from row fresh_row on.
 ITEM: Final = (
     "row",

@@ -62,7 +62,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypa
     inner = check._Attention._fill
 
     def fill(self: Any, block: Any, *rest: Any) -> Any:
-        filled.append(self._plan(block[0][0].tokens, 1)[0].boundaries)
+        filled.append(self._plan(block[0][0].tokens, 1, None)[0].boundaries)
         return inner(self, block, *rest)
 
     monkeypatch.setattr(check._Attention, "_fill", fill)
