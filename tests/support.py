@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import zinc_attn as za
-from zinc_attn import probe
+from zinc_attn import runtime as machine
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
@@ -73,5 +73,5 @@ def open_device(driver: str, runtime: str) -> za.Device:
     others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
     if not others:
         pytest.skip("SwiftShader is the only Vulkan device")
-    best = probe.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))
+    best = machine.choose(others, os.environ.get("ZINC_ATTN_DEVICE"))
     return za.Device.open(best.index, runtime=runtime)

@@ -8,10 +8,10 @@ from .device import Device, list_devices
 from .errors import ZincAttnError
 from .pages import CapacityError, StepError
 from .planner import SplitPlan, plan_splits
+from .reference import PartialState, fold, merge_state, merge_states
 from .runtime import DeviceInfo
 from .shapes import AttnShape
 from .sharded import ShardedAttention, ShardedKVCache
-from .state import PartialState, fold, merge_state, merge_states
 
 __version__ = "0.1.0"
 __all__ = [

@@ -17,11 +17,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, check, cost, export, generate, probe, rdna4
+from . import __version__, check, cost, export, generate, rdna4
 from .cost import PRESETS, ModelPreset, find_model, slug
 from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
-from .runtime import DeviceInfo
+from .runtime import DeviceInfo, choose
 from .shapes import DTYPE_BYTES, AttnShape, check_int
 from .sweep import (
     PAGE_SIZE,
@@ -248,7 +248,7 @@ def run_devices(args: argparse.Namespace) -> int:
         print_json(asdict(d) for d in devices)
         return 0
     need("rich")
-    best = probe.choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
+    best = choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
     for d in devices:
         table = new_table(f"{d.index}{'*' if d is best else ''}", d.name, left=2)
         table.add_row("kind", f"{d.kind} ({d.vendor})")
@@ -306,7 +306,7 @@ def run_plan(args: argparse.Namespace) -> int:
         if card is None:
             raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modelled for a card")
     if args.device is not None:
-        info = probe.choose(list_devices(), args.device)
+        info = choose(list_devices(), args.device)
         units, kind = info.compute_units, info.kind
     records = []
     for context in contexts:
@@ -402,7 +402,7 @@ def print_modelled(
 
 def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:
     """Write the picture of --draw."""
-    from .plot import plan_png
+    from .bench import plan_png
 
     write_file(path, plan_png(model, context, card, dtype))
     say(f"written: {path}")
@@ -491,7 +491,7 @@ def add_sweep(subparsers: Subparsers) -> None:
 def run_sweep(args: argparse.Namespace) -> int:
     """Sweep, print, and write the files."""
     need("rich", "matplotlib")
-    from .plot import plot_png
+    from .bench import plot_png
 
     model, kv = sweep_subject(args)
     contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
@@ -718,7 +718,7 @@ def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
     from . import bench
-    from .plot import bench_png
+    from .bench import bench_png
 
     shapes = [AttnShape.parse(text.strip()) for text in args.shapes.split(",")]
     contexts = parse_contexts(args.contexts)

@@ -24,11 +24,10 @@ from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
 from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from .pages import Reservation, commit_all
 from .planner import SplitPlan, first_seen, plan_splits
-from .reference import empty_state, key_ranges
+from .reference import PartialState, empty_state, key_ranges
 from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
 from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
-from .state import PartialState
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -337,7 +336,7 @@ class Attention:
 
         q, k, v as in a call. nodes: the absolute numbers, ascending, of the nodes that ``seq`` holds, a shard of a
         longer sequence; None: 0, 1, ... tokens: of the whole sequence, whose last ones are the rows' own positions;
-        None: those of ``seq``. within: (first, end) absolute nodes to attend, None for all. ``state.fold`` of the
+        None: those of ``seq``. within: (first, end) absolute nodes to attend, None for all. ``fold`` of the
         partials that together hold every node gives a call's bits. ArgumentError: tokens, nodes and ``seq`` do not fit
         each other.
         """

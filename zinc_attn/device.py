@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import probe
+from . import runtime as machine
 from .errors import ArgumentError, KernelError
 from .kernels import KernelDecl
 from .kompute import KomputeRuntime
@@ -23,7 +23,7 @@ RUNTIMES = ("kompute", "vulkan")
 
 def list_devices() -> list[DeviceInfo]:
     """The Vulkan devices of this machine, in the loader's order. NoVulkanError where there is none."""
-    return probe.list_devices()
+    return machine.list_devices()
 
 
 class Device:
@@ -54,7 +54,7 @@ class Device:
             runtime = "kompute" if importlib.util.find_spec("kp") else "vulkan"
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {runtime!r}, expected one of {', '.join(RUNTIMES)}")
-        info = probe.choose(probe.list_devices(), device)
+        info = machine.choose(machine.list_devices(), device)
         if runtime == "kompute":
             return cls(KomputeRuntime(info))
 
@@ -66,7 +66,7 @@ class Device:
 
         For hosts that record this package's operations in their own kp.Sequence (``Attention.record``).
         """
-        return cls(KomputeRuntime(probe.choose(probe.list_devices(), index), manager))
+        return cls(KomputeRuntime(machine.choose(machine.list_devices(), index), manager))
 
     @property
     def info(self) -> DeviceInfo:

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import probe
 from .errors import (
     ArgumentError,
     ClosedError,
@@ -38,6 +37,8 @@ from .runtime import (
     after_fork,
     check_nbytes,
     check_step,
+    loader,
+    memory_budget,
     no_room,
 )
 
@@ -116,7 +117,7 @@ class KomputeRecording:
 
 
 class KomputeRuntime:
-    """Runtime over one kp.Manager. ``info`` comes from ``probe.list_devices``; kp uses the same device order.
+    """Runtime over one kp.Manager. ``info`` comes from ``runtime.list_devices``; kp uses the same device order.
 
     ``manager``: one that a host program owns, on the same device; it is used and not destroyed.
     """
@@ -126,7 +127,7 @@ class KomputeRuntime:
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
         self.info = info
-        probe.load().keep_drivers_loaded()
+        loader().keep_drivers_loaded()
         self._owned = manager is None
         self.manager = self.kp.Manager(info.index) if manager is None else manager
         self._lock = threading.RLock()
@@ -164,7 +165,7 @@ class KomputeRuntime:
         """
         with self._usable():
             nbytes = check_nbytes(nbytes, self.info, min(self.info.max_buffer_bytes, _MAX_TENSOR_BYTES))
-            _, free = probe.memory_budget(self.info.index)
+            _, free = memory_budget(self.info.index)
             twins = 1 if use is Use.CACHE or (use is Use.SCRATCH and nbytes > CHAINED_BYTES and not chained) else 2
             if nbytes * twins > free:
                 raise no_room(nbytes * twins, free, self.info)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from . import kernels, shapes
 from .device import SPIRV
 from .errors import ArgumentError, KernelError, NoVulkanError, ZincAttnError
-from .probe import Vulkan, load
+from .runtime import Vulkan, loader
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -371,7 +371,7 @@ def _work() -> None:
     """The child: {"family", "jobs"} from stdin, {"made": [...]} or {"refused": why} to stdout."""
     order = json.load(sys.stdin)
     try:
-        vk = load()
+        vk = loader()
         physical = vk.physical_devices(vk.create_instance()[0])[0]
         props = vk.properties(physical)[0]
         chip = vk.text(props.deviceName)

@@ -2,19 +2,38 @@
 
 A runtime makes buffers and kernels, records lists of dispatches once, and replays them. It knows nothing of
 attention. All data are uint32 words; every method may raise DeviceMemoryError, DeviceLostError or ClosedError.
+
+Which Vulkan devices there are is asked through the ``vulkan`` package (cffi over libvulkan). Each question makes an
+instance and destroys it, so the answers are right after fork(), too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ArgumentError, ClosedError, DeviceMemoryError, ForkedProcessError, LimitError
+from .errors import (
+    ArgumentError,
+    ClosedError,
+    DeviceLostError,
+    DeviceMemoryError,
+    DeviceNotFoundError,
+    ForkedProcessError,
+    LimitError,
+    NoVulkanError,
+    RuntimeUnavailableError,
+    ZincAttnError,
+)
 from .kernels import KernelDecl
 from .shapes import check_int
 
@@ -176,3 +195,299 @@ def after_close(info: DeviceInfo) -> ClosedError:
 def after_fork(info: DeviceInfo) -> ForkedProcessError:
     """The error of a call in a process that did not open the device."""
     return ForkedProcessError(f"{info.name}: opened before fork(); open a Device in the child process")
+
+
+# --- the devices of this machine -----------------------------------------------------------------------------
+
+ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
+API_1_1: Final = 1 << 22 | 1 << 12
+API_1_2: Final = 1 << 22 | 2 << 12
+API_1_3: Final = 1 << 22 | 3 << 12
+QUEUE_COMPUTE: Final = 2  # VK_QUEUE_COMPUTE_BIT
+_PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
+_KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
+_VENDORS: Final = {
+    0x1002: "AMD",
+    0x1010: "Imagination",
+    0x106B: "Apple",
+    0x10DE: "NVIDIA",
+    0x13B5: "Arm",
+    0x14E4: "Broadcom",
+    0x1AE0: "Google",
+    0x5143: "Qualcomm",
+    0x8086: "Intel",
+    0x10005: "Mesa",
+}
+_INSTALL_LOADER: Final = (
+    "install the Vulkan loader (Debian, Ubuntu: libvulkan1; Fedora: vulkan-loader; Arch: vulkan-icd-loader)"
+)
+_INSTALL_DRIVER: Final = (
+    "install the GPU's Vulkan driver (AMD, Intel and the software driver lavapipe: mesa-vulkan-drivers; "
+    "NVIDIA: its own driver), and see that VK_ICD_FILENAMES and VK_DRIVER_FILES, where set, name real files"
+)
+# VkResult to error; the rest is ZincAttnError
+_MEMORY_RESULTS: Final = (-1, -2, -5, -10, -12, -1000069000)  # host, device, map, too many, pools
+_LOST_RESULT: Final = -4
+_NO_DRIVER_RESULTS: Final = (-3, -6, -7, -8, -9)  # initialisation, layer, extension, feature, driver
+
+
+class Heap(NamedTuple):
+    """A memory heap: its size, what VK_EXT_memory_budget says is free (else the size), and where it lies."""
+
+    size: int
+    free: int
+    device_local: bool
+
+
+class Vulkan:
+    """libvulkan's raw functions (`lib`), its C types (`ffi`), its constants (`c`), and typed errors."""
+
+    def __init__(self) -> None:
+        try:
+            from vulkan import _vulkan  # the import opens libvulkan
+        except ImportError as e:
+            raise RuntimeUnavailableError("the Python package `vulkan` is missing: pip install vulkan") from e
+        except OSError as e:
+            raise NoVulkanError(f"there is no libvulkan on this machine: {_INSTALL_LOADER}") from e
+        self.c: Any = _vulkan
+        self.ffi: Any = _vulkan.ffi
+        self.lib: Any = _vulkan.lib
+        # A C struct does not own what its pointer fields point at: keep it as long as the struct lives.
+        self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+        self._pin: Any = None
+
+    def struct(self, name: str, **fields: Any) -> Any:
+        """Pointer to a new struct with sType filled in; keeps every cdata among ``fields`` alive."""
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])", "_", name[2:])
+        if (kind := getattr(self.c, f"VK_STRUCTURE_TYPE_{words.upper()}", None)) is not None:
+            fields["sType"] = kind
+        made = self.ffi.new(f"{name}*", fields)
+        self._kept[made] = tuple(fields.values())
+        return made
+
+    def array(self, ctype: str, values: Sequence[Any]) -> Any:
+        """New C array; struct elements are given as pointers from ``struct`` and kept alive."""
+        structs = self.ffi.typeof(ctype).kind == "struct"
+        made = self.ffi.new(f"{ctype}[]", [v[0] for v in values] if structs else list(values))
+        self._kept[made] = tuple(values)
+        return made
+
+    def error(self, result: int, what: str, other: type[ZincAttnError] = ZincAttnError) -> ZincAttnError:
+        """The typed error of a VkResult below 0; ``other`` where no type is particular to it."""
+        names = (n for n, v in vars(self.c).items() if n.startswith("VK_ERROR_") and v == result)
+        text = f"{what}: {next(names, f'VkResult {result}')}"
+        if result in _MEMORY_RESULTS:
+            return DeviceMemoryError(text)
+        if result == _LOST_RESULT:
+            return DeviceLostError(f"{text}; open a new Device")
+        if result in _NO_DRIVER_RESULTS and other is ZincAttnError:
+            return NoVulkanError(f"{text}; {_INSTALL_DRIVER}")
+        return other(text)
+
+    def check(self, result: int, what: str) -> None:
+        if result:
+            raise self.error(result, what)
+
+    def listed(self, function: Any, ctype: str, *args: Any) -> list[Any]:
+        """All elements of one of Vulkan's 'count, then array' queries."""
+        count = self.ffi.new("uint32_t*")
+        self.check(function(*args, count, self.ffi.NULL) or 0, f"listing {ctype}")
+        items = self.ffi.new(f"{ctype}[]", count[0])
+        if count[0]:
+            self.check(function(*args, count, items) or 0, f"listing {ctype}")
+        made = [items[i] for i in range(count[0])]
+        for item in made:  # a struct of the array does not keep the array alive
+            if self.ffi.typeof(item).kind == "struct":
+                self._kept[item] = (items,)
+        return made
+
+    def create_instance(self) -> tuple[Any, int]:
+        """(VkInstance, API version asked for: the loader's, at most 1.3). The caller destroys it."""
+        version = self.ffi.new("uint32_t*")
+        try:
+            self.check(self.lib.vkEnumerateInstanceVersion(version), "vkEnumerateInstanceVersion")
+        except AttributeError:  # a Vulkan 1.0 loader lacks the function
+            version[0] = 1 << 22
+        if version[0] < API_1_1:
+            raise NoVulkanError(f"the Vulkan loader is older than Vulkan 1.1: {_INSTALL_LOADER}")
+        api = min(int(version[0]), API_1_3)
+        app = self.struct("VkApplicationInfo", apiVersion=api)
+        made = self.ffi.new("VkInstance*")
+        info = self.struct("VkInstanceCreateInfo", pApplicationInfo=app)
+        self.check(self.lib.vkCreateInstance(info, self.ffi.NULL, made), "vkCreateInstance")
+        return made[0], api
+
+    def keep_drivers_loaded(self) -> None:
+        """Make one instance that is never destroyed, so that closing the last other one unloads no driver.
+
+        Drivers leave something behind at each unloading: SwiftShader a file descriptor and a thread key, of
+        which a process has 1,024.
+        """
+        if self._pin is None:
+            self._pin = self.create_instance()[0]
+
+    def physical_devices(self, instance: Any) -> list[Any]:
+        """VkPhysicalDevice handles in the loader's order; NoVulkanError where there is none."""
+        found = self.listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance)
+        if not found:
+            raise NoVulkanError(f"the Vulkan loader knows no device: {_INSTALL_DRIVER}")
+        return found
+
+    def extensions(self, physical: Any) -> set[str]:
+        query = self.lib.vkEnumerateDeviceExtensionProperties
+        found = self.listed(query, "VkExtensionProperties", physical, self.ffi.NULL)
+        return {self.text(e.extensionName) for e in found}
+
+    def text(self, chars: Any) -> str:
+        return str(self.ffi.string(chars).decode(errors="replace"))
+
+    def properties(self, physical: Any, *chain: str) -> list[Any]:
+        """[VkPhysicalDeviceProperties, then the structs named in ``chain``], filled by one query."""
+        made: list[Any] = []
+        for name in reversed(chain):
+            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
+        top = self.struct("VkPhysicalDeviceProperties2", pNext=made[0] if made else self.ffi.NULL)
+        self.lib.vkGetPhysicalDeviceProperties2(physical, top)
+        inner = top.properties  # a view: it does not own the memory
+        self._kept[inner] = (top,)
+        return [inner, *made]
+
+    def compute_family(self, physical: Any) -> tuple[int, int]:
+        """(queue family index, timestampValidBits) of the first family with compute; index -1: none has."""
+        query = self.lib.vkGetPhysicalDeviceQueueFamilyProperties
+        families = self.listed(query, "VkQueueFamilyProperties", physical)
+        for index, family in enumerate(families):
+            if family.queueFlags & QUEUE_COMPUTE:
+                return index, int(family.timestampValidBits)
+        return -1, 0
+
+    def heaps(self, physical: Any, budget: bool) -> list[Heap]:
+        """Heaps in the device's order; ``budget``: the device has VK_EXT_memory_budget."""
+        room = self.struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+        memory = self.struct("VkPhysicalDeviceMemoryProperties2", pNext=room if budget else self.ffi.NULL)
+        self.lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
+        found = []
+        for i in range(memory.memoryProperties.memoryHeapCount):
+            heap = memory.memoryProperties.memoryHeaps[i]
+            free = room.heapBudget[i] - room.heapUsage[i] if budget else heap.size
+            found.append(Heap(int(heap.size), max(0, int(free)), bool(heap.flags & 1)))
+        return found
+
+
+loader = lru_cache(maxsize=1)(Vulkan)
+
+
+@contextmanager
+def _devices() -> Iterator[tuple[Vulkan, int, list[Any]]]:
+    vk = loader()
+    instance, api = vk.create_instance()
+    try:
+        yield vk, api, vk.physical_devices(instance)
+    finally:
+        vk.lib.vkDestroyInstance(instance, vk.ffi.NULL)
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every Vulkan device, in the loader's order. NoVulkanError without loader, driver or device."""
+    with _devices() as (vk, api, found):
+        return [device_info(vk, api, physical, index) for index, physical in enumerate(found)]
+
+
+def memory_budget(index: int) -> tuple[int, int]:
+    """(bytes, free bytes) of the largest device-local heap of device ``index``.
+
+    Free is what VK_EXT_memory_budget grants this process now, or the heap's size where the device lacks it.
+    """
+    with _devices() as (vk, _, found):
+        if not 0 <= index < len(found):
+            raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
+        heap = _main_heap(vk.heaps(found[index], "VK_EXT_memory_budget" in vk.extensions(found[index])))
+        return heap.size, heap.free
+
+
+def vendor_name(vendor_id: int) -> str:
+    """Name of a PCI or Khronos vendor id; the id in hexadecimal where it is not known here."""
+    return _VENDORS.get(vendor_id, f"0x{vendor_id:04X}")
+
+
+def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> DeviceInfo:
+    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index.
+
+    An int or a string of digits is an index; any other string a piece of the name in any case (a whole name
+    wins over a piece). DeviceNotFoundError, which lists what exists, unless exactly one matches.
+    """
+    if not devices:
+        raise NoVulkanError(f"there is no Vulkan device: {_INSTALL_DRIVER}")
+    if request is None:
+        return min(devices, key=lambda d: (_PREFERENCE.index(d.kind), d.index))
+    if isinstance(request, bool) or not isinstance(request, int | str):
+        raise ArgumentError(f"device: got {request!r}, expected None, an index or a piece of a device's name")
+    if isinstance(request, int) or request.strip().isdecimal():
+        found = [d for d in devices if d.index == int(request)]
+    else:
+        wanted = request.strip().lower()
+        found = [d for d in devices if d.name.lower() == wanted]
+        found = found or [d for d in devices if wanted and wanted in d.name.lower()]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{d.index}: {d.name} ({d.kind})" for d in (found or devices))
+    if found:
+        raise DeviceNotFoundError(f"device: {request!r} matches {len(found)} devices, give an index: {there}")
+    raise DeviceNotFoundError(f"device: no Vulkan device matches {request!r}; the devices are {there}")
+
+
+def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
+    """The facts of one VkPhysicalDevice of an instance made for version ``api``."""
+    extensions = vk.extensions(physical)
+    props, ident, wave = vk.properties(physical, "VkPhysicalDeviceIDProperties", "VkPhysicalDeviceSubgroupProperties")
+    driver = str(props.driverVersion)
+    if min(api, props.apiVersion) >= API_1_2 or "VK_KHR_driver_properties" in extensions:
+        text = vk.properties(physical, "VkPhysicalDeviceDriverProperties")[1]
+        driver = f"{vk.text(text.driverName)} {vk.text(text.driverInfo)}".strip()
+    kind = _KINDS.get(props.deviceType, "other")
+    units, source = _compute_units(vk, physical, kind, extensions)
+    limits, version = props.limits, props.apiVersion
+    _, timestamp_bits = vk.compute_family(physical)
+    return DeviceInfo(
+        index=index,
+        name=vk.text(props.deviceName),
+        kind=kind,
+        vendor=vendor_name(props.vendorID),
+        driver=driver,
+        api_version=f"{version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}",
+        uuid=bytes(ident.deviceUUID).hex(),
+        compute_units=units,
+        compute_units_source=source,
+        subgroup_size=int(wave.subgroupSize),
+        memory_bytes=_main_heap(vk.heaps(physical, budget=False)).size,
+        max_buffer_bytes=int(limits.maxStorageBufferRange),
+        max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
+        timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
+    )
+
+
+def _main_heap(heaps: Sequence[Heap]) -> Heap:
+    return max(heaps, key=lambda h: (h.device_local, h.size))
+
+
+def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -> tuple[int, str]:
+    """(count, which query gave it); a count of 0 from a driver means that it does not know."""
+    units, source = 0, ""
+    if "VK_AMD_shader_core_properties2" in extensions:
+        source = "VK_AMD_shader_core_properties2"
+        amd2 = vk.properties(physical, "VkPhysicalDeviceShaderCoreProperties2AMD")[1]
+        units = int(amd2.activeComputeUnitCount)
+    if not units and "VK_AMD_shader_core_properties" in extensions:
+        source = "VK_AMD_shader_core_properties"
+        amd = vk.properties(physical, "VkPhysicalDeviceShaderCorePropertiesAMD")[1]
+        arrays = amd.shaderEngineCount * amd.shaderArraysPerEngineCount
+        units = int(arrays * amd.computeUnitsPerShaderArray)
+    if not units and "VK_NV_shader_sm_builtins" in extensions:
+        source = "VK_NV_shader_sm_builtins"
+        nv = vk.properties(physical, "VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")[1]
+        units = int(nv.shaderSMCount)
+    if not units and kind == "cpu":
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+        source = "CPU threads of this process" if affinity else "CPU threads"
+        units = len(affinity(0)) if affinity else os.cpu_count() or 0
+    return (units, source) if units else (ASSUMED_COMPUTE_UNITS, "assumed")

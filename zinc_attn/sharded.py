@@ -20,16 +20,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels, probe
+from . import kernels
 from .cache import KVCache, Sequence, power_of_two
 from .decode import Attention
 from .device import Device
 from .errors import ArgumentError, ShapeError, ZincAttnError
 from .kernels import MERGE, MERGE_DIMS
+from .reference import PartialState, gather
 from .rows import Work
-from .runtime import Buffer, Dispatch, Recording, Use
+from .runtime import Buffer, Dispatch, Recording, Use, memory_budget
 from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
-from .state import PartialState, gather
 
 F32 = NDArray[np.float32]
 TIMEOUT_S: Final = 60.0  # that a rank waits for the others' partial states
@@ -50,7 +50,7 @@ class Fold:
         self._made: dict[tuple[int, int, bool], tuple[Work, list[Buffer], Recording]] = {}
 
     def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
-        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads): the bits of ``state.fold``, and its errors."""
+        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads): the bits of ``fold``, and its errors."""
         whole = gather(parts)
         q_len, n, heads, dim = whole.o.shape
         if (heads, dim) != (self.shape.q_heads, self.shape.head_dim):
@@ -188,7 +188,7 @@ class ShardedKVCache:
         self.num_layers = check_int("num_layers", num_layers, 1)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
-        memory = [float(probe.memory_budget(device.info.index)[1]) for device in devices]
+        memory = [float(memory_budget(device.info.index)[1]) for device in devices]
         shares = list(memory if weights is None else weights)
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")

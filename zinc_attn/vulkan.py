@@ -35,8 +35,22 @@ from .errors import (
     ZincAttnError,
 )
 from .kernels import KernelDecl
-from .probe import API_1_1, API_1_3, Heap, device_info, load
-from .runtime import DeviceInfo, Dispatch, Use, Words, after_close, after_fork, check_nbytes, check_step, no_room
+from .runtime import (
+    API_1_1,
+    API_1_3,
+    DeviceInfo,
+    Dispatch,
+    Heap,
+    Use,
+    Words,
+    after_close,
+    after_fork,
+    check_nbytes,
+    check_step,
+    device_info,
+    loader,
+    no_room,
+)
 from .shapes import WAVE, check_int
 
 P = ParamSpec("P")
@@ -169,7 +183,7 @@ class VulkanRecording(_Owned):
 class VulkanRuntime:
     """Runtime (see ``runtime.Runtime``) on plain Vulkan 1.1 or later.
 
-    ``info`` is one of ``probe.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
+    ``info`` is one of ``runtime.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
     devices changed since they were listed), DeviceMemoryError, DeviceLostError.
     """
 
@@ -190,7 +204,7 @@ class VulkanRuntime:
         self._layouts: dict[int, tuple[Any, Any]] = {}
         self._staging: tuple[Any, Words] | None = None
         self._empty: Any = None
-        self._vk = load()
+        self._vk = loader()
         self._ffi, self._lib, self._null = self._vk.ffi, self._vk.lib, self._vk.ffi.NULL
         try:
             self._open()

@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support import FULL
 
 import zinc_attn as za
-from zinc_attn import decode, errors, probe, reference, rows
+from zinc_attn import decode, errors, reference, rows
+from zinc_attn import runtime as machine
 from zinc_attn.pages import CapacityError, StepError
 
 TOKENS, LAYERS = (4096, 10) if FULL else (300, 2)
@@ -792,8 +793,8 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
     assert str(wrong.value) == "capacity: got 0, expected an int from 1 to 16777216"
     kept = za.KVCache(device, SMALL, 2, 64, "f16", 16)
     seq, attn = kept.new_sequence(), za.Attention(kept)
-    real = probe.Vulkan.heaps
-    monkeypatch.setattr(probe.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
+    real = machine.Vulkan.heaps
+    monkeypatch.setattr(machine.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
     message = "buffer: 65,536 bytes are needed, {} has 1,000 free; close other buffers or programs, or ask for less"
     with pytest.raises(errors.DeviceMemoryError) as caught_memory:
         za.KVCache(device, SMALL, 2, 64, "f16", 16)
@@ -809,7 +810,7 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not FULL, reason="2.7 GB: the long run")
 def test_131072_tokens_of_ten_layers(device: za.Device, record_property: Any) -> None:
     tokens, layers, chunk = 131072, 10, 4096
-    if probe.memory_budget(device.info.index)[1] < 4 << 30:
+    if machine.memory_budget(device.info.index)[1] < 4 << 30:
         pytest.skip("needs 4 GiB of device memory")
     cache = za.KVCache(device, SHAPE, layers, tokens, "f16")
     assert cache.nbytes == tokens * 20480 and cache.bytes_per_token == 20480

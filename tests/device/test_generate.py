@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
 import zinc_attn as za  # noqa: E402
-from zinc_attn import cli, generate, probe  # noqa: E402
+from zinc_attn import cli, generate  # noqa: E402
+from zinc_attn import runtime as machine  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 
 BASE = {
@@ -68,7 +69,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On one thread, and on the machine's best device."""
     others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
     if others and "ZINC_ATTN_DEVICE" not in os.environ:
-        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(probe.choose(others).index))
+        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(machine.choose(others).index))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

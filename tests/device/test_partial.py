@@ -10,9 +10,9 @@ import pytest
 from support import differing
 
 import zinc_attn as za
-from zinc_attn import reference, rows, state
+from zinc_attn import reference, rows
 from zinc_attn.errors import ArgumentError
-from zinc_attn.state import PartialState, PartialStateError
+from zinc_attn.reference import PartialState, PartialStateError
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -106,4 +106,4 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         for data in (b"", b"x" * 100, a.to_bytes()[:-8], a.to_bytes().replace(b"partial state", b"martial state")):
             with pytest.raises(PartialStateError, match=r"^partial state: got "):
                 PartialState.from_bytes(data)
-        assert state.gather([c, a, b]).nodes.tolist() == [0, 1, 2]
+        assert reference.gather([c, a, b]).nodes.tolist() == [0, 1, 2]

@@ -16,8 +16,8 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import errors, reference, rows
+from zinc_attn.cache import CacheFileError
 from zinc_attn.pages import CapacityError
-from zinc_attn.persist import CacheFileError
 
 pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'zinc-attn[files]'")
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2

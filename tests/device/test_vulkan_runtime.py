@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zinc_attn import probe, vulkan
+from zinc_attn import runtime as machine
+from zinc_attn import vulkan
 from zinc_attn.errors import (
     ArgumentError,
     ClosedError,
@@ -78,7 +79,7 @@ def spirv(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def info() -> Any:
-    return probe.choose(probe.list_devices())
+    return machine.choose(machine.list_devices())
 
 
 @pytest.fixture
@@ -443,7 +444,7 @@ FAILURES = [
 def test_opening_fails(
     info: Any, monkeypatch: pytest.MonkeyPatch, function: str, result: int, error: type[Exception]
 ) -> None:
-    vk = probe.load()
+    vk = machine.loader()
     monkeypatch.setattr(vk, "lib", FailingLibrary(vk.lib, function, result))
     with pytest.raises(error, match=f"{function}|listing"):
         VulkanRuntime(info)
@@ -477,10 +478,10 @@ def test_allocation_fails(
 def test_allocation_beyond_the_budget(
     runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = probe.Vulkan.heaps
+    real = machine.Vulkan.heaps
     few = lambda *args: [heap._replace(free=4096) for heap in real(*args)]  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(probe.Vulkan, "heaps", few)
+        patch.setattr(machine.Vulkan, "heaps", few)
         runtime.buffer(1024, Use.SCRATCH).close()
         with pytest.raises(DeviceMemoryError) as caught:
             runtime.buffer(MIB, Use.DATA)
@@ -735,7 +736,7 @@ def test_pipeline_cache_round_trip(
     runtime: VulkanRuntime, info: Any, spirv: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the software drivers keep nothing but the 32-byte header
-    vk, file = probe.load(), runtime._cache_file
+    vk, file = machine.loader(), runtime._cache_file
     assert file is not None and not file.exists()
     lib = CachingLibrary(vk.lib, vk.ffi, runtime._cache_head + b"first")
     monkeypatch.setattr(vk, "lib", lib)

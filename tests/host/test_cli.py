@@ -267,7 +267,7 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plot() -> None:
     pytest.importorskip("matplotlib")
-    from zinc_attn.plot import keys_label, plot_png
+    from zinc_attn.bench import keys_label, plot_png
 
     rows = [
         replace(TIMED, context=context, layout=layout, tokens_s=1e6 / context)

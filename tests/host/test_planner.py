@@ -192,7 +192,7 @@ def test_planner_needs_numpy_and_shapes_alone():
     code = (
         "import sys, types, importlib, pathlib; p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]];"
         "sys.modules['zinc_attn'] = p;"
-        "[importlib.import_module('zinc_attn.' + n) for n in ('planner', 'state', 'reference')];"
+        "[importlib.import_module('zinc_attn.' + n) for n in ('planner', 'reference')];"
         "print(sorted(m for m in sys.modules if m.startswith('zinc_attn.')), "
         "'vulkan' in sys.modules, 'kp' in sys.modules)"
     )
@@ -202,6 +202,5 @@ def test_planner_needs_numpy_and_shapes_alone():
         [sys.executable, "-c", code, zinc_attn.__path__[0]], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == (
-        "['zinc_attn.errors', 'zinc_attn.planner', 'zinc_attn.reference', 'zinc_attn.shapes', 'zinc_attn.state'] "
-        "False False"
+        "['zinc_attn.errors', 'zinc_attn.planner', 'zinc_attn.reference', 'zinc_attn.shapes'] False False"
     )

@@ -1,4 +1,4 @@
-"""Choosing a device, and the refusals of the probe. Needs no Vulkan."""
+"""Choosing a device, and the refusals of the machine. Needs no Vulkan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zinc_attn import probe
+from zinc_attn import runtime as machine
 from zinc_attn.errors import ArgumentError, DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError
 from zinc_attn.runtime import DeviceInfo
 
@@ -65,7 +65,7 @@ OTHER = device(7, "thing", "other")
     ],
 )
 def test_choose(devices: list[DeviceInfo], request_: int | str | None, chosen: DeviceInfo) -> None:
-    assert probe.choose(devices, request_) is chosen
+    assert machine.choose(devices, request_) is chosen
 
 
 NONE = "device: no Vulkan device matches"
@@ -102,13 +102,13 @@ BOTH = "0: llvmpipe (LLVM 15.0.6, 256 bits) (cpu), 1: AMD Radeon 780M (integrate
 )
 def test_choose_refuses(devices: list[DeviceInfo], request_: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
-        probe.choose(devices, request_)
+        machine.choose(devices, request_)
     assert str(caught.value) == text
 
 
 def test_choose_among_none() -> None:
     with pytest.raises(NoVulkanError, match=r"^there is no Vulkan device: install the GPU's Vulkan driver"):
-        probe.choose([], None)
+        machine.choose([], None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, erro
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(error) as caught:
-        probe.Vulkan()
+        machine.Vulkan()
     assert str(caught.value).startswith(text)
 
 
@@ -136,4 +136,4 @@ def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, erro
     ("vendor", "name"), [(0x1002, "AMD"), (0x10DE, "NVIDIA"), (0x10005, "Mesa"), (0xABC, "0x0ABC")]
 )
 def test_vendor_name(vendor: int, name: str) -> None:
-    assert probe.vendor_name(vendor) == name
+    assert machine.vendor_name(vendor) == name
