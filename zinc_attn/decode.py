@@ -739,8 +739,7 @@ class Attention:
         """Leaves of each part's rows that items for several rows attend, these items, and the rows each is for."""
         shape, sizes = self.cache.shape, [end - begin for _, begin, end in block]
         units = np.repeat([plan.unit_leaves for plan, _, _ in plans], sizes)
-        build: Build = "single" if np.all(units == 1) else "loop"
-        most = kernels.shared_vectors(self.device.info.kind, build, shape.head_dim) // shape.group
+        most = kernels.shared_vectors(self.device.info.kind, shape.head_dim) // shape.group
         if not self.cascade or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
             return None, None, 1
         limits = np.concatenate([_seen(one, None)[1] for one in block])
