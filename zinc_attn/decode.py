@@ -533,6 +533,8 @@ class Attention:
             )
             if window is not None:
                 key = (*key, *(first_seen(length, 1, window) // LEAF for length in tokens))
+            elif not new:  # a leaf can be shared while it is whole; what a call appends lies in pages of its own
+                key = (*key, *(length // LEAF for length in tokens))
         frame = self._frames.get(key) if key else None
         if frame is not None and self._rig(frame.bucket).holds == key:
             bucket, rig = frame.bucket, self._rig(frame.bucket)
@@ -982,8 +984,9 @@ class RecordedAttention:
         begin = first_seen(part.tokens, self.q_len, self.window)
         first = begin // (LEAF * NODE)
         nodes = -(-part.tokens // (LEAF * NODE)) - first
-        edges = [min((first + i * nodes // self.splits) * NODE * LEAF, part.tokens) for i in range(self.splits + 1)]
-        plan = SplitPlan(part.tokens, shape, (begin, *edges[1:]), NODE, self.q_len, begin)
+        starts = [(first + i * nodes // self.splits) * NODE * LEAF for i in range(self.splits + 1)]
+        edges = [max(min(start, part.tokens), begin) for start in starts]
+        plan = SplitPlan(part.tokens, shape, (*edges,), NODE, self.q_len, begin)
         new = [part] if self.count else []
         tables = {part: part.sequence.table(part.reservation)}
         block: list[Block] = [(part, 0, self.q_len)]
