@@ -87,7 +87,7 @@ class _Part:
     seen: Seen | None = None  # of its rows, where the sequence is a shard of a longer one
 
 
-def _room(n: int, limit: int) -> int:
+def padded(n: int, limit: int) -> int:
     """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
     return max(min(power_of_two(n), limit), n)
 
@@ -533,6 +533,8 @@ class Attention:
             )
             if window is not None:
                 key = (*key, *(first_seen(length, 1, window) // LEAF for length in tokens))
+            elif not new:  # a leaf can be shared while it is whole; what a call appends lies in pages of its own
+                key = (*key, *(length // LEAF for length in tokens))
         frame = self._frames.get(key) if key else None
         if frame is not None and self._rig(frame.bucket).holds == key:
             bucket, rig = frame.bucket, self._rig(frame.bucket)
@@ -670,9 +672,9 @@ class Attention:
             "loop",
             False,
             bool(new) and runtime.name == "kompute",
-            _room(len(items[0]), self.device.info.max_workgroups[0]),
-            _room(n, self.device.info.max_workgroups[2]),
-            _room(n * states, self._most_states()),
+            padded(len(items[0]), self.device.info.max_workgroups[0]),
+            padded(n, self.device.info.max_workgroups[2]),
+            padded(n * states, self._most_states()),
             power_of_two(len(part.keys)) if new else 0,
             power_of_two(len(tables[part])),
             which,
@@ -719,13 +721,13 @@ class Attention:
             "loop" if any(build == "loop" for _, _, build in plans) else "single",
             direct,
             fresh,
-            _room(sum(map(len, items)), self.device.info.max_workgroups[0]),
-            _room(sum(sizes), self.device.info.max_workgroups[2]),
-            _room(sum(n * plan.states for n, (plan, _, _) in zip(sizes, plans, strict=True)), self._most_states()),
+            padded(sum(map(len, items)), self.device.info.max_workgroups[0]),
+            padded(sum(sizes), self.device.info.max_workgroups[2]),
+            padded(sum(n * plan.states for n, (plan, _, _) in zip(sizes, plans, strict=True)), self._most_states()),
             power_of_two(sum(len(part.keys) for part in new)) if new else 0,
             power_of_two(sum(map(len, tables.values()))),
             which,
-            shared=0 if common is None else _room(len(common), self.device.info.max_workgroups[0]),
+            shared=0 if common is None else padded(len(common), self.device.info.max_workgroups[0]),
             shared_rows=each,
             shared_build="single" if common is None or np.all(common[:, 3] - common[:, 2] == 1) else "loop",
         )
@@ -748,7 +750,10 @@ class Attention:
         if not shared:
             return None, None, 1
         each = min(most, power_of_two(max(one.rows for one in shared)))
-        return np.split(alone, np.cumsum(sizes)[:-1]), rows.shared_table(shared, units, each), each
+        table = rows.shared_table(shared, units, each)
+        if len(table) > self.device.info.max_workgroups[0]:  # more than the rows alone need, which the block fits
+            return None, None, 1
+        return np.split(alone, np.cumsum(sizes)[:-1]), table, each
 
     # --- in a host's own Kompute sequence ------------------------------------------------------------------
 
@@ -830,7 +835,7 @@ class Attention:
 
     def _shared(self, name: str, words: int, use: Use) -> Buffer:
         """A tensor of at least ``words`` words, at most a power of two, that every bucket of its size class uses."""
-        size = _room(words, max(words, self.device.info.max_buffer_bytes // 4))
+        size = padded(words, max(words, self.device.info.max_buffer_bytes // 4))
         if (name, size) not in self._pool:
             self._pool[name, size] = self.device.runtime.buffer(4 * size, use)
         return self._pool[name, size]
@@ -981,8 +986,9 @@ class RecordedAttention:
         begin = first_seen(part.tokens, self.q_len, self.window)
         first = begin // (LEAF * NODE)
         nodes = -(-part.tokens // (LEAF * NODE)) - first
-        edges = [min((first + i * nodes // self.splits) * NODE * LEAF, part.tokens) for i in range(self.splits + 1)]
-        plan = SplitPlan(part.tokens, shape, (begin, *edges[1:]), NODE, self.q_len, begin)
+        starts = [(first + i * nodes // self.splits) * NODE * LEAF for i in range(self.splits + 1)]
+        edges = [max(min(start, part.tokens), begin) for start in starts]
+        plan = SplitPlan(part.tokens, shape, (*edges,), NODE, self.q_len, begin)
         new = [part] if self.count else []
         tables = {part: part.sequence.table(part.reservation)}
         block: list[Block] = [(part, 0, self.q_len)]

@@ -88,6 +88,22 @@ def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
         assert attn.keys_read == together + alone
 
 
+def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
+    """Attend only: the sequences' leaves stay as many, and the last one is shared no more."""
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((128, 2, 64)).astype(np.float32)
+    q = rng.standard_normal((4, 64)).astype(np.float32)
+    with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        other = seq.fork()
+        for tokens in (128, 127, 126, 64, 63):
+            seq.truncate(tokens)
+            got = attn([q, q], [seq, other], 0)
+            for out, n in zip(got, (tokens, 128), strict=True):
+                assert not differing(out, reference.emulate(q, k[:n], k[:n])[0]), (tokens, n)
+
+
 def test_what_rows_share() -> None:
     a = np.array([5, 6, 7, 8, 9, 10], np.uint32)
     b = np.array([5, 6, 7, 8, 1, 2], np.uint32)
