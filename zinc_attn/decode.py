@@ -33,6 +33,7 @@ F32 = NDArray[np.float32]
 T = TypeVar("T")
 
 APPEND_ROWS: Final = 4096  # new tokens up to which a call is one submission
+SHARED_LEAVES: Final = 32  # that workgroups need not attend again, from where on a dispatch for shared keys pays
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
@@ -194,7 +195,7 @@ class Attention:
     int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a logit
     per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or None per
     layer. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
-    attended for all of these rows at once.
+    attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
     """
 
     def __init__(
@@ -207,12 +208,12 @@ class Attention:
         window: int | Seq[int | None] | None = None,
         softcap: float | None = None,
         sinks: Any = None,
-        cascade: bool = True,
+        cascade: bool | None = None,
     ) -> None:
         if num_splits is not None and split_size is not None:
             raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
         self.cache, self.device = cache, cache.device
-        self.num_splits, self.split_size, self.cascade = num_splits, split_size, bool(cascade)
+        self.num_splits, self.split_size, self.cascade = num_splits, split_size, cascade
         self._last: tuple[_Rig, ...] = ()  # of the last call's submissions
         self.scale = check_scale(scale, cache.shape.head_dim)
         self.scorings, self.scoring_of = self._scorings(window, check_softcap(softcap), sinks)
@@ -446,7 +447,7 @@ class Attention:
 
     def _order(self, parts: list[_Part], window: int | None) -> list[int] | None:
         """The parts' places in an order in which those that share pages are neighbours; None: as they are."""
-        if not self.cascade or window is not None or len(parts) < 2:
+        if self.cascade is False or window is not None or len(parts) < 2:
             return None
         first = [part.sequence.pages.pages[:1] for part in parts]
         if len({page for pages in first for page in pages}) == len(parts):
@@ -742,7 +743,7 @@ class Attention:
         shape, sizes = self.cache.shape, [end - begin for _, begin, end in block]
         units = np.repeat([plan.unit_leaves for plan, _, _ in plans], sizes)
         most = kernels.shared_vectors(self.device.info.kind, shape.head_dim) // shape.group
-        if not self.cascade or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
+        if self.cascade is False or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
             return None, None, 1
         limits = np.concatenate([_seen(one, None)[1] for one in block])
         row_tables = [tables[part] for part, begin, end in block for _ in range(begin, end)]
@@ -750,6 +751,9 @@ class Attention:
         if not shared:
             return None, None, 1
         each = min(most, power_of_two(max(one.rows for one in shared)))
+        saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
+        if saved < SHARED_LEAVES and self.cascade is None:
+            return None, None, 1
         table = rows.shared_table(shared, units, each)
         if len(table) > self.device.info.max_workgroups[0]:  # more than the rows alone need, which the block fits
             return None, None, 1

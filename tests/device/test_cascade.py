@@ -67,7 +67,7 @@ def test_the_labs_count(device: za.Device) -> None:
         seqs, _ = family(cache, 512, [64] * 8, np.random.default_rng(0))
         qs = [np.ones((4, 64), np.float32)] * 8
         counts = []
-        for cascade in (True, False):
+        for cascade in (None, False):
             attn = za.Attention(cache, cascade=cascade)
             attn(qs, seqs, 0)
             counts.append(attn.keys_read)
@@ -94,7 +94,7 @@ def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
     k = rng.standard_normal((128, 2, 64)).astype(np.float32)
     q = rng.standard_normal((4, 64)).astype(np.float32)
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
-        attn, seq = za.Attention(cache), cache.new_sequence()
+        attn, seq = za.Attention(cache, cascade=True), cache.new_sequence()
         cache.append(seq, 0, k, k)
         other = seq.fork()
         for tokens in (128, 127, 126, 64, 63):
@@ -102,6 +102,17 @@ def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
             got = attn([q, q], [seq, other], 0)
             for out, n in zip(got, (tokens, 128), strict=True):
                 assert not differing(out, reference.emulate(q, k[:n], k[:n])[0]), (tokens, n)
+
+
+def test_little_is_not_shared_unless_asked_for(device: za.Device) -> None:
+    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
+        seqs, _ = family(cache, 320, [64] * 3, np.random.default_rng(0))
+        counts = []
+        for cascade in (None, True):
+            attn = za.Attention(cache, cascade=cascade)
+            attn([np.ones((4, 64), np.float32)] * 3, seqs, 0)
+            counts.append(attn.keys_read)
+        assert counts == [3 * 384, 320 + 3 * 64]
 
 
 def test_what_rows_share() -> None:
