@@ -566,18 +566,8 @@ class Attention:
         q = block[0][0].q[block[0][1] : block[0][2]]
         if len(block) > 1:
             q = np.concatenate([part.q[begin:end] for part, begin, end in block])
-        runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
-        if rig.rows is not None:
-            at = 0
-            for part in new:
-                rows.encode_into(rig.row_words[at : at + len(part.keys)], part.keys, part.values, cache.dtype)
-                at += len(part.keys)
-            runtime.write(rig.rows, rig.row_words[:at].reshape(-1))
+        self._upload(rig, q, new, layer, changed)
         if changed:
-            for i, buffer in enumerate(rig.work_buffers):
-                if len(rig.work_buffers) > 1:
-                    cache.set_cache(rig.work, cache.layers[layer][i])
-                runtime.write(buffer, rig.work.words)
             rig.tokens = tokens
         runtime.run(self._recording(bucket, rig, layer))
         self._last = (*self._last, rig)
@@ -684,7 +674,7 @@ class Attention:
         rig = self._rig(bucket)
         rig.holds = ()
         fill(rig, block, [layout], items, new, bucket, None, tables)
-        self._upload(rig, part.q[begin:end], new, layer)
+        self._upload(rig, part.q[begin:end], new, layer, True)
         runtime.run(self._recording(bucket, rig, layer))
         words, size = runtime.read(rig.states).view(np.float32), shape.q_heads * shape.head_dim
         o = words[: n * states * size].reshape(n, states, shape.q_heads, shape.head_dim)
@@ -692,8 +682,8 @@ class Attention:
         ml = behind.reshape(n, states, shape.q_heads, 2)
         return ml[..., 0], ml[..., 1], o
 
-    def _upload(self, rig: _Rig, q: NDArray[Any], new: list[_Part], layer: int) -> None:
-        """Write q, the new rows, and the work words for ``layer``."""
+    def _upload(self, rig: _Rig, q: NDArray[Any], new: list[_Part], layer: int, changed: bool) -> None:
+        """Write q, the new rows, and, where they ``changed``, the work words for ``layer``."""
         runtime, cache = self.device.runtime, self.cache
         runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
         if rig.rows is not None:
@@ -702,7 +692,7 @@ class Attention:
                 rows.encode_into(rig.row_words[at : at + len(part.keys)], part.keys, part.values, cache.dtype)
                 at += len(part.keys)
             runtime.write(rig.rows, rig.row_words[:at].reshape(-1))
-        for i, buffer in enumerate(rig.work_buffers):
+        for i, buffer in enumerate(rig.work_buffers if changed else ()):
             if len(rig.work_buffers) > 1:
                 cache.set_cache(rig.work, cache.layers[layer][i])
             runtime.write(buffer, rig.work.words)
