@@ -446,27 +446,28 @@ def _chunks(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: 
 def _cascades(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> None:
     """Property 8: sequences that share all or a prefix, and rows of one, with what they share attended once or apart.
 
-    By the split rule and with whole nodes. Counted where attention says that it read keys for several rows at once.
+    Counted where attention says that it read keys for several rows at once.
     """
     n, tail = len(seq), min(TAIL, len(seq))
     seqs = [seq.fork(), seq, seq.fork(), seq.fork()]
     seqs[0].truncate(n - n // 3)
-    for one in (seqs[0], seqs[3]):
-        attention.cache.append(one, 0, data.v[:tail], data.k[:tail])
-    queries = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]]
-    chunk = data.q[-min(ROWS, n) :]
-    rule, device = attention.rule, attention.device
-    nodes = _by_layout(Layout.parse("1"), device, outcome.case.shape, outcome.case.dtype)
-    for name, plan in (("the split rule", rule), ("1 split", nodes)):
-        for what, at, of in (("sequence", queries, seqs), ("one sequence, chunk", [chunk], [seq])):
-            attention.lay_out(plan, cascade=False)
-            want, apart = attention.results(at, of), attention.keys_read
-            attention.results([-q for q in at], of)  # so that no partial state is there before it is made
-            attention.lay_out(plan)
-            got = attention.results(at, of)
-            if attention.keys_read != apart:
-                for i, (one, expected) in enumerate(zip(got, want, strict=True)):
-                    outcome.compare(8, f"{what} {i + 1} of {len(of)}, {name}", one, expected)
+    for branch in (seqs[0], seqs[3]):
+        attention.cache.append(branch, 0, data.v[:tail], data.k[:tail])
+    batch = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]], seqs
+    rule, case = attention.rule, outcome.case
+    tried = [("sequence", rule, *batch), ("one sequence, chunk", rule, [data.q[-min(ROWS, n) :]], [seq])]
+    if n >= KEYS_PER_NODE:  # a split of as many keys emits whole nodes
+        nodes = _by_layout(Layout.parse("1"), attention.device, case.shape, case.dtype)
+        tried.append(("1 split, sequence", nodes, *batch))
+    for name, plan, queries, of in tried:
+        attention.lay_out(plan, cascade=False)
+        want, apart = attention.results(queries, of), attention.keys_read
+        attention.results([-q for q in queries], of)  # other partial states than those that must be made now
+        attention.lay_out(plan)
+        got = attention.results(queries, of)
+        if attention.keys_read != apart:
+            for i, pair in enumerate(zip(got, want, strict=True)):
+                outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
     attention.lay_out(rule)
     for i in (0, 2, 3):
         seqs[i].free()
