@@ -61,7 +61,7 @@ DTYPES: Final = "f32,f16,bf16,q8_0"
 QUICK: Final = (
     *("16/2/256 f16 1000", "16/2/256 q8_0 577", "32/8/128 f16 129"),
     *("9/3/64 bf16 300", "9/3/64 f32 65", "9/3/64 f16 2048"),
-    *("64/8/64 f16 1000 window=128+sinks", "9/3/64 f16 1700 softcap=20+scale=0.25+sinks"),
+    *("9/3/64 f16 1700 window=1200+sinks", "9/3/64 f16 1100 softcap=20+scale=0.25+sinks"),
 )
 MASKED: Final = (  # beside the matrix
     *("64/8/64 f16 1000 window=128+sinks", "64/8/64 f16 8191 sinks"),
