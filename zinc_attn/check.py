@@ -1,13 +1,13 @@
 """``zinc-attn check``: do the output bits stay the same, on this device and on others?
 
-A case is a shape, a dtype of K and V and a context: one decode row over seeded values that are the same on every
-machine. Its base result is the split rule's, on pages of 256. Every property that one device can show is a set of
+A case is a shape, a dtype of K and V, a context and masking options: one decode row over seeded values that are the
+same on every machine. Its base result is the split rule's, on pages of 256. Every property but the last is a set of
 variations that must give the base result's bits; the base result itself must have the digest that the NumPy oracle
 gave (``reference_record.json``), or, for a case which is not in there, the bits of the oracle computed here.
 
 Values: word i of an array is splitmix64 (Steele, Lea, Flood 2014) with the first 8 bytes of SHA-256 of the array's
 name as the seed; three 21-bit fields of the word are added and scaled to standard deviation 1 in [-3, 3], all exact.
-Query head h is multiplied by 2**(h % 4), so that flat and sharp softmaxes occur.
+Query head h is multiplied by 2**(h % 4), so that flat and sharp softmaxes occur, and sinks by 4.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import __version__, cache, reference, rows
+from .attention import check_scale, check_softcap, check_window
 from .decode import Attention
 from .device import RUNTIMES, Device, build_record, list_devices
 from .errors import ArgumentError, LimitError
 from .planner import SplitPlan, plan_splits
-from .shapes import AttnShape, value_words
+from .shapes import KEYS_PER_NODE, AttnShape, value_words
+from .sharded import ShardedAttention, ShardedKVCache
 from .sweep import Layout, Progress, parse_contexts, parse_layouts, write_file
 
 F32 = NDArray[np.float32]
@@ -52,7 +54,6 @@ PROPERTIES: Final = {
     9: "sequence shards over devices",
     10: "driver and GPU: the oracle's bits",
 }
-LATER: Final = (8, 9)
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 CONTEXTS: Final = "1000,8191,8k,32k,128k"
 SHAPES: Final = "16/2/256,32/4/128,9/3/64"
@@ -60,8 +61,15 @@ DTYPES: Final = "f32,f16,bf16,q8_0"
 QUICK: Final = (
     *("16/2/256 f16 1000", "16/2/256 q8_0 577", "32/8/128 f16 129"),
     *("9/3/64 bf16 300", "9/3/64 f32 65", "9/3/64 f16 2048"),
+    *("9/3/64 f16 1700 window=1200+sinks", "9/3/64 f16 1100 softcap=20+scale=0.25+sinks"),
+)
+MASKED: Final = (  # beside the matrix
+    *("64/8/64 f16 1000 window=128+sinks", "64/8/64 f16 8191 sinks"),
+    *("32/16/128 bf16 8191 window=4096+softcap=50", "32/16/128 f16 1000 softcap=50+scale=0.0625"),
+    *("16/2/256 q8_0 1000 window=600+scale=0.125", "9/3/64 f32 2048 window=1100+softcap=20+scale=0.25+sinks"),
 )
 COMPUTE_UNITS: Final = (2, 32, 64, 96)
+SPARE: Final = 8  # pages for what the cascade's sequences have of their own
 ROWS: Final = 3  # query rows made per shape; the last one is the case's
 TAIL: Final = 70  # tokens that the chunking variations append anew
 PIECE: Final = 16384  # tokens per append of a long prompt
@@ -118,30 +126,87 @@ class Data(NamedTuple):
 # --- cases and results -------------------------------------------------------------------------------------
 
 
+class Masking(NamedTuple):
+    """The masking options of a case; ``sinks`` says whether it has them, their values are seeded."""
+
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        numbers = {name: value for name, value in self._asdict().items() if name != "sinks" and value is not None}
+        said = [f"{name}={str(value).removesuffix('.0')}" for name, value in numbers.items()] + ["sinks"] * self.sinks
+        return "+".join(said) or "none"
+
+    @classmethod
+    def parse(cls, text: str) -> Masking:
+        """``none``, or words joined by +, each once: ``window=128``, ``softcap=50``, ``scale=0.125``, ``sinks``."""
+        found: dict[str, Any] = {}
+        words = [] if text.strip() == "none" else [word.strip() for word in text.split("+")]
+        try:
+            for word in words:
+                name, _, number = word.partition("=")
+                if name in found or (word != "sinks" and name not in ("window", "softcap", "scale")):
+                    raise ValueError(word)
+                found[name] = True if word == "sinks" else int(number) if name == "window" else float(number)
+        except ValueError:
+            raise ArgumentError(
+                f"masking: got {text!r}, expected none, or words joined by + of window=KEYS, softcap=X, scale=X and "
+                "sinks, each once (window=128+sinks)"
+            ) from None
+        check_window(found.get("window"))
+        check_softcap(found.get("softcap"))
+        check_scale(found.get("scale"), 64)
+        return cls(**found)
+
+
 class Case(NamedTuple):
     """One set of values: decode of one row over ``context`` keys."""
 
     shape: AttnShape
     dtype: str
     context: int
+    masking: Masking = Masking()
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.dtype} {self.context}"
+        masked = f" {self.masking}" if self.masking != Masking() else ""
+        return f"{self.shape} {self.dtype} {self.context}{masked}"
+
+    def data(self) -> Data:
+        """The case's values."""
+        return Data.make(self.shape, self.dtype, self.context)
+
+    def options(self) -> dict[str, Any]:
+        """The masking options as ``Attention`` and the oracle take them."""
+        sinks = values(f"{self.shape} sinks", (self.shape.q_heads,)) * np.float32(4) if self.masking.sinks else None
+        return {**self.masking._asdict(), "sinks": sinks}
 
     @classmethod
-    def matrix(cls, shapes: str, dtypes: str, contexts: str) -> list[Case]:
+    def parse(cls, text: str) -> Case:
+        """The inverse of ``str``."""
+        shape, dtype, context, *masked = text.split()
+        return cls(AttnShape.parse(shape), dtype, int(context), *map(Masking.parse, masked))
+
+    @classmethod
+    def matrix(cls, shapes: str, dtypes: str, contexts: str, masking: str = "none") -> list[Case]:
         """Every combination. ArgumentError for what no kernel serves."""
         parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
         names = [text.strip() for text in dtypes.split(",")]
         for shape, dtype in product(parsed, names):
             value_words(shape.head_dim, dtype)
-        return list(dict.fromkeys(cls(*one) for one in product(parsed, names, parse_contexts(contexts))))
+        masks = [Masking.parse(text) for text in masking.split(",")]
+        return list(dict.fromkeys(cls(*one) for one in product(parsed, names, parse_contexts(contexts), masks)))
+
+    @classmethod
+    def default(cls) -> list[Case]:
+        """The default matrix, and the fixed cases with masking options."""
+        return list(dict.fromkeys((*cls.matrix(SHAPES, DTYPES, CONTEXTS), *map(cls.parse, MASKED))))
 
     @classmethod
     def quick(cls) -> list[Case]:
         """The small fixed set."""
-        split = (text.split() for text in QUICK)
-        return [cls(AttnShape.parse(shape), dtype, int(context)) for shape, dtype, context in split]
+        return list(map(cls.parse, QUICK))
 
 
 class Result(NamedTuple):
@@ -243,16 +308,16 @@ class Outcome:
 
 # --- on a device -------------------------------------------------------------------------------------------
 
-Rule = Callable[[int, int], SplitPlan]  # tokens and query rows to a plan
+Rule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and window to a plan
 
 
 def _by_layout(layout: Layout, device: Device, shape: AttnShape, dtype: str) -> Rule:
     units, kind = device.info.compute_units, device.info.kind
-    return lambda n, q_len: layout.plan(n, shape, units, dtype, kind, q_len)
+    return lambda n, q_len, window: layout.plan(n, shape, units, dtype, kind, q_len, window)
 
 
 def _by_units(units: int, shape: AttnShape, dtype: str) -> Rule:
-    return lambda n, q_len: plan_splits(n, shape, units, dtype, q_len)
+    return lambda n, q_len, window: plan_splits(n, shape, units, dtype, q_len, window=window)
 
 
 class _Attention(Attention):
@@ -260,19 +325,24 @@ class _Attention(Attention):
 
     rule: Rule
 
-    def lay_out(self, rule: Rule) -> None:
+    def lay_out(self, rule: Rule, cascade: bool = True) -> None:
         """Take another rule; recordings are kept, what was filled for the old one is not."""
-        self.rule = rule
+        self.rule, self.cascade = rule, cascade
         self._frames.clear()
 
     def _plan(self, tokens: int, q_len: int, window: int | None) -> Any:
-        plan = self.rule(tokens, q_len)
+        plan = self.rule(tokens, q_len, window)
         return plan, np.array(plan.leaf_ranges()), plan.build
 
     def _recording(self, bucket: Any, rig: Any, layer: int) -> Any:
         recording = super()._recording(bucket, rig, layer)
         self.device.runtime.write(rig.out, np.full(rig.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
         return recording
+
+    @property
+    def shares(self) -> bool:
+        """Whether the last call attended keys for several rows at once."""
+        return any(rig.shared is not None for rig in self._last)
 
     def result(self, q: F32, seq: cache.Sequence, k: Any = None, v: Any = None) -> Result:
         """Of one sequence."""
@@ -285,17 +355,18 @@ class _Attention(Attention):
 
 @contextmanager
 def _filled(
-    device: Device, shape: AttnShape, dtype: str, data: Data, page: int, *, shuffled: bool = False
+    device: Device, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0
 ) -> Iterator[tuple[_Attention, cache.Sequence]]:
-    """A sequence that holds ``data``, in a cache of just that size, and attention on it by the split rule."""
-    pages = -(-len(data.k) // page)
+    """A sequence that holds ``data``, in a cache of that size and ``spare`` pages, and attention by the split rule."""
+    shape, dtype = case.shape, case.dtype
+    pages = -(-len(data.k) // page) + spare
     order = np.argsort(words("pages", pages), kind="stable").tolist() if shuffled else None
     held = cache.KVCache(device, shape, 1, pages * page, dtype, page, page_order=order)
     try:
         seq = held.new_sequence()
         for at in range(0, len(data.k), PIECE):
             held.append(seq, 0, data.k[at : at + PIECE], data.v[at : at + PIECE])
-        attention = _Attention(held)
+        attention = _Attention(held, **case.options())
         attention.lay_out(_by_layout(Layout("auto"), device, shape, dtype))
         try:
             yield attention, seq
@@ -305,12 +376,17 @@ def _filled(
         held.close()
 
 
-def examine(device: Device, case: Case, data: Data, layouts: Sequence[Layout], subject: str) -> Outcome:
-    """Properties 1 to 7 of a case on a device. ``data`` has the case's tokens."""
-    outcome, (shape, dtype, _) = Outcome(case, subject), case
+def examine(
+    device: Device, case: Case, data: Data, layouts: Sequence[Layout], subject: str, beside: Sequence[Device] = ()
+) -> Outcome:
+    """Properties 1 to 9 of a case on a device. ``data`` has the case's tokens.
+
+    beside: other devices, which hold shards of the sequence; none: this one holds two.
+    """
+    outcome, (shape, dtype, *_) = Outcome(case, subject), case
     check, q = outcome.compare, data.q[-1]
     try:
-        with _filled(device, shape, dtype, data, 256) as (attention, seq):
+        with _filled(device, case, data, 256, spare=SPARE) as (attention, seq):
             rule = attention.rule
             outcome.result = attention.result(q, seq)
             for i in (2, 3):  # another query in between
@@ -323,14 +399,17 @@ def examine(device: Device, case: Case, data: Data, layouts: Sequence[Layout], s
                 check(prop, variation, attention.result(q, seq))
             attention.lay_out(rule)
             _batches(outcome, attention, seq, data)
-            _chunks(outcome, attention, seq, data)
+            at_once = _chunks(outcome, attention, seq, data)
+            _cascades(outcome, attention, seq, data)
         for page, shuffled in ((16, True), (1024, False)):
-            with _filled(device, shape, dtype, data, page, shuffled=shuffled) as (attention, seq):
+            with _filled(device, case, data, page, shuffled=shuffled) as (attention, seq):
                 check(6, f"pages of {page}{', shuffled' * shuffled}", attention.result(q, seq))
         if dtype != "f32":
             same = data._replace(**dict(zip("kv", rows.stored(data.k, data.v, dtype), strict=True)))
-            with _filled(device, shape, "f32", same, 256) as (attention, seq):
+            with _filled(device, case._replace(dtype="f32"), same, 256) as (attention, seq):
                 check(7, "stored as f32", attention.result(q, seq))
+        if case.context > KEYS_PER_NODE:  # one node has one place
+            _shards(outcome, [device, *(beside or [device])], data, at_once)
     except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
         outcome.refused = str(error) or "no room in host memory"
     return outcome
@@ -350,7 +429,7 @@ def _batches(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data:
     seqs[1].free()
 
 
-def _chunks(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> None:
+def _chunks(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> Result:
     """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
     n = len(seq)
     count, tail = min(ROWS, n), min(TAIL, n)
@@ -366,6 +445,60 @@ def _chunks(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: 
             got = attention.result(q[at:end], seq, data.k[new], data.v[new])
             want = Result(at_once.out[at:end], at_once.lse[at:end])
             outcome.compare(5, f"rows {at} to {end - 1} of {count} appended and attended", got, want)
+    return at_once
+
+
+def _cascades(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> None:
+    """Property 8: sequences that share all or a prefix, and rows of one, with what they share attended once or apart.
+
+    Counted where keys are attended for several rows at once.
+    """
+    n, tail = len(seq), min(TAIL, len(seq))
+    seqs = [seq.fork(), seq, seq.fork(), seq.fork()]
+    seqs[0].truncate(n - n // 3)
+    for branch in (seqs[0], seqs[3]):
+        attention.cache.append(branch, 0, data.v[:tail], data.k[:tail])
+    batch = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]], seqs
+    rule, case = attention.rule, outcome.case
+    tried = [("sequence", rule, *batch), ("one sequence, chunk", rule, [data.q[-min(ROWS, n) :]], [seq])]
+    if n >= KEYS_PER_NODE:  # a split of as many keys emits whole nodes
+        nodes = _by_layout(Layout.parse("1"), attention.device, case.shape, case.dtype)
+        tried.append(("1 split, sequence", nodes, *batch))
+    for name, plan, queries, of in tried:
+        others = [-q for q in queries]
+        attention.lay_out(plan)
+        attention.results(others, of)
+        if not attention.shares:
+            continue
+        attention.lay_out(plan, cascade=False)
+        want = attention.results(queries, of)
+        attention.results(others, of)  # other partial states than those that must be made now
+        attention.lay_out(plan)
+        for i, pair in enumerate(zip(attention.results(queries, of), want, strict=True)):
+            outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
+    attention.lay_out(rule)
+    for i in (0, 2, 3):
+        seqs[i].free()
+
+
+def _shards(outcome: Outcome, devices: Sequence[Device], data: Data, at_once: Result) -> None:
+    """Property 9: nodes of 512 keys dealt unevenly to shards on ``devices``, the first of which folds.
+
+    at_once: the result of the last rows of ``data``, which are appended and attended; then the last one by itself.
+    """
+    case, begin = outcome.case, len(data.k) - len(at_once.lse)
+    weights = [1.0 + i % 2 for i in range(len(devices))]
+    with ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as held:
+        attention, seq = ShardedAttention(held, **case.options()), held.new_sequence()
+        try:
+            for at, end in pairwise((*range(0, begin, PIECE), begin)):
+                held.append(seq, 0, data.k[at:end], data.v[at:end])
+            new = data.q[-len(at_once.lse) :], seq, 0, data.k[begin:], data.v[begin:]
+            where = "shards on " + " and ".join(map(title, devices))
+            outcome.compare(9, f"{where}, rows", Result(*attention(*new, return_lse=True)), at_once)
+            outcome.compare(9, where, Result(*attention(data.q[-1], seq, 0, return_lse=True)))
+        finally:
+            attention.close()
 
 
 # --- the record and the oracle -----------------------------------------------------------------------------
@@ -376,7 +509,10 @@ def oracle(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> tuple[Res
     k, v = (data.k, data.v) if case.dtype == "f16" else rows.stored(data.k, data.v, case.dtype)
     first = 0 if case.context * case.shape.q_heads * case.shape.head_dim <= products else -case.shape.group
     at = slice(case.shape.kv_heads - 1 if first else 0, None)
-    result = Result(*reference.emulate(data.q[-1, first:], k[:, at], v[:, at]))
+    options = case.options()
+    if case.masking.sinks:
+        options["sinks"] = options["sinks"][first:]
+    result = Result(*reference.emulate(data.q[-1, first:], k[:, at], v[:, at], **options))
     return result, case.shape.q_heads - len(result.lse)
 
 
@@ -449,7 +585,7 @@ def check(
         return str(case.shape), case.dtype
 
     for _, group in groupby(sorted(cases, key=same_values), key=same_values):
-        mine = sorted(group, key=lambda case: case.context)
+        mine = sorted(group, key=lambda case: (case.context, str(case)))
         data = None
         for case in mine:
             first: Outcome | None = None
@@ -459,7 +595,8 @@ def check(
                     progress(f"{case} on {device.info.name}", len(outcomes), len(cases) * len(devices))
                 data = data or Data.make(case.shape, case.dtype, mine[-1].context)
                 cut = data._replace(k=data.k[: case.context], v=data.v[: case.context])
-                outcome = examine(device, case, cut, layouts, subject)
+                beside = [other for other in devices if other is not device]
+                outcome = examine(device, case, cut, layouts, subject, beside)
                 judge(outcome, cut, known)
                 if outcome.result and first and first.result:
                     outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
@@ -484,14 +621,14 @@ def describe(device: Device) -> dict[str, Any]:
 
 
 def make_record(progress: Progress | None = None) -> str:
-    """The committed record: the quick set and the default matrix, by the oracle alone."""
-    matrix, entries, made = Case.matrix(SHAPES, DTYPES, CONTEXTS), [], dict[Case, str]()
-    wanted = list(dict.fromkeys((*Case.quick(), *matrix)))
+    """The committed record: the quick set and the default cases, by the oracle alone."""
+    default, entries, made = Case.default(), [], dict[Case, str]()
+    wanted = list(dict.fromkeys((*Case.quick(), *default)))
     for i, case in enumerate(wanted):
         if progress:
             progress(str(case), i, len(wanted))
-        made[case] = oracle(case, Data.make(*case))[0].digest()
-    for name, cases in (("quick", Case.quick()), ("default", matrix)):
+        made[case] = oracle(case, case.data())[0].digest()
+    for name, cases in (("quick", Case.quick()), ("default", default)):
         by = {"device": "NumPy float32 oracle", "runtime": "reference.emulate", "set": name, "numpy": np.__version__}
         entries.append(make_entry({str(case): made[case] for case in cases}, **by))
     return record_text(entries)
@@ -505,6 +642,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shapes", metavar="LIST", help=f"Q/KV/D (default: {SHAPES})")
     add("--dtypes", metavar="LIST", help=f"of K and V (default: {DTYPES})")
     add("--contexts", metavar="LIST", help=f"keys, k = 1024 (default: {CONTEXTS})")
+    masking = "none, or some of window=KEYS, softcap=X, scale=X, sinks, joined by +"
+    add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
     add("--layouts", default=LAYOUTS, metavar="LIST", help="splits, auto or size:KEYS (default: %(default)s)")
     add("--devices", metavar="LIST", help="all, or indices or pieces of names (default: the best one)")
     add("--runtimes", default=",".join(installed), metavar="LIST", help="dispatchers (default: %(default)s)")
@@ -515,12 +654,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, progress_bar: Callable[[], AbstractContextManager[Progress]]) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
-    if args.quick and (args.shapes or args.dtypes or args.contexts):
-        raise ArgumentError("quick: got --quick with --shapes, --dtypes or --contexts, expected either")
-    matrix = Case.matrix(args.shapes or SHAPES, args.dtypes or DTYPES, args.contexts or CONTEXTS)
-    cases, layouts = Case.quick() if args.quick else matrix, parse_layouts(args.layouts)
+    asked = args.shapes, args.dtypes, args.contexts, args.masking
+    if args.quick and any(asked):
+        raise ArgumentError("quick: got --quick with --shapes, --dtypes, --contexts or --masking, expected either")
+    if any(asked):
+        cases = Case.matrix(*(a or b for a, b in zip(asked, (SHAPES, DTYPES, CONTEXTS, "none"), strict=True)))
+    else:
+        cases = Case.quick() if args.quick else Case.default()
+    layouts = parse_layouts(args.layouts)
     against = load_record(args.against) if args.against else {}
     names = [str(case) for case in cases]
+    width = max(22, *map(len, names)) + 2
     if against and not any(name in digests for digests in against.values() for name in names):
         raise ArgumentError(f"{args.against}: got none of the {len(names)} cases of this run, expected some of them")
     chosen: list[Any] = [None]
@@ -537,7 +681,7 @@ def run(args: argparse.Namespace, progress_bar: Callable[[], AbstractContextMana
                 layouts,
                 against=against,
                 progress=progress,
-                on_outcome=lambda outcome: print("\n".join(outcome_lines(outcome, args.json)), flush=True),
+                on_outcome=lambda outcome: print("\n".join(outcome_lines(outcome, args.json, width)), flush=True),
             )
         entries = []
         for device in devices:
@@ -552,12 +696,13 @@ def run(args: argparse.Namespace, progress_bar: Callable[[], AbstractContextMana
     return 1 if "FAIL" in found else 2 if "refused" in found else 0
 
 
-def outcome_lines(outcome: Outcome, as_json: bool) -> Iterator[str]:
-    """One line, and one for each property that fails: the first variation's."""
+def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:
+    """One line, the case's name ``width`` wide, and one for each property that fails: the first variation's."""
     if as_json:
         yield json.dumps(outcome.to_dict())
         return
-    yield f"{outcome.status:<8}{outcome.case!s:<24}{outcome.digest[:16]:<18}{outcome.verified:<24}{outcome.subject}"
+    name = f"{outcome.case!s:<{width}}"
+    yield f"{outcome.status:<8}{name}{outcome.digest[:16]:<18}{outcome.verified:<24}{outcome.subject}"
     if outcome.refused:
         yield f"        {outcome.refused}"
     seen: dict[int, list[Fault]] = {}
@@ -578,7 +723,7 @@ def summary(
         bad = sum(any(fault.property == prop for fault in outcome.faults) for outcome in outcomes)
         word = f"pass, {shown} comparisons" if shown else "not shown"
         word = f"FAIL in {bad} of {len(outcomes)} cases" if bad else word
-        yield f"{prop:>2} {text:<42}{'not in this version' if prop in LATER else word}"
+        yield f"{prop:>2} {text:<42}{word}"
     for source, digests in against.items():
         mine = {str(outcome.case) for outcome in outcomes}
         yield f"{source}: has {len(mine & set(digests))} of the {len(mine)} cases"

@@ -646,16 +646,20 @@ def add_check(subparsers: Subparsers) -> None:
         subparsers,
         "check",
         "show that the output bits never change",
-        "Seeded cases, the same on every machine. Each varies the run, the split layout, the compute-unit count,\n"
-        "the batch, the prefill chunks, the pages and the stored dtype; every variation must give the same bits,\n"
-        "and these must be the NumPy oracle's: its digests are in the package. A case which is not in there is\n"
-        "compared with the oracle here (above 2**30 products with the heads of one KV head; it says so).\n\n"
+        "Seeded cases, the same on every machine, some with a window, a softcap, sinks or another scale. Each\n"
+        "varies the run, the split layout, the compute-unit count, the batch, the prefill chunks, the pages, the\n"
+        "stored dtype, whether keys that rows share are attended once (counted where the device does so), and the\n"
+        "devices that hold the sequence (from 513 keys on: all devices and dispatchers of the run together, or\n"
+        "two shards on a single one). Every variation must give the same bits, and these must be the NumPy\n"
+        "oracle's: its digests are in the package. A case which is not in there is compared with the oracle here\n"
+        "(above 2**30 products with the heads of one KV head; it says so).\n\n"
         "exit status:\n"
         "  0  every bit is as it must be\n"
         "  1  some are not: the case names the first element and how far apart it is\n"
         "  2  wrong arguments, no device, or a case the device has no room for",
         "  zinc-attn check --quick\n"
         "  zinc-attn check --devices all --contexts 8k,32k --dtypes f16 --layouts 1,8,auto\n"
+        "  zinc-attn check --shapes 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
         "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
     )
     check.add_arguments(parser)

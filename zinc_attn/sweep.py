@@ -76,12 +76,20 @@ class Layout:
         return cls(f"size:{int(size)}", split_size=int(size)) if kind else cls(str(int(size)), num_splits=int(size))
 
     def plan(
-        self, context: int, shape: AttnShape, compute_units: int, dtype: str, kind: str, q_len: int = 1
+        self,
+        context: int,
+        shape: AttnShape,
+        compute_units: int,
+        dtype: str,
+        kind: str,
+        q_len: int = 1,
+        window: int | None = None,
     ) -> SplitPlan:
         """The plan of one sequence's rows; only "auto" looks at the device's facts."""
         if self.label == "auto":
-            return plan_splits(context, shape, compute_units, dtype, q_len, kind)
-        return SplitPlan.fixed(context, shape, num_splits=self.num_splits, split_size=self.split_size, q_len=q_len)
+            return plan_splits(context, shape, compute_units, dtype, q_len, kind, window)
+        sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
+        return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
 
 
 def parse_layouts(text: str) -> list[Layout]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import check, cli, kernels
+from zinc_attn import check, cli, kernels, reference, rows, sharded
 from zinc_attn import device as device_module
-from zinc_attn.check import Case, Data
+from zinc_attn.check import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "1000", "--layouts", "1,7,auto,size:100")
@@ -38,23 +38,49 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
     assert run(device, "--quick") == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
-    cases = [line.split() for line in lines if line.startswith("pass")]
-    assert {" ".join(words[1:4]) for words in cases} == set(check.QUICK)
-    assert all(words[5] == "record" for words in cases)
+    cases = [re.split(" {2,}", line) for line in lines if line.startswith("pass")]
+    assert {words[1] for words in cases} == set(check.QUICK)
+    assert all(words[3] == "record" for words in cases)
     assert [line.split()[0] for line in lines if re.match(r" ?\d+ \S", line)] == [str(prop) for prop in range(1, 11)]
-    assert all(re.search(r"  pass, \d+ comparisons$|  not in this version$", line) for line in lines[-11:-1])
+    assert all(re.search(r"  pass, \d+ comparisons$", line) for line in lines[-11:-1])
     entry = json.loads(check.RECORD.read_text())["records"][0]
     assert lines[-1] == f"run {entry['run']}  {device.info.name}, {device.runtime.name}"
 
 
-@pytest.mark.parametrize("case", ["9/3/64 q8_0 1", "9/3/64 f32 2", "9/3/64 bf16 65"])
-def test_short_contexts(any_device: za.Device, case: str) -> None:
-    """What the record does not have is compared with the oracle; every property is shown."""
-    shape, dtype, context = case.split()
-    one = Case(za.AttnShape.parse(shape), dtype, int(context))
-    (outcome,) = check.check([any_device], [one], check.parse_layouts("1,auto"))
+@pytest.mark.parametrize(
+    ("case", "missing"),
+    [
+        ("9/3/64 q8_0 1", {8, 9}),
+        ("9/3/64 f32 2", {7, 8, 9}),
+        ("9/3/64 bf16 65", {9}),
+        ("4/2/64 q8_0 1100 softcap=3+scale=0.3+sinks", set()),
+        ("4/2/64 f16 700 window=100+softcap=3+sinks", {8}),
+    ],
+)
+def test_what_a_case_shows(any_device: za.Device, case: str, missing: set[int]) -> None:
+    """What the record does not have is compared with the oracle. Two keys have nothing to share, one node no shards."""
+    (outcome,) = check.check([any_device], [Case.parse(case)], check.parse_layouts("1,auto"))
     assert (outcome.status, outcome.verified, outcome.faults) == ("pass", "oracle", [])
-    assert set(outcome.shown) == {*range(1, 8 if dtype != "f32" else 7), 10}
+    assert set(outcome.shown) == {*range(1, 11)} - missing
+
+
+def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[list[za.Device]] = []
+
+    class Spy(za.ShardedKVCache):
+        def __init__(self, devices: Any, *rest: Any, **options: Any) -> None:
+            used.append(list(devices))
+            super().__init__(devices, *rest, **options)
+            assert set(self.owners) == set(range(len(devices)))
+
+    monkeypatch.setattr(check, "ShardedKVCache", Spy)
+    case, layouts = Case.parse("9/3/64 f16 1100"), check.parse_layouts("auto")
+    with za.Device.open(device.info.index, runtime="vulkan") as other:
+        (alone,) = check.check([device], [case], layouts)
+        both = check.check([device, other], [case], layouts)
+        assert used == [[device, device], [device, other], [other, device]]
+    assert [outcome.shown[9] for outcome in (alone, *both)] == [2, 2, 2]
+    assert {outcome.status for outcome in (alone, *both)} == {"pass"}
 
 
 def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +94,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypa
     monkeypatch.setattr(check._Attention, "_fill", fill)
     shape, layouts = za.AttnShape(9, 3, 64), check.parse_layouts("1,8,size:100")
     case = Case(shape, "f16", 1000)
-    outcome = check.examine(device, case, Data.make(*case), layouts, "")
+    outcome = check.examine(device, case, case.data(), layouts, "")
     wanted = [za.SplitPlan.fixed(1000, shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
     wanted += [za.plan_splits(1000, shape, units) for units in check.COMPUTE_UNITS]
     assert {plan.boundaries for plan in wanted} <= set(filled)
@@ -125,6 +151,53 @@ def test_a_case_without_room_is_refused(
     assert run(device, *SMALL) == 2
     text = capsys.readouterr().out
     assert text.startswith("refused 9/3/64 f16 1000") and "\n        buffer: too much\n" in text
+
+
+# --- broken calls ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "alone"), [(1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 1, 1)], ids=("begin", "end", "alone", "both")
+)
+def test_a_broken_cascade_fails(
+    device: za.Device,
+    begin: int,
+    end: int,
+    alone: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A range off by one unit: one that nobody attends, or that is shared by rows that do not see all of it."""
+    inner = rows.shared_leaves
+
+    def broken(limits: Any, units: Any, *rest: Any) -> Any:
+        found, left = inner(limits, units, *rest)
+        wide = [(one, int(units[one.row])) for one in found]
+        moved = [one._replace(begin=one.begin + begin * unit, end=one.end + end * unit) for one, unit in wide]
+        return moved, left + alone * units * (left > 0)
+
+    monkeypatch.setattr(rows, "shared_leaves", broken)
+    assert run(device, *SMALL) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("FAIL    9/3/64 f16 1000")
+    assert len(fails(text, 8)) == 1, text
+
+
+def test_a_fold_of_shards_in_another_order_fails(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three nodes or more: a sum of two does not tell."""
+
+    def reversed_gather(parts: Any) -> reference.PartialState:
+        whole = reference.gather(parts)
+        m, total, o = (np.ascontiguousarray(x[:, ::-1]) for x in (whole.m, whole.l, whole.o))
+        return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
+
+    monkeypatch.setattr(sharded, "gather", reversed_gather)
+    assert run(device, *SMALL[:4], "--contexts", "2048", "--layouts", "auto") == 1
+    text = capsys.readouterr().out
+    assert text.startswith("FAIL    9/3/64 f16 2048")
+    assert len(fails(text, 9)) == 1 and re.findall(r"^ +(\d+) .*: got ", text, re.MULTILINE) == ["9"], text
 
 
 # --- broken kernels ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zinc_attn import check, cli
-from zinc_attn.check import Case, Data, Result, compare
+from zinc_attn.check import Case, Data, Masking, Result, compare
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
 
@@ -75,11 +75,11 @@ def committed() -> list[dict[str, Any]]:
     return list(content["records"])
 
 
-def test_committed_record_has_the_quick_set_and_the_default_matrix() -> None:
+def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
     quick, default = committed()
     assert list(quick["cases"]) == [str(case) for case in Case.quick()]
     matrix = Case.matrix(check.SHAPES, check.DTYPES, check.CONTEXTS)
-    assert list(default["cases"]) == [str(case) for case in matrix]
+    assert list(default["cases"]) == [*map(str, matrix), *check.MASKED]
     for entry in (quick, default):
         assert entry["run"] == check.run_digest(entry["cases"])
         assert entry["made_by"]["runtime"] == "reference.emulate"
@@ -87,21 +87,61 @@ def test_committed_record_has_the_quick_set_and_the_default_matrix() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [*Case.quick(), *Case.matrix(check.SHAPES, check.DTYPES, "1000"), *Case.matrix("16/2/256", "f16", "8191")],
+    [
+        *Case.quick(),
+        *Case.matrix(check.SHAPES, check.DTYPES, "1000"),
+        *Case.matrix("16/2/256", "f16", "8191"),
+        *map(Case.parse, check.MASKED),
+    ],
     ids=str,
 )
 def test_committed_digests_are_the_oracles(case: Case) -> None:
     digests = {name: digest for entry in committed() for name, digest in entry["cases"].items()}
-    result, first = check.oracle(case, Data.make(*case))
+    result, first = check.oracle(case, case.data())
     assert first == 0 and result.digest() == digests[str(case)]
 
 
-def test_sampled_heads_are_the_last_ones() -> None:
-    case = Case(SHAPE, "q8_0", 100)
-    data = Data.make(*case)
+@pytest.mark.parametrize("masking", ["none", "window=70+sinks"])
+def test_sampled_heads_are_the_last_ones(masking: str) -> None:
+    case = Case(SHAPE, "q8_0", 100, Masking.parse(masking))
+    data = case.data()
     (every, zero), (some, first) = check.oracle(case, data), check.oracle(case, data, products=0)
     assert (zero, first) == (0, 2)
     assert not compare(10, "", Result(every.out[2:], every.lse[2:]), some)
+
+
+# --- masking options ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "masking"),
+    [
+        ("none", Masking()),
+        ("sinks", Masking(sinks=True)),
+        ("window=128+sinks", Masking(128, sinks=True)),
+        ("window=1+softcap=2.5+scale=-0.1+sinks", Masking(1, 2.5, -0.1, True)),
+    ],
+)
+def test_masking_has_one_text(text: str, masking: Masking) -> None:
+    assert Masking.parse(text) == masking and str(masking) == text
+    assert Masking.parse(" + ".join(reversed(text.split("+")))) == masking
+    case = Case(SHAPE, "f16", 5, masking)
+    assert Case.parse(str(case)) == case and (str(case) == "4/2/64 f16 5") == (text == "none")
+
+
+def test_every_masking_option_changes_the_bits() -> None:
+    texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks"]
+    cases = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
+    assert [str(case.masking) for case in cases] == texts
+    assert len({check.oracle(case, case.data())[0].digest() for case in cases}) == len(texts)
+
+
+def test_sinks_are_seeded() -> None:
+    sinks = Case(SHAPE, "f16", 5, Masking(sinks=True)).options()["sinks"]
+    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * check.values("4/2/64 sinks", (4,)))
+
+
+# --- digests -----------------------------------------------------------------------------------------------
 
 
 def test_digests() -> None:
@@ -163,7 +203,24 @@ def test_missing_record_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--quick", "--dtypes", "f16"], "quick: got --quick with --shapes, --dtypes or --contexts, expected either"),
+        (
+            ["--quick", "--dtypes", "f16"],
+            "quick: got --quick with --shapes, --dtypes, --contexts or --masking, expected either",
+        ),
+        *(
+            (
+                ["--masking", f"none,{text}"],
+                f"masking: got '{text}', expected none, or words joined by + of window=KEYS, softcap=X, scale=X and "
+                "sinks, each once (window=128+sinks)",
+            )
+            for text in ("x", "", "window", "window=1.5", "sinks=1", "none+sinks", "sinks+sinks")
+        ),
+        (["--masking", "window=0"], "window: got 0, expected an int of at least 1"),
+        (
+            ["--masking", "softcap=0"],
+            "softcap: got 0, expected a number from 2**-40 to 2**60, or None for no cap",
+        ),
+        (["--masking", "scale=nan"], "scale: got nan, expected a finite float32 number"),
         (["--dtypes", "f16,f8"], "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
         (
             ["--shapes", "8/2/80", "--dtypes", "q8_0"],
@@ -191,13 +248,15 @@ def test_make_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("DTYPES", "f16,bf16"),
         ("CONTEXTS", "3,70"),
         ("QUICK", ("4/2/64 f32 5",)),
+        ("MASKED", ("4/2/64 f32 9 sinks",)),
     ):
         monkeypatch.setattr(check, name, text)
     monkeypatch.setattr(check, "RECORD", tmp_path / "record.json")
     assert check.main(["--make-record"]) == 0
     quick, default = committed()
     assert list(quick["cases"]) == ["4/2/64 f32 5"]
-    assert list(default["cases"]) == ["4/2/64 f16 3", "4/2/64 f16 70", "4/2/64 bf16 3", "4/2/64 bf16 70"]
+    matrix = ["4/2/64 f16 3", "4/2/64 f16 70", "4/2/64 bf16 3", "4/2/64 bf16 70"]
+    assert list(default["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
     seen: list[str] = []
     check.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"))
-    assert seen[0] == "4/2/64 f32 5 0 5" and len(seen) == 5
+    assert seen[0] == "4/2/64 f32 5 0 6" and len(seen) == 6
