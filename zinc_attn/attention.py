@@ -21,6 +21,7 @@ from .runtime import Dispatch, Recording, Use
 from .shapes import LEAF, LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, AttnShape, check_int, dtype_bytes
 
 F32 = NDArray[np.float32]
+MAX_WINDOW = 1 << 62  # positions are int64
 _DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 
 
@@ -70,7 +71,7 @@ class Scoring:
 
 def check_window(window: Any) -> int | None:
     """A window in keys, or None."""
-    return None if window is None else check_int("window", window, 1)
+    return None if window is None else check_int("window", window, 1, MAX_WINDOW)
 
 
 def check_softcap(softcap: Any) -> float | None:

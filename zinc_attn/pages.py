@@ -257,9 +257,19 @@ class SequencePages:
         _finish(lambda: self._cut(n))
 
     def retract(self, layer: int, n: int) -> None:
-        """Keep the first ``n`` tokens of one layer, 0 <= n <= its length, and the pages that some layer needs."""
+        """Keep the first ``n`` tokens of one layer, 0 <= n <= its length, and the pages that some layer needs.
+
+        StepError where a page of the tokens given up is shared: they are the other sequence's too, so no append of this
+        one alone can be undone, and the layer's next rows would go there.
+        """
         self._check_idle()
         n = check_int("n", n, 0, self.lengths[check_int("layer", layer, 0, self.num_layers - 1)])
+        given_up = self.pages[n // self.pool.page_size : self.pool.pages_for(self.lengths[layer])]
+        if n < self.lengths[layer] and any(self.pool.is_shared(page) for page in given_up):
+            raise StepError(
+                f"retract: layer {layer} has length {self.lengths[layer]} and shares pages with another sequence from "
+                f"token {n} on, expected an append behind what they share; truncate({n}) cuts every layer"
+            )
 
         def cut() -> None:
             self.lengths[layer] = n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,19 @@ def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
         together = sum(-(-rows // 4) * 64 * leaves for rows, leaves in ((100, 21), (93, 1), (29, 1)))
         alone = sum(n - 64 * (21 + (n >= 1408) + (n >= 1472)) for n in range(1401, 1501))
         assert attn.keys_read == together + alone
+
+
+def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One split, whose 5 nodes are an item per two rows where they are shared, and one per row where they are not."""
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((2600, 1, 64)).astype(np.float32)
+    q = rng.standard_normal((40, 3, 64)).astype(np.float32)
+    name = "_info" if hasattr(device.runtime, "_info") else "info"
+    with za.KVCache(device, za.AttnShape(3, 1, 64), 1, 4096, "f32") as cache:
+        attn, seq = za.Attention(cache, num_splits=1), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        monkeypatch.setattr(device.runtime, name, replace(device.info, max_workgroups=(64, 64, 64), kind="cpu"))
+        assert not differing(attn(q, seq, 0), reference.emulate(q, k, k)[0])
 
 
 def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:

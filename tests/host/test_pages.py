@@ -181,6 +181,30 @@ def test_both_sides_of_a_fork_in_one_batch_copy_and_the_page_they_left_is_free()
     assert (seq.lengths, fork.lengths) == ([6], [6])
 
 
+def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
+    pool = PagePool(8, 16)
+    seq = SequencePages(pool, 2)
+    for layer in (0, 1):
+        seq.reserve(layer, 20).commit()
+    fork = seq.fork()
+    with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
+        seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
+    for layer in (0, 1):
+        seq.reserve(layer, 20).commit()
+    own = list(seq.pages)
+    seq.retract(1, 20)
+    assert (seq.lengths, seq.pages) == ([40, 20], own)
+    seq.retract(0, 20)
+    assert (seq.lengths, seq.pages) == ([20, 20], own[:2])
+    with pytest.raises(StepError):
+        seq.retract(0, 15)
+    seq.retract(0, 16)  # behind the page that is shared still
+    fork.free()
+    seq.retract(0, 5)
+    assert seq.lengths == [5, 20]
+    pool.check([seq])
+
+
 def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
     pool = PagePool(4, 16)
     seq = SequencePages(pool, 1)
