@@ -475,6 +475,8 @@ class PartialState:
                 f"partial state: got m {self.m.shape}, l {self.l.shape}, o {shape}, nodes {self.nodes.shape}, expected "
                 "(q_len, n, q_heads), twice, (q_len, n, q_heads, head_dim) and (n,)"
             )
+        if self.sinks is not None and self.sinks.shape != shape[2:3]:
+            raise PartialStateError(f"partial state: got sinks {self.sinks.shape}, expected {shape[2:3]}, one per head")
         first, end = self.span
         if np.any(self.nodes[1:] <= self.nodes[:-1]) or np.any(self.nodes < first) or np.any(self.nodes >= end):
             raise PartialStateError(

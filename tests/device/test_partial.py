@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -106,4 +107,6 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         for data in (b"", b"x" * 100, a.to_bytes()[:-8], a.to_bytes().replace(b"partial state", b"martial state")):
             with pytest.raises(PartialStateError, match=r"^partial state: got "):
                 PartialState.from_bytes(data)
+        with pytest.raises(PartialStateError, match=r"^partial state: got sinks \(3,\), expected \(2,\)"):
+            PartialState.from_bytes(replace(a, sinks=np.zeros(3, np.float32)).to_bytes())
         assert reference.gather([c, a, b]).nodes.tolist() == [0, 1, 2]
