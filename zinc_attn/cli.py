@@ -47,6 +47,9 @@ Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
 DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
+SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
+PREFIXES: Final = "2k,8k,32k"
+SUFFIX: Final = 256  # keys
 TABLE_COLUMNS: Final = 240  # widest table
 
 
@@ -276,16 +279,23 @@ def add_plan(subparsers: Subparsers) -> None:
         "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
         "The layout never shows in the output bits. Times of one layer's call are modelled, not measured\n"
         "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
-        "compute units like an R9700's.",
+        "compute units like an R9700's.\n\n"
+        "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
+        "prefix; what cascade reads and takes on the card, and the batch without it. --shards: a sequence's nodes\n"
+        "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
         "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
+        "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
+        "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
     )
     add_model_arguments(parser)
     parser.add_argument(
-        "--contexts", default=DEFAULT_CONTEXTS, metavar="N,…", help=f"keys (default: {DEFAULT_CONTEXTS})"
+        "--contexts",
+        metavar="N,…",
+        help=f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})",
     )
-    parser.add_argument("--splits", default="auto", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
+    parser.add_argument("--splits", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
     parser.add_argument("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
@@ -294,14 +304,25 @@ def add_plan(subparsers: Subparsers) -> None:
         "--device", metavar="D", help="plan for this device: index or piece of the name; nothing modelled"
     )
     parser.add_argument("--draw", metavar="FILE.png", help="draw the modelled layouts of the largest context")
+    topic = parser.add_mutually_exclusive_group()
+    topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")
+    topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
+    parser.add_argument("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
+    parser.add_argument("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
+    parser.add_argument("--link", metavar="L", help=f"between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
     parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
 
 
 def run_plan(args: argparse.Namespace) -> int:
     """Show the plans."""
-    model, contexts, layouts = chosen_model(args), parse_contexts(args.contexts), parse_layouts(args.splits)
+    check_plan_topic(args)
     card = plan_card(args)
+    if args.requests or args.shards:
+        assert card is not None
+        return (run_plan_requests if args.requests else run_plan_shards)(args, chosen_model(args), card)
+    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_layouts(args.splits or "auto")
+    model = chosen_model(args)
     units, kind = card.compute_units if card else DEFAULT_COMPUTE_UNITS, "gpu"
     if args.draw:
         need("matplotlib")
@@ -370,6 +391,100 @@ def run_plan(args: argparse.Namespace) -> int:
     if card:
         print_modelled(model, contexts, layouts, card, args.dtype)
     return 0
+
+
+def check_plan_topic(args: argparse.Namespace) -> None:
+    """Refuse arguments that do not go with --requests, --shards, or neither."""
+    topic = "requests" if args.requests else "shards" if args.shards else None
+    others = {
+        "requests": ("contexts", "splits", "link"),
+        "shards": ("splits", "prefix", "suffix"),
+        None: ("prefix", "suffix", "link"),
+    }[topic]
+    for name in (*others, *(("device", "draw") if topic else ())):
+        if getattr(args, name) is not None:
+            given = f"--{name} with --{topic}" if topic else f"--{name} alone"
+            wanted = {"link": "--shards", "prefix": "--requests", "suffix": "--requests"}.get(name)
+            wanted = wanted or ("--card or --cu" if name == "device" else f"one of the two: --{topic} has a table")
+            raise ArgumentError(f"{name}: got {given}, expected {wanted}")
+
+
+def run_plan_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
+    """What a shared prefix saves."""
+    suffix = SUFFIX if args.suffix is None else args.suffix
+    prefixes, counts = parse_contexts(args.prefix or PREFIXES), parse_counts("requests", args.requests)
+    found = [
+        cost.predict_cascade(model.shape, card, count, prefix, suffix, args.dtype)
+        for prefix in prefixes
+        for count in counts
+    ]
+    if args.json:
+        print_json(one.to_dict() for one in found)
+        return 0
+    need("rich")
+    print(f"{title(model, args.dtype)}, {card.compute_units} compute units, {suffix:,} keys of a request's own")
+    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    columns = "prefix", "requests", "at a time", "keys read", "without", "µs", "without", "ratio", "pays"
+    table = new_table(*columns)
+    for one in found:
+        table.add_row(
+            f"{one.prefix:,}",
+            str(one.requests),
+            str(one.rows_each),
+            f"{one.keys_read:,}",
+            f"{one.keys_alone:,}",
+            figure(one.total_us),
+            figure(one.alone_us),
+            f"{one.speed_up:.2f}",
+            "yes" if one.pays else "no" if one.rows_each > 1 else "–",
+        )
+    print_table(table)
+    print("at a time: requests that a workgroup serves on the shared keys; 1 where registers hold no more.")
+    return 0
+
+
+def run_plan_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
+    """What more cards save."""
+    link = cost.find_link(args.link or "pcie5")
+    contexts, counts = parse_contexts(args.contexts or SHARD_CONTEXTS), parse_counts("shards", args.shards)
+    found = [
+        cost.predict_shards(context, model.shape, card, shards, link, args.dtype)
+        for shards in counts
+        for context in contexts
+    ]
+    least = {shards: cost.pays_from(model.shape, card, shards, link, args.dtype) for shards in counts}
+    if args.json:
+        print_json(one.to_dict() | {"pays_from": least[one.shards]} for one in found)
+        return 0
+    need("rich")
+    where = "cards of one host" if not link.hosts else "hosts with a card each"
+    print(f"{title(model, args.dtype)}, {where}; {link.title}: {link.latency_us:g} µs, {link.gb_s:g} GB/s")
+    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
+    columns = "shards", "context", "bytes", "pass 1 µs", "down", "gather", "up", "fold", "total µs", "one card", "pays"
+    table = new_table(*columns)
+    for one in found:
+        times = one.pass1_us, one.down_us, one.gather_us, one.up_us, one.fold_us, one.total_us, one.one_us
+        table.add_row(
+            str(one.shards),
+            f"{one.context:,}",
+            f"{one.received_bytes:,}",
+            *(figure(x) for x in times),
+            "yes" if one.pays else "no",
+        )
+    print_table(table)
+    for shards, keys in least.items():
+        text = "at no context up to 16,777,216 keys" if keys is None else f"from {keys:,} keys on"
+        print(f"{shards} shards take less time than one card {text}.")
+    print("bytes: partial states that one host, or the folding process, gets from the other shards.")
+    return 0
+
+
+def parse_counts(name: str, text: str) -> list[int]:
+    """``2,8`` to numbers of at least 1, repeated ones once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ArgumentError(f"{name}: got {text!r}, expected numbers such as 2,8")
+    return [check_int(name, int(word), 1, 1 << 16) for word in dict.fromkeys(words)]
 
 
 def plan_card(args: argparse.Namespace) -> cost.Card | None:
