@@ -794,7 +794,7 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         layers = plural(first.layers, "layer")
         yield f"Values: {first.data}. tokens/s: as if attention over {layers} were all of a step of {tokens}."
         if first.formula_bytes is not None:
-            yield f"bits: on each of {plural(first.ranks, 'rank')}, and all the same. bytes per layer: what rank 0 got"
+            yield f"Compared on {plural(first.ranks, 'rank')}, and the same on all. bytes per layer: what rank 0 gets"
             yield "in a call; the formula: nodes of the other ranks × q_len × q_heads × (head_dim + 2) × 4."
     if any(row.verified == "bits (sampled)" and row.formula_bytes is None for row in rows):
         yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."

@@ -19,7 +19,7 @@ from typing import Any, Final
 from . import kernels
 from .errors import ArgumentError
 from .planner import SplitPlan, plan_splits
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, dtype_bytes
+from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, SCRATCH_BYTES, AttnShape, check_int, dtype_bytes
 
 # --- models ------------------------------------------------------------------------------------------------
 
@@ -560,17 +560,37 @@ def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int,
 class Cascade:
     """What the kernels make of requests that share a prefix; one new row each.
 
-    rows_each: requests that a workgroup serves at a time on the shared keys, 1 where none are shared; shared_keys: of
-    a request, in whole pages and whole states; keys_read, keys_alone: keys of one KV head that all workgroups read,
-    with and without sharing (``Attention.keys_read``).
+    most: requests that a workgroup can serve at a time on the shared keys, 1 where none are shared; shared_keys: of a
+    request, in whole pages and whole states; blocks: requests of each submission, which share nothing with another's;
+    keys_read, keys_alone: keys of one KV head that all workgroups read, with and without sharing
+    (``Attention.keys_read``).
     """
 
     plan: SplitPlan
-    requests: int
-    rows_each: int
+    most: int
     shared_keys: int
-    keys_read: int
-    keys_alone: int
+    blocks: tuple[int, ...]
+
+    def rows_each(self, requests: int) -> int:
+        """Requests of a submission that a workgroup serves at a time."""
+        return min(self.most, 1 << (requests - 1).bit_length())
+
+    def shared(self, requests: int) -> int:
+        """Keys that a submission's requests share."""
+        return self.shared_keys if self.rows_each(requests) > 1 else 0
+
+    @property
+    def keys_read(self) -> int:
+        total = 0
+        for n in self.blocks:
+            shared = self.shared(n)
+            alone = (self.plan.context_len - shared) * self.plan.shape.head_chunks
+            total += -(-n // self.rows_each(n)) * shared + n * alone
+        return total
+
+    @property
+    def keys_alone(self) -> int:
+        return sum(self.blocks) * self.plan.context_len * self.plan.shape.head_chunks
 
 
 def cascade_layout(
@@ -587,17 +607,16 @@ def cascade_layout(
     check_int("requests", requests, 1)
     check_int("prefix", prefix, 0, MAX_CONTEXT)
     check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
-    context = prefix + suffix
-    plan = plan_splits(context, shape, compute_units, dtype, 1, kind)
+    plan = plan_splits(prefix + suffix, shape, compute_units, dtype, 1, kind)
     build: kernels.Build = "single" if plan.unit_leaves == 1 else "loop"
     most = kernels.shared_vectors(kind, build, shape.head_dim) // shape.group
     keys = prefix // page_size * page_size if suffix else prefix
     shared = keys // plan.unit_keys * plan.unit_keys
-    if requests < 2 or most < 2 or shape.head_chunks > 1 or plan.states < 2:
-        shared = 0
-    each = min(most, 1 << (requests - 1).bit_length()) if shared else 1
-    read = -(-requests // each) * shared + requests * (context - shared) * shape.head_chunks
-    return Cascade(plan, requests, each, shared, read, requests * context * shape.head_chunks)
+    if most < 2 or shape.head_chunks > 1 or plan.states < 2 or not shared:
+        most = 1
+    room = SCRATCH_BYTES // (4 * shape.q_heads * (shape.head_dim + 2)) // max(plan.states, 1)
+    whole, rest = divmod(requests, max(room, 1))
+    return Cascade(plan, most, shared, (max(room, 1),) * whole + (rest,) * (rest > 0))
 
 
 @dataclass(frozen=True)
@@ -643,21 +662,21 @@ def predict_cascade(
         requests=requests,
         prefix=prefix,
         suffix=suffix,
-        rows_each=found.rows_each,
+        rows_each=found.rows_each(max(found.blocks)),
         keys_read=found.keys_read,
         keys_alone=found.keys_alone,
-        total_us=_batch_us(found, prefix, card, dtype),
-        alone_us=_batch_us(replace(found, rows_each=1, shared_keys=0), prefix, card, dtype),
+        total_us=sum(_batch_us(found, n, prefix, card, dtype) for n in found.blocks),
+        alone_us=sum(_batch_us(replace(found, most=1), n, prefix, card, dtype) for n in found.blocks),
     )
 
 
-def _batch_us(batch: Cascade, prefix: int, card: Card, dtype: str) -> float:
-    """Pass 1 of the shared items, a gap, pass 1 of the others, pass 2.
+def _batch_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) -> float:
+    """One submission of ``n`` requests: pass 1 of the shared items, a gap, pass 1 of the others, pass 2.
 
     K and V that are read again come CACHED_RATE times faster where the caches hold the prefix and the states; shared
     items of the same keys lie side by side and always find them there.
     """
-    plan, shape, n = batch.plan, batch.plan.shape, batch.requests
+    plan, shape = batch.plan, batch.plan.shape
     whole = replace(plan, q_len=n)
     key_bytes, rate = shape.kv_bytes_per_token(dtype), card.bandwidth * 1e3 * READ_EFFICIENCY
     caches = (card.l2_mib + card.infinity_mib) * 2**20
@@ -666,14 +685,14 @@ def _batch_us(batch: Cascade, prefix: int, card: Card, dtype: str) -> float:
     written = int(written / CACHED_RATE) if distinct + written <= caches else written
     build: kernels.Build = "single" if plan.unit_leaves == 1 else "loop"
     again = 1 / CACHED_RATE if key_bytes * prefix + whole.scratch_bytes <= caches else 1.0
-    shared, groups = batch.shared_keys // LEAF, -(-n // batch.rows_each)
-    left = prefix - batch.shared_keys  # of the prefix, read by each request
+    shared, groups = batch.shared(n) // LEAF, -(-n // batch.rows_each(n))
+    left = prefix - batch.shared(n)  # of the prefix, read by each request
     states_per_leaf = written / max(n * -(-plan.context_len // LEAF), 1)
     time, leaves = START_US, 0.0
     if shared:
-        vectors = shape.group * batch.rows_each
+        vectors = shape.group * batch.rows_each(n)
         sizes = [plan.unit_leaves] * (shared // plan.unit_leaves * groups * shape.kv_heads)
-        nbytes = key_bytes * batch.shared_keys * (1 + (groups - 1) / CACHED_RATE) + states_per_leaf * shared * n
+        nbytes = key_bytes * batch.shared(n) * (1 + (groups - 1) / CACHED_RATE) + states_per_leaf * shared * n
         leaf = _vectors_cost(shape.head_dim, vectors, card, dtype, build)
         slots = card.waves(_vgprs(shape.head_dim, vectors, build))
         work = _spread(sizes, leaf, slots, card, nbytes / sum(sizes))

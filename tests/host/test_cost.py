@@ -217,10 +217,12 @@ def test_timeline() -> None:
 def test_cascade_counts_keys_once_per_group() -> None:
     """The course's count: 8 requests share 512 keys and have 64 of their own. 4/4/64: 8 requests at a time on a CPU."""
     found = cost.cascade_layout(AttnShape(4, 4, 64), 8, 512, 64, 4, "f16", "cpu", 64)
-    assert (found.rows_each, found.keys_read, found.keys_alone) == (8, 512 + 8 * 64, 8 * (512 + 64))
+    assert (found.rows_each(8), found.keys_read, found.keys_alone) == (8, 512 + 8 * 64, 8 * (512 + 64))
     assert cost.cascade_layout(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
+    cut = cost.cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
+    assert (cut.blocks, cut.keys_read) == ((15, 15, 2), 17 * 32768 + 32 * 256), "submissions share nothing"
     wide = cost.cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
-    assert wide.rows_each == 1 and wide.keys_read == wide.keys_alone == 8 * (4096 + 64) * 2
+    assert wide.most == 1 and wide.keys_read == wide.keys_alone == 8 * (4096 + 64) * 2
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
