@@ -117,8 +117,10 @@ class Sequence:
         new = () if reservation is None else reservation.new_pages
         total = fixed + len(new)
         if total > len(self._table):
-            self._table = np.concatenate([self._table[: self._known], np.zeros(2 * total, np.uint32)])
+            self._table = np.concatenate([self._table, np.zeros(2 * total, np.uint32)])
         if self._known < fixed:
+            # entries that a rolled back reservation left make the table another one; those of a committed one are it
+            self.stamp += int(np.any(self._table[self._known : fixed] != pages[self._known : fixed]))
             self._table[self._known : fixed] = pages[self._known : fixed]
         self._known = min(self._known, fixed)  # before the reservation's pages, which a rollback gives back
         if new:

@@ -19,7 +19,17 @@ from typing import Any, Final
 from . import kernels
 from .errors import ArgumentError
 from .planner import SplitPlan, plan_splits
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, SCRATCH_BYTES, AttnShape, check_int, dtype_bytes
+from .shapes import (
+    KEYS_PER_NODE,
+    LEAF,
+    MAX_CONTEXT,
+    NODE,
+    SCRATCH_BYTES,
+    SHARED_LEAVES,
+    AttnShape,
+    check_int,
+    dtype_bytes,
+)
 
 # --- models ------------------------------------------------------------------------------------------------
 
@@ -194,7 +204,7 @@ MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
 MERGE_TURN_CYCLES: Final = 100  # the total through the LDS to the next wave, and a barrier
 MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
-SHARED_VGPRS: Final = {"single": (192, 256), "loop": (240, 240)}  # over 8 query vectors: to 2,048 accumulators, beyond
+SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # with more than 8 query vectors, at most
 HOST_COPY_GB_S: Final = 20.0  # partial states in host memory, once on the way down and once on the way up
 SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
@@ -459,7 +469,7 @@ def _vgprs(head_dim: int, heads: int, build: kernels.Build) -> int:
     if row := ISSUE.get((head_dim, heads)):
         return row[2 + (build == "loop")]
     if heads > 8:
-        return SHARED_VGPRS[build][head_dim * heads > 2048]
+        return SHARED_VGPRS[build]
     return 168 if head_dim * heads > 1024 and build == "loop" else 120
 
 
@@ -576,8 +586,9 @@ class Cascade:
         return min(self.most, 1 << (requests - 1).bit_length())
 
     def shared(self, requests: int) -> int:
-        """Keys that a submission's requests share."""
-        return self.shared_keys if self.rows_each(requests) > 1 else 0
+        """Keys that a submission's requests share: none where that saves too little."""
+        saved = (requests - -(-requests // self.rows_each(requests))) * self.shared_keys
+        return self.shared_keys if saved >= SHARED_LEAVES * LEAF else 0
 
     @property
     def keys_read(self) -> int:
@@ -608,8 +619,7 @@ def cascade_layout(
     check_int("prefix", prefix, 0, MAX_CONTEXT)
     check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
     plan = plan_splits(prefix + suffix, shape, compute_units, dtype, 1, kind)
-    build: kernels.Build = "single" if plan.unit_leaves == 1 else "loop"
-    most = kernels.shared_vectors(kind, build, shape.head_dim) // shape.group
+    most = kernels.shared_vectors(kind, shape.head_dim) // shape.group
     keys = prefix // page_size * page_size if suffix else prefix
     shared = keys // plan.unit_keys * plan.unit_keys
     if most < 2 or shape.head_chunks > 1 or plan.states < 2 or not shared:
@@ -662,7 +672,7 @@ def predict_cascade(
         requests=requests,
         prefix=prefix,
         suffix=suffix,
-        rows_each=found.rows_each(max(found.blocks)),
+        rows_each=found.rows_each(found.blocks[0]) if found.shared(found.blocks[0]) else 1,
         keys_read=found.keys_read,
         keys_alone=found.keys_alone,
         total_us=sum(_batch_us(found, n, prefix, card, dtype) for n in found.blocks),

@@ -27,7 +27,7 @@ from .planner import SplitPlan, first_seen, plan_splits
 from .reference import PartialState, empty_state, key_ranges
 from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, SCRATCH_BYTES, check_int
+from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, SCRATCH_BYTES, SHARED_LEAVES, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class _Part:
     seen: Seen | None = None  # of its rows, where the sequence is a shard of a longer one
 
 
-def _room(n: int, limit: int) -> int:
+def padded(n: int, limit: int) -> int:
     """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
     return max(min(power_of_two(n), limit), n)
 
@@ -193,7 +193,7 @@ class Attention:
     int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a logit
     per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or None per
     layer. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
-    attended for all of these rows at once.
+    attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
     """
 
     def __init__(
@@ -206,12 +206,12 @@ class Attention:
         window: int | Seq[int | None] | None = None,
         softcap: float | None = None,
         sinks: Any = None,
-        cascade: bool = True,
+        cascade: bool | None = None,
     ) -> None:
         if num_splits is not None and split_size is not None:
             raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
         self.cache, self.device = cache, cache.device
-        self.num_splits, self.split_size, self.cascade = num_splits, split_size, bool(cascade)
+        self.num_splits, self.split_size, self.cascade = num_splits, split_size, cascade
         self._last: tuple[_Rig, ...] = ()  # of the last call's submissions
         self.scale = check_scale(scale, cache.shape.head_dim)
         self.scorings, self.scoring_of = self._scorings(window, check_softcap(softcap), sinks)
@@ -445,7 +445,7 @@ class Attention:
 
     def _order(self, parts: list[_Part], window: int | None) -> list[int] | None:
         """The parts' places in an order in which those that share pages are neighbours; None: as they are."""
-        if not self.cascade or window is not None or len(parts) < 2:
+        if self.cascade is False or window is not None or len(parts) < 2:
             return None
         first = [part.sequence.pages.pages[:1] for part in parts]
         if len({page for pages in first for page in pages}) == len(parts):
@@ -532,6 +532,8 @@ class Attention:
             )
             if window is not None:
                 key = (*key, *(first_seen(length, 1, window) // LEAF for length in tokens))
+            elif not new:  # a leaf can be shared while it is whole; what a call appends lies in pages of its own
+                key = (*key, *(length // LEAF for length in tokens))
         frame = self._frames.get(key) if key else None
         if frame is not None and self._rig(frame.bucket).holds == key:
             bucket, rig = frame.bucket, self._rig(frame.bucket)
@@ -562,18 +564,8 @@ class Attention:
         q = block[0][0].q[block[0][1] : block[0][2]]
         if len(block) > 1:
             q = np.concatenate([part.q[begin:end] for part, begin, end in block])
-        runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
-        if rig.rows is not None:
-            at = 0
-            for part in new:
-                rows.encode_into(rig.row_words[at : at + len(part.keys)], part.keys, part.values, cache.dtype)
-                at += len(part.keys)
-            runtime.write(rig.rows, rig.row_words[:at].reshape(-1))
+        self._upload(rig, q, new, layer, changed)
         if changed:
-            for i, buffer in enumerate(rig.work_buffers):
-                if len(rig.work_buffers) > 1:
-                    cache.set_cache(rig.work, cache.layers[layer][i])
-                runtime.write(buffer, rig.work.words)
             rig.tokens = tokens
         runtime.run(self._recording(bucket, rig, layer))
         self._last = (*self._last, rig)
@@ -669,9 +661,9 @@ class Attention:
             "loop",
             False,
             bool(new) and runtime.name == "kompute",
-            _room(len(items[0]), self.device.info.max_workgroups[0]),
-            _room(n, self.device.info.max_workgroups[2]),
-            _room(n * states, self._most_states()),
+            padded(len(items[0]), self.device.info.max_workgroups[0]),
+            padded(n, self.device.info.max_workgroups[2]),
+            padded(n * states, self._most_states()),
             power_of_two(len(part.keys)) if new else 0,
             power_of_two(len(tables[part])),
             which,
@@ -680,7 +672,7 @@ class Attention:
         rig = self._rig(bucket)
         rig.holds = ()
         fill(rig, block, [layout], items, new, bucket, None, tables)
-        self._upload(rig, part.q[begin:end], new, layer)
+        self._upload(rig, part.q[begin:end], new, layer, True)
         runtime.run(self._recording(bucket, rig, layer))
         words, size = runtime.read(rig.states).view(np.float32), shape.q_heads * shape.head_dim
         o = words[: n * states * size].reshape(n, states, shape.q_heads, shape.head_dim)
@@ -688,8 +680,8 @@ class Attention:
         ml = behind.reshape(n, states, shape.q_heads, 2)
         return ml[..., 0], ml[..., 1], o
 
-    def _upload(self, rig: _Rig, q: NDArray[Any], new: list[_Part], layer: int) -> None:
-        """Write q, the new rows, and the work words for ``layer``."""
+    def _upload(self, rig: _Rig, q: NDArray[Any], new: list[_Part], layer: int, changed: bool) -> None:
+        """Write q, the new rows, and, where they ``changed``, the work words for ``layer``."""
         runtime, cache = self.device.runtime, self.cache
         runtime.write(rig.q, np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
         if rig.rows is not None:
@@ -698,7 +690,7 @@ class Attention:
                 rows.encode_into(rig.row_words[at : at + len(part.keys)], part.keys, part.values, cache.dtype)
                 at += len(part.keys)
             runtime.write(rig.rows, rig.row_words[:at].reshape(-1))
-        for i, buffer in enumerate(rig.work_buffers):
+        for i, buffer in enumerate(rig.work_buffers if changed else ()):
             if len(rig.work_buffers) > 1:
                 cache.set_cache(rig.work, cache.layers[layer][i])
             runtime.write(buffer, rig.work.words)
@@ -718,13 +710,13 @@ class Attention:
             "loop" if any(build == "loop" for _, _, build in plans) else "single",
             direct,
             fresh,
-            _room(sum(map(len, items)), self.device.info.max_workgroups[0]),
-            _room(sum(sizes), self.device.info.max_workgroups[2]),
-            _room(sum(n * plan.states for n, (plan, _, _) in zip(sizes, plans, strict=True)), self._most_states()),
+            padded(sum(map(len, items)), self.device.info.max_workgroups[0]),
+            padded(sum(sizes), self.device.info.max_workgroups[2]),
+            padded(sum(n * plan.states for n, (plan, _, _) in zip(sizes, plans, strict=True)), self._most_states()),
             power_of_two(sum(len(part.keys) for part in new)) if new else 0,
             power_of_two(sum(map(len, tables.values()))),
             which,
-            shared=0 if common is None else _room(len(common), self.device.info.max_workgroups[0]),
+            shared=0 if common is None else padded(len(common), self.device.info.max_workgroups[0]),
             shared_rows=each,
             shared_build="single" if common is None or np.all(common[:, 3] - common[:, 2] == 1) else "loop",
         )
@@ -738,9 +730,8 @@ class Attention:
         """Leaves of each part's rows that items for several rows attend, these items, and the rows each is for."""
         shape, sizes = self.cache.shape, [end - begin for _, begin, end in block]
         units = np.repeat([plan.unit_leaves for plan, _, _ in plans], sizes)
-        build: Build = "single" if np.all(units == 1) else "loop"
-        most = kernels.shared_vectors(self.device.info.kind, build, shape.head_dim) // shape.group
-        if not self.cascade or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
+        most = kernels.shared_vectors(self.device.info.kind, shape.head_dim) // shape.group
+        if self.cascade is False or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
             return None, None, 1
         limits = np.concatenate([_seen(one, None)[1] for one in block])
         row_tables = [tables[part] for part, begin, end in block for _ in range(begin, end)]
@@ -748,7 +739,13 @@ class Attention:
         if not shared:
             return None, None, 1
         each = min(most, power_of_two(max(one.rows for one in shared)))
-        return np.split(alone, np.cumsum(sizes)[:-1]), rows.shared_table(shared, units, each), each
+        saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
+        if saved < SHARED_LEAVES and self.cascade is None:
+            return None, None, 1
+        table = rows.shared_table(shared, units, each)
+        if len(table) > self.device.info.max_workgroups[0]:  # more than the rows alone need, which the block fits
+            return None, None, 1
+        return np.split(alone, np.cumsum(sizes)[:-1]), table, each
 
     # --- in a host's own Kompute sequence ------------------------------------------------------------------
 
@@ -830,7 +827,7 @@ class Attention:
 
     def _shared(self, name: str, words: int, use: Use) -> Buffer:
         """A tensor of at least ``words`` words, at most a power of two, that every bucket of its size class uses."""
-        size = _room(words, max(words, self.device.info.max_buffer_bytes // 4))
+        size = padded(words, max(words, self.device.info.max_buffer_bytes // 4))
         if (name, size) not in self._pool:
             self._pool[name, size] = self.device.runtime.buffer(4 * size, use)
         return self._pool[name, size]
@@ -981,8 +978,9 @@ class RecordedAttention:
         begin = first_seen(part.tokens, self.q_len, self.window)
         first = begin // (LEAF * NODE)
         nodes = -(-part.tokens // (LEAF * NODE)) - first
-        edges = [min((first + i * nodes // self.splits) * NODE * LEAF, part.tokens) for i in range(self.splits + 1)]
-        plan = SplitPlan(part.tokens, shape, (begin, *edges[1:]), NODE, self.q_len, begin)
+        starts = [(first + i * nodes // self.splits) * NODE * LEAF for i in range(self.splits + 1)]
+        edges = [max(min(start, part.tokens), begin) for start in starts]
+        plan = SplitPlan(part.tokens, shape, (*edges,), NODE, self.q_len, begin)
         new = [part] if self.count else []
         tables = {part: part.sequence.table(part.reservation)}
         block: list[Block] = [(part, 0, self.q_len)]

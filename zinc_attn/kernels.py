@@ -159,15 +159,13 @@ def merge_lanes(kind: str) -> int:
     return shapes.WAVE if kind == "cpu" else 8 * shapes.WAVE
 
 
-def shared_vectors(kind: str, build: Build, head_dim: int) -> int:
+def shared_vectors(kind: str, head_dim: int) -> int:
     """Query heads, over all rows, that one workgroup serves where rows share keys, by device kind.
 
-    On a GPU what the registers of a wave hold at a leaf's end, the loop build's node state included, and 4 KiB of LDS.
+    More of them load and convert K and V less often. A GPU's registers hold up to MAX_ACCUMULATORS without spilling, at
+    half the waves per SIMD; on a CPU more than 8 take longer than they save.
     """
-    if kind == "cpu":
-        return 8
-    most = shapes.MAX_ACCUMULATORS * (2 if build == "single" else 1)
-    return min(most // head_dim, 16)
+    return min(shapes.MAX_ACCUMULATORS // head_dim, 8 if kind == "cpu" else 16)
 
 
 def value_slice(head_dim: int) -> int:

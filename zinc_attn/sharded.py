@@ -14,28 +14,29 @@ import ctypes
 import importlib.util
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from threading import RLock, Thread
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .cache import KVCache, Sequence, power_of_two
-from .decode import Attention
+from .cache import KVCache, Sequence
+from .decode import Attention, padded
 from .device import Device
 from .errors import ArgumentError, ShapeError, ZincAttnError
 from .kernels import MERGE, MERGE_DIMS
 from .reference import PartialState, gather
 from .rows import Work
 from .runtime import Buffer, Dispatch, Recording, Use, memory_budget
-from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
+from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, SCRATCH_BYTES, AttnShape, check_int
 
 F32 = NDArray[np.float32]
+T = TypeVar("T")
 TIMEOUT_S: Final = 60.0  # that a rank waits for the others' partial states
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 NO_MPI: Final = (
@@ -64,40 +65,47 @@ class Fold:
         q_len, n, heads, dim = whole.o.shape
         if (heads, dim) != (self.shape.q_heads, self.shape.head_dim):
             raise ShapeError(f"partial states: got {heads} heads of {dim}, expected those of {self.shape}")
+        info = self.device.info
+        most = min(SCRATCH_BYTES, info.max_buffer_bytes) // (4 * heads * (dim + 2))
+        rows = min(max(most // max(n, 1), 1), info.max_workgroups[2])
         with self.device.lock:
-            runtime = self.device.runtime
-            work, (words, states, out), recording = self._rig(q_len, n, whole.sinks is not None)
-            room = states.nbytes // (4 * heads * (dim + 2))
-            work.set(state_stride=room)
-            work.rows[:, 0], work.rows[:, 1] = np.arange(q_len) * n, n
-            work.rows[:, 2], work.rows[:, 3] = whole.span[0], NODE
-            if whole.sinks is not None:
-                work.sinks[:] = whole.sinks.view(np.uint32)
-            runtime.write(words, work.words)
-            runtime.write(states, np.ascontiguousarray(whole.o).reshape(-1).view(np.uint32))
-            pairs = np.stack([whole.m, whole.l], axis=-1)
-            runtime.write(states, np.ascontiguousarray(pairs).reshape(-1).view(np.uint32), room * heads * dim)
-            runtime.run(recording)
-            found = runtime.read(out).view(np.float32)
-        size = q_len * heads * dim
-        return found[:size].reshape(q_len, heads, dim), found[size:].reshape(q_len, heads)
+            found = [self._rows(whole, at, min(at + rows, q_len), most) for at in range(0, q_len, rows)]
+        return np.concatenate([out for out, _ in found]), np.concatenate([lse for _, lse in found])
 
-    def _rig(self, q_len: int, n: int, sinks: bool) -> tuple[Work, list[Buffer], Recording]:
-        room = power_of_two(n * q_len)
-        key = q_len, room, sinks
+    def _rows(self, whole: PartialState, begin: int, end: int, most: int) -> tuple[F32, F32]:
+        """out and lse of rows [begin, end): one submission."""
+        runtime, (_, n, heads, dim), count = self.device.runtime, whole.o.shape, end - begin
+        rows = padded(count, self.device.info.max_workgroups[2])
+        states_room = padded(n * count, most)
+        work, (words, states, out), recording = self._rig(rows, states_room, whole.sinks is not None)
+        work.rows[:] = 0
+        work.rows[:count, 0], work.rows[:count, 1] = np.arange(count) * n, n
+        work.rows[:count, 2], work.rows[:count, 3] = whole.span[0], NODE
+        if whole.sinks is not None:
+            work.sinks[:] = whole.sinks.view(np.uint32)
+        runtime.write(words, work.words)
+        runtime.write(states, np.ascontiguousarray(whole.o[begin:end]).reshape(-1).view(np.uint32))
+        pairs = np.stack([whole.m[begin:end], whole.l[begin:end]], axis=-1)
+        runtime.write(states, np.ascontiguousarray(pairs).reshape(-1).view(np.uint32), states_room * heads * dim)
+        runtime.run(recording)
+        found, size = runtime.read(out).view(np.float32), rows * heads * dim
+        return found[:size].reshape(rows, heads, dim)[:count], found[size:].reshape(rows, heads)[:count]
+
+    def _rig(self, rows: int, states: int, sinks: bool) -> tuple[Work, list[Buffer], Recording]:
+        key = rows, states, sinks
         if key not in self._made:
             runtime, shape = self.device.runtime, self.shape
-            work = Work(0, q_len, 0, 0, np.zeros(shape.q_heads, np.float32) if sinks else None)
+            work = Work(0, rows, 0, 0, np.zeros(shape.q_heads, np.float32) if sinks else None)
             work.set_shape(shape, shape.kv_heads)
-            work.set(rows=q_len)
+            work.set(rows=rows, state_stride=states)
             made: list[Buffer] = []
             try:
                 made.append(runtime.buffer(4 * work.words.size, Use.INPUT))
-                made.append(runtime.buffer(4 * room * shape.q_heads * (shape.head_dim + 2), Use.INPUT))
-                made.append(runtime.buffer(4 * q_len * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT))
+                made.append(runtime.buffer(4 * states * shape.q_heads * (shape.head_dim + 2), Use.INPUT))
+                made.append(runtime.buffer(4 * rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT))
                 lanes = kernels.merge_lanes(self.device.info.kind)
                 kernel = self.device.kernel(MERGE, (shape.head_dim, lanes))
-                grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, q_len)
+                grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, rows)
                 recording = runtime.record([Dispatch(kernel, (made[0], made[1], made[2]), grid)])
             except BaseException:
                 for buffer in made:
@@ -155,15 +163,17 @@ class ShardedSequence:
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens, at most len(self)."""
-        n = check_int("n", n, 0, len(self))
-        for shard, sequence in self.shards.items():
-            sequence.truncate(int(np.clip(n - self.nodes(shard, n) * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum()))
-        self.lengths[:] = [n] * len(self.lengths)
+        with self.cache.lock:
+            n = check_int("n", n, 0, len(self))
+            for shard, sequence in self.shards.items():
+                sequence.truncate(int(np.clip(n - self.nodes(shard, n) * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum()))
+            self.lengths[:] = [n] * len(self.lengths)
 
     def free(self) -> None:
         """Give the pages back."""
-        for sequence in self.shards.values():
-            sequence.free()
+        with self.cache.lock:
+            for sequence in self.shards.values():
+                sequence.free()
 
 
 class ShardedKVCache:
@@ -239,15 +249,19 @@ class ShardedKVCache:
                 if len(rows_k):
                     self.shards[shard].append(seq.shards[shard], layer, rows_k, rows_v)
 
-            self.together(seq, layer, one)
-            seq.lengths[layer] = end
+            with self.kept(seq, layer):
+                self.together(one)
+                seq.lengths[layer] = end
 
     def pieces(
         self, seq: ShardedSequence, layer: int, k: Any, v: Any
     ) -> tuple[dict[int, tuple[NDArray[Any], NDArray[Any]]], int]:
-        """The new rows of each local shard, and the layer's length with them. ArgumentError beyond the capacity."""
+        """The new rows of each local shard, and the layer's length with them. ArgumentError beyond the capacity.
+
+        Every rank checks all rows, so that an error names a row as the caller counts them.
+        """
         layer = check_int("layer", layer, 0, self.num_layers - 1)
-        keys, values = (x[None] if np.ndim(x) == 2 else np.asarray(x) for x in (k, v))
+        keys, values, _ = next(iter(self.shards.values())).check_rows(k, v)
         begin = seq.lengths[layer]
         end = begin + len(keys)
         if end > self.capacity:
@@ -255,21 +269,24 @@ class ShardedKVCache:
         owner = self.owners[np.arange(begin, end) // KEYS_PER_NODE]
         return {shard: (keys[owner == shard], values[owner == shard]) for shard in self.shards}, end
 
-    def together(self, seq: ShardedSequence, layer: int, one: Callable[[int], Any]) -> dict[int, Any]:
-        """``one`` on every local shard at a time; where one fails, no shard keeps new rows, and its error is raised."""
-        before = {shard: sequence.lengths[layer] for shard, sequence in seq.shards.items()}
+    def together(self, one: Callable[[int], T]) -> dict[int, T]:
+        """``one`` on every local shard at a time; where one fails, its error."""
         with ThreadPoolExecutor(len(self.shards)) as pool:
             waiting = {shard: pool.submit(one, shard) for shard in self.shards}
-        errors = [error for f in waiting.values() if (error := f.exception())]
-        if errors:
-            self.retract(seq, layer, before)
-            raise errors[0]
         return {shard: f.result() for shard, f in waiting.items()}
 
-    def retract(self, seq: ShardedSequence, layer: int, lengths: dict[int, int]) -> None:
-        """Give a layer its former lengths back."""
-        for shard, n in lengths.items():
-            seq.shards[shard].retract(layer, n)
+    @contextmanager
+    def kept(self, seq: ShardedSequence, layer: int) -> Iterator[None]:
+        """Where the block fails, a layer gets its former lengths back, on every local shard."""
+        before = {shard: sequence.lengths[layer] for shard, sequence in seq.shards.items()}
+        length = seq.lengths[layer]
+        try:
+            yield
+        except BaseException:
+            seq.lengths[layer] = length
+            for shard, n in before.items():
+                seq.shards[shard].retract(layer, n)
+            raise
 
     def close(self) -> None:
         """Free the device memory of the local shards."""
@@ -313,15 +330,14 @@ class ShardedAttention:
             raise ArgumentError(f"seq: got {type(seq).__name__}, expected a ShardedSequence of this cache")
         with cache.lock:
             layer = check_int("layer", layer, 0, cache.num_layers - 1)
-            before = {shard: sequence.lengths[layer] for shard, sequence in seq.shards.items()}
-            try:
-                out, lse, end = self._attend(q, seq, layer, k, v)
-            except BaseException as error:
-                if cache.ranks is not None and not isinstance(error, RankError):
-                    cache.ranks.fail(error)
-                cache.retract(seq, layer, before)
-                raise
-            seq.lengths[layer] = end
+            with cache.kept(seq, layer):
+                try:
+                    out, lse, end = self._attend(q, seq, layer, k, v)
+                except BaseException as error:
+                    if cache.ranks is not None and not isinstance(error, RankError):
+                        cache.ranks.fail(error)
+                    raise
+                seq.lengths[layer] = end
         out, lse = out.reshape(np.shape(q)), lse.reshape(np.shape(q)[:-1])
         return (out, lse) if return_lse else out
 
@@ -339,7 +355,7 @@ class ShardedAttention:
             nodes = seq.nodes(shard, end)
             return self._attention[shard].partial(q, seq.shards[shard], layer, *rows, nodes=nodes, tokens=end)
 
-        parts = list(cache.together(seq, layer, one).values())
+        parts = list(cache.together(one).values())
         if cache.ranks is not None:
             self.sent_bytes += parts[0].nbytes
             parts = [PartialState.from_bytes(data) for data in cache.ranks.exchange(parts[0].to_bytes())]
@@ -394,6 +410,7 @@ class Ranks:
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
+        self._late: list[Any] = []  # requests given up, and with them the memory that they may still write
         self._comm, request = comm.Idup()
         self._wait(request)
 
@@ -445,6 +462,7 @@ class Ranks:
         while not request.Test():
             if time.monotonic() > deadline:
                 self.lost = True
+                self._late.append(request)
                 raise RankError(
                     f"rank {self.rank} waited {self.timeout_s:g} s for the {self.size - 1} other ranks; one is lost or "
                     "made another call; look at their output, and start all of them again"

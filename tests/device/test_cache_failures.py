@@ -192,6 +192,36 @@ def test_a_failure_at_any_runtime_call_changes_nothing(
         assert equal(world.look(), twin.look())
 
 
+def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page goes to another sequence, while the call that is made again finds its old page its own: no copy."""
+    rng, shape = np.random.default_rng(0), za.AttnShape(2, 1, 64)
+    k, other = (rng.standard_normal((n, 1, 64)).astype(np.float32) for n in (101, 150))
+    q = rng.standard_normal((2, 64)).astype(np.float32)
+    want, want_other = (reference.emulate(q, x, x) for x in (k, other))
+    cache = za.KVCache(device, shape, 1, 1024, "f32")
+    attn, seq, run, calls = za.Attention(cache), cache.new_sequence(), device.runtime.run, []
+
+    def interrupted(recording: Any) -> None:
+        run(recording)
+        calls.append(recording)
+        if len(calls) == 2:  # behind the copy and the attention
+            raise KeyboardInterrupt
+
+    cache.append(seq, 0, k[:100], k[:100])
+    fork = seq.fork()
+    with monkeypatch.context() as patch:
+        patch.setattr(device.runtime, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            attn(q, seq, 0, k[100:], k[100:])
+    fork.free()
+    heir = cache.new_sequence()
+    cache.append(heir, 0, other, other)
+    assert equal(attn(q, seq, 0, k[100:], k[100:], return_lse=True), want)
+    assert equal(attn(q, seq, 0, return_lse=True), want)
+    assert equal(attn(q, heir, 0, return_lse=True), want_other)
+    cache.close()
+
+
 def test_an_interrupt_at_any_line_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:
     """The books stay whole, and what follows has the right bits, wherever Ctrl-C comes in decode.py and cache.py."""
     files = {decode_module.__file__, cache_module.__file__}

@@ -67,7 +67,7 @@ def test_the_labs_count(device: za.Device) -> None:
         seqs, _ = family(cache, 512, [64] * 8, np.random.default_rng(0))
         qs = [np.ones((4, 64), np.float32)] * 8
         counts = []
-        for cascade in (True, False):
+        for cascade in (None, False):
             attn = za.Attention(cache, cascade=cascade)
             attn(qs, seqs, 0)
             counts.append(attn.keys_read)
@@ -76,7 +76,13 @@ def test_the_labs_count(device: za.Device) -> None:
 
 @pytest.mark.parametrize(
     ("text", "requests", "prefix", "suffix"),
-    (("9/3/64", 5, 1024, 100), ("32/8/128", 3, 1100, 64), ("16/2/256", 2, 700, 64), ("4/4/64", 9, 640, 0)),
+    (
+        ("9/3/64", 5, 1024, 100),
+        ("32/8/128", 3, 1100, 64),
+        ("32/8/128", 8, 1100, 64),
+        ("16/2/256", 2, 700, 64),
+        ("4/4/64", 9, 640, 0),
+    ),
 )
 def test_the_cost_model_counts_the_same_keys(
     device: za.Device, text: str, requests: int, prefix: int, suffix: int
@@ -85,7 +91,7 @@ def test_the_cost_model_counts_the_same_keys(
     want = cost.cascade_layout(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
     with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, _ = family(cache, prefix, [suffix] * requests, np.random.default_rng(0))
-        for cascade, keys in ((True, want.keys_read), (False, want.keys_alone)):
+        for cascade, keys in ((None, want.keys_read), (False, want.keys_alone)):
             attn = za.Attention(cache, cascade=cascade)
             attn([np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests, seqs, 0)
             assert attn.keys_read == keys
@@ -103,6 +109,33 @@ def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
         together = sum(-(-rows // 4) * 64 * leaves for rows, leaves in ((100, 21), (93, 1), (29, 1)))
         alone = sum(n - 64 * (21 + (n >= 1408) + (n >= 1472)) for n in range(1401, 1501))
         assert attn.keys_read == together + alone
+
+
+def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
+    """Attend only: the sequences' leaves stay as many, and the last one is shared no more."""
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((128, 2, 64)).astype(np.float32)
+    q = rng.standard_normal((4, 64)).astype(np.float32)
+    with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
+        attn, seq = za.Attention(cache, cascade=True), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        other = seq.fork()
+        for tokens in (128, 127, 126, 64, 63):
+            seq.truncate(tokens)
+            got = attn([q, q], [seq, other], 0)
+            for out, n in zip(got, (tokens, 128), strict=True):
+                assert not differing(out, reference.emulate(q, k[:n], k[:n])[0]), (tokens, n)
+
+
+def test_little_is_not_shared_unless_asked_for(device: za.Device) -> None:
+    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
+        seqs, _ = family(cache, 320, [64] * 3, np.random.default_rng(0))
+        counts = []
+        for cascade in (None, True):
+            attn = za.Attention(cache, cascade=cascade)
+            attn([np.ones((4, 64), np.float32)] * 3, seqs, 0)
+            counts.append(attn.keys_read)
+        assert counts == [3 * 384, 320 + 3 * 64]
 
 
 def test_what_rows_share() -> None:

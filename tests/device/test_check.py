@@ -131,23 +131,23 @@ def test_a_case_without_room_is_refused(
 
 Change = tuple[str, str, str, int]  # file, text, its replacement, how often it occurs
 VALUE_LOOP = """\
-                        precise vec2 pv = v[j * PAIRS + i] * p;
-                        precise vec2 sum = o[h * PAIRS + i] + pv;
-                        o[h * PAIRS + i] = sum;
+                precise vec2 pv = v[i] * p;
+                precise vec2 sum = o[h * PAIRS + i] + pv;
+                o[h * PAIRS + i] = sum;
 """
 # llvmpipe runs fma() as a mul and an add, so what a fusing driver does is spelled out: the errors of the product
 # (Veltkamp, Dekker) and of the sum (Knuth) are exact, and added before the only rounding that shows
 FUSED = """\
-                        precise vec2 x = v[j * PAIRS + i], y = o[h * PAIRS + i], pv = x * p;
-                        precise vec2 x_wide = x * 4097.0, x_high = x_wide - (x_wide - x), x_low = x - x_high;
-                        precise float p_wide = p * 4097.0, p_high = p_wide - (p_wide - p), p_low = p - p_high;
-                        precise vec2 left = ((pv - x_high * p_high) - x_low * p_high) - x_high * p_low;
-                        precise vec2 lost = x_low * p_low - left;
-                        precise vec2 sum = y + pv, back = sum - y, rest = (y - (sum - back)) + (pv - back);
-                        precise vec2 fused = sum + (rest + lost);
-                        o[h * PAIRS + i] = fused;
+                precise vec2 x = v[i], y = o[h * PAIRS + i], pv = x * p;
+                precise vec2 x_wide = x * 4097.0, x_high = x_wide - (x_wide - x), x_low = x - x_high;
+                precise float p_wide = p * 4097.0, p_high = p_wide - (p_wide - p), p_low = p - p_high;
+                precise vec2 left = ((pv - x_high * p_high) - x_low * p_high) - x_high * p_low;
+                precise vec2 lost = x_low * p_low - left;
+                precise vec2 sum = y + pv, back = sum - y, rest = (y - (sum - back)) + (pv - back);
+                precise vec2 fused = sum + (rest + lost);
+                o[h * PAIRS + i] = fused;
 """
-FMA: list[Change] = [("leaf.glsl", VALUE_LOOP, FUSED, 1)]
+FMA: list[Change] = [("values.glsl", VALUE_LOOP, FUSED, 1)]
 # leaves counted from the last key backwards: right but for the rounding, and another sum for every new token
 SLIDING: list[Change] = [
     (
@@ -217,4 +217,5 @@ def test_a_broken_kernel_fails(
     assert len(found) == 1, text
     assert re.search(r"\[\d+(, \d+)?\]: got \S+ \(0x[0-9a-f]{8}\), expected .*, [\d,]+ ulp apart; [\d,]+ of ", found[0])
     apart = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) ulp apart", text)]
-    assert apart and max(apart) < 1 << 16, "it is only a little wrong: no tolerance test would see it"
+    # only a little wrong, no tolerance test would see it; rows that share keys cannot slide at all, and are far off
+    assert apart and (min if changes is SLIDING else max)(apart) < 1 << 16

@@ -57,6 +57,27 @@ def test_a_host_sequence_gives_the_oracles_bits(host, rng, dtype):
     cache.close()
 
 
+def test_a_window_that_begins_within_a_node(host, rng):
+    """Lengths at which the window's keys lie in fewer nodes than the recording has splits."""
+    manager, device = host
+    k = rng.standard_normal((2050, 2, 64), np.float32)
+    with za.KVCache(device, SHAPE, 1, 4096, "f32") as cache:
+        attn, seq, sequence = za.Attention(cache, window=1000), cache.new_sequence(), manager.sequence()
+        tensor = manager.tensor_t(np.zeros(SHAPE.q_heads * SHAPE.head_dim, np.float32))
+        sequence.record(kp.OpTensorSyncDevice([tensor]))
+        call, at = attn.record(sequence, tensor, seq, 0), 0
+        assert call.splits == 3
+        for n in (5, 600, 1000, 1010, 1024, 1025, 1500, 1536, 2048, 2050):
+            cache.append(seq, 0, k[at:n], k[at:n])
+            at, q = n, rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+            tensor.data()[:] = q.reshape(-1)
+            with call.step():
+                sequence.eval()
+            want = np.concatenate([x.reshape(-1) for x in za.reference.emulate(q, k[:n], k[:n], window=1000)])
+            assert np.array_equal(call.out.data().view(np.uint32), want.view(np.uint32)), n
+        call.close()
+
+
 def test_a_failed_step_leaves_the_sequence(host):
     cache, seq, _, _, sequence, (first, second) = recorded(*host)
     with first.step(second):

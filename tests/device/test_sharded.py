@@ -17,7 +17,7 @@ from support import differing, open_device
 
 import zinc_attn as za
 from zinc_attn import cli, reference, rows, sharded
-from zinc_attn.errors import ArgumentError, DeviceMemoryError
+from zinc_attn.errors import ArgumentError, DeviceMemoryError, ZincAttnError
 
 SHAPE = za.AttnShape(6, 2, 64)
 
@@ -91,6 +91,55 @@ def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], m
         assert not differing(attn(q, seq, 0, k[700:], v[700:]), reference.emulate(q, k, v)[0])
 
 
+@pytest.mark.parametrize("call", ("append", "attend"))
+def test_an_interrupt_leaves_the_cache_as_it_was(device: za.Device, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """It comes to the thread that waits for the shards, which have their rows by then."""
+    k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
+    q = np.ones((6, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
+        attn, seq, together = za.ShardedAttention(cache), cache.new_sequence(), cache.together
+
+        def interrupted(one: Any) -> None:
+            together(one)
+            raise KeyboardInterrupt
+
+        for layer in range(2):
+            cache.append(seq, layer, k[:700], k[:700])
+        for layer in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(cache, "together", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    if call == "append":
+                        cache.append(seq, layer, k[700:], k[700:])
+                    else:
+                        attn(q, seq, layer, k[700:], k[700:])
+            assert [sum(one.lengths[layer] for one in seq.shards.values()), seq.lengths[layer]] == [700, 700]
+            got = attn(q, seq, layer, k[700:], k[700:])
+            assert not differing(got, reference.emulate(q, k, k)[0])
+
+
+def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    k = rng.standard_normal((1100, 2, 64)).astype(np.float32)
+    sinks = rng.standard_normal(6).astype(np.float32)
+    with za.KVCache(device, SHAPE, 1, 2048, "f32") as cache:
+        attn, seq, fold = za.Attention(cache, sinks=sinks), cache.new_sequence(), sharded.Fold(device, SHAPE)
+        cache.append(seq, 0, k, k)
+        made: list[int] = []
+        buffer = device.runtime.buffer
+        monkeypatch.setattr(device.runtime, "buffer", lambda *a, **o: (made.append(1), buffer(*a, **o))[1])
+        for most in (1 << 20, 7):  # partial states of one submission
+            monkeypatch.setattr(sharded, "SCRATCH_BYTES", most * 4 * 6 * 66)
+            for n in (22, 32, 27, 30):
+                q = rng.standard_normal((n, 6, 64)).astype(np.float32)
+                state = attn.partial(q, seq, 0)
+                before = len(made)
+                got, want = fold([state]), reference.emulate(q, k, k, sinks=sinks)
+                assert not differing(got[0], want[0]) and not differing(got[1], want[1]), (most, n)
+                assert n == 22 or most == 7 or len(made) == before
+        fold.close()
+
+
 def test_refusals(device: za.Device) -> None:
     with pytest.raises(ArgumentError, match=r"^devices: got "):
         za.ShardedKVCache([], SHAPE, 1, 100)
@@ -107,6 +156,19 @@ def test_refusals(device: za.Device) -> None:
             attn(q, seq, 0, k, k)
         with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):
             attn(q, seq.shards[0], 0)
+        nan = k.copy()
+        nan[600, 1, 3] = np.nan
+        for keys, values, text in (
+            (nan, k, r"^k\[600, 1, 3\]: got nan"),  # as the caller counts, not as the shard does
+            (k, k[:-1], r"^v: got shape \(1099, 2, 64\), expected k's "),
+            (k[:0], k[:0], r"^k: got shape \(0, 2, 64\), expected at least one token"),
+            (k[..., :8], k, r"^k: got shape \(1100, 2, 8\), expected "),
+            (k[0, 0, 0], k, r"^k: got shape \(\), expected "),
+        ):
+            for give in (cache.append, lambda s, layer, a, b: attn(q, s, layer, a, b)):
+                with pytest.raises(ZincAttnError, match=text):
+                    give(seq, 0, keys, values)
+        assert seq.lengths == [0]
 
 
 RANK = """
