@@ -23,6 +23,7 @@ from .device import RUNTIMES, Device, list_devices
 from .errors import ArgumentError, ZincAttnError
 from .runtime import DeviceInfo, choose
 from .shapes import DTYPE_BYTES, AttnShape, check_int
+from .sharded import TIMEOUT_S, RankError, Ranks, start_mpi
 from .sweep import (
     PAGE_SIZE,
     Inputs,
@@ -30,6 +31,7 @@ from .sweep import (
     Progress,
     SweepRow,
     check_sweep,
+    distributed_sweep,
     parse_contexts,
     parse_layouts,
     sweep,
@@ -45,6 +47,9 @@ Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
 DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
+SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
+PREFIXES: Final = "2k,8k,32k"
+SUFFIX: Final = 256  # keys
 TABLE_COLUMNS: Final = 240  # widest table
 
 
@@ -274,16 +279,23 @@ def add_plan(subparsers: Subparsers) -> None:
         "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
         "The layout never shows in the output bits. Times of one layer's call are modelled, not measured\n"
         "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
-        "compute units like an R9700's.",
+        "compute units like an R9700's.\n\n"
+        "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
+        "prefix; what cascade reads and takes on the card, and the batch without it. --shards: a sequence's nodes\n"
+        "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
         "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
+        "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
+        "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
     )
     add_model_arguments(parser)
     parser.add_argument(
-        "--contexts", default=DEFAULT_CONTEXTS, metavar="N,…", help=f"keys (default: {DEFAULT_CONTEXTS})"
+        "--contexts",
+        metavar="N,…",
+        help=f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})",
     )
-    parser.add_argument("--splits", default="auto", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
+    parser.add_argument("--splits", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
     parser.add_argument("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
@@ -292,14 +304,25 @@ def add_plan(subparsers: Subparsers) -> None:
         "--device", metavar="D", help="plan for this device: index or piece of the name; nothing modelled"
     )
     parser.add_argument("--draw", metavar="FILE.png", help="draw the modelled layouts of the largest context")
+    topic = parser.add_mutually_exclusive_group()
+    topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")
+    topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
+    parser.add_argument("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
+    parser.add_argument("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
+    parser.add_argument("--link", metavar="L", help=f"between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
     parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
 
 
 def run_plan(args: argparse.Namespace) -> int:
     """Show the plans."""
-    model, contexts, layouts = chosen_model(args), parse_contexts(args.contexts), parse_layouts(args.splits)
+    check_plan_topic(args)
     card = plan_card(args)
+    if args.requests or args.shards:
+        assert card is not None
+        return (run_plan_requests if args.requests else run_plan_shards)(args, chosen_model(args), card)
+    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_layouts(args.splits or "auto")
+    model = chosen_model(args)
     units, kind = card.compute_units if card else DEFAULT_COMPUTE_UNITS, "gpu"
     if args.draw:
         need("matplotlib")
@@ -370,6 +393,100 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_plan_topic(args: argparse.Namespace) -> None:
+    """Refuse arguments that do not go with --requests, --shards, or neither."""
+    topic = "requests" if args.requests else "shards" if args.shards else None
+    others = {
+        "requests": ("contexts", "splits", "link"),
+        "shards": ("splits", "prefix", "suffix"),
+        None: ("prefix", "suffix", "link"),
+    }[topic]
+    for name in (*others, *(("device", "draw") if topic else ())):
+        if getattr(args, name) is not None:
+            given = f"--{name} with --{topic}" if topic else f"--{name} alone"
+            wanted = {"link": "--shards", "prefix": "--requests", "suffix": "--requests"}.get(name)
+            wanted = wanted or ("--card or --cu" if name == "device" else f"one of the two: --{topic} has a table")
+            raise ArgumentError(f"{name}: got {given}, expected {wanted}")
+
+
+def run_plan_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
+    """What a shared prefix saves."""
+    suffix = SUFFIX if args.suffix is None else args.suffix
+    prefixes, counts = parse_contexts(args.prefix or PREFIXES), parse_counts("requests", args.requests)
+    found = [
+        cost.predict_cascade(model.shape, card, count, prefix, suffix, args.dtype)
+        for prefix in prefixes
+        for count in counts
+    ]
+    if args.json:
+        print_json(one.to_dict() for one in found)
+        return 0
+    need("rich")
+    print(f"{title(model, args.dtype)}, {card.compute_units} compute units, {suffix:,} keys of a request's own")
+    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    columns = "prefix", "requests", "at a time", "keys read", "without", "µs", "without", "ratio", "pays"
+    table = new_table(*columns)
+    for one in found:
+        table.add_row(
+            f"{one.prefix:,}",
+            str(one.requests),
+            str(one.rows_each),
+            f"{one.keys_read:,}",
+            f"{one.keys_alone:,}",
+            figure(one.total_us),
+            figure(one.alone_us),
+            f"{one.speed_up:.2f}",
+            "yes" if one.pays else "no" if one.rows_each > 1 else "–",
+        )
+    print_table(table)
+    print("at a time: requests that a workgroup serves on the shared keys; 1 where registers hold no more.")
+    return 0
+
+
+def run_plan_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
+    """What more cards save."""
+    link = cost.find_link(args.link or "pcie5")
+    contexts, counts = parse_contexts(args.contexts or SHARD_CONTEXTS), parse_counts("shards", args.shards)
+    found = [
+        cost.predict_shards(context, model.shape, card, shards, link, args.dtype)
+        for shards in counts
+        for context in contexts
+    ]
+    least = {shards: cost.pays_from(model.shape, card, shards, link, args.dtype) for shards in counts}
+    if args.json:
+        print_json(one.to_dict() | {"pays_from": least[one.shards]} for one in found)
+        return 0
+    need("rich")
+    where = "cards of one host" if not link.hosts else "hosts with a card each"
+    print(f"{title(model, args.dtype)}, {where}; {link.title}: {link.latency_us:g} µs, {link.gb_s:g} GB/s")
+    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
+    columns = "shards", "context", "bytes", "pass 1 µs", "down", "gather", "up", "fold", "total µs", "one card", "pays"
+    table = new_table(*columns)
+    for one in found:
+        times = one.pass1_us, one.down_us, one.gather_us, one.up_us, one.fold_us, one.total_us, one.one_us
+        table.add_row(
+            str(one.shards),
+            f"{one.context:,}",
+            f"{one.received_bytes:,}",
+            *(figure(x) for x in times),
+            "yes" if one.pays else "no",
+        )
+    print_table(table)
+    for shards, keys in least.items():
+        text = "at no context up to 16,777,216 keys" if keys is None else f"from {keys:,} keys on"
+        print(f"{shards} shards take less time than one card {text}.")
+    print("bytes: partial states that one host, or the folding process, gets from the other shards.")
+    return 0
+
+
+def parse_counts(name: str, text: str) -> list[int]:
+    """``2,8`` to numbers of at least 1, repeated ones once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ArgumentError(f"{name}: got {text!r}, expected numbers such as 2,8")
+    return [check_int(name, int(word), 1, 1 << 16) for word in dict.fromkeys(words)]
+
+
 def plan_card(args: argparse.Namespace) -> cost.Card | None:
     """The card that --card, --cu or the default names; None for --device."""
     if args.device is not None:
@@ -423,11 +540,15 @@ def add_sweep(subparsers: Subparsers) -> None:
         "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed,\n"
         "behind every call. The cache has one layer; a step's figures are that layer's times --layers.\n"
         "Leaves sweep.csv, sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
+        "With --distributed, started by mpiexec, the ranks hold the nodes of 512 keys of one sequence in proportion\n"
+        "to their devices' memory; a call gathers their partial states once. Every rank compares its bits with the\n"
+        "oracle, rank 0 prints. Needs the extra mpi and an MPI.\n\n"
         "exit status:\n"
         "  0  every point that ran has the oracle's bits; what the device has no room for says refused\n"
         "  1  a point FAILED (wrong bits; it gets no time), or every point was refused\n"
-        "  2  wrong arguments, no device, or a device that was lost",
+        "  2  wrong arguments, no device, or a device or a rank that was lost",
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
+        "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
         "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --q-len 2\n"
         "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
     )
@@ -444,7 +565,6 @@ def add_sweep(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--splits",
-        default="auto,1",
         metavar="S,…",
         help="layouts: auto (the split rule), a number of splits, size:KEYS (default: auto,1)",
     )
@@ -480,6 +600,13 @@ def add_sweep(subparsers: Subparsers) -> None:
         help="ms of the rest of a step, to give tokens/s of the whole step",
     )
     parser.add_argument("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
+    parser.add_argument(
+        "--distributed", action="store_true", help="one sequence over the ranks of mpiexec; all ranks with the same"
+        " arguments, but for --device and --runtime"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help=f"that a rank waits for the others (default: {TIMEOUT_S:g} s)"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
     parser.add_argument(
         "--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the table"
@@ -490,17 +617,38 @@ def add_sweep(subparsers: Subparsers) -> None:
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Sweep, print, and write the files."""
+    if not args.distributed:
+        if args.timeout is not None:
+            raise ArgumentError(f"timeout: got {args.timeout:g} without --distributed, expected both")
+        return measure(args, None)
+    timeout_s = TIMEOUT_S if args.timeout is None else args.timeout
+    if not 0 < timeout_s < float("inf"):
+        raise ArgumentError(f"timeout: got {timeout_s:g}, expected seconds above 0")
+    ranks = Ranks(start_mpi(timeout_s), timeout_s)
+    try:
+        status = measure(args, ranks)
+        ranks.exchange(b"")  # ends together: a rank whose files cannot be written fails all
+    except BaseException as error:
+        if not isinstance(error, RankError):
+            ranks.fail(error)
+        if ranks.lost:
+            say(f"zinc-attn: error: {error}")
+            ranks.abort(2)
+        raise
+    return status
+
+
+def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
+    """The sweep of this process alone, or as one of ``ranks``, of which rank 0 prints and writes."""
     need("rich", "matplotlib")
     from .bench import plot_png
 
     model, kv = sweep_subject(args)
     contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
-    layouts = parse_layouts(args.splits)
     dtype = args.dtype or (kv.dtype if kv else "f16")
     q_len = (len(kv.rows) if kv else 1) if args.q_len is None else args.q_len
     options: dict[str, Any] = {
         "dtype": dtype,
-        "batch": args.batch,
         "q_len": q_len,
         "page_size": None if args.contiguous else args.page_size,
         "repeats": args.repeats,
@@ -508,44 +656,55 @@ def run_sweep(args: argparse.Namespace) -> int:
         "seed": args.seed,
         "kv": kv,
     }
-    check_sweep(model.shape, model.attention_layers, contexts, **options)
+    if ranks is None:
+        layouts, options["batch"] = parse_layouts(args.splits or "auto,1"), args.batch
+        check_sweep(model.shape, model.attention_layers, contexts, **options)
+    for name, given in (("batch", args.batch > 1), ("contiguous", args.contiguous), ("splits", args.splits)):
+        if ranks and given:
+            raise ArgumentError(
+                f"{name}: got --{name} with --distributed, expected neither batch nor layout: one sequence in a cache, "
+                "a split per node"
+            )
     call = f"{plural(args.batch, 'sequence')}, {plural(q_len, 'row')}{' each' if args.batch > 1 else ''} per call"
-    with Device.open(args.device, runtime=args.runtime) as device:
+    quiet = ranks is not None and ranks.rank > 0
+    with ExitStack() as stack:
+        device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
         info = device.info
-        note_cpu(info)
-        if not args.json:
-            print(f"{info.name} ({info.driver}), {device.runtime.name}")
+        if not quiet:
+            note_cpu(info)
+        if not quiet and not args.json:
+            where = f", rank 0 of {ranks.size}" if ranks else ""
+            print(f"{info.name} ({info.driver}), {device.runtime.name}{where}")
             print(f"{title(model, dtype)}, {layer_text(model)}")
             memory = "contiguous K and V" if args.contiguous else f"cache with pages of {args.page_size} tokens"
             print(f"{call}; {memory}", flush=True)
-        with progress_bar() as progress:
-            rows = sweep(
-                device,
-                model.shape,
-                model.attention_layers,
-                contexts,
-                layouts,
-                **options,
-                model=model.name,
-                progress=progress,
-                on_row=(lambda row: print(to_json(row), flush=True)) if args.json else None,
-            )
-    if not args.json:
-        print_table(sweep_table(rows))
-        for line in sweep_notes(rows):
-            print(line)
-    layers = plural(model.attention_layers, "layer")
-    folder = Path(args.out) if args.out else Path(f"sweep-{slug(model.name)}-{slug(info.name)}")
-    files = {
-        "sweep.csv": to_csv(rows).encode(),
-        "sweep.jsonl": "".join(f"{to_json(row)}\n" for row in rows).encode(),
-    }
-    if any(row.tokens_s for row in rows):
-        subject = "decode attention" if args.batch == q_len == 1 else f"attention\n{call}"
-        files["sweep.png"] = plot_png(rows, f"{title(model, dtype)}, {layers}: {subject}")
-    for name, data in files.items():
-        write_file(folder / name, data)
-    say(f"written: {', '.join(str(folder / name) for name in files)}")
+        options["model"] = model.name
+        if not quiet:
+            options["progress"] = stack.enter_context(progress_bar())
+        if args.json and not quiet:
+            options["on_row"] = lambda row: print(to_json(row), flush=True)
+        if ranks:
+            rows = distributed_sweep(ranks, device, model.shape, model.attention_layers, contexts, **options)
+        else:
+            rows = sweep(device, model.shape, model.attention_layers, contexts, layouts, **options)
+    if not quiet:
+        if not args.json:
+            print_table(sweep_table(rows))
+            for line in sweep_notes(rows):
+                print(line)
+        layers = plural(model.attention_layers, "layer")
+        folder = Path(args.out) if args.out else Path(f"sweep-{slug(model.name)}-{slug(info.name)}")
+        files = {
+            "sweep.csv": to_csv(rows).encode(),
+            "sweep.jsonl": "".join(f"{to_json(row)}\n" for row in rows).encode(),
+        }
+        if any(row.tokens_s for row in rows):
+            subject = "decode attention" if args.batch == q_len == 1 else f"attention\n{call}"
+            subject += f", {plural(ranks.size, 'rank')}" if ranks else ""
+            files["sweep.png"] = plot_png(rows, f"{title(model, dtype)}, {layers}: {subject}")
+        for name, data in files.items():
+            write_file(folder / name, data)
+        say(f"written: {', '.join(str(folder / name) for name in files)}")
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed or all(row.status == "refused" for row in rows) else 0
 
@@ -581,10 +740,12 @@ def plural(count: int, noun: str) -> str:
 def sweep_table(rows: Sequence[SweepRow]) -> Table:
     """One line per point."""
     weights = any(row.weights_ms is not None for row in rows)
+    ranks = any(row.formula_bytes is not None for row in rows)
     columns = [
         "context",
         "layout",
         "splits",
+        *(["ranks", "bytes per\nlayer", "by the\nformula"] if ranks else []),
         "verified",
         "µs per\nlayer",
         "IQR\nµs",
@@ -593,7 +754,7 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
     table = new_table(*columns, *(["with weights\ntokens/s"] if weights else []))
     previous = None
     for row in rows:
-        if previous not in (None, row.context):
+        if previous not in (None, row.context) and not ranks:
             table.add_section()
         previous = row.context
         word = {"ok": row.verified or "", "failed": "FAILED", "refused": "refused"}[row.status]
@@ -602,12 +763,18 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
             f"{row.context:,}",
             row.layout,
             f"{row.num_splits:,}",
+            *((str(row.ranks), count(row.received_bytes), count(row.formula_bytes)) if ranks else ()),
             word.replace(" (sampled)", "*"),
             *(figure(x) for x in figures),
             *([figure(row.tokens_s_with_weights)] if weights else []),
             style={"failed": "bold red", "refused": "yellow"}.get(row.status),
         )
     return table
+
+
+def count(x: int | None) -> str:
+    """1234567 to "1,234,567"."""
+    return "–" if x is None else f"{x:,}"
 
 
 def figure(x: float | None) -> str:
@@ -626,8 +793,13 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         tokens = plural(first.batch * first.q_len, "token")
         layers = plural(first.layers, "layer")
         yield f"Values: {first.data}. tokens/s: as if attention over {layers} were all of a step of {tokens}."
-    if any(row.verified == "bits (sampled)" for row in rows):
+        if first.formula_bytes is not None:
+            yield f"Compared on {plural(first.ranks, 'rank')}, and the same on all. bytes per layer: what rank 0 gets"
+            yield "in a call; the formula: nodes of the other ranks × q_len × q_heads × (head_dim + 2) × 4."
+    if any(row.verified == "bits (sampled)" and row.formula_bytes is None for row in rows):
         yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
+    if any(row.verified == "bits (sampled)" and row.formula_bytes is not None for row in rows):
+        yield "bits*: some KV heads compared with the oracle, everything with rank 0's."
     troubles: dict[tuple[int, str, str], list[str]] = {}
     for row in rows:
         if row.error:

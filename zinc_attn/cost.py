@@ -18,8 +18,18 @@ from typing import Any, Final
 
 from . import kernels
 from .errors import ArgumentError
-from .planner import SplitPlan
-from .shapes import LEAF, NODE, AttnShape, check_int, dtype_bytes
+from .planner import SplitPlan, plan_splits
+from .shapes import (
+    KEYS_PER_NODE,
+    LEAF,
+    MAX_CONTEXT,
+    NODE,
+    SCRATCH_BYTES,
+    SHARED_LEAVES,
+    AttnShape,
+    check_int,
+    dtype_bytes,
+)
 
 # --- models ------------------------------------------------------------------------------------------------
 
@@ -194,6 +204,8 @@ MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
 MERGE_TURN_CYCLES: Final = 100  # the total through the LDS to the next wave, and a barrier
 MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
+SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # with more than 8 query vectors, at most
+HOST_COPY_GB_S: Final = 20.0  # partial states in host memory, once on the way down and once on the way up
 SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
 
@@ -330,11 +342,16 @@ def _rows_ahead(width: int, heads: int, build: kernels.Build, dtype: str) -> int
 
 def leaf_cost(shape: AttnShape, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
     """A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 to 8 rows; each waits."""
-    heads, width = shape.heads_per_workgroup, kernels.value_slice(shape.head_dim)
+    return _vectors_cost(shape.head_dim, shape.heads_per_workgroup, card, dtype, build)
+
+
+def _vectors_cost(head_dim: int, heads: int, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
+    """The same for ``heads`` query vectors, of one row or of several that share the keys."""
+    width = kernels.value_slice(head_dim)
     rows = _rows_ahead(width, heads, build, dtype)
-    trips = -(-shape.head_dim // (8 * kernels.chunks_ahead("discrete", shape.head_dim))) + LEAF // rows
+    trips = -(-head_dim // (8 * kernels.chunks_ahead("discrete", head_dim))) + LEAF // rows
     beside = heads * (1.1 + (0.15 if build == "loop" else 0.08) * width)  # softmax, folding and emitting, per key
-    issue = LEAF * (issue_per_key(shape.head_dim, heads, build, dtype) + beside)
+    issue = LEAF * (issue_per_key(head_dim, heads, build, dtype) + beside)
     issue *= 1.0 if card.dual_issue else SCALAR_ISSUE
     return LeafCost(issue, trips * (card.latency_ns * card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES, trips)
 
@@ -414,29 +431,14 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     written = partial / CACHED_RATE if kv_bytes + partial <= caches else partial
     rate = card.bandwidth * 1e3 * READ_EFFICIENCY  # bytes per µs
     leaf = leaf_cost(shape, card, dtype, plan.build)
-    row = ISSUE.get((shape.head_dim, shape.heads_per_workgroup))
-    wide = shape.head_dim * shape.heads_per_workgroup > 1024
-    vgprs = row[2 + (plan.build == "loop")] if row else 168 if wide and plan.build == "loop" else 120
-    slots = card.waves(vgprs)
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * rows)
-    n = card.all_simds
-    loads = Counter((tuple(sorted(Counter(sizes[i::n]).items()))) for i in range(min(n, len(sizes))))
     per_leaf = (kv_bytes + written) / max(sum(sizes), 1)  # both chunks of a group share K and V through the L2
-    demand: list[tuple[float, float]] = []  # (µs that these SIMDs would take alone, their bytes)
-    issue_us, flying, steps = 0.0, 0.0, 1
-    for load, simds in loads.items():
-        count, total, most = sum(c for _, c in load), sum(s * c for s, c in load), max(s for s, _ in load)
-        resident = min(count, slots)
-        cycles = max(most, total / resident) * leaf.cycles(resident)
-        steps = max(steps, round(max(most, total / resident) / plan.unit_leaves))
-        demand.append((cycles / card.clock_ghz / 1e3, simds * total * per_leaf))
-        issue_us = max(issue_us, total * leaf.issue / card.clock_ghz / 1e3)
-        flying += simds * resident * LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads / shape.head_chunks
-    waves_us = max((t for t, _ in demand), default=0.0)
-    pass1 = START_US + _stretched(demand, rate)
-    held = min(1.0, (int(caches / max(kv_bytes + partial, 1) * steps) + 1) / steps)
-    read = partial * (held / CACHED_RATE + 1 - held)
-    merge = GAP_US + max(_fold_us(plan, card), read / rate) if plan.passes == 2 else 0.0
+    slots = card.waves(_vgprs(shape.head_dim, shape.heads_per_workgroup, plan.build))
+    work = _spread(sizes, leaf, slots, card, per_leaf)
+    steps = max(1, round(work.leaves / plan.unit_leaves))
+    waves_us = max((t for t, _ in work.demand), default=0.0)
+    pass1 = START_US + _stretched(work.demand, rate)
+    merge = _merge_us(plan, card, kv_bytes, steps) if plan.passes == 2 else 0.0
     return Prediction(
         card=card.title,
         shape=str(shape),
@@ -446,19 +448,65 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
         workgroups=plan.workgroups,
         workgroups_per_cu=plan.workgroups / card.compute_units,
         utilisation=min(1.0, plan.workgroups / card.compute_units),
-        in_flight_kib=flying / leaf.trips / 1024,
+        in_flight_kib=work.resident
+        * (LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads / shape.head_chunks / leaf.trips / 1024),
         needed_kib=rate * card.latency_ns / 1e3 / 1024,
         kv_bytes=kv_bytes,
         partial_bytes=2 * partial,
         memory_us=kv_bytes / rate,
         partial_us=written / rate,
         waves_us=waves_us,
-        issue_us=issue_us,
+        issue_us=work.issue_us,
         pass1_us=pass1,
         merge_us=merge,
         total_us=pass1 + merge,
         ideal_us=ideal(shape, plan.context_len, card, dtype),
     )
+
+
+def _vgprs(head_dim: int, heads: int, build: kernels.Build) -> int:
+    """Registers of pass 1 with so many query vectors."""
+    if row := ISSUE.get((head_dim, heads)):
+        return row[2 + (build == "loop")]
+    if heads > 8:
+        return SHARED_VGPRS[build]
+    return 168 if head_dim * heads > 1024 and build == "loop" else 120
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Workgroups on the SIMDs. demand: (µs that some SIMDs would take alone, their bytes); issue_us: the busiest SIMD's
+    arithmetic; leaves: one after another on a wave; resident: waves, over all SIMDs."""
+
+    demand: list[tuple[float, float]]
+    issue_us: float
+    leaves: float
+    resident: int
+
+
+def _spread(sizes: list[int], leaf: LeafCost, slots: int, card: Card, per_leaf: float) -> _Spread:
+    """Workgroups of so many leaves, dealt round; per_leaf: bytes."""
+    n = card.all_simds
+    loads = Counter((tuple(sorted(Counter(sizes[i::n]).items()))) for i in range(min(n, len(sizes))))
+    demand: list[tuple[float, float]] = []
+    issue_us, in_turn, waves = 0.0, 0.0, 0
+    for load, simds in loads.items():
+        count, total, most = sum(c for _, c in load), sum(s * c for s, c in load), max(s for s, _ in load)
+        resident = min(count, slots)
+        here = max(most, total / resident)
+        in_turn = max(in_turn, here)
+        demand.append((here * leaf.cycles(resident) / card.clock_ghz / 1e3, simds * total * per_leaf))
+        issue_us = max(issue_us, total * leaf.issue / card.clock_ghz / 1e3)
+        waves += simds * resident
+    return _Spread(demand, issue_us, in_turn, waves)
+
+
+def _merge_us(plan: SplitPlan, card: Card, kv_bytes: float, steps: int) -> float:
+    """The gap and pass 2, whose states are up to ``steps`` steps old."""
+    partial, caches = plan.scratch_bytes, (card.l2_mib + card.infinity_mib) * 2**20
+    held = min(1.0, (int(caches / max(kv_bytes + partial, 1) * steps) + 1) / steps)
+    read = partial * (held / CACHED_RATE + 1 - held)
+    return GAP_US + max(_fold_us(plan, card), read / (card.bandwidth * 1e3 * READ_EFFICIENCY))
 
 
 def _fold_us(plan: SplitPlan, card: Card) -> float:
@@ -515,6 +563,267 @@ def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int,
     per_unit = [jobs[i :: card.compute_units] for i in range(card.compute_units)]
     scale = whole.pass1_us / max((s for _, s in jobs), default=1)
     return [(cu, 0.0, size * scale, split) for cu, unit in enumerate(per_unit) for split, size in unit]
+
+
+# --- a prefix that requests share ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Cascade:
+    """What the kernels make of requests that share a prefix; one new row each.
+
+    most: requests that a workgroup can serve at a time on the shared keys, 1 where none are shared; shared_keys: of a
+    request, in whole pages and whole states; blocks: requests of each submission, which share nothing with another's;
+    keys_read, keys_alone: keys of one KV head that all workgroups read, with and without sharing
+    (``Attention.keys_read``).
+    """
+
+    plan: SplitPlan
+    most: int
+    shared_keys: int
+    blocks: tuple[int, ...]
+
+    def rows_each(self, requests: int) -> int:
+        """Requests of a submission that a workgroup serves at a time."""
+        return min(self.most, 1 << (requests - 1).bit_length())
+
+    def shared(self, requests: int) -> int:
+        """Keys that a submission's requests share: none where that saves too little."""
+        saved = (requests - -(-requests // self.rows_each(requests))) * self.shared_keys
+        return self.shared_keys if saved >= SHARED_LEAVES * LEAF else 0
+
+    @property
+    def keys_read(self) -> int:
+        total = 0
+        for n in self.blocks:
+            shared = self.shared(n)
+            alone = (self.plan.context_len - shared) * self.plan.shape.head_chunks
+            total += -(-n // self.rows_each(n)) * shared + n * alone
+        return total
+
+    @property
+    def keys_alone(self) -> int:
+        return sum(self.blocks) * self.plan.context_len * self.plan.shape.head_chunks
+
+
+def cascade_layout(
+    shape: AttnShape,
+    requests: int,
+    prefix: int,
+    suffix: int,
+    compute_units: int = 64,
+    dtype: str = "f16",
+    kind: str = "discrete",
+    page_size: int = 256,
+) -> Cascade:
+    """``requests`` sequences of prefix + suffix keys that share the pages of the prefix, as ``Attention`` cuts them."""
+    check_int("requests", requests, 1)
+    check_int("prefix", prefix, 0, MAX_CONTEXT)
+    check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
+    plan = plan_splits(prefix + suffix, shape, compute_units, dtype, 1, kind)
+    most = kernels.shared_vectors(kind, shape.head_dim) // shape.group
+    keys = prefix // page_size * page_size if suffix else prefix
+    shared = keys // plan.unit_keys * plan.unit_keys
+    if most < 2 or shape.head_chunks > 1 or plan.states < 2 or not shared:
+        most = 1
+    room = SCRATCH_BYTES // (4 * shape.q_heads * (shape.head_dim + 2)) // max(plan.states, 1)
+    whole, rest = divmod(requests, max(room, 1))
+    return Cascade(plan, most, shared, (max(room, 1),) * whole + (rest,) * (rest > 0))
+
+
+@dataclass(frozen=True)
+class CascadePrediction:
+    """A modelled decode call of requests that share a prefix, with sharing (total_us) and without (alone_us)."""
+
+    card: str
+    shape: str
+    dtype: str
+    requests: int
+    prefix: int
+    suffix: int
+    rows_each: int
+    keys_read: int
+    keys_alone: int
+    total_us: float
+    alone_us: float
+
+    @property
+    def pays(self) -> bool:
+        """Sharing takes less time."""
+        return self.total_us < self.alone_us
+
+    @property
+    def speed_up(self) -> float:
+        return self.alone_us / self.total_us
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with the label."""
+        found = asdict(self) | {"pays": self.pays, "speed_up": self.speed_up}
+        return {"label": LABEL} | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+
+
+def predict_cascade(
+    shape: AttnShape, card: Card, requests: int, prefix: int, suffix: int, dtype: str = "f16", page_size: int = 256
+) -> CascadePrediction:
+    """The time of ``requests`` rows on ``card``: the shared keys first, then each request's own."""
+    found = cascade_layout(shape, requests, prefix, suffix, card.compute_units, dtype, "discrete", page_size)
+    return CascadePrediction(
+        card=card.title,
+        shape=str(shape),
+        dtype=dtype,
+        requests=requests,
+        prefix=prefix,
+        suffix=suffix,
+        rows_each=found.rows_each(found.blocks[0]) if found.shared(found.blocks[0]) else 1,
+        keys_read=found.keys_read,
+        keys_alone=found.keys_alone,
+        total_us=sum(_batch_us(found, n, prefix, card, dtype) for n in found.blocks),
+        alone_us=sum(_batch_us(replace(found, most=1), n, prefix, card, dtype) for n in found.blocks),
+    )
+
+
+def _batch_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) -> float:
+    """One submission of ``n`` requests: pass 1 of the shared items, a gap, pass 1 of the others, pass 2.
+
+    K and V that are read again come CACHED_RATE times faster where the caches hold the prefix and the states; shared
+    items of the same keys lie side by side and always find them there.
+    """
+    plan, shape = batch.plan, batch.plan.shape
+    whole = replace(plan, q_len=n)
+    key_bytes, rate = shape.kv_bytes_per_token(dtype), card.bandwidth * 1e3 * READ_EFFICIENCY
+    caches = (card.l2_mib + card.infinity_mib) * 2**20
+    distinct = key_bytes * (prefix + n * (plan.context_len - prefix))
+    written = whole.scratch_bytes
+    written = int(written / CACHED_RATE) if distinct + written <= caches else written
+    build: kernels.Build = "single" if plan.unit_leaves == 1 else "loop"
+    again = 1 / CACHED_RATE if key_bytes * prefix + whole.scratch_bytes <= caches else 1.0
+    shared, groups = batch.shared(n) // LEAF, -(-n // batch.rows_each(n))
+    left = prefix - batch.shared(n)  # of the prefix, read by each request
+    states_per_leaf = written / max(n * -(-plan.context_len // LEAF), 1)
+    time, leaves = START_US, 0.0
+    if shared:
+        vectors = shape.group * batch.rows_each(n)
+        sizes = [plan.unit_leaves] * (shared // plan.unit_leaves * groups * shape.kv_heads)
+        nbytes = key_bytes * batch.shared(n) * (1 + (groups - 1) / CACHED_RATE) + states_per_leaf * shared * n
+        leaf = _vectors_cost(shape.head_dim, vectors, card, dtype, build)
+        slots = card.waves(_vgprs(shape.head_dim, vectors, build))
+        work = _spread(sizes, leaf, slots, card, nbytes / sum(sizes))
+        time, leaves = time + _stretched(work.demand, rate), max(leaves, work.leaves)
+    ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]
+    sizes = [b - a for a, b in ranges if b > a] * (n * shape.kv_heads * shape.head_chunks)
+    if sizes:
+        own = n * (plan.context_len - prefix)
+        nbytes = key_bytes * (own + left * (1 + (n - 1) * again))
+        nbytes += states_per_leaf * n * (-(-plan.context_len // LEAF) - shared)
+        leaf = leaf_cost(shape, card, dtype, plan.build)
+        slots = card.waves(_vgprs(shape.head_dim, shape.heads_per_workgroup, plan.build))
+        work = _spread(sizes, leaf, slots, card, nbytes / sum(sizes))
+        time += GAP_US * (shared > 0)  # both write into one buffer of states
+        time, leaves = time + _stretched(work.demand, rate), max(leaves, work.leaves)
+    steps = max(1, round(leaves / plan.unit_leaves))
+    return time + (_merge_us(whole, card, distinct, steps) if plan.passes == 2 else 0.0)
+
+
+# --- one sequence on several cards -----------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Link:
+    """Between shards. hosts: the shards are on hosts of their own; else latency and rate are the bus of each card."""
+
+    title: str
+    latency_us: float
+    gb_s: float
+    hosts: bool = True
+
+
+LINKS: Final = {
+    "pcie5": Link("PCIe 5.0 x16", 5.0, 50.0, hosts=False),
+    "10gbe": Link("10 Gb Ethernet", 30.0, 1.25),
+    "25gbe": Link("25 Gb Ethernet", 30.0, 3.125),
+    "100gbe": Link("100 Gb Ethernet", 30.0, 12.5),
+}
+
+
+def find_link(name: str) -> Link:
+    """A link by name. ArgumentError lists them."""
+    if name not in LINKS:
+        raise ArgumentError(f"link: got {name!r}, expected one of {', '.join(LINKS)}")
+    return LINKS[name]
+
+
+@dataclass(frozen=True)
+class ShardPrediction:
+    """A modelled decode call on ``shards`` cards, beside one card that holds all (one_us).
+
+    pass1_us: of the shard with most nodes; down_us: its partial states to the host; gather_us: those of the others to
+    one host; up_us: all of them to the card that folds; fold_us: pass 2 there. received_bytes: by one host or process.
+    """
+
+    card: str
+    link: str
+    shape: str
+    dtype: str
+    context: int
+    shards: int
+    nodes: int
+    received_bytes: int
+    pass1_us: float
+    down_us: float
+    gather_us: float
+    up_us: float
+    fold_us: float
+    one_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.pass1_us + self.down_us + self.gather_us + self.up_us + self.fold_us
+
+    @property
+    def pays(self) -> bool:
+        """The shards take less time than one card."""
+        return self.total_us < self.one_us
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with the label."""
+        found = asdict(self) | {"total_us": self.total_us, "pays": self.pays}
+        return {"label": LABEL} | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+
+
+def predict_shards(
+    context: int, shape: AttnShape, card: Card, shards: int, link: Link, dtype: str = "f16"
+) -> ShardPrediction:
+    """``context`` keys on ``shards`` cards alike, whose nodes' partial states are gathered once and folded."""
+    check_int("shards", shards, 1)
+    nodes = -(-context // KEYS_PER_NODE)
+    most = -(-nodes // shards)
+    state = 4 * shape.q_heads * (shape.head_dim + 2)
+    mine, whole, others = most * state, nodes * state, (nodes - nodes // shards) * state
+    local = SplitPlan.fixed(min(context, most * KEYS_PER_NODE), shape, split_size=KEYS_PER_NODE)
+    bus = LINKS["pcie5"]
+    us = 1e-3  # per byte at 1 GB/s
+    return ShardPrediction(
+        card=card.title,
+        link=link.title,
+        shape=str(shape),
+        dtype=dtype,
+        context=context,
+        shards=shards,
+        nodes=nodes,
+        received_bytes=others,
+        pass1_us=predict(local, card, dtype).pass1_us,
+        down_us=bus.latency_us + mine * us * (1 / bus.gb_s + 1 / HOST_COPY_GB_S),
+        gather_us=link.latency_us * (shards - 1).bit_length() + others * us / link.gb_s if link.hosts else 0.0,
+        up_us=bus.latency_us + whole * us * (1 / bus.gb_s + 1 / HOST_COPY_GB_S),
+        fold_us=_merge_us(SplitPlan.fixed(context, shape, split_size=KEYS_PER_NODE), card, 0, 1),
+        one_us=predict(plan_splits(context, shape, card.compute_units, dtype), card, dtype).total_us,
+    )
+
+
+def pays_from(shape: AttnShape, card: Card, shards: int, link: Link, dtype: str = "f16") -> int | None:
+    """The least context from which on shards take less time than one card, of the powers of two from 1k to 16m keys."""
+    found = None
+    for exponent in range(24, 9, -1):
+        if not predict_shards(1 << exponent, shape, card, shards, link, dtype).pays:
+            break
+        found = 1 << exponent
+    return found
 
 
 # --- the review's own model: what its program prints (flash-decoding-review-zh.txt) ----------------------------

@@ -27,14 +27,12 @@ from .planner import SplitPlan, first_seen, plan_splits
 from .reference import PartialState, empty_state, key_ranges
 from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
+from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, SCRATCH_BYTES, SHARED_LEAVES, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
 
 APPEND_ROWS: Final = 4096  # new tokens up to which a call is one submission
-SHARED_LEAVES: Final = 32  # that workgroups need not attend again, from where on a dispatch for shared keys pays
-SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
 class Bucket(NamedTuple):

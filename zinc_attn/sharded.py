@@ -9,12 +9,16 @@ Source of the idea: attention states merge (Ye et al. 2024, FlashInfer; Liu et a
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from threading import RLock
+from threading import RLock, Thread
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -22,18 +26,23 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .cache import KVCache, Sequence
-from .decode import SCRATCH_BYTES, Attention, padded
+from .decode import Attention, padded
 from .device import Device
 from .errors import ArgumentError, ShapeError, ZincAttnError
 from .kernels import MERGE, MERGE_DIMS
 from .reference import PartialState, gather
 from .rows import Work
 from .runtime import Buffer, Dispatch, Recording, Use, memory_budget
-from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
+from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, SCRATCH_BYTES, AttnShape, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
 TIMEOUT_S: Final = 60.0  # that a rank waits for the others' partial states
+GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
+NO_MPI: Final = (
+    "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
+    "pip install mpich"
+)
 
 
 class RankError(ZincAttnError):
@@ -173,8 +182,8 @@ class ShardedKVCache:
     devices: open Devices, of one vendor or of several; weights: shares of the nodes, None for the devices' memory (a
     bandwidth per device balances the time instead); capacity: tokens over all sequences; the rest as in ``KVCache``,
     page_size at most 512.
-    With ``comm``, an mpi4py communicator, the shards are the ranks: each gives one device and its own weight, and every
-    rank makes the same calls with the same arguments. RankError where the ranks' arguments differ.
+    With ``comm``, an mpi4py communicator or Ranks, the shards are the ranks: each gives one device and its own weight,
+    and every rank makes the same calls with the same arguments. RankError where the ranks' arguments differ.
     """
 
     def __init__(
@@ -202,7 +211,7 @@ class ShardedKVCache:
         shares = list(memory if weights is None else weights)
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
-        self.ranks = None if comm is None else Ranks(comm, timeout_s)
+        self.ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
         if self.ranks is not None:
             setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size}"
             shares = self.ranks.agree(setup, shares[0])
@@ -363,14 +372,47 @@ class ShardedAttention:
 # --- ranks -------------------------------------------------------------------------------------------------
 
 
+def start_mpi(timeout_s: float = TIMEOUT_S) -> Any:
+    """mpi4py's COMM_WORLD; MPI ends with the interpreter. RankError: no MPI here, or not all ranks started in time."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise RankError(NO_MPI)
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RankError(f"{NO_MPI} ({error})") from error
+    if MPI.Is_initialized():
+        return MPI.COMM_WORLD
+    # MPI_Init waits for all ranks without end; called so, it holds no interpreter lock and can be left alone
+    library, got = ctypes.CDLL(MPI.__file__), ctypes.c_int()
+    starting = Thread(
+        target=lambda: library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(got)), daemon=True
+    )
+    starting.start()
+    starting.join(timeout_s)
+    if starting.is_alive():
+        raise RankError(
+            f"waited {timeout_s:g} s for all ranks to start; one ended before, or was never started; look at their "
+            "output, and start all of them again"
+        )
+    atexit.register(MPI.Finalize)
+    return MPI.COMM_WORLD
+
+
 class Ranks:
-    """The ranks of an mpi4py communicator, which exchange bytes with a time limit; a failed one tells the others."""
+    """The ranks of an mpi4py communicator, which exchange bytes with a time limit; a failed one tells the others.
+
+    lost: an exchange was not done in time, and none will be. received_bytes: from the other ranks, so far.
+    """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
-        self._comm, self.timeout_s = comm.Dup(), timeout_s
+        self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
-        self._lost = False
         self._late: list[Any] = []  # requests given up, and with them the memory that they may still write
+        self._comm, request = comm.Idup()
+        self._wait(request)
 
     def agree(self, setup: str, weight: float) -> list[float]:
         """The weights of all ranks. RankError unless all have the same ``setup``."""
@@ -382,15 +424,22 @@ class Ranks:
 
     def exchange(self, data: bytes) -> list[bytes]:
         """Every rank's ``data``, by rank. RankError: a rank failed, or did not answer in time, now or before."""
-        if self._lost:
+        if self.lost:
             raise RankError(f"rank {self.rank}: a rank was lost before; start all of them again")
         return self._gather(b"\0" + data)
 
     def fail(self, error: BaseException) -> None:
         """Answer the exchange that the others are in with an error."""
-        if not self._lost:
+        if not self.lost:
             with suppress(RankError):  # this rank's own error is raised
                 self._gather(b"\1" + f"{type(error).__name__}: {error}".encode())
+
+    def abort(self, status: int) -> None:
+        """End all ranks with ``status``, after the grace in which the others print why."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(min(self.timeout_s, GRACE_S))
+        self._comm.Abort(status)
 
     def _gather(self, data: bytes) -> list[bytes]:
         sizes = np.zeros(self.size, np.int64)
@@ -398,6 +447,7 @@ class Ranks:
         starts = np.cumsum(sizes) - sizes
         received = np.empty(int(sizes.sum()), np.uint8)
         self._wait(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), (received, (sizes, starts))))
+        self.received_bytes += sizes.nbytes - sizes.itemsize + received.nbytes - len(data)
         found = [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
         failed = {rank: one[1:].decode() for rank, one in enumerate(found) if one[:1] == b"\1"}
         if failed:
@@ -411,7 +461,7 @@ class Ranks:
         pause = 0.0
         while not request.Test():
             if time.monotonic() > deadline:
-                self._lost = True
+                self.lost = True
                 self._late.append(request)
                 raise RankError(
                     f"rank {self.rank} waited {self.timeout_s:g} s for the {self.size - 1} other ranks; one is lost or "

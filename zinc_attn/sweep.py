@@ -7,11 +7,13 @@ the layouts of a context in turns, so that their ratios come from the same secon
 compared too. A point with a wrong bit has no time.
 
 ``page_size=None`` is the path without a cache: K and V of one sequence as two arrays, nothing appended.
+``distributed_sweep`` is the same with the sequence's nodes on MPI ranks.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -38,18 +40,30 @@ from .errors import ArgumentError, DTypeError, LimitError, ShapeError
 from .pages import PagePool
 from .planner import SplitPlan, plan_splits
 from .rows import checked_values, stored, stored_values, tiles
-from .shapes import LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
+from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
+from .sharded import Ranks, ShardedAttention, ShardedKVCache
 
 F32 = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
 
 DECODE_MODE: Final = "decode call: append, attend, merge; host clock, warm; median"
 CONTIGUOUS_MODE: Final = "submit and wait: attend, merge; host clock, warm; median"
+RANKS_MODE: Final = "decode call: append, attend, one gather, merge; host clock of rank 0, warm; median"
 PAGE_SIZE: Final = 256  # tokens
 WARM_UP_RUNS: Final = 3
 FEWEST_REPEATS, MOST_REPEATS, BUDGET_S = 5, 50, 3.0  # timed runs of a point where --repeats is not given
 ORACLE_PRODUCTS: Final = 1 << 30  # batch * q_len * context * q_heads * head_dim that the oracle computes per context
 _NUMPY: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+_FIGURES: Final = (
+    "median_us",
+    "min_us",
+    "max_us",
+    "iqr_us",
+    "kv_gb_s",
+    "attention_ms_per_step",
+    "tokens_s",
+    "tokens_s_with_weights",
+)
 _SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
 
 
@@ -249,6 +263,9 @@ class SweepRow:
     tokens_s: float | None = None  # batch * q_len per step, as if attention were all of the step
     weights_ms: float | None = None  # the rest of the step, as given
     tokens_s_with_weights: float | None = None
+    ranks: int = 1
+    received_bytes: int | None = None
+    formula_bytes: int | None = None
 
 
 # --- the sweep ---------------------------------------------------------------------------------------------
@@ -327,6 +344,47 @@ class _CachedStep:
 
     def result(self) -> tuple[F32, F32]:
         return np.stack(self._got[0]), np.stack(self._got[1])
+
+
+class _RankedKV:
+    """A sequence whose nodes lie on the ranks, and the rows that every call appends."""
+
+    def __init__(
+        self, ranks: Ranks, device: Device, shape: AttnShape, context: int, dtype: str, q_len: int, page_size: int
+    ) -> None:
+        self.cache = ShardedKVCache([device], shape, 1, context, dtype, page_size, comm=ranks)
+        self.before = context - q_len
+        self.formula_bytes = 4 * q_len * shape.q_heads * (shape.head_dim + 2)
+        self.formula_bytes *= int(np.sum(self.cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))
+
+    def add(self, data: Inputs) -> None:
+        """Make the sequence of ``data``."""
+        n = self.before
+        self.attention, self.sequence = ShardedAttention(self.cache), self.cache.new_sequence()
+        if n:
+            self.cache.append(self.sequence, 0, data.k[:n], data.v[:n])
+        self._q, self._k, self._v = data.rows, data.k[n:].copy(), data.v[n:].copy()
+
+    def other(self) -> None:
+        self._call(-self._q)
+
+    def run(self) -> float:
+        return self._call(self._q)
+
+    def _call(self, q: F32) -> float:
+        begin = perf_counter()
+        self._got = self.attention(q, self.sequence, 0, self._k, self._v, return_lse=True)
+        end = perf_counter()
+        self.sequence.truncate(self.before)
+        return end - begin
+
+    def result(self) -> tuple[F32, F32]:
+        out, lse = self._got
+        return out[None], lse[None]
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.cache.close()
 
 
 class _ContiguousKV:
@@ -586,6 +644,129 @@ def sweep(
     if progress:
         progress("done", total, total)
     return rows
+
+
+def distributed_sweep(
+    ranks: Ranks,
+    device: Device,
+    shape: AttnShape,
+    layers: int,
+    contexts: Sequence[int],
+    *,
+    dtype: str = "f16",
+    q_len: int = 1,
+    page_size: int = PAGE_SIZE,
+    repeats: int | None = None,
+    weights_ms: float | None = None,
+    seed: int = 0,
+    kv: Inputs | None = None,
+    model: str = "",
+    oracle_products: int = ORACLE_PRODUCTS,
+    progress: Progress | None = None,
+    on_row: Callable[[SweepRow], None] | None = None,
+) -> list[SweepRow]:
+    """``sweep`` of one sequence whose nodes lie on ``ranks``, each with its ``device``; all call it alike.
+
+    Every rank compares its bits with the oracle, and with those of rank 0. A row says the same on all ranks but for
+    its device, bytes and times; without ``repeats`` rank 0 says how many calls are timed. RankError: see Ranks.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "q_len": q_len, "page_size": page_size, "repeats": repeats, "seed": seed}
+    check_sweep(shape, layers, contexts, batch=1, weights_ms=weights_ms, kv=kv, **options)
+    words = {"shape": str(shape), "layers": layers, "contexts": list(contexts), **options, "weights_ms": weights_ms}
+    words["values"] = kv and hashlib.sha256(b"".join(x.tobytes() for x in (kv.q, kv.k, kv.v))).hexdigest()
+    ranks.agree(", ".join(f"{name} {value}" for name, value in words.items()), 1.0)
+    info, rows, total = device.info, list[SweepRow](), 4 * len(contexts)
+
+    def note(what: str, context: int, step: int) -> None:
+        if progress:
+            progress(f"{what} · {context:,} keys", 4 * len(rows) + step, total)
+
+    for context in contexts:
+        plan = SplitPlan.fixed(context, shape, split_size=KEYS_PER_NODE, q_len=q_len)
+        row = SweepRow(
+            model=model,
+            device=info.name,
+            device_kind=info.kind,
+            driver=info.driver,
+            runtime=device.runtime.name,
+            compute_units=info.compute_units,
+            **asdict(shape),
+            dtype=dtype,
+            batch=1,
+            q_len=q_len,
+            page_size=page_size,
+            layers=layers,
+            data=kv.source if kv else f"normal, seed {seed}",
+            context=context,
+            layout="nodes",
+            plan=plan.fingerprint(),
+            num_splits=plan.num_splits,
+            unit_keys=plan.unit_keys,
+            build=plan.build,
+            passes=plan.passes,
+            workgroups=plan.workgroups,
+            scratch_bytes=plan.scratch_bytes,
+            latency_mode=RANKS_MODE,
+            weights_ms=weights_ms,
+            ranks=ranks.size,
+        )
+        point = _Point(row, Layout("nodes", split_size=KEYS_PER_NODE), plan)
+        with ExitStack() as stack:
+            trouble, expected, word = "", list[_Expected](), "bits"
+            try:
+                resident = stack.enter_context(
+                    closing(_RankedKV(ranks, device, shape, context, dtype, q_len, page_size))
+                )
+                note("making data", context, 0)
+                data = kv.prefix(context) if kv else Inputs.normal(shape, context, dtype, seed, q_len=q_len)
+                resident.add(data)
+                note("computing the oracle", context, 1)
+                heads, last_rows = _sample(shape, context, 1, q_len, oracle_products)
+                expected.append(_oracle(data, dtype, 0, heads[0], last_rows))
+                word = "bits" if heads[0] == shape.kv_heads and last_rows == q_len else "bits (sampled)"
+                del data
+            except (LimitError, MemoryError) as error:
+                trouble = str(error) or "no room in host memory"
+            if trouble := _first_trouble(ranks, trouble):
+                point.row = replace(point.row, status="refused", error=trouble)
+            else:
+                note("compiling shaders, checking bits", context, 2)
+                point.step = resident
+                resident.other()
+                before = ranks.received_bytes
+                seconds = resident.run()
+                received, point.verified = ranks.received_bytes - before, resident.result()
+                point.row = replace(point.row, received_bytes=received, formula_bytes=resident.formula_bytes)
+                _verify(point, expected, None, word)
+                _share_verdict(ranks, point)
+            if point.row.status == "ok":
+                note("timing", context, 3)
+                likely = int(np.clip(BUDGET_S / seconds, FEWEST_REPEATS, MOST_REPEATS))
+                _time([point], repeats or int(ranks.exchange(str(likely).encode())[0]))
+                _share_verdict(ranks, point)
+        rows.append(point.row)
+        if on_row:
+            on_row(point.row)
+    if progress:
+        progress("done", total, total)
+    return rows
+
+
+def _first_trouble(ranks: Ranks, mine: str) -> str:
+    """What the first rank in trouble says, on all ranks; empty where none is."""
+    said = [text.decode() for text in ranks.exchange(mine.encode())]
+    return next((f"rank {rank}: {text}" for rank, text in enumerate(said) if text), "")
+
+
+def _share_verdict(ranks: Ranks, point: _Point) -> None:
+    """Fail the point on all ranks where it failed on one, or where a rank's output is not rank 0's."""
+    out, lse = point.result()
+    digest = hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest()
+    first = ranks.exchange(digest.encode())[0].decode()
+    other = "" if digest == first else "out or lse are not those of rank 0"
+    if trouble := _first_trouble(ranks, point.row.error or other):
+        untimed: dict[str, Any] = dict.fromkeys(_FIGURES)
+        point.row = replace(point.row, status="failed", verified=None, error=trouble, repeats=0, **untimed)
 
 
 def _refuse(points: Iterable[_Point], error: BaseException) -> None:

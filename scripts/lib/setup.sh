@@ -188,7 +188,7 @@ is_ready() { # is_ready NAME HASH
 
 prepare_environment() { # prepare_environment run|test HASH
     local sudo=() backports=() apt_updated='' python extras=cli others=()
-    [[ $1 == run ]] || extras=cli,test
+    [[ $1 == run ]] || extras=cli,mpi,test others=(mpich) # MPI as a wheel: the same on every system
     system_packages "$1"
     make_venv
     if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11

@@ -10,7 +10,7 @@ import pytest
 from support import differing
 
 import zinc_attn as za
-from zinc_attn import reference, rows
+from zinc_attn import cost, reference, rows
 from zinc_attn.rows import Shared, shared_leaves
 
 PAGE = 64
@@ -73,6 +73,29 @@ def test_the_labs_count(device: za.Device) -> None:
             attn(qs, seqs, 0)
             counts.append(attn.keys_read)
         assert counts == [512 + 8 * 64, 8 * (512 + 64)]
+
+
+@pytest.mark.parametrize(
+    ("text", "requests", "prefix", "suffix"),
+    (
+        ("9/3/64", 5, 1024, 100),
+        ("32/8/128", 3, 1100, 64),
+        ("32/8/128", 8, 1100, 64),
+        ("16/2/256", 2, 700, 64),
+        ("4/4/64", 9, 640, 0),
+    ),
+)
+def test_the_cost_model_counts_the_same_keys(
+    device: za.Device, text: str, requests: int, prefix: int, suffix: int
+) -> None:
+    shape, info = za.AttnShape.parse(text), device.info
+    want = cost.cascade_layout(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
+    with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
+        seqs, _ = family(cache, prefix, [suffix] * requests, np.random.default_rng(0))
+        for cascade, keys in ((None, want.keys_read), (False, want.keys_alone)):
+            attn = za.Attention(cache, cascade=cascade)
+            attn([np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests, seqs, 0)
+            assert attn.keys_read == keys
 
 
 def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:

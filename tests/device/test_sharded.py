@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from support import differing, open_device
 
 import zinc_attn as za
-from zinc_attn import reference, rows, sharded
+from zinc_attn import cli, reference, rows, sharded
 from zinc_attn.errors import ArgumentError, DeviceMemoryError, ZincAttnError
 
 SHAPE = za.AttnShape(6, 2, 64)
@@ -229,3 +230,109 @@ def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> No
     assert len(lines) == len(expected), done
     for line, start in zip(lines, sorted(expected), strict=True):
         assert line.startswith(start), (line, done.stderr)
+
+
+# --- zinc-attn sweep --distributed --------------------------------------------------------------------------
+
+SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")
+PROGRAMS = {
+    "cli": "import sys; from zinc_attn import cli; sys.exit(cli.main())",
+    "no device": "import sys; from zinc_attn import cli; sys.exit(cli.main([*sys.argv[1:], '--device', 'none']))",
+    "other seed": "import sys; from zinc_attn import cli; sys.exit(cli.main([*sys.argv[1:], '--seed', '7']))",
+    "ended": "raise SystemExit(2)",
+    "silent": """
+import sys, time
+from zinc_attn import cli, sweep
+sweep._oracle = lambda *_: time.sleep(60)
+sys.exit(cli.main())
+""",
+    "wrong bit": """
+import sys
+from zinc_attn import cli, sweep
+oracle = sweep._oracle
+def wrong(*arguments):
+    expected = oracle(*arguments)
+    expected.out.view('u4')[1, 3, 5] ^= 1
+    return expected
+sweep._oracle = wrong
+sys.exit(cli.main())
+""",
+}
+
+
+def distributed(folder: Path, programs: tuple[str, ...], *more: str) -> subprocess.CompletedProcess[str]:
+    """``zinc-attn sweep --distributed`` of as many ranks; stderr of rank i goes to the file i, for lines can mix."""
+    command = [str(mpiexec())]
+    for rank, name in enumerate(programs):
+        shell = ["sh", "-c", f'exec 2> "{folder}/{rank}"; exec "$@"', "sh"]
+        command += [":"] * (rank > 0) + ["-n", "1", *shell, sys.executable, "-c", PROGRAMS[name]]
+        command += [*SWEEP, "--runtime", "vulkan", "--out", str(folder / "out"), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+@pytest.mark.parametrize("ranks", (1, 2, 3))
+def test_distributed_sweep(tmp_path: Path, ranks: int) -> None:
+    done = distributed(tmp_path, ("cli",) * ranks, "--json")
+    assert done.returncode == 0, (done, [file.read_text() for file in tmp_path.glob("[0-9]")])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [json.loads(line) for line in (tmp_path / "out" / "sweep.jsonl").read_text().splitlines()] == rows
+    assert [(r["context"], r["status"], r["verified"], r["repeats"]) for r in rows] == [
+        (1024, "ok", "bits", 2),
+        (1500, "ok", "bits", 2),
+    ]
+    for row in rows:
+        nodes = -(-row["context"] // 512)
+        others = nodes - int(np.sum(sharded.deal(nodes, [1.0] * ranks) == 0))
+        assert (row["ranks"], row["layout"], row["num_splits"]) == (ranks, "nodes", nodes)
+        assert row["formula_bytes"] == others * 2 * 6 * 66 * 4
+        assert 0 <= row["received_bytes"] - row["formula_bytes"] <= 1024 * (ranks - 1)
+        assert row["median_us"] > 0
+    assert "written: " in (tmp_path / "0").read_text()
+    assert not any((tmp_path / str(rank)).read_text() for rank in range(1, ranks)), "rank 0 alone speaks"
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+@pytest.mark.parametrize(
+    ("programs", "says"),
+    (
+        (("cli", "other seed"), ["rank 1 is set up as ", "rank 1 is set up as "]),
+        (("cli", "no device"), ["rank 1 failed: DeviceNotFoundError: ", "device: no Vulkan device matches 'none'"]),
+        (("cli", "ended"), ["waited 4 s for all ranks to start; one ended before", ""]),
+        (("cli", "cli", "silent"), ["rank 0 waited 4 s for the 2 other", "rank 1 waited 4 s for the 2 other", ""]),
+    ),
+)
+def test_distributed_sweep_that_cannot_be(tmp_path: Path, programs: tuple[str, ...], says: list[str]) -> None:
+    done = distributed(tmp_path, programs, "--timeout", "4")
+    assert done.returncode == 2, done
+    for rank, text in enumerate(says):
+        said = (tmp_path / str(rank)).read_text()
+        assert f"zinc-attn: error: {text}" in said if text else "zinc-attn: error" not in said, (rank, said)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_a_wrong_bit_on_one_rank_fails_on_all(tmp_path: Path) -> None:
+    done = distributed(tmp_path, ("cli", "wrong bit"))
+    assert done.returncode == 1, done
+    assert done.stdout.count("FAILED: rank 1: out[0, 1, 3, 5]: got ") == 2
+
+
+def test_distributed_needs_mpi4py(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sharded.importlib.util, "find_spec", lambda _: None)
+    assert cli.main(list(SWEEP)) == 2
+    assert capsys.readouterr().err.startswith(
+        "zinc-attn: error: several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI"
+    )
+    assert cli.main(["sweep", "--shape", "6/2/64", "--timeout", "3"]) == 2
+    assert capsys.readouterr().err == "zinc-attn: error: timeout: got 3 without --distributed, expected both\n"
+
+
+@pytest.mark.parametrize("more", (["--batch", "2"], ["--splits", "auto"], ["--contiguous"]))
+def test_what_distributed_does_not_take(more: list[str]) -> None:
+    class One:
+        rank, size = 0, 1
+
+    args = cli.build_parser().parse_args([*SWEEP, *more])
+    with pytest.raises(ArgumentError, match=rf"^{more[0][2:]}: got {more[0]} with --distributed, expected neither"):
+        cli.measure(args, One())

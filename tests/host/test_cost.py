@@ -211,6 +211,136 @@ def test_timeline() -> None:
     assert max(end for _, _, end, _ in bars) == pytest.approx(predict(plan, R9700).pass1_us)
 
 
+# --- shared prefixes, shards -------------------------------------------------------------------------------------
+
+
+def test_cascade_counts_keys_once_per_group() -> None:
+    """The course's count: 8 requests share 512 keys and have 64 of their own. 4/4/64: 8 requests at a time on a CPU."""
+    found = cost.cascade_layout(AttnShape(4, 4, 64), 8, 512, 64, 4, "f16", "cpu", 64)
+    assert (found.rows_each(8), found.keys_read, found.keys_alone) == (8, 512 + 8 * 64, 8 * (512 + 64))
+    assert cost.cascade_layout(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
+    cut = cost.cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
+    assert (cut.blocks, cut.keys_read) == ((15, 15, 2), 17 * 32768 + 32 * 256), "submissions share nothing"
+    little = cost.cascade_layout(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
+    assert little.keys_read == little.keys_alone, "two times five leaves are not worth a dispatch"
+    wide = cost.cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
+    assert wide.most == 1 and wide.keys_read == wide.keys_alone == 8 * (4096 + 64) * 2
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cascade_terms(shape: AttnShape) -> None:
+    for prefix in (0, 2048, 32768, 131072):
+        one = cost.predict_cascade(shape, R9700, 1, prefix, 256)
+        plan = plan_splits(prefix + 256, shape)
+        assert one.total_us == one.alone_us == pytest.approx(predict(plan, R9700).total_us, rel=0.02)
+        before = 0.0
+        for requests in (2, 8, 32):
+            found = cost.predict_cascade(shape, R9700, requests, prefix, 256)
+            assert found.keys_read <= found.keys_alone == requests * (prefix + 256)
+            assert found.alone_us > before
+            before = found.alone_us
+            assert found.rows_each > 1 or not found.pays
+            own = requests * 256 * shape.kv_bytes_per_token() + prefix * shape.kv_bytes_per_token()
+            assert found.total_us > own / R9700.bandwidth / 1e3, "every key is read once at least"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("link", cost.LINKS)
+def test_shard_terms(shape: AttnShape, link: str) -> None:
+    for context in (8192, 131072, 524288 + 77):
+        found = cost.predict_shards(context, shape, R9700, 4, cost.LINKS[link])
+        nodes = -(-context // 512)
+        assert found.received_bytes == (nodes - nodes // 4) * shape.q_heads * (shape.head_dim + 2) * 4
+        if link == "pcie5":
+            assert found.gather_us == 0
+        else:
+            assert found.gather_us == pytest.approx(60 + found.received_bytes / cost.LINKS[link].gb_s / 1e3)
+        assert found.one_us == predict(plan_splits(context, shape), R9700).total_us
+        less = replace(cost.LINKS[link], gb_s=1.0, hosts=True)
+        assert cost.predict_shards(context, shape, R9700, 4, less).total_us > found.total_us
+
+
+def test_pays_from() -> None:
+    small, link = AttnShape(9, 3, 64), cost.LINKS["pcie5"]
+    least = cost.pays_from(small, R9700, 2, link)
+    assert least is not None
+    assert cost.predict_shards(least, small, R9700, 2, link).pays
+    assert not cost.predict_shards(least // 2, small, R9700, 2, link).pays
+    assert cost.pays_from(QWEN, R9700, 4, cost.LINKS["10gbe"]) is None
+
+
+DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
+
+
+def cascade_line(text: str, prefix: int, requests: int) -> str:
+    p = cost.predict_cascade(AttnShape.parse(text), R9700, requests, prefix, 256)
+    pays = "yes" if p.pays else "no" if p.rows_each > 1 else "–"
+    return (
+        f"| {text} | {prefix:,} | {requests} | {p.rows_each} | {p.keys_read:,} | {p.keys_alone:,} "
+        f"| {p.total_us:,.0f} µs | {p.alone_us:,.0f} µs | {p.speed_up:.2f} | {pays} |\n"
+    )
+
+
+def shard_line(text: str, shards: int, link: str) -> str:
+    shape = AttnShape.parse(text)
+    found = [cost.predict_shards(n << 10, shape, R9700, shards, cost.LINKS[link]) for n in (8, 32, 128, 512)]
+    least = cost.pays_from(shape, R9700, shards, cost.LINKS[link])
+    times = " | ".join(f"{p.total_us:,.0f} / {p.one_us:,.0f}" for p in found)
+    return f"| {text} | {shards} | {cost.LINKS[link].title} | {times} | {f'{least >> 10}k' if least else 'never'} |\n"
+
+
+@pytest.mark.parametrize("text", ["9/3/64", "32/8/128", "16/2/256"])
+def test_tables_are_what_the_model_says(text: str) -> None:
+    for prefix in (2048, 8192, 32768, 131072):
+        for requests in (2, 8, 32):
+            line = cascade_line(text, prefix, requests)
+            assert line in DOC or (text == "16/2/256" and " | 1.00 | – |" in line)
+    for shards, link in ((2, "pcie5"), (4, "10gbe"), (4, "25gbe"), (4, "100gbe")):
+        assert shard_line(text, shards, link) in DOC
+
+
+def test_plan_of_requests_and_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    shape = AttnShape(32, 8, 128)
+    argv = ["plan", "--shape", "32/8/128", "--requests", "2,8", "--prefix", "32k", "--suffix", "100"]
+    assert cli.main(argv) == 0
+    text = capsys.readouterr().out
+    assert "modelled for Radeon AI PRO R9700" in text
+    assert "66,336" in text and "65,736" in text
+    assert cli.main([*argv, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found == [cost.predict_cascade(shape, R9700, n, 32768, 100).to_dict() for n in (2, 8)]
+    assert all(one["label"] == "modelled" for one in found)
+    argv = ["plan", "--shape", "32/8/128", "--shards", "4", "--contexts", "8k,512k", "--link", "100gbe"]
+    assert cli.main(argv) == 0
+    text = capsys.readouterr().out
+    assert "100 Gb Ethernet: 30 µs, 12.5 GB/s" in text
+    assert "4 shards take less time than one card from 262,144 keys on.\n" in text
+    assert cli.main([*argv, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["label"], one["context"], one["pays"], one["pays_from"]) for one in found] == [
+        ("modelled", 8192, False, 262144),
+        ("modelled", 524288, True, 262144),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--link", "pcie5"], "link: got --link alone, expected --shards"),
+        (["--requests", "2", "--link", "pcie5"], "link: got --link with --requests, expected --shards"),
+        (["--shards", "2", "--prefix", "1k"], "prefix: got --prefix with --shards, expected --requests"),
+        (["--shards", "2", "--device", "0"], "device: got --device with --shards, expected --card or --cu"),
+        (["--shards", "2", "--link", "usb"], "link: got 'usb', expected one of pcie5, 10gbe, 25gbe, 100gbe"),
+        (["--requests", "two"], "requests: got 'two', expected numbers such as 2,8"),
+        (["--shards", "0"], "shards: got 0, expected an int from 1 to 65536"),
+    ],
+)
+def test_plan_refuses(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--shape", "16/2/256", *argv]) == 2
+    assert capsys.readouterr().err == f"zinc-attn: error: {message}\n"
+
+
 # --- refusals, command line -------------------------------------------------------------------------------------
 
 

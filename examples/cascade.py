@@ -1,0 +1,69 @@
+"""Requests that share a prefix: one decode call with cascade and one without, on the same pages of one cache.
+
+    .venv/bin/python examples/cascade.py --shapes 32/8/128 --prefixes 2k,8k --requests 2,8
+
+Compares the bits of both first, then times them in turns. CPU time counts all threads of the process; on a driver that
+runs on the CPU it is the work itself, and other work on the machine changes it little.
+"""
+
+import argparse
+from time import perf_counter, process_time
+
+import numpy as np
+
+import zinc_attn as za
+from zinc_attn.sweep import parse_contexts
+
+parser = argparse.ArgumentParser(description="Time a batch that shares a prefix, with and without cascade.")
+parser.add_argument("--shapes", default="9/3/64,32/8/128,16/2/256", help="default: %(default)s")
+parser.add_argument("--prefixes", default="2k,8k,32k", help="keys (default: %(default)s)")
+parser.add_argument("--requests", default="2,8,32", help="default: %(default)s")
+parser.add_argument("--suffix", type=int, default=256, help="keys of a request's own (default: %(default)s)")
+parser.add_argument("--repeats", type=int, default=7, help="timed calls of each (default: %(default)s)")
+parser.add_argument("--device", help="index or piece of the name")
+parser.add_argument("--runtime", help="kompute or vulkan")
+args = parser.parse_args()
+
+
+def measure(device: za.Device, shape: za.AttnShape, prefix: int, requests: int) -> str:
+    """A line of the table."""
+    rng = np.random.default_rng([prefix, requests])
+
+    def rows(tokens: int) -> list[np.ndarray]:
+        return [rng.standard_normal((tokens, shape.kv_heads, shape.head_dim)).astype(np.float16) for _ in "kv"]
+
+    page = 256
+    capacity = (-(-prefix // page) + requests * (-(-args.suffix // page) + 1)) * page
+    with za.KVCache(device, shape, 1, capacity, "f16", page) as cache:
+        root = cache.new_sequence()
+        cache.append(root, 0, *rows(prefix))
+        sequences = [root.fork() for _ in range(requests)]
+        for sequence in sequences:
+            cache.append(sequence, 0, *rows(args.suffix))
+        q = [rng.standard_normal((shape.q_heads, shape.head_dim), dtype=np.float32) for _ in sequences]
+        both = [za.Attention(cache, cascade=True), za.Attention(cache, cascade=False)]
+        outs = [attention(q, sequences, 0) for attention in both]  # compiles, too
+        assert all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(*outs, strict=True))
+        spent = np.empty((args.repeats, 2, 2))
+        for i in range(args.repeats):
+            for which, attention in enumerate(both):
+                wall, cpu = perf_counter(), process_time()
+                attention(q, sequences, 0)
+                spent[i, which] = process_time() - cpu, perf_counter() - wall
+        (cpu_on, wall_on), (cpu_off, wall_off) = 1e3 * np.median(spent, axis=0)
+        read = [attention.keys_read for attention in both]
+    return (
+        f"| {shape} | {prefix:,} | {requests} | {read[0]:,} | {read[1]:,} | {cpu_on:.1f} | {cpu_off:.1f} "
+        f"| {cpu_off / cpu_on:.2f} | {wall_on:.1f} | {wall_off:.1f} | {wall_off / wall_on:.2f} |"
+    )
+
+
+with za.Device.open(args.device, runtime=args.runtime) as opened:
+    print(f"{opened.info.name} ({opened.info.driver}), {opened.runtime.name}, f16, suffix {args.suffix}; bits equal;")
+    print(f"medians of {args.repeats}, ms: with cascade, without, ratio\n")
+    print("| shape | prefix | requests | keys read | without | CPU ms | without | ratio | wall ms | without | ratio |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for text in args.shapes.split(","):
+        for length in parse_contexts(args.prefixes):
+            for count in (int(n) for n in args.requests.split(",")):
+                print(measure(opened, za.AttnShape.parse(text), length, count), flush=True)
