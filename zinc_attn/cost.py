@@ -18,14 +18,13 @@ from typing import Any, Final
 
 from . import kernels
 from .errors import ArgumentError
+from .kernels import SCRATCH_BYTES, SHARED_LEAVES
 from .planner import SplitPlan, plan_splits
 from .shapes import (
     KEYS_PER_NODE,
     LEAF,
     MAX_CONTEXT,
     NODE,
-    SCRATCH_BYTES,
-    SHARED_LEAVES,
     AttnShape,
     check_int,
     dtype_bytes,

@@ -20,14 +20,14 @@ from . import kernels, rows
 from .attention import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
 from .cache import KVCache, Sequence, power_of_two
 from .errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
-from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, Build
+from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, SCRATCH_BYTES, SHARED_LEAVES, Build
 from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from .pages import Reservation, commit_all
 from .planner import SplitPlan, first_seen, plan_splits
 from .reference import PartialState, empty_state, key_ranges
 from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, SCRATCH_BYTES, SHARED_LEAVES, check_int
+from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")

@@ -159,6 +159,10 @@ def merge_lanes(kind: str) -> int:
     return shapes.WAVE if kind == "cpu" else 8 * shapes.WAVE
 
 
+SHARED_LEAVES: Final = 32  # that workgroups need not attend again, from where on a dispatch for shared keys pays
+SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
+
+
 def shared_vectors(kind: str, head_dim: int) -> int:
     """Query heads, over all rows, that one workgroup serves where rows share keys, by device kind.
 

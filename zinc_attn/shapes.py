@@ -63,8 +63,6 @@ WAVE: Final = 32  # invocations of every workgroup
 MAX_HEADS_PER_WORKGROUP: Final = 8
 MAX_ACCUMULATORS: Final = 2048  # head_dim x heads of one workgroup: what the registers of a wave hold
 MAX_CONTEXT: Final = 1 << 24  # keys; beyond it, float32 no longer counts weights exactly
-SHARED_LEAVES: Final = 32  # that workgroups need not attend again, from where on a dispatch for shared keys pays
-SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}  # per stored K or V value, without q8_0's scales
 Q8_BLOCK: Final = 32  # consecutive head dimensions that share a scale in q8_0

@@ -29,11 +29,11 @@ from .cache import KVCache, Sequence
 from .decode import Attention, padded
 from .device import Device
 from .errors import ArgumentError, ShapeError, ZincAttnError
-from .kernels import MERGE, MERGE_DIMS
+from .kernels import MERGE, MERGE_DIMS, SCRATCH_BYTES
 from .reference import PartialState, gather
 from .rows import Work
 from .runtime import Buffer, Dispatch, Recording, Use, memory_budget
-from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, SCRATCH_BYTES, AttnShape, check_int
+from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
