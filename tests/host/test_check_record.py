@@ -215,7 +215,7 @@ def test_missing_record_file(tmp_path: Path) -> None:
             )
             for text in ("x", "", "window", "window=1.5", "sinks=1", "none+sinks", "sinks+sinks")
         ),
-        (["--masking", "window=0"], "window: got 0, expected an int of at least 1"),
+        (["--masking", "window=0"], "window: got 0, expected an int from 1 to 4611686018427387904"),
         (
             ["--masking", "softcap=0"],
             "softcap: got 0, expected a number from 2**-40 to 2**60, or None for no cap",
