@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import differing
+from support import DRIVERS, FULL, differing
 
 import zinc_attn as za
 from zinc_attn import cost, reference, rows
@@ -35,8 +35,16 @@ def family(cache: za.KVCache, prefix: int, suffixes: list[int], rng: Any) -> tup
     return seqs, held
 
 
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
-@pytest.mark.parametrize("text", ("9/3/64", "4/4/128", "2/1/512"))
+# SwiftShader compiles every kernel anew
+TABLE = [
+    pytest.param(driver, text, dtype, id=f"{'-'.join(driver)}-{text}-{dtype}")
+    for driver in DRIVERS
+    for text, dtype in (("9/3/64", "f16"), ("4/4/128", "q8_0"), ("2/1/512", "f16"))
+    if FULL or driver[0] == "default" or text == "9/3/64"
+]
+
+
+@pytest.mark.parametrize(("any_device", "text", "dtype"), TABLE, indirect=["any_device"])
 def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtype: str) -> None:
     shape, rng = za.AttnShape.parse(text), np.random.default_rng(7)
     with za.KVCache(any_device, shape, 1, 16384, dtype, PAGE) as cache:
