@@ -22,3 +22,9 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
     """Every driver on every dispatcher."""
     with open_device(*request.param) as opened:
         yield opened
+
+
+@pytest.hookimpl(trylast=True)  # behind pytest's own order by device
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first, so that the other process has something to do beside it."""
+    items.sort(key=lambda item: item.path.name != "test_validation.py")
