@@ -304,7 +304,8 @@ def test_distributed_sweep(tmp_path: Path, ranks: int) -> None:
 )
 def test_distributed_sweep_that_cannot_be(tmp_path: Path, programs: tuple[str, ...], says: list[str]) -> None:
     done = distributed(tmp_path, programs, "--timeout", "4")
-    assert done.returncode == 2, done
+    # MPI_Abort kills a silent rank (9), and mpiexec may tell of that in place of the others' status
+    assert done.returncode in ((2, 9) if "silent" in programs else (2,)), done
     for rank, text in enumerate(says):
         said = (tmp_path / str(rank)).read_text()
         assert f"zinc-attn: error: {text}" in said if text else "zinc-attn: error" not in said, (rank, said)

@@ -73,7 +73,8 @@ def test_the_device_tests_are_silent_under_validation(tmp_path):
         "no:cacheprovider",
         "-k",
         # what the layer looks at is the calls, the same for every driver
-        "not subnormal and not 131072 and not fork and not opening_and_closing and not swiftshader",
+        "not subnormal and not 131072 and not fork and not opening_and_closing and not swiftshader "
+        "and not ranks and not distributed",
         *chosen,
         *few,
     )
