@@ -70,6 +70,7 @@ MASKED: Final = (  # beside the matrix
 )
 COMPUTE_UNITS: Final = (2, 32, 64, 96)
 SPARE: Final = 8  # pages for what the cascade's sequences have of their own
+LONG: Final = 4 * SPARE * 256  # tokens from which the sequence gives these pages up: a larger cache may fit no buffer
 ROWS: Final = 3  # query rows made per shape; the last one is the case's
 TAIL: Final = 70  # tokens that the chunking variations append anew
 PIECE: Final = 16384  # tokens per append of a long prompt
@@ -386,7 +387,7 @@ def examine(
     outcome, (shape, dtype, *_) = Outcome(case, subject), case
     check, q = outcome.compare, data.q[-1]
     try:
-        with _filled(device, case, data, 256, spare=SPARE) as (attention, seq):
+        with _filled(device, case, data, 256, spare=SPARE * (case.context < LONG)) as (attention, seq):
             rule = attention.rule
             outcome.result = attention.result(q, seq)
             for i in (2, 3):  # another query in between
@@ -453,6 +454,8 @@ def _cascades(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data
 
     Counted where keys are attended for several rows at once.
     """
+    if len(seq) >= LONG:
+        seq.truncate(len(seq) - len(seq) // 4)
     n, tail = len(seq), min(TAIL, len(seq))
     seqs = [seq.fork(), seq, seq.fork(), seq.fork()]
     seqs[0].truncate(n - n // 3)
