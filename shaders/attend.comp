@@ -18,9 +18,13 @@ layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per til
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys; HEADS counts all of theirs
 const uint ROW_HEADS = HEADS / ROWS;
-const uint SLICE = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
+// Passes over V: a lane's sums in one are as many as its registers hold.
+const uint SLICE_ALL = HEAD_DIM <= 64u ? 2u : (HEAD_DIM <= 128u ? 4u : (HEAD_DIM <= 256u ? 8u : 16u));
+const uint LANE_SUMS = MAX_ACCUMULATORS / WAVE;
+const uint VALUE_PASSES = SLICE_ALL * HEADS <= LANE_SUMS ? 1u : (SLICE_ALL * HEADS <= 2u * LANE_SUMS ? 2u : 4u);
+const uint SLICE = SLICE_ALL / VALUE_PASSES;
 const uint PAIRS = SLICE / 2u;
-const uint VALUE_LANES = HEAD_DIM / SLICE;  // lanes that own a slice; 20 to 32
+const uint VALUE_LANES = HEAD_DIM / (SLICE * VALUE_PASSES);  // lanes that own a slice; 20 to 32
 #if defined(KV_F32)
 const uint V_WORDS_ALL = SLICE;  // words of a lane's slice of a value row
 #elif defined(KV_Q8_0)
@@ -43,7 +47,7 @@ const uint KEYS_AHEAD = CHUNKS_AHEAD > 1u ? GPU_KEYS_AHEAD : CPU_KEYS_AHEAD;
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = ATTEND_BIND_Q, std430) restrict readonly buffer Q { vec4 q[]; };
-layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict writeonly buffer States { float states[]; };
+layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { float states[]; };
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
 // First query head of this workgroup.  The last chunk of a group begins early enough to be full; its first
@@ -69,59 +73,7 @@ uvec2 vector_of(uint row, uint last_row, uint h) {
 #include "softcap.glsl"
 #include "leaf.glsl"
 
-#if LOOP
-float node_m[HEADS], node_l[HEADS];
-vec2 node_o[HEADS * PAIRS];
-#define RESULT(x) node_##x
-#else
-#define RESULT(x) x
-#endif
-
-// The state of row `row` for the unit that holds leaf `index`.
-uint state_of(uint row, uint index, uint unit_leaves) {
-    uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
-    return work[record + ROW_STATE] + index / unit_leaves - work[record + ROW_UNIT];
-}
-
-// Write states to the scratch tensor, or, where one is a row's only one, the final output and lse.
-void emit(uint first_row, uint last_row, uint index, uint unit_leaves) {
-    uint lane = gl_LocalInvocationID.x;
-    uint q_heads = work[HEADER_Q_HEADS];
-    bool direct = work[HEADER_DIRECT] != 0u;
-    uint lse_base = work[HEADER_ROWS] * q_heads * HEAD_DIM;
-    uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * HEAD_DIM;
-    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        uvec2 vector = vector_of(first_row, last_row, h);
-        uint slot = (direct ? vector.x : state_of(vector.x, index, unit_leaves)) * q_heads + vector.y;
-        bool mine = ROWS == 1u ? h >= repeated_heads() : first_row + h / ROW_HEADS <= last_row;
-        float top = RESULT(m)[h], sum = RESULT(l)[h], keep = 1.0;
-        if (direct && work[HEADER_SINK_TABLE] != 0u) {
-            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
-        }
-        if (mine && lane < VALUE_LANES) {
-            for (uint i = 0u; i < PAIRS; ++i) {
-                uint at = slot * HEAD_DIM + lane * SLICE + 2u * i;
-                vec2 x = RESULT(o)[h * PAIRS + i];
-                if (direct) {
-                    x = normalised(x, keep, sum);
-                    result[at] = x.x;
-                    result[at + 1u] = x.y;
-                } else {
-                    states[at] = x.x;
-                    states[at + 1u] = x.y;
-                }
-            }
-        }
-        if (mine && lane == 0u) {
-            if (direct) {
-                result[lse_base + slot] = natural_lse(top, sum);
-            } else {
-                states[ml_base + 2u * slot] = top;
-                states[ml_base + 2u * slot + 1u] = sum;
-            }
-        }
-    }
-}
+#include "emit.glsl"
 
 void main() {
     uint item = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
@@ -130,6 +82,7 @@ void main() {
     uint first_key = work[item + ITEM_FIRST], unit_leaves = work[item + ITEM_UNIT_LEAVES];
     uint last_row = row + work[item + ITEM_ROWS] - 1u;
     Leaf leaf = Leaf(index, 0u, 0u, row, last_row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
+    uint lane = gl_LocalInvocationID.x;
     if (index >= end) {
         return;
     }
@@ -139,15 +92,24 @@ void main() {
         leaf.index = index;
         leaf.begin = max(first_key, index * LEAF) - index * LEAF;
         leaf.count = min(limit - index * LEAF, LEAF);
-        attend_leaf(leaf);
+        leaf_weights(leaf);
         bool first = index == begin || (index & (unit_leaves - 1u)) == 0u;
+        if (VALUE_PASSES == 1u) {
+            leaf_values(leaf, lane);
+        } else {
+            [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
+                leaf_values(leaf, pass * VALUE_LANES + lane);
+                join_values(row, last_row, index, unit_leaves, pass * VALUE_LANES + lane, first);
+            }
+        }
+        leaf_sums();
         for (uint h = 0u; h < HEADS; ++h) {
             float m_old = first ? EMPTY_M : node_m[h];
             float l_old = first ? 0.0 : node_l[h];
             vec2 w = merge_weights(m_old, m[h]);
             node_m[h] = max(m_old, m[h]);
             node_l[h] = merge(l_old, w.x, l[h], w.y);
-            for (uint i = 0u; i < PAIRS; ++i) {
+            for (uint i = 0u; VALUE_PASSES == 1u && i < PAIRS; ++i) {
                 vec2 o_old = first ? vec2(0.0) : node_o[h * PAIRS + i];
                 node_o[h * PAIRS + i] = merge(o_old, w.x, o[h * PAIRS + i], w.y);
             }
@@ -160,7 +122,16 @@ void main() {
 #else
     leaf.begin = max(first_key, index * LEAF) - index * LEAF;
     leaf.count = min(limit - index * LEAF, LEAF);
-    attend_leaf(leaf);
+    leaf_weights(leaf);
+    if (VALUE_PASSES == 1u) {
+        leaf_values(leaf, lane);
+    } else {
+        [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
+            leaf_values(leaf, pass * VALUE_LANES + lane);
+            join_values(row, last_row, index, unit_leaves, pass * VALUE_LANES + lane, true);
+        }
+    }
+    leaf_sums();
     emit(row, last_row, index, unit_leaves);
 #endif
 }

@@ -4,6 +4,7 @@ const uint NODE = 8u;
 const uint CHUNK = 8u;
 const uint WAVE = 32u;
 const uint LANES = 4u;
+const uint MAX_ACCUMULATORS = 2048u;
 const uint RCP_SEED = 0x7EF311C3u;
 const uint MERGE_DIMS = 64u;
 #define CUTOFF -48.0

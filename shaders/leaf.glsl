@@ -1,9 +1,13 @@
 // The state of one leaf: 64 keys, for the HEADS query heads that share their KV head.
 //
 // Scores and weights: lane = key, two keys a lane.  Values: lane = slice of SLICE head dimensions of all HEADS
-// query heads, so that K and V are read once per group.  LDS holds only weights and a small reduction.
+// query heads, so that K and V are read once per group.  Where their sums are more than the registers hold, in
+// VALUE_PASSES: a pass takes its part of every value row.  LDS holds only weights and a small reduction.
+//
+// A leaf is leaf_weights, leaf_values for every pass, leaf_sums; m is known after the first, o of a pass after it, l at
+// the end.
 
-// Registers of a lane: the leaf's state (m and l of every head, o of the lane's slice).
+// Registers of a lane: the leaf's state (m and l of every head, o of the lane's slice in the present pass).
 // They are globals because glslang 12 does not reliably pass arrays sized by a specialisation constant.
 float m[HEADS], l[HEADS];
 vec2 o[HEADS * PAIRS];
@@ -24,6 +28,7 @@ struct Leaf {
 // One array for both: 2 KiB at 8 heads, so that LDS does not limit the waves per SIMD before the registers do.
 shared float scores[LEAF * HEADS];
 const uint PARTS = (HEADS * LANES + WAVE - 1u) / WAVE;  // [head][key mod 4] pairs that a lane reduces
+float parts[PARTS];
 
 // The dots of one chunk of a query head with two keys.  A pair of steps has one scalar operand and so issues at once.
 vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
@@ -43,8 +48,8 @@ vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
 
 #include "values.glsl"
 
-// The state of a leaf, to m, l and o.
-void attend_leaf(Leaf leaf) {
+// To scores, m and parts: a leaf's weights, their m, and partial sums of them.
+void leaf_weights(Leaf leaf) {
     barrier();
     uint lane = gl_LocalInvocationID.x, count = leaf.count;
     // Absent keys read a place that exists: their slot of the tile, or, in small tiles and fresh rows, the last key's.
@@ -87,7 +92,6 @@ void attend_leaf(Leaf leaf) {
     }
     barrier();
     uint part_key = lane % LANES;
-    float parts[PARTS];
     for (uint g = 0u; g < PARTS; ++g) {
         uint head = min(g * (WAVE / LANES) + lane / LANES, HEADS - 1u);
         parts[g] = EMPTY_M;
@@ -121,28 +125,39 @@ void attend_leaf(Leaf leaf) {
         }
         parts[g] = sum;
     }
+}
 
+// To o: slice `slice` of the leaf's weighted value rows.  Lanes from VALUE_LANES on have none.
+void leaf_values(Leaf leaf, uint slice) {
+    uint count = leaf.count;
     for (uint i = 0u; i < HEADS * PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
-    if (lane < VALUE_LANES && count > 0u) {
+    if (gl_LocalInvocationID.x < VALUE_LANES && count > 0u) {
         // Behind the last key the weight is 0 and the last row is read again: adding 0 changes nothing, and no
         // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
         uint t = leaf.begin & ~(KEYS_AHEAD - 1u);
         [[dont_unroll]] do {
             for (uint j = 0u; j < KEYS_AHEAD; ++j) {
-                load_v(locate(leaf, min(t + j, count - 1u)), lane, j);
+                load_v(locate(leaf, min(t + j, count - 1u)), slice, j);
             }
-            add_rows(lane, 0u, t);
+            add_rows(slice, 0u, t);
             if (KEYS_AHEAD > 4u) {
-                add_rows(lane, 4u, t + 4u);
+                add_rows(slice, 4u, t + 4u);
             }
             t += KEYS_AHEAD;
         } while (t < count);
     }
+    for (uint i = 0u; i < HEADS * PAIRS; ++i) {
+        o[i] = flush(o[i]);
+    }
+}
+
+// To l: the sum of the leaf's weights.  They are gone afterwards.
+void leaf_sums() {
     barrier();
     for (uint g = 0u; g < PARTS; ++g) {
-        scores[g * WAVE + lane] = parts[g];
+        scores[g * WAVE + gl_LocalInvocationID.x] = parts[g];
     }
     barrier();
     for (uint h = 0u; h < HEADS; ++h) {
@@ -150,9 +165,6 @@ void attend_leaf(Leaf leaf) {
         precise float c23 = scores[h * LANES + 2u] + scores[h * LANES + 3u];
         precise float sum = c01 + c23;
         l[h] = sum;
-        for (uint i = 0u; i < PAIRS; ++i) {
-            o[h * PAIRS + i] = flush(o[h * PAIRS + i]);
-        }
     }
 }
 

@@ -33,9 +33,9 @@ void unpack_v(uint slice, uint row) {
 
 // Up to four of the value rows in flight, from row `first` of them, key t, join o.  (Compilers unroll four rows of 8
 // heads, but not eight, and only an unrolled row stays in registers.)
-void add_rows(uint lane, uint first, uint t) {
+void add_rows(uint slice, uint first, uint t) {
     for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
-        unpack_v(lane, first + j);
+        unpack_v(slice, first + j);
         for (uint h = 0u; h < HEADS; ++h) {
             float p = scores[(t + j) * HEADS + h];
             for (uint i = 0u; i < PAIRS; ++i) {

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from . import kernels
 from .errors import ArgumentError
-from .kernels import SCRATCH_BYTES, SHARED_LEAVES
-from .planner import SplitPlan, plan_splits
+from .kernels import SCRATCH_BYTES
+from .planner import SplitPlan, plan_splits, sharing_pays
 from .shapes import (
     KEYS_PER_NODE,
     LEAF,
@@ -346,9 +346,11 @@ def leaf_cost(shape: AttnShape, card: Card, dtype: str, build: kernels.Build) ->
 
 def _vectors_cost(head_dim: int, heads: int, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
     """The same for ``heads`` query vectors, of one row or of several that share the keys."""
-    width = kernels.value_slice(head_dim)
-    rows = _rows_ahead(width, heads, build, dtype)
-    trips = -(-head_dim // (8 * kernels.chunks_ahead("discrete", head_dim))) + LEAF // rows
+    width, passes = kernels.value_slice(head_dim), kernels.value_passes(head_dim, heads)
+    rows = _rows_ahead(width // passes, heads, build, dtype)
+    trips = -(-head_dim // (8 * kernels.chunks_ahead("discrete", head_dim))) + passes * LEAF // rows
+    if passes > 1 and build == "loop":
+        trips += passes  # the node's sums so far come from memory
     beside = heads * (1.1 + (0.15 if build == "loop" else 0.08) * width)  # softmax, folding and emitting, per key
     issue = LEAF * (issue_per_key(head_dim, heads, build, dtype) + beside)
     issue *= 1.0 if card.dual_issue else SCALAR_ISSUE
@@ -468,7 +470,7 @@ def _vgprs(head_dim: int, heads: int, build: kernels.Build) -> int:
     if row := ISSUE.get((head_dim, heads)):
         return row[2 + (build == "loop")]
     if heads > 8:
-        return SHARED_VGPRS[build]
+        return SHARED_VGPRS["single" if kernels.value_passes(head_dim, heads) > 1 else build]
     return 168 if head_dim * heads > 1024 and build == "loop" else 120
 
 
@@ -579,6 +581,8 @@ class Cascade:
     most: int
     shared_keys: int
     blocks: tuple[int, ...]
+    compute_units: int
+    kind: str
 
     def rows_each(self, requests: int) -> int:
         """Requests of a submission that a workgroup serves at a time."""
@@ -586,8 +590,12 @@ class Cascade:
 
     def shared(self, requests: int) -> int:
         """Keys that a submission's requests share: none where that saves too little."""
-        saved = (requests - -(-requests // self.rows_each(requests))) * self.shared_keys
-        return self.shared_keys if saved >= SHARED_LEAVES * LEAF else 0
+        together = -(-requests // self.rows_each(requests))
+        if min(self.most, requests) < 2:
+            return 0
+        items, saved = together * self.shared_keys // self.plan.unit_keys, (requests - together) * self.shared_keys
+        pays = sharing_pays(items, saved // LEAF, self.plan.shape, self.compute_units, self.kind)
+        return self.shared_keys if pays else 0
 
     @property
     def keys_read(self) -> int:
@@ -618,14 +626,14 @@ def cascade_layout(
     check_int("prefix", prefix, 0, MAX_CONTEXT)
     check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
     plan = plan_splits(prefix + suffix, shape, compute_units, dtype, 1, kind)
-    most = kernels.shared_vectors(kind, shape.head_dim) // shape.group
+    most = kernels.shared_rows(kind, shape)
     keys = prefix // page_size * page_size if suffix else prefix
     shared = keys // plan.unit_keys * plan.unit_keys
-    if most < 2 or shape.head_chunks > 1 or plan.states < 2 or not shared:
+    if plan.states < 2 or not shared:
         most = 1
     room = SCRATCH_BYTES // (4 * shape.q_heads * (shape.head_dim + 2)) // max(plan.states, 1)
     whole, rest = divmod(requests, max(room, 1))
-    return Cascade(plan, most, shared, (max(room, 1),) * whole + (rest,) * (rest > 0))
+    return Cascade(plan, most, shared, (max(room, 1),) * whole + (rest,) * (rest > 0), compute_units, kind)
 
 
 @dataclass(frozen=True)

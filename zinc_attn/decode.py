@@ -20,10 +20,10 @@ from . import kernels, rows
 from .attention import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
 from .cache import KVCache, Sequence, power_of_two
 from .errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
-from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, SCRATCH_BYTES, SHARED_LEAVES, Build
+from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, SCRATCH_BYTES, Build
 from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from .pages import Reservation, commit_all
-from .planner import SplitPlan, first_seen, plan_splits
+from .planner import SplitPlan, first_seen, plan_splits, sharing_pays
 from .reference import PartialState, empty_state, key_ranges
 from .rows import NEVER, Work, item_table, row_table
 from .runtime import Buffer, Dispatch, Recording, Use
@@ -730,8 +730,8 @@ class Attention:
         """Leaves of each part's rows that items for several rows attend, these items, and the rows each is for."""
         shape, sizes = self.cache.shape, [end - begin for _, begin, end in block]
         units = np.repeat([plan.unit_leaves for plan, _, _ in plans], sizes)
-        most = kernels.shared_vectors(self.device.info.kind, shape.head_dim) // shape.group
-        if self.cascade is False or sum(sizes) < 2 or most < 2 or shape.head_chunks > 1:
+        most = kernels.shared_rows(self.device.info.kind, shape, self.cascade is True)
+        if self.cascade is False or sum(sizes) < 2 or most < 2:
             return None, None, 1
         limits = np.concatenate([_seen(one, None)[1] for one in block])
         row_tables = [tables[part] for part, begin, end in block for _ in range(begin, end)]
@@ -740,10 +740,10 @@ class Attention:
             return None, None, 1
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
-        if saved < SHARED_LEAVES and self.cascade is None:
+        table, info = rows.shared_table(shared, units, each), self.device.info
+        if self.cascade is None and not sharing_pays(len(table), saved, shape, info.compute_units, info.kind):
             return None, None, 1
-        table = rows.shared_table(shared, units, each)
-        if len(table) > self.device.info.max_workgroups[0]:  # more than the rows alone need, which the block fits
+        if len(table) > info.max_workgroups[0]:  # more than the rows alone need, which the block fits
             return None, None, 1
         return np.split(alone, np.cumsum(sizes)[:-1]), table, each
 

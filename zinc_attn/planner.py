@@ -37,6 +37,7 @@ NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idl
 WORKGROUPS_PER_UNIT: Final = 8
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (LEAF * NODE)  # keeps the split count monotone where the unit changes
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
+SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
 PLAN_VERSION: Final = 2
 
 
@@ -204,6 +205,18 @@ def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, ki
         return splits, 1 if splits > nodes else NODE
     # states are per node anyway: a split per node costs nothing and is even
     return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), NODE
+
+
+def sharing_pays(items: int, saved: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
+    """Whether keys that rows share are attended together where the caller leaves it open.
+
+    items: of the shared keys, a state each for as many rows as a workgroup serves; saved: leaves, of one KV head, that
+    workgroups need not read again. On a GPU the shared keys are a dispatch of their own, which must fill the device as
+    the splits of one sequence do; fewer and longer workgroups take longer than the reads they save.
+    """
+    if kind == "cpu":
+        return saved >= SHARED_LEAVES
+    return items * shape.kv_heads >= compute_units * WORKGROUPS_PER_UNIT
 
 
 def plan_splits(

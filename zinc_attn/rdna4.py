@@ -171,11 +171,10 @@ def default_specs() -> list[Spec]:
     text = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 9/3/64 32/16/256 4/1/512 4/1/80 4/1/96 4/1/112 4/1/192"
     found = [s for shape in text.split() for s in specs_for(shapes.AttnShape.parse(shape))]
     found += specs_for(shapes.AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
-    for group, dim in ((8, 128), (4, 128), (3, 64), (4, 256)):  # keys that rows share
-        rows = kernels.shared_vectors("discrete", dim) // group
-        found += [
-            Spec(k.name, dim, group * rows, rows=rows) for k in kernels.KERNELS if "heads" in k.spec and rows > 1
-        ]
+    shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
+    for shape in map(shapes.AttnShape.parse, shared.split()):
+        group, dim, rows = shape.group, shape.head_dim, kernels.shared_rows("discrete", shape)
+        found += [Spec(k.name, dim, group * rows, rows=rows) for k in kernels.KERNELS if "heads" in k.spec and rows > 1]
     return sorted(dict.fromkeys(found), key=lambda s: [k.name for k in kernels.KERNELS].index(s.kernel))
 
 

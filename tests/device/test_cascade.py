@@ -70,6 +70,58 @@ def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtyp
                     assert not differing(outs[i], want[0]) and not differing(lses[i], want[1]), (new, i)
 
 
+WIDE = [
+    pytest.param(driver, text, dtype, id=f"{'-'.join(driver)}-{text}-{dtype}")
+    for driver in DRIVERS
+    for text, dtype in (("16/2/256", "f16"), ("12/2/256", "q8_0"), ("8/1/512", "f16"), ("3/3/192", "f16"))
+    if FULL or text == "16/2/256"
+]
+
+
+@pytest.mark.parametrize(("any_device", "text", "dtype"), WIDE, indirect=["any_device"])
+def test_more_sums_than_registers_hold(any_device: za.Device, text: str, dtype: str) -> None:
+    """Several passes over V, for states of leaves and of nodes; the batch's third workgroup has a row too few."""
+    shape, rng = za.AttnShape.parse(text), np.random.default_rng(3)
+    with za.KVCache(any_device, shape, 1, 16384, dtype, PAGE) as cache:
+        seqs, held = family(cache, 1100, [0, 1, 63, 500, 0], rng)
+        stored = [rows.stored(*kv, dtype) for kv in held]
+        attns = [za.Attention(cache, cascade=True, **layout) for layout in ({}, {"num_splits": 2})]
+        alone = za.Attention(cache, cascade=False)
+        for scale in (1, 40):  # the second call finds the states of the first
+            qs = [rng.standard_normal((1, shape.q_heads, shape.head_dim)).astype(np.float32) * scale for _ in seqs]
+            alone(qs, seqs, 0)
+            want = [reference.emulate(q, *kv) for q, kv in zip(qs, stored, strict=True)]
+            for attn in attns:
+                outs, lses = attn(qs, seqs, 0, return_lse=True)
+                assert attn.keys_read < alone.keys_read
+                for out, lse, (o, s) in zip(outs, lses, want, strict=True):
+                    assert not differing(out, o) and not differing(lse, s)
+
+
+GPU_BUILDS = [
+    pytest.param((driver, "vulkan"), text, id=f"{driver}-{text}")
+    for driver, text in (("default", "16/2/256"), ("swiftshader", "16/2/256"), ("swiftshader", "9/3/64"))
+]
+
+
+@pytest.mark.parametrize(("any_device", "text"), GPU_BUILDS, indirect=["any_device"])
+def test_the_builds_and_the_rules_of_a_gpu(any_device: za.Device, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a card runs, on a device that says it is one: the split rule's states, shared where that pays."""
+    info = replace(any_device.info, kind="discrete", compute_units=2)
+    monkeypatch.setattr(any_device.runtime, "_info", info)
+    shape, rng = za.AttnShape.parse(text), np.random.default_rng(5)
+    with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
+        seqs, held = family(cache, 2100, [64] * 7, rng)
+        qs = [rng.standard_normal((1, shape.q_heads, shape.head_dim)).astype(np.float32) for _ in seqs]
+        layout = cost.cascade_layout(shape, 7, 2100, 64, 2, "f16", "discrete", PAGE)
+        for attn in (za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)):  # leaves; nodes
+            outs, lses = attn(qs, seqs, 0, return_lse=True)
+            assert attn.num_splits or attn.keys_read == layout.keys_read < layout.keys_alone
+            for q, kv, out, lse in zip(qs, held, outs, lses, strict=True):
+                want = reference.emulate(q, *kv)
+                assert not differing(out, want[0]) and not differing(lse, want[1])
+
+
 def test_the_labs_count(device: za.Device) -> None:
     """8 requests that share 512 tokens and have 64 of their own: 7 times 512 rows fewer."""
     with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
@@ -90,6 +142,7 @@ def test_the_labs_count(device: za.Device) -> None:
         ("32/8/128", 3, 1100, 64),
         ("32/8/128", 8, 1100, 64),
         ("16/2/256", 2, 700, 64),
+        ("16/1/256", 3, 700, 64),
         ("4/4/64", 9, 640, 0),
     ),
 )

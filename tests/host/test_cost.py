@@ -239,7 +239,7 @@ def test_cascade_terms(shape: AttnShape) -> None:
             assert found.keys_read <= found.keys_alone == requests * (prefix + 256)
             assert found.alone_us > before
             before = found.alone_us
-            assert found.rows_each > 1 or not found.pays
+            assert found.speed_up > 0.97 if found.rows_each > 1 else not found.pays
             own = requests * 256 * shape.kv_bytes_per_token() + prefix * shape.kv_bytes_per_token()
             assert found.total_us > own / R9700.bandwidth / 1e3, "every key is read once at least"
 
@@ -294,7 +294,7 @@ def test_tables_are_what_the_model_says(text: str) -> None:
     for prefix in (2048, 8192, 32768, 131072):
         for requests in (2, 8, 32):
             line = cascade_line(text, prefix, requests)
-            assert line in DOC or (text == "16/2/256" and " | 1.00 | – |" in line)
+            assert line in DOC
     for shards, link in ((2, "pcie5"), (4, "10gbe"), (4, "25gbe"), (4, "100gbe")):
         assert shard_line(text, shards, link) in DOC
 
