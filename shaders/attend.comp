@@ -72,7 +72,6 @@ uvec2 vector_of(uint row, uint last_row, uint h) {
 #include "state.glsl"
 #include "softcap.glsl"
 #include "leaf.glsl"
-
 #include "emit.glsl"
 
 void main() {
@@ -82,7 +81,6 @@ void main() {
     uint first_key = work[item + ITEM_FIRST], unit_leaves = work[item + ITEM_UNIT_LEAVES];
     uint last_row = row + work[item + ITEM_ROWS] - 1u;
     Leaf leaf = Leaf(index, 0u, 0u, row, last_row, work[item + ITEM_PAGE_TABLE], work[item + ITEM_FRESH_BEGIN], work[item + ITEM_FRESH_ROW]);
-    uint lane = gl_LocalInvocationID.x;
     if (index >= end) {
         return;
     }
@@ -94,14 +92,7 @@ void main() {
         leaf.count = min(limit - index * LEAF, LEAF);
         leaf_weights(leaf);
         bool first = index == begin || (index & (unit_leaves - 1u)) == 0u;
-        if (VALUE_PASSES == 1u) {
-            leaf_values(leaf, lane);
-        } else {
-            [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-                leaf_values(leaf, pass * VALUE_LANES + lane);
-                join_values(row, last_row, index, unit_leaves, pass * VALUE_LANES + lane, first);
-            }
-        }
+        all_values(leaf, unit_leaves, first);
         leaf_sums();
         for (uint h = 0u; h < HEADS; ++h) {
             float m_old = first ? EMPTY_M : node_m[h];
@@ -123,14 +114,7 @@ void main() {
     leaf.begin = max(first_key, index * LEAF) - index * LEAF;
     leaf.count = min(limit - index * LEAF, LEAF);
     leaf_weights(leaf);
-    if (VALUE_PASSES == 1u) {
-        leaf_values(leaf, lane);
-    } else {
-        [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-            leaf_values(leaf, pass * VALUE_LANES + lane);
-            join_values(row, last_row, index, unit_leaves, pass * VALUE_LANES + lane, true);
-        }
-    }
+    all_values(leaf, unit_leaves, true);
     leaf_sums();
     emit(row, last_row, index, unit_leaves);
 #endif

@@ -21,14 +21,14 @@ bool is_mine(uint first_row, uint last_row, uint h) {
     return ROWS == 1u ? h >= repeated_heads() : first_row + h / ROW_HEADS <= last_row;
 }
 
-// Where there are several passes over V: a leaf's o joins slice `slice` of its unit's, before m does.  Nobody but this
-// lane reads or writes these words.
-void join_values(uint first_row, uint last_row, uint index, uint unit_leaves, uint slice, bool first) {
-    bool mine = gl_LocalInvocationID.x < VALUE_LANES;
+// A leaf's o joins slice `slice` of its unit's in the scratch tensor, before its m does.  Nobody but this lane reads or
+// writes these words.  first: the leaf is the unit's first.
+void join_values(Leaf leaf, uint unit_leaves, uint slice, bool first) {
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        uvec2 vector = vector_of(first_row, last_row, h);
-        uint at = (state_of(vector.x, index, unit_leaves) * work[HEADER_Q_HEADS] + vector.y) * HEAD_DIM + slice * SLICE;
-        if (!mine || !is_mine(first_row, last_row, h)) {
+        uvec2 vector = vector_of(leaf.row, leaf.last_row, h);
+        uint state = state_of(vector.x, leaf.index, unit_leaves);
+        uint at = (state * work[HEADER_Q_HEADS] + vector.y) * HEAD_DIM + slice * SLICE;
+        if (gl_LocalInvocationID.x >= VALUE_LANES || !is_mine(leaf.row, leaf.last_row, h)) {
             continue;
         }
 #if LOOP
@@ -42,6 +42,19 @@ void join_values(uint first_row, uint last_row, uint index, uint unit_leaves, ui
             states[at + 2u * i] = o[h * PAIRS + i].x;
             states[at + 2u * i + 1u] = o[h * PAIRS + i].y;
         }
+    }
+}
+
+// A leaf's weighted values: in one pass over V to o, which the caller adds to its unit; in several to the unit at once.
+void all_values(Leaf leaf, uint unit_leaves, bool first) {
+    uint lane = gl_LocalInvocationID.x;
+    if (VALUE_PASSES == 1u) {
+        leaf_values(leaf, lane);
+        return;
+    }
+    [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
+        leaf_values(leaf, pass * VALUE_LANES + lane);
+        join_values(leaf, unit_leaves, pass * VALUE_LANES + lane, first);
     }
 }
 
