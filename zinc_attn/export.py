@@ -157,7 +157,11 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     ),
     "attend.tile": ("tile", "tokens per tile"),
     "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
-    "attend.rows_shared": ("1", "query rows per workgroup; heads is then group * rows_shared, and the grid's z 1"),
+    "attend.rows_shared": (
+        "1",
+        "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.direct 0. A GPU's "
+        f"registers hold min({kernels.SHARED_HEADS} // group, {kernels.SHARED_ADDRESSES} // (group + 1)) rows",
+    ),
     "merge.head_dim": ("head_dim", "head dimension"),
     "merge.lanes": (
         "merge_lanes",
@@ -348,7 +352,7 @@ CONSTANTS: Final = {
     "MAX_GROUP": "most query heads per KV head",
     "WAVE": "invocations of a wave; a workgroup of pass 2 has several",
     "MAX_HEADS_PER_WORKGROUP": "most query heads of a workgroup of pass 1",
-    "MAX_ACCUMULATORS": "most head_dim * heads of a workgroup of pass 1",
+    "MAX_ACCUMULATORS": "most head_dim * heads of a workgroup of pass 1 in one pass over V; more take two or four",
     "MAX_CONTEXT": "most keys",
     "Q8_BLOCK": "head dimensions that share a q8_0 scale",
     "MERGE_DIMS": "head dimensions per workgroup of pass 2",

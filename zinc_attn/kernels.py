@@ -159,13 +159,15 @@ def merge_lanes(kind: str) -> int:
     return shapes.WAVE if kind == "cpu" else 8 * shapes.WAVE
 
 
+SHARED_HEADS: Final = 16  # query heads, over all rows, that a workgroup of a GPU serves where rows share keys
+SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its scalar registers
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
 def shared_rows(kind: str, shape: shapes.AttnShape, wherever: bool = False) -> int:
     """Query rows that one workgroup serves where rows share keys, by device kind; 1: none share.
 
-    More of them load and convert K and V less often. A GPU's vector registers hold 16 query heads at half the waves per
+    More of them load and convert K and V less often. A GPU's vector registers hold SHARED_HEADS at half the waves per
     SIMD (more than MAX_ACCUMULATORS sums are made in several passes over V, each for a part of the head dimensions),
     its scalar registers an address for each row and each head. On a CPU more than 8 heads, or several passes, take
     longer than they save; wherever: as many as a GPU where that leaves it none.
@@ -174,7 +176,7 @@ def shared_rows(kind: str, shape: shapes.AttnShape, wherever: bool = False) -> i
         own = min(shapes.MAX_ACCUMULATORS // shape.head_dim, 8) // shape.group
         if own > 1 or not wherever:
             return max(own, 1)
-    return max(min(16 // shape.group, 20 // (shape.group + 1)), 1)
+    return max(min(SHARED_HEADS // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)
 
 
 def value_slice(head_dim: int) -> int:
