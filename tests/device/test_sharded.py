@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ from support import differing, open_device
 
 import zinc_attn as za
 from zinc_attn import cli, reference, rows, sharded
-from zinc_attn.errors import ArgumentError, DeviceMemoryError, ZincAttnError
+from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
+from zinc_attn.pages import CapacityError, StepError
 
 SHAPE = za.AttnShape(6, 2, 64)
 
@@ -68,6 +72,234 @@ def test_dealing_keeps_the_shares() -> None:
     for bad in ([], [1.0, 0.0], [float("nan")]):
         with pytest.raises(ArgumentError, match=r"^weights: got "):
             sharded.deal(5, bad)
+
+
+def check_books(cache: za.ShardedKVCache, live: list[sharded.ShardedSequence]) -> int:
+    """Nodes that ``live``, all sequences of the cache, have: the dealer and the shards have counted the same."""
+    gc.collect()
+    cache.collect()
+    nodes = {id(node): node for seq in live for node in seq.held}
+    holders = Counter(id(node) for seq in live for node in seq.held)
+    assert all(node.holders == holders[at] for at, node in nodes.items())
+    assert list(cache.dealer.have) == [sum(node.shard == i for node in nodes.values()) for i in cache.shards]
+    for shard, one in cache.shards.items():
+        one.pool.check([seq.shards[shard].pages for seq in live])
+    return len(nodes)
+
+
+def test_short_sequences_fill_the_shards_by_weight(device: za.Device) -> None:
+    """Also where others went: by ``free`` or dropped."""
+    with za.ShardedKVCache([device] * 3, SHAPE, 1, 16 * 512, "f32", weights=[1.0, 2.0, 5.0]) as cache:
+        k = np.ones((600, 2, 64), np.float32)
+        assert [cache.shards[i].capacity for i in range(3)] == [1024, 2048, 5120]
+        held = []
+        for n in [1] * 8 + [600] * 4:
+            held.append(cache.new_sequence())
+            cache.append(held[-1], 0, k[:n], k[:n])
+            if len(held) == 8:
+                assert list(cache.dealer.have) == [1, 2, 5]
+        assert list(cache.dealer.have) == [2, 4, 10]
+        held[0].free()
+        del held[5:9]
+        assert check_books(cache, held[1:]) == 10
+        for _ in range(6):
+            held.append(cache.new_sequence())
+            cache.append(held[-1], 0, k[:3], k[:3])
+        assert check_books(cache, held[1:]) == 16
+        assert list(cache.dealer.have) == [2, 4, 10]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) -> None:
+    """Whatever was appended, cut, forked and freed before."""
+    rng = np.random.default_rng(seed)
+    k = rng.standard_normal((2, 3000, 1, 64)).astype(np.float16)
+    cache = za.ShardedKVCache([device] * 3, za.AttnShape(1, 1, 64), 1, 14 * 512, page_size=64, weights=[4.0, 2.0, 1.0])
+    attn, most = za.ShardedAttention(cache), 14
+    with cache:
+        live: list[tuple[sharded.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
+        for _ in range(150):
+            action, at = rng.integers(7), int(rng.integers(max(len(live), 1)))
+            used = check_books(cache, [seq for seq, _ in live])
+            if not live or action == 0:
+                live.append((cache.new_sequence(), np.zeros(0, np.int64)))
+            elif action == 1:
+                seq, have = live.pop(at)
+                if rng.random() < 0.5:
+                    seq.free()
+                del seq
+            elif action == 2 and used < most:
+                live.append((live[at][0].fork(), live[at][1]))
+            elif action == 3 and used < most:
+                seq, have = live[at]
+                n = int(rng.integers(len(seq) + 1))
+                seq.truncate(n)
+                live[at] = seq, have[:n]
+            elif action > 3:
+                seq, have = live[at]
+                room = (most - used + len(seq.held)) * 512 - len(seq)
+                n = min(int(rng.choice([1, 30, 511, 1300])), room)
+                if n:
+                    new = rng.integers(0, 3000, n)
+                    cache.append(seq, 0, *k[:, new])
+                    live[at] = seq, np.concatenate([have, new])
+        q = rng.standard_normal((len(live), 1, 64)).astype(np.float32)
+        found = attn(list(q), [seq for seq, _ in live], 0)
+        for got, one, (_, rows) in zip(found, q, live, strict=True):
+            assert not differing(got, reference.emulate(one, *k[:, rows])[0])
+
+
+def test_a_full_shard_is_named(device: za.Device) -> None:
+    k = np.ones((1500, 2, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 2, 1024, "f32", weights=[1.0, 1.0]) as cache:
+        attn, held = za.ShardedAttention(cache), [cache.new_sequence() for _ in range(5)]
+        for layer in range(2):
+            for seq in held[:4]:
+                cache.append(seq, layer, k[:200], k[:200])  # more sequences than nodes: each takes a page of 256
+        text = r"^shard 0: count: got 1 tokens at length 0, expected at most 0: 0 of 2 pages .* free\(\) a sequence"
+        for layer in range(2):
+            with pytest.raises(CapacityError, match=text):
+                cache.append(held[4], layer, k[:1], k[:1])
+            with pytest.raises(CapacityError, match=text):
+                attn([k[:6, 0]] * 2, [held[3], held[4]], layer, [k[:1]] * 2, [k[:1]] * 2)
+        assert [seq.lengths for seq in held] == [[200, 200]] * 4 + [[0, 0]]
+        assert check_books(cache, held) == 4
+        held[2].free()
+        cache.append(held[4], 1, k[:1], k[:1])
+
+
+def test_the_layers_advance_together(device: za.Device) -> None:
+    """With a Sequence's errors, also where the shard that gets the tokens has none of the step."""
+    k = np.ones((1024, 2, 64), np.float32)
+    with (
+        za.KVCache(device, SHAPE, 3, 2048, "f32") as one,
+        za.ShardedKVCache([device, device], SHAPE, 3, 2048, "f32", weights=[1.0, 1.0]) as two,
+    ):
+        whole, seq, attn = one.new_sequence(), two.new_sequence(), za.ShardedAttention(two)
+        for cache, sequence in ((one, whole), (two, seq)):
+            cache.append(sequence, 0, k[:512], k[:512])
+        for layer, n in ((0, 512), (1, 100), (1, 600)):
+            with pytest.raises(StepError) as expected:
+                one.append(whole, layer, k[:n], k[:n])
+            with pytest.raises(StepError, match=f"^{re.escape(str(expected.value))}$"):
+                two.append(seq, layer, k[:n], k[:n])
+            with pytest.raises(StepError, match=f"^{re.escape(str(expected.value))}$"):
+                attn(k[:6, 0], seq, layer, k[:n], k[:n])
+        for sequence in (whole, seq):
+            with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
+                sequence.fork()
+        two.append(seq, 1, k[:512], k[:512])
+        with pytest.raises(StepError, match=r"^sequence: a reservation of 512 tokens of layer 2 is open"):
+            attn([k[:6, 0]] * 2, [seq, seq], 2, [k[:512]] * 2, [k[:512]] * 2)
+        assert (seq.lengths, len(seq)) == ([512, 512, 0], 0)
+        two.append(seq, 2, k[:512], k[:512])
+        two.append(seq, 0, k[512:], k[512:])
+        seq.truncate(300)
+        assert seq.lengths == [300] * 3
+        seq.free()
+        for call in (
+            seq.fork,
+            lambda: seq.truncate(0),
+            lambda: two.append(seq, 0, k, k),
+            lambda: attn(k[:6, 0], seq, 0),
+        ):
+            with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
+                call()
+
+
+@pytest.mark.parametrize(
+    "some", ({}, {"window": 700, "softcap": 9.0, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)})
+)
+def test_forks_and_batches_have_the_bits_of_each_alone(devices: list[za.Device], some: dict[str, Any]) -> None:
+    rng = np.random.default_rng(5)
+    k, v = (rng.standard_normal((5000, 2, 64)).astype(np.float16) for _ in "kv")
+    with za.ShardedKVCache(devices, SHAPE, 2, 12 * 512, weights=[2.0, 3.0, 1.0][: len(devices)]) as cache:
+        attn, root = za.ShardedAttention(cache, **some), cache.new_sequence()
+        for layer in range(2):
+            cache.append(root, layer, k[:700], v[:700])
+        seqs = [root, root.fork(), root.fork(), cache.new_sequence()]
+        have = [np.arange(700)] * 3 + [np.zeros(0, np.int64)]
+        for counts in ((1, 1, 400, 3), (2, 500, 1, 600), (1, 1, 1, 1)):
+            new = [rng.integers(0, 5000, n) for n in counts]
+            have = [np.concatenate(pair) for pair in zip(have, new, strict=True)]
+            q = [rng.standard_normal((min(n, 3), 6, 64)).astype(np.float32) for n in counts]
+            q[0] = q[0][0]
+            for layer in range(2):
+                rows_k, rows_v = [k[rows] for rows in new], [v[rows] for rows in new]
+                outs, lses = attn(q, seqs, layer, rows_k, rows_v, return_lse=True)
+                for one, rows, out, lse in zip(q, have, outs, lses, strict=True):
+                    want = reference.emulate(one, k[rows], v[rows], **some)
+                    assert out.shape == one.shape and not differing(out, want[0]) and not differing(lse, want[1])
+        root.free()
+        outs = attn([q[1], q[1], q[2]], [seqs[1], seqs[1], seqs[2]], 0)
+        for one, rows, out in zip((q[1], q[1], q[2]), (have[1], have[1], have[2]), outs, strict=True):
+            assert not differing(out, reference.emulate(one, k[rows], v[rows], **some)[0])
+        assert attn([], [], 0) == []
+        assert check_books(cache, seqs[1:]) == 1 + 2 + 2 + 2
+
+
+def test_a_batch_counts_in_whole_or_not(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    k = rng.standard_normal((1400, 2, 64)).astype(np.float32)
+    q = rng.standard_normal((6, 64)).astype(np.float32)
+    with za.ShardedKVCache(devices, SHAPE, 1, 16 * 512, "f32", weights=[1.0] * len(devices)) as cache:
+        attn, root = za.ShardedAttention(cache), cache.new_sequence()
+        cache.append(root, 0, k[:600], k[:600])
+        seqs = [root, root.fork(), cache.new_sequence()]
+        nan = k[600:].copy()
+        nan[2] = np.nan
+        fold = attn._fold
+        for bad, text, call in (
+            (nan, r"^k\[2, 0, 0\]: got nan", fold),
+            (k[:, :1], r"^k: got shape \(1400, 1, 64\)", fold),
+            (k[600:], "^injected$", lambda _: (_ for _ in ()).throw(za.errors.DeviceLostError("injected"))),
+        ):
+            monkeypatch.setattr(attn, "_fold", call)
+            with pytest.raises(ZincAttnError, match=text):
+                attn([q] * 3, seqs, 0, [k[600:], k[600:], bad], [k[600:], k[600:], bad])
+            assert [len(seq) for seq in seqs] == [600, 600, 0]
+            assert [sum(map(len, seq.shards.values())) for seq in seqs] == [600, 600, 0]
+            assert check_books(cache, seqs) == 3
+        monkeypatch.setattr(attn, "_fold", fold)
+        for arguments, text in (
+            (([q], seqs, 0), r"^q: expected a list of 3 arrays"),
+            (([q] * 3, seqs, 0, [k] * 3), r"^v: got None, expected both k and v"),
+            (([q] * 2, [root, root.shards[0]], 0), r"^seq: got Sequence, expected a ShardedSequence of this cache"),
+        ):
+            with pytest.raises(ArgumentError, match=text):
+                attn(*arguments)
+        more = [k[600:700], k[600:], k]
+        for got, n in zip(attn([q] * 3, seqs, 0, more, more), (700, 1400, 1400), strict=True):
+            assert not differing(got, reference.emulate(q, k[:n], k[:n])[0])
+
+
+@pytest.mark.parametrize("call", ("append", "attend", "batch"))
+def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
+    """VK_ERROR_DEVICE_LOST from a submission, for good."""
+    k, q = np.ones((1400, 2, 64), np.float32), np.ones((6, 64), np.float32)
+    with open_device("swiftshader", "vulkan") as other:
+        cache = za.ShardedKVCache([device, other], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0])
+        with cache:
+            attn, seq, twin = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
+            attn(q, seq, 0, k[:700], k[:700])
+            lengths = {shard: len(one) for shard, one in seq.shards.items()}
+            other.runtime._queue_submit = lambda *_: -4  # type: ignore[attr-defined]
+            for text in ("VK_ERROR_DEVICE_LOST; open a new Device", "was lost earlier; open a new Device"):
+                with pytest.raises(za.errors.DeviceLostError, match=text):
+                    if call == "append":
+                        cache.append(seq, 0, k[700:], k[700:])
+                    elif call == "attend":
+                        attn(q, seq, 0, k[700:], k[700:])
+                    else:
+                        attn([q, q], [twin, seq], 0, [k[:2], k[700:]], [k[:2], k[700:]])
+                assert (len(seq), len(twin)) == (700, 0)
+                assert {shard: len(one) for shard, one in seq.shards.items()} == lengths
+                assert check_books(cache, [seq, twin]) == 2
+            on_the_first = attn._attention[0].partial(q, seq.shards[0], 0, nodes=seq.nodes(0, 700), tokens=700)
+            assert on_the_first.nodes.tolist() == [0]
+            assert not differing(attn(q, twin, 0, k[:1], k[:1]), reference.emulate(q, k[:1], k[:1])[0])
+            seq.truncate(512)
+            assert not differing(attn(q, seq, 0), reference.emulate(q, k[:512], k[:512])[0])
 
 
 def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
