@@ -43,6 +43,7 @@ from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 F32 = NDArray[np.float32]
 T = TypeVar("T")
 TIMEOUT_S: Final = 60.0  # that a rank waits for the others' partial states
+PHRASE: Final = "; "  # between the phrases that say what call an exchange is of
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
@@ -150,7 +151,7 @@ class Dealer:
         if share.ndim != 1 or not share.size or not np.all(np.isfinite(share)) or np.any(share <= 0):
             raise ArgumentError(f"weights: got {list(weights)}, expected positive numbers, one per shard")
         self.share = share / math.fsum(share)
-        self.have, self.room = np.zeros(share.size), np.full(share.size, np.inf)
+        self.have, self.room = np.zeros(share.size, np.int64), np.full(share.size, np.inf)
 
     def take(self) -> Node:
         """A new node."""
@@ -306,7 +307,7 @@ class Call:
 
     def _append(self, seq: ShardedSequence, given: tuple[Any, Any] | None) -> None:
         cache, begin = self.cache, seq.lengths[self.layer]
-        self.text += f", sequence {seq.serial} of {begin} tokens"
+        self.text += f"{PHRASE}sequence {seq.serial} of {begin} tokens"
         if given is None:
             self.pieces.append(dict.fromkeys(cache.shards, (None, None)))
             self.ends.append(begin)
@@ -565,7 +566,7 @@ class ShardedAttention:
 
         parts = list(self.cache.together(one).values())
         if self.cache.ranks is not None:
-            call.text += "".join(f", rows and scoring {state.call[:12]}" for state in parts[0])
+            call.text += "".join(f"{PHRASE}q and scoring {state.call[:12]}" for state in parts[0])
             self.sent_bytes += sum(state.nbytes for state in parts[0])
             parts = [_unpack(data, len(batch)) for data in call.exchange(_pack(parts[0]))]
         return [self._fold([states[i] for states in parts]) for i in range(len(batch))]
@@ -643,26 +644,29 @@ class Ranks:
         return [float(weight) for _, weight in found]
 
     def exchange(self, data: bytes, call: str = "") -> list[bytes]:
-        """Every rank's ``data``, by rank. call: one line that says what is exchanged.
+        """Every rank's ``data``, by rank. call: what is exchanged, in phrases with ``PHRASE`` between, on one line.
 
         RankError: a rank failed, is in another call (on every rank), or did not answer in time, now or before.
         """
         if self.lost:
             raise RankError(f"rank {self.rank}: a rank was lost before; start all of them again")
         found = [one.split(b"\n", 1) for one in self._gather(b"\0" + call.encode() + b"\n" + data)]
-        for rank, (theirs, _) in enumerate(found):
-            if theirs != found[0][0]:
+        calls = [name.decode().split(PHRASE) for name, _ in found]
+        for rank, theirs in enumerate(calls):
+            if theirs != calls[0]:
+                pairs = itertools.zip_longest(theirs, calls[0], fillvalue="nothing more")
+                got, expected = next(pair for pair in pairs if pair[0] != pair[1])
                 raise RankError(
-                    f"rank {rank} is in call {theirs.decode()!r}, rank 0 in {found[0][0].decode()!r}; expected the "
-                    "same call with the same arguments on every rank; truncate() or free() the sequences alike on all "
-                    "of them, and go on together"
+                    f"rank {rank} is in another call than rank 0: got {got!r}, expected {expected!r}; truncate() or "
+                    "free() the sequences alike on every rank, and make the same calls with the same arguments"
                 )
         return [one for _, one in found]
 
     def fail(self, error: BaseException, call: str = "", exchanged: bool = False) -> None:
         """Answer the exchange that the others are in with an error; one that they come to where this one is done."""
         if not self.lost:
-            late = f" (behind the exchange of call {call!r}, which the other ranks have done)" if exchanged else ""
+            name = PHRASE.join(call.split(PHRASE)[:2])
+            late = f" (behind the exchange of {name!r}, which the other ranks have done)" if exchanged else ""
             with suppress(RankError):  # this rank's own error is raised
                 self._gather(b"\1" + f"{type(error).__name__}: {error}{late}".encode())
 

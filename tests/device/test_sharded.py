@@ -464,6 +464,137 @@ def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> No
         assert line.startswith(start), (line, done.stderr)
 
 
+EDGES = """
+import sys, numpy as np, zinc_attn as za
+from mpi4py import MPI
+from zinc_attn import reference
+comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
+second = comm.rank == 1
+k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
+q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
+cache = za.ShardedKVCache([za.Device.open(0)], shape, 1, 16 * 512, comm=comm, weights=[1.0], timeout_s=30)
+attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+file = open(f"{sys.argv[1]}/{comm.rank}.txt", "w")
+
+def failing(*_):
+    raise za.errors.DeviceLostError("injected")
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+def says(call):
+    try:
+        call()
+        said = "done"
+    except (za.ZincAttnError, KeyboardInterrupt) as error:
+        said = f"{type(error).__name__}: {error}"
+    print(len(seq), said, file=file, flush=True)
+
+def right(sequence, rows):
+    want = reference.emulate(q, k[rows], v[rows])[0]
+    assert np.array_equal(attn(q, sequence, 0).view(np.uint32), want.view(np.uint32))
+
+# one rank fails, and the other has appended nothing either
+cache.append(seq, 0, k[:600], v[:600])
+says(lambda: cache.append(seq, 0, k[600:700, :, :8] if second else k[600:700], v[600:700]))
+whole = cache.shards[comm.rank].append
+cache.shards[comm.rank].append = failing if second else whole
+says(lambda: cache.append(seq, 0, k[600:1600], v[600:1600]))
+cache.shards[comm.rank].append = whole
+right(seq, np.arange(600))
+
+# other arguments, another call, another length
+says(lambda: cache.append(seq, 0, k[600:1600], (v + second)[600:1600]))
+says(lambda: attn(q + second, seq, 0, k[600:1600], v[600:1600]))
+says(lambda: (cache.append if second else lambda *a: attn(q, *a))(seq, 0, k[600:1600], v[600:1600]))
+if second:
+    seq.truncate(500)
+says(lambda: attn(q, seq, 0, k[600:1600], v[600:1600]))
+seq.truncate(500)
+right(seq, np.arange(500))
+
+# one rank fails behind the exchange: the other knows with its next call
+fold = attn._fold
+attn._fold = failing if second else fold
+says(lambda: attn(q, seq, 0, k[500:700], v[500:700]))
+attn._fold = fold
+if not second:
+    says(lambda: attn(q, seq, 0, k[700:701], v[700:701]))
+seq.truncate(500)
+right(seq, np.arange(500))
+
+# forks and batches, with the states of a batch in one exchange
+twin, other, gathers = seq.fork(), cache.new_sequence(), []
+gather = cache.ranks._gather
+cache.ranks._gather = lambda data: (gathers.append(len(data)), gather(data))[1]
+slices = [slice(500, 510), slice(600, 1700), slice(0, 30)]
+outs = attn([q] * 3, [seq, twin, other], 0, [k[s] for s in slices], [v[s] for s in slices])
+assert len(gathers) == 1
+rows = [np.r_[0:510], np.r_[0:500, 600:1700], np.r_[0:30]]
+for out, one in zip(outs, rows):
+    assert np.array_equal(out.view(np.uint32), reference.emulate(q, k[one], v[one])[0].view(np.uint32))
+for sequence, one in zip((seq, twin, other), rows):
+    right(sequence, one)
+
+# a rank may collect a sequence before the other does, and the deal stays one
+held = [int(cache.dealer.have.sum())]
+kept = [twin] if second else []
+del twin, sequence
+right(seq, rows[0])
+held.append(int(cache.dealer.have.sum()))
+kept.clear()
+right(seq, rows[0])
+held.append(int(cache.dealer.have.sum()))
+more = [cache.new_sequence() for _ in range(12)]
+for sequence in more:
+    cache.append(sequence, 0, k[:5], v[:5])
+print(held, cache.dealer.have.tolist(), file=file)
+
+# an interrupt within an exchange ends them
+cache.ranks.timeout_s = 2
+if second:
+    cache.ranks._wait = interrupted
+says(lambda: cache.append(seq, 0, k[:5], v[:5]))
+says(lambda: cache.append(seq, 0, k[:5], v[:5]))
+file.close()
+"""
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_ranks_that_differ_notice(tmp_path: Path) -> None:
+    """One run, in which the ranks go on behind each error."""
+    script = tmp_path / "rank.py"
+    script.write_text(EDGES)
+    command = [str(mpiexec()), "-n", "2", sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = [(tmp_path / f"{rank}.txt").read_text().splitlines() for rank in range(2)]
+
+    def differ(got: str, expected: str) -> list[str]:
+        return [rf"RankError: rank 1 is in another call than rank 0: got '{got}', expected '{expected}'; truncate"] * 2
+
+    rows = r"sequence 0 of 600 tokens and 1000 new ones \(crc32 of rows \w{8}, of the deal \w{8}\)"
+    late = r"\(behind the exchange of 'attend, layer 0; sequence 0 of 500 tokens and 200 new ones .*', which the "
+    lost = "a rank was lost before; start all of them again"
+    expected = (
+        ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
+        ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
+        ((600, 600), differ(rows, rows)),
+        ((600, 600), differ(r"q and scoring \w{12}", r"q and scoring \w{12}")),
+        ((600, 600), differ("append, layer 0", "attend, layer 0")),
+        ((600, 500), differ(rows.replace("600", "500"), rows)),
+        ((700, 500), ["done$", "DeviceLostError: injected$"]),
+        ((700,), [rf"RankError: rank 1 failed: DeviceLostError: injected {late}other ranks have done\)$"]),
+        ((510, 510), ["RankError: rank 0 waited 2 s for the 1 other ranks", "KeyboardInterrupt: $"]),
+        ((510, 510), [f"RankError: rank 0: {lost}", f"RankError: rank 1: {lost}"]),
+    )
+    for rank, lines in enumerate(said):
+        mine = [(lengths[rank], texts[rank]) for lengths, texts in expected if rank < len(texts)]
+        assert len(lines) == len(mine) + 1, (lines, done.stderr)
+        assert lines.pop(-3) == "[6, 6, 2] [7, 7]"
+        for line, (length, text) in zip(lines, mine, strict=True):
+            assert re.match(f"{length} {text}", line), (rank, line, text)
+
+
 # --- zinc-attn sweep --distributed --------------------------------------------------------------------------
 
 SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")
