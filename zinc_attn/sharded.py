@@ -261,11 +261,18 @@ class ShardedSequence:
         with self.cache.lock:
             self.books.check_open()
             n = check_int("n", n, 0, len(self))
-            for shard, sequence in self.shards.items():
-                sequence.truncate(int(np.clip(n - self.nodes(shard, n) * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum()))
-            self.books.truncate(n)
-            self.cut(-(-n // KEYS_PER_NODE))
-            self.own_tail()
+            try:
+                self._truncate(n)
+            except BaseException:  # an interrupt between two shards: each step can be done again
+                self._truncate(n)
+                raise
+
+    def _truncate(self, n: int) -> None:
+        for shard, sequence in self.shards.items():
+            sequence.truncate(int(np.clip(n - self.nodes(shard, n) * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum()))
+        self.books.truncate(n)
+        self.cut(-(-n // KEYS_PER_NODE))
+        self.own_tail()
 
     def free(self) -> None:
         """Give the pages back; every rank calls it. The sequence cannot be used any more."""
@@ -359,9 +366,10 @@ class ShardedKVCache:
 
     A node goes, when its first token comes, to the shard that lacks most of its share of all sequences' nodes, so that
     short sequences fill the shards as a long one does. A sequence of n tokens has ceil(n / 512) nodes; a full one that
-    forks share counts once, a partly filled one once for each. As long as the sequences have never had more than
-    ``capacity`` / 512 nodes at a time, no append finds a shard full. With more, appends go on while the shard of the
-    node has free pages; then CapacityError names the shard.
+    forks share counts once, a partly filled one once for each of them, on one shard. No append finds a shard full as
+    long as the sequences have never had more than ``capacity`` / 512 nodes at a time, and were forked, and cut within
+    what forks share, at multiples of 512. Else appends go on while the shard of the node has free pages; then
+    CapacityError names the shard.
 
     With ``comm``, an mpi4py communicator or Ranks, the shards are the ranks: each gives one device and its own weight,
     and every rank makes the same calls with the same arguments. ``append`` and a call of ShardedAttention exchange what

@@ -128,17 +128,19 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
                 if rng.random() < 0.5:
                     seq.free()
                 del seq
-            elif action == 2 and used < most:
-                live.append((live[at][0].fork(), live[at][1]))
-            elif action == 3 and used < most:
+            elif action in (2, 3):
                 seq, have = live[at]
                 n = int(rng.integers(len(seq) + 1))
+                if action == 2 or any(node.holders > 1 for node in seq.held[n // 512 :]):
+                    n = n // 512 * 512
                 seq.truncate(n)
                 live[at] = seq, have[:n]
+                if action == 2:
+                    live.append((seq.fork(), have[:n]))
             elif action > 3:
                 seq, have = live[at]
                 room = (most - used + len(seq.held)) * 512 - len(seq)
-                n = min(int(rng.choice([1, 30, 511, 1300])), room)
+                n = min(int(rng.choice([1, 30, 511, 1300, 7000])), room)
                 if n:
                     new = rng.integers(0, 3000, n)
                     cache.append(seq, 0, *k[:, new])
@@ -300,6 +302,45 @@ def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
             assert not differing(attn(q, twin, 0, k[:1], k[:1]), reference.emulate(q, k[:1], k[:1])[0])
             seq.truncate(512)
             assert not differing(attn(q, seq, 0), reference.emulate(q, k[:512], k[:512])[0])
+
+
+def test_a_fork_writes_on_its_parents_shard(device: za.Device) -> None:
+    """Where that node is partly filled; the next ones go where they are lacking."""
+    k = np.ones((1400, 2, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache:
+        root = cache.new_sequence()
+        cache.append(root, 0, k[:100], k[:100])
+        forks = [root.fork() for _ in range(3)]
+        assert check_books(cache, [root, *forks]) == 4
+        assert cache.dealer.have.tolist() == [4, 0]
+        cache.append(forks[0], 0, k, k)
+        assert [forks[0].nodes(shard, 1500).tolist() for shard in range(2)] == [[0], [1, 2]]
+        forks[0].truncate(50)
+        full = cache.new_sequence()
+        cache.append(full, 0, k[:1024], k[:1024])
+        twin = full.fork()
+        twin.truncate(1000)
+        assert check_books(cache, [root, *forks, full, twin]) == 7
+        assert cache.dealer.have.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_dealer_fills_no_shard_before_all_are_full(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        weights, nodes = rng.uniform(1, 3, rng.integers(1, 6)), int(rng.integers(1, 30))
+        dealer = sharded.Dealer(list(weights))
+        dealer.room[:] = np.bincount(sharded.deal(nodes, list(weights)), minlength=len(weights))
+        held: list[sharded.Node] = []
+        for _ in range(100):
+            if len(held) < nodes and (not held or rng.random() < 0.7):
+                held.append(dealer.take())
+            else:
+                dealer.release([held.pop(int(rng.integers(len(held))))])
+            assert np.all(dealer.have <= dealer.room) and dealer.have.sum() == len(held)
+        for _ in range(nodes - len(held) + 1):
+            dealer.take()
+        assert dealer.have.sum() == nodes + 1
 
 
 def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
