@@ -373,8 +373,9 @@ class ShardedKVCache:
 
     With ``comm``, an mpi4py communicator or Ranks, the shards are the ranks: each gives one device and its own weight,
     and every rank makes the same calls with the same arguments. ``append`` and a call of ShardedAttention exchange what
-    call it is: RankError on every rank, and nothing appended, where they differ or one fails before. One that fails
-    behind the exchange (in the fold) has not appended what the others have: RankError in their next call.
+    call it is: RankError on every rank, and nothing appended, where they differ or one fails before; the one that
+    failed gets its own error. One that fails behind the exchange, in the fold, has not appended what the others have:
+    they get the RankError in their next call, and so does every rank in any call that finds their lengths to differ.
     """
 
     def __init__(
@@ -418,8 +419,10 @@ class ShardedKVCache:
             for device, shard in zip(devices, mine, strict=True):
                 tokens = int(self.dealer.room[shard]) * KEYS_PER_NODE
                 self.shards[shard] = KVCache(device, shape, num_layers, tokens, dtype, page_size)
-        except BaseException:
+            self.exchange(b"", "cache")
+        except BaseException as error:
             self.close()
+            self.tell(error)
             raise
 
     @property
@@ -464,9 +467,13 @@ class ShardedKVCache:
                 commit_all(call.reservations)
             except BaseException as error:
                 call.undo()
-                if self.ranks is not None and not isinstance(error, RankError):
-                    self.ranks.fail(error, call.text, call.exchanged)
+                self.tell(error, call.text if call.exchanged else "")
                 raise
+
+    def tell(self, error: BaseException, done: str = "") -> None:
+        """Tell the other ranks of this one's error, behind the exchange of call ``done``."""
+        if self.ranks is not None and not isinstance(error, RankError):
+            self.ranks.fail(error, done)
 
     def together(self, one: Callable[[int], T]) -> dict[int, T]:
         """``one`` on every local shard at a time; where one fails, its error, a full one's with its number."""
@@ -670,11 +677,11 @@ class Ranks:
                 )
         return [one for _, one in found]
 
-    def fail(self, error: BaseException, call: str = "", exchanged: bool = False) -> None:
-        """Answer the exchange that the others are in with an error; one that they come to where this one is done."""
+    def fail(self, error: BaseException, done: str = "") -> None:
+        """Answer the exchange that the others are in with an error; behind that of call ``done``, their next one."""
         if not self.lost:
-            name = PHRASE.join(call.split(PHRASE)[:2])
-            late = f" (behind the exchange of {name!r}, which the other ranks have done)" if exchanged else ""
+            name = PHRASE.join(done.split(PHRASE)[:2])
+            late = f" (behind the exchange of {name!r}, which the other ranks have done)" if done else ""
             with suppress(RankError):  # this rank's own error is raised
                 self._gather(b"\1" + f"{type(error).__name__}: {error}{late}".encode())
 

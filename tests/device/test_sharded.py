@@ -650,6 +650,17 @@ from zinc_attn import cli, sweep
 sweep._oracle = lambda *_: time.sleep(60)
 sys.exit(cli.main())
 """,
+    "no room": """
+import sys, zinc_attn as za
+from zinc_attn import cli, sharded
+whole = sharded.KVCache
+def small(device, shape, layers, tokens, *rest):
+    if tokens > 512:
+        raise za.errors.LimitError("injected")
+    return whole(device, shape, layers, tokens, *rest)
+sharded.KVCache = small
+sys.exit(cli.main())
+""",
     "wrong bit": """
 import sys
 from zinc_attn import cli, sweep
@@ -714,6 +725,17 @@ def test_distributed_sweep_that_cannot_be(tmp_path: Path, programs: tuple[str, .
         said = (tmp_path / str(rank)).read_text()
         assert f"zinc-attn: error: {text}" in said if text else "zinc-attn: error" not in said, (rank, said)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_what_one_rank_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    done = distributed(tmp_path, ("cli", "no room"), "--json", "--contexts", "512,2k,1k")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(r["context"], r["status"], r["error"]) for r in rows] == [
+        (512, "ok", None),
+        (2048, "refused", "rank 0: rank 1 failed: LimitError: injected"),
+        (1024, "ok", None),
+    ], done
 
 
 @pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
