@@ -391,6 +391,27 @@ def test_an_interrupt_leaves_the_cache_as_it_was(device: za.Device, monkeypatch:
             assert not differing(got, reference.emulate(q, k, k)[0])
 
 
+def test_an_interrupted_truncate_is_done_on_every_shard(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = np.random.default_rng(1).standard_normal((1400, 2, 64)).astype(np.float32)
+    q = np.ones((6, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        whole = seq.shards[0].truncate
+
+        def interrupted(n: int) -> None:
+            monkeypatch.undo()
+            whole(n)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(seq.shards[0], "truncate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            seq.truncate(600)
+        assert (len(seq), [len(one) for one in seq.shards.values()]) == (600, [512, 88])
+        assert check_books(cache, [seq]) == 2
+        assert not differing(attn(q, seq, 0), reference.emulate(q, k[:600], k[:600])[0])
+
+
 def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
     k = rng.standard_normal((1100, 2, 64)).astype(np.float32)
