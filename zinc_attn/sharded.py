@@ -42,7 +42,7 @@ from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
-TIMEOUT_S: Final = 60.0  # that a rank waits for the others' partial states
+TIMEOUT_S: Final = 60.0  # that a rank waits for the others in an exchange
 PHRASE: Final = "; "  # between the phrases that say what call an exchange is of
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 NO_MPI: Final = (
@@ -416,13 +416,13 @@ class ShardedKVCache:
         self.shards: dict[int, KVCache] = {}
         self.lock = RLock()
         try:
-            for device, shard in zip(devices, mine, strict=True):
-                tokens = int(self.dealer.room[shard]) * KEYS_PER_NODE
-                self.shards[shard] = KVCache(device, shape, num_layers, tokens, dtype, page_size)
-            self.exchange(b"", "cache")
-        except BaseException as error:
+            with self.call("cache") as call:
+                for device, shard in zip(devices, mine, strict=True):
+                    tokens = int(self.dealer.room[shard]) * KEYS_PER_NODE
+                    self.shards[shard] = KVCache(device, shape, num_layers, tokens, dtype, page_size)
+                call.exchange()
+        except BaseException:
             self.close()
-            self.tell(error)
             raise
 
     @property
@@ -467,13 +467,9 @@ class ShardedKVCache:
                 commit_all(call.reservations)
             except BaseException as error:
                 call.undo()
-                self.tell(error, call.text if call.exchanged else "")
+                if self.ranks is not None and not isinstance(error, RankError):
+                    self.ranks.fail(error, call.text if call.exchanged else "")
                 raise
-
-    def tell(self, error: BaseException, done: str = "") -> None:
-        """Tell the other ranks of this one's error, behind the exchange of call ``done``."""
-        if self.ranks is not None and not isinstance(error, RankError):
-            self.ranks.fail(error, done)
 
     def together(self, one: Callable[[int], T]) -> dict[int, T]:
         """``one`` on every local shard at a time; where one fails, its error, a full one's with its number."""
@@ -678,7 +674,10 @@ class Ranks:
         return [one for _, one in found]
 
     def fail(self, error: BaseException, done: str = "") -> None:
-        """Answer the exchange that the others are in with an error; behind that of call ``done``, their next one."""
+        """Answer the exchange that the others are in with an error; behind that of call ``done``, their next one.
+
+        It waits for that, at most ``timeout_s``.
+        """
         if not self.lost:
             name = PHRASE.join(done.split(PHRASE)[:2])
             late = f" (behind the exchange of {name!r}, which the other ranks have done)" if done else ""
