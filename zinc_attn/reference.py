@@ -501,11 +501,15 @@ def gather(parts: Iterable[PartialState]) -> PartialState:
     numbers, counts = np.unique(nodes, return_counts=True)
     if np.any(counts > 1):
         raise PartialStateError(f"partial states: got node {numbers[counts > 1][0]} more than once, expected it once")
-    missing = np.setdiff1d(np.arange(*one.span), numbers)
-    if missing.size:
+    first, end = one.span
+    if numbers.size < end - first:  # time and memory are those of the nodes held, whatever span a part's bytes say
+        jumps = np.flatnonzero(np.diff(numbers) != 1)
+        missing = first
+        if numbers.size and numbers[0] == first:
+            missing = int(numbers[jumps[0] if jumps.size else -1]) + 1
         raise PartialStateError(
-            f"partial states: node {missing[0]} is missing ({missing.size} in all), expected every node from "
-            f"{one.span[0]} to {one.span[1] - 1}"
+            f"partial states: node {missing} is missing ({end - first - numbers.size} in all), expected every node "
+            f"from {first} to {end - 1}"
         )
     order = np.argsort(nodes)
     m, total, o = (np.concatenate([getattr(part, x) for part in found], axis=1)[:, order] for x in "mlo")

@@ -12,12 +12,16 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib.util
+import itertools
+import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from threading import RLock, Thread
 from typing import Any, Final, TypeVar
 
@@ -30,6 +34,7 @@ from .decode import Attention, padded
 from .device import Device
 from .errors import ArgumentError, ShapeError, ZincAttnError
 from .kernels import MERGE, MERGE_DIMS, SCRATCH_BYTES
+from .pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
 from .reference import PartialState, gather
 from .rows import Work
 from .runtime import Buffer, Dispatch, Recording, Use, memory_budget
@@ -37,7 +42,8 @@ from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
-TIMEOUT_S: Final = 60.0  # that a rank waits for the others' partial states
+TIMEOUT_S: Final = 60.0  # that a rank waits for the others in an exchange
+PHRASE: Final = "; "  # between the phrases that say what call an exchange is of
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
@@ -126,64 +132,250 @@ class Fold:
 # --- who holds what ----------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
+class Node:
+    """A node of 512 tokens on ``shard``. Sequences share full ones only; ``holders`` of them have it."""
+
+    shard: int
+    holders: int = 1
+
+
+class Dealer:
+    """Deals nodes: each goes to the shard that lacks most of its weight's share of the nodes that are held.
+
+    A shard whose ``room``, in nodes, is taken is passed over while another has some. The same calls give the same deal.
+    """
+
+    def __init__(self, weights: Seq[float]) -> None:
+        share = np.asarray(weights, np.float64)
+        if share.ndim != 1 or not share.size or not np.all(np.isfinite(share)) or np.any(share <= 0):
+            raise ArgumentError(f"weights: got {list(weights)}, expected positive numbers, one per shard")
+        self.share = share / math.fsum(share)
+        self.have, self.room = np.zeros(share.size, np.int64), np.full(share.size, np.inf)
+
+    def take(self) -> Node:
+        """A new node."""
+        lack = self.share * (self.have.sum() + 1) - self.have
+        if np.any(self.have < self.room):
+            lack[self.have >= self.room] = -np.inf
+        return self.split(int(np.argmax(lack)))
+
+    def split(self, shard: int) -> Node:
+        """A new node on ``shard``, where what it starts with lies."""
+        self.have[shard] += 1
+        return Node(shard)
+
+    def release(self, nodes: Seq[Node]) -> None:
+        """One holder less of each of ``nodes``."""
+        for node in nodes:
+            node.holders -= 1
+            self.have[node.shard] -= node.holders == 0
+
+
 def deal(nodes: int, weights: Seq[float]) -> NDArray[np.int64]:
     """The shard of each of ``nodes`` nodes, (nodes,): after any number of them each has its weight's share, within one.
 
     Which shard holds a node never shows in the bits.
     """
-    share = np.asarray(weights, np.float64)
-    if share.ndim != 1 or not share.size or not np.all(np.isfinite(share)) or np.any(share <= 0):
-        raise ArgumentError(f"weights: got {list(weights)}, expected positive numbers, one per shard")
-    share = share / share.sum()
-    owners = np.empty(nodes, np.int64)
-    have = np.zeros(share.size)
-    for node in range(nodes):
-        owners[node] = np.argmax(share * (node + 1) - have)
-        have[owners[node]] += 1
-    return owners
+    dealer = Dealer(weights)
+    return np.array([dealer.take().shard for _ in range(nodes)], np.int64)
+
+
+def _books(num_layers: int, length: int = 0) -> SequencePages:
+    """The lengths of a sequence's layers and their step rule, as a Sequence's; the pages stand for no memory."""
+    books = SequencePages(PagePool(MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)
+    for layer in range(num_layers if length else 0):
+        books.reserve(layer, length).commit()
+    return books
 
 
 class ShardedSequence:
-    """A sequence whose nodes lie on several shards, from ``ShardedKVCache.new_sequence``."""
+    """A sequence whose nodes lie on several shards, from ``ShardedKVCache.new_sequence``.
 
-    def __init__(self, cache: ShardedKVCache) -> None:
-        self.cache = cache
-        self.lengths = [0] * cache.num_layers
-        self.shards: dict[int, Sequence] = {i: one.new_sequence() for i, one in cache.shards.items()}
+    serial: its number among the cache's sequences; owners: (nodes,) the shard of each of its nodes. One that is garbage
+    collected gives its pages back.
+    """
+
+    def __init__(self, cache: ShardedKVCache, parent: ShardedSequence | None = None) -> None:
+        self.cache, self.held = cache, list[Node]()
+        self.owners = np.zeros(0, np.int64)
+        self.books = _books(cache.num_layers, len(parent) if parent else 0)
+        self.shards: dict[int, Sequence] = {
+            i: parent.shards[i].fork() if parent else one.new_sequence() for i, one in cache.shards.items()
+        }
+        self.serial = next(cache.serials)  # last: what fails takes none
 
     def __len__(self) -> int:
-        return min(self.lengths)
+        return len(self.books)
 
     def __bool__(self) -> bool:
         return True
 
+    def __del__(self) -> None:
+        if held := getattr(self, "held", None):
+            self.cache.dropped[self.serial] = held
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each layer; they differ only while a step goes through the layers."""
+        return self.books.lengths
+
     def nodes(self, shard: int, tokens: int) -> NDArray[np.int64]:
         """The numbers of the nodes that ``shard`` holds of the first ``tokens`` tokens."""
-        return np.flatnonzero(self.cache.owners[: -(-tokens // KEYS_PER_NODE)] == shard)
+        return np.flatnonzero(self.owners[: -(-tokens // KEYS_PER_NODE)] == shard)
+
+    def hold(self, held: list[Node]) -> None:
+        """``held`` are the nodes of this sequence from now on."""
+        self.held, self.owners = held, np.array([node.shard for node in held], np.int64)
+
+    def cut(self, nodes: int) -> None:
+        """Give up the nodes from number ``nodes`` on."""
+        given_up = self.held[nodes:]
+        if given_up:
+            self.hold(self.held[:nodes])
+            self.cache.dealer.release(given_up)
+
+    def own_tail(self) -> None:
+        """A partly filled last node that is shared counts once more: what comes into it is this sequence's own."""
+        if len(self) % KEYS_PER_NODE and self.held[-1].holders > 1:
+            shared = self.held[-1]
+            self.hold([*self.held[:-1], self.cache.dealer.split(shared.shard)])
+            self.cache.dealer.release([shared])
+
+    def fork(self) -> ShardedSequence:
+        """A second sequence with the same tokens, which shares its pages as ``Sequence.fork``; every rank calls it.
+
+        StepError unless all layers have the same length; ClosedError after ``free``.
+        """
+        with self.cache.lock:
+            self.books.fork().free()  # its errors
+            child = ShardedSequence(self.cache, self)
+            for node in self.held:
+                node.holders += 1
+            child.hold(list(self.held))
+            child.own_tail()
+            return child
 
     def truncate(self, n: int) -> None:
-        """Keep the first ``n`` tokens, at most len(self)."""
+        """Keep the first ``n`` tokens, at most len(self); every rank calls it."""
         with self.cache.lock:
+            self.books.check_open()
             n = check_int("n", n, 0, len(self))
-            for shard, sequence in self.shards.items():
-                sequence.truncate(int(np.clip(n - self.nodes(shard, n) * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum()))
-            self.lengths[:] = [n] * len(self.lengths)
+            try:
+                self._truncate(n)
+            except BaseException:  # an interrupt between two shards: each step can be done again
+                self._truncate(n)
+                raise
+
+    def _truncate(self, n: int) -> None:
+        for shard, sequence in self.shards.items():
+            sequence.truncate(int(np.clip(n - self.nodes(shard, n) * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum()))
+        self.books.truncate(n)
+        self.cut(-(-n // KEYS_PER_NODE))
+        self.own_tail()
 
     def free(self) -> None:
-        """Give the pages back."""
+        """Give the pages back; every rank calls it. The sequence cannot be used any more."""
         with self.cache.lock:
             for sequence in self.shards.values():
                 sequence.free()
+            self.books.free()
+            self.cut(0)
+
+
+Rows = tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]
+
+
+class Call:
+    """Rows on their way to the shards: all of them or none, in the same call on every rank.
+
+    From ``ShardedKVCache.call``. pieces: the new rows of each sequence for each local shard, (None, None) where it gets
+    none; ends: the layer's lengths with them.
+    """
+
+    def __init__(self, cache: ShardedKVCache, name: str) -> None:
+        self.cache, self.text, self.exchanged = cache, name, False
+        self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
+        self.reservations: list[Reservation] = []
+        self._before: list[tuple[ShardedSequence, dict[int, int], int]] = []
+
+    def append(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
+        """Hold places for the rows k, v of each sequence, None for no rows.
+
+        Every rank checks all rows, so that an error names a row as the caller counts them. ArgumentError beyond the
+        capacity; StepError as for a Sequence.
+        """
+        self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
+        self.text += f", layer {layer}"
+        for sequence in sequences:
+            self.cache.check_sequence(sequence)
+        for i, sequence in enumerate(sequences):
+            self._append(sequence, None if k is None or v is None else (k[i], v[i]))
+
+    def _append(self, seq: ShardedSequence, given: tuple[Any, Any] | None) -> None:
+        cache, begin = self.cache, seq.lengths[self.layer]
+        self.text += f"{PHRASE}sequence {seq.serial} of {begin} tokens"
+        if given is None:
+            self.pieces.append(dict.fromkeys(cache.shards, (None, None)))
+            self.ends.append(begin)
+            return
+        keys, values, _ = next(iter(cache.shards.values())).check_rows(*given)
+        end = begin + len(keys)
+        if end > cache.capacity:
+            raise ArgumentError(f"k: {end} tokens, expected at most capacity = {cache.capacity}")
+        lengths = {shard: sequence.lengths[self.layer] for shard, sequence in seq.shards.items()}
+        self._before.append((seq, lengths, len(seq.held)))
+        self.reservations.append(seq.books.reserve(self.layer, len(keys)))
+        cache.collect()
+        new = -(-end // KEYS_PER_NODE) - len(seq.held)
+        if new > 0:
+            seq.hold(seq.held + [cache.dealer.take() for _ in range(new)])
+        owner = seq.owners[np.arange(begin, end) // KEYS_PER_NODE]
+        mine = {shard: owner == shard for shard in cache.shards}
+        self.pieces.append({i: (keys[one], values[one]) if one.any() else (None, None) for i, one in mine.items()})
+        self.ends.append(end)
+        if cache.ranks is not None:
+            rows = zlib.crc32(np.ascontiguousarray(values).data, zlib.crc32(np.ascontiguousarray(keys).data))
+            nodes = zlib.crc32(seq.owners.data)
+            self.text += f" and {len(keys)} new ones (crc32 of rows {rows:08x}, of the deal {nodes:08x})"
+
+    def exchange(self, data: bytes = b"") -> list[bytes]:
+        """Every rank's ``data``, by rank. RankError, on every rank, unless all of them are in this call."""
+        found = self.cache.exchange(data, self.text)
+        self.exchanged = True
+        return found
+
+    def undo(self) -> None:
+        """The sequences as they were before ``append``, on every local shard; nothing once the rows count."""
+        if any(reservation.state == "committed" for reservation in self.reservations):
+            return
+        for reservation in self.reservations:
+            reservation.rollback()
+        for seq, lengths, nodes in self._before:
+            for shard, n in lengths.items():
+                seq.shards[shard].retract(self.layer, n)
+            seq.cut(nodes)
 
 
 class ShardedKVCache:
     """A KVCache whose sequences lie on several devices.
 
     devices: open Devices, of one vendor or of several; weights: shares of the nodes, None for the devices' memory (a
-    bandwidth per device balances the time instead); capacity: tokens over all sequences; the rest as in ``KVCache``,
-    page_size at most 512.
+    bandwidth per device balances the time instead); capacity: tokens over all sequences, see below; the rest as in
+    ``KVCache``, page_size at most 512.
+
+    A node goes, when its first token comes, to the shard that lacks most of its share of all sequences' nodes, so that
+    short sequences fill the shards as a long one does. A sequence of n tokens has ceil(n / 512) nodes; a full one that
+    forks share counts once, a partly filled one once for each of them, on one shard. No append finds a shard full as
+    long as the sequences have never had more than ``capacity`` / 512 nodes at a time, and were forked, and cut within
+    what forks share, at multiples of 512. Else appends go on while the shard of the node has free pages; then
+    CapacityError names the shard.
+
     With ``comm``, an mpi4py communicator or Ranks, the shards are the ranks: each gives one device and its own weight,
-    and every rank makes the same calls with the same arguments. RankError where the ranks' arguments differ.
+    and every rank makes the same calls with the same arguments. ``append`` and a call of ShardedAttention exchange what
+    call it is: RankError on every rank, and nothing appended, where they differ or one fails before; the one that
+    failed gets its own error. One that fails behind the exchange, in the fold, has not appended what the others have:
+    they get the RankError in their next call, and so does every rank in any call that finds their lengths to differ.
     """
 
     def __init__(
@@ -215,78 +407,97 @@ class ShardedKVCache:
         if self.ranks is not None:
             setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size}"
             shares = self.ranks.agree(setup, shares[0])
-        nodes = -(-capacity // KEYS_PER_NODE)
-        self.owners = deal(nodes, shares)
-        counts = np.bincount(self.owners, minlength=len(shares))
+        self.dealer = Dealer(shares)
+        self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)  # of a sequence that has the cache to itself
+        self.dealer.room[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
+        self.serials = itertools.count()
+        self.dropped: dict[int, list[Node]] = {}  # by serial, what collected sequences held
         mine = range(len(shares)) if self.ranks is None else [self.ranks.rank]
         self.shards: dict[int, KVCache] = {}
         self.lock = RLock()
         try:
-            for device, shard in zip(devices, mine, strict=True):
-                tokens = max(int(counts[shard]), 1) * KEYS_PER_NODE
-                self.shards[shard] = KVCache(device, shape, num_layers, tokens, dtype, page_size)
+            with self.call("cache") as call:
+                for device, shard in zip(devices, mine, strict=True):
+                    tokens = int(self.dealer.room[shard]) * KEYS_PER_NODE
+                    self.shards[shard] = KVCache(device, shape, num_layers, tokens, dtype, page_size)
+                call.exchange()
         except BaseException:
             self.close()
             raise
 
     @property
     def capacity(self) -> int:
-        """Tokens of one sequence that has the cache to itself."""
+        """Tokens over all sequences, in whole nodes."""
         return len(self.owners) * KEYS_PER_NODE
 
     def new_sequence(self) -> ShardedSequence:
-        """An empty sequence."""
+        """An empty sequence; every rank calls it."""
         with self.lock:
             return ShardedSequence(self)
 
+    def check_sequence(self, seq: Any) -> None:
+        """ArgumentError unless ``seq`` is a sequence of this cache; ClosedError after its ``free``."""
+        if not isinstance(seq, ShardedSequence) or seq.cache is not self:
+            raise ArgumentError(f"seq: got {type(seq).__name__}, expected a ShardedSequence of this cache")
+        seq.books.check_open()
+
     def append(self, seq: ShardedSequence, layer: int, k: Any, v: Any) -> None:
-        """Append tokens to one layer, as ``KVCache.append``; each shard takes those of its nodes."""
-        with self.lock:
-            pieces, end = self.pieces(seq, layer, k, v)
+        """Append tokens to one layer, as ``KVCache.append``; each shard takes those of its nodes.
+
+        A failed call changes nothing.
+        """
+        with self.call("append") as call:
+            call.append([seq], layer, [k], [v])
 
             def one(shard: int) -> None:
-                rows_k, rows_v = pieces[shard]
-                if len(rows_k):
+                rows_k, rows_v = call.pieces[0][shard]
+                if rows_k is not None:
                     self.shards[shard].append(seq.shards[shard], layer, rows_k, rows_v)
 
-            with self.kept(seq, layer):
-                self.together(one)
-                seq.lengths[layer] = end
-
-    def pieces(
-        self, seq: ShardedSequence, layer: int, k: Any, v: Any
-    ) -> tuple[dict[int, tuple[NDArray[Any], NDArray[Any]]], int]:
-        """The new rows of each local shard, and the layer's length with them. ArgumentError beyond the capacity.
-
-        Every rank checks all rows, so that an error names a row as the caller counts them.
-        """
-        layer = check_int("layer", layer, 0, self.num_layers - 1)
-        keys, values, _ = next(iter(self.shards.values())).check_rows(k, v)
-        begin = seq.lengths[layer]
-        end = begin + len(keys)
-        if end > self.capacity:
-            raise ArgumentError(f"k: {end} tokens, expected at most capacity = {self.capacity}")
-        owner = self.owners[np.arange(begin, end) // KEYS_PER_NODE]
-        return {shard: (keys[owner == shard], values[owner == shard]) for shard in self.shards}, end
-
-    def together(self, one: Callable[[int], T]) -> dict[int, T]:
-        """``one`` on every local shard at a time; where one fails, its error."""
-        with ThreadPoolExecutor(len(self.shards)) as pool:
-            waiting = {shard: pool.submit(one, shard) for shard in self.shards}
-        return {shard: f.result() for shard, f in waiting.items()}
+            self.together(one)
+            call.exchange()
 
     @contextmanager
-    def kept(self, seq: ShardedSequence, layer: int) -> Iterator[None]:
-        """Where the block fails, a layer gets its former lengths back, on every local shard."""
-        before = {shard: sequence.lengths[layer] for shard, sequence in seq.shards.items()}
-        length = seq.lengths[layer]
-        try:
-            yield
-        except BaseException:
-            seq.lengths[layer] = length
-            for shard, n in before.items():
-                seq.shards[shard].retract(layer, n)
-            raise
+    def call(self, name: str) -> Iterator[Call]:
+        """A call of every rank. Where the block fails, the sequences are as before, and the other ranks are told."""
+        with self.lock:
+            call = Call(self, name)
+            try:
+                yield call
+                commit_all(call.reservations)
+            except BaseException as error:
+                call.undo()
+                if self.ranks is not None and not isinstance(error, RankError):
+                    self.ranks.fail(error, call.text if call.exchanged else "")
+                raise
+
+    def together(self, one: Callable[[int], T]) -> dict[int, T]:
+        """``one`` on every local shard at a time; where one fails, its error, a full one's with its number."""
+
+        def named(shard: int) -> T:
+            try:
+                return one(shard)
+            except CapacityError as error:
+                raise CapacityError(f"shard {shard}: {error}") from error
+
+        with ThreadPoolExecutor(len(self.shards)) as pool:
+            waiting = {shard: pool.submit(named, shard) for shard in self.shards}
+        return {shard: f.result() for shard, f in waiting.items()}
+
+    def exchange(self, data: bytes, call: str) -> list[bytes]:
+        """Every rank's ``data``, by rank; see ``Ranks.exchange``. What all ranks have collected counts no longer."""
+        if self.ranks is None:
+            return [data]
+        serials = " ".join(map(str, list(self.dropped)))
+        found = [one.split(b"\n", 1) for one in self.ranks.exchange(serials.encode() + b"\n" + data, call)]
+        for serial in set.intersection(*(set(map(int, one.split())) for one, _ in found)):
+            self.dealer.release(self.dropped.pop(serial))
+        return [one for _, one in found]
+
+    def collect(self) -> None:
+        """What collected sequences held counts no longer; ranks, of which each collects at its time, ``exchange``."""
+        while self.dropped and self.ranks is None:
+            self.dealer.release(self.dropped.popitem()[1])
 
     def close(self) -> None:
         """Free the device memory of the local shards."""
@@ -322,51 +533,72 @@ class ShardedAttention:
         self.sent_bytes = 0
 
     def __call__(
-        self, q: Any, seq: ShardedSequence, layer: int, k: Any = None, v: Any = None, *, return_lse: bool = False
+        self,
+        q: Any,
+        seq: ShardedSequence | Seq[ShardedSequence],
+        layer: int,
+        k: Any = None,
+        v: Any = None,
+        *,
+        return_lse: bool = False,
     ) -> Any:
-        """Append k, v to ``seq``, then attend, as ``Attention``. A failed call leaves the cache as it was."""
-        cache = self.cache
-        if not isinstance(seq, ShardedSequence) or seq.cache is not cache:
-            raise ArgumentError(f"seq: got {type(seq).__name__}, expected a ShardedSequence of this cache")
-        with cache.lock:
-            layer = check_int("layer", layer, 0, cache.num_layers - 1)
-            with cache.kept(seq, layer):
-                try:
-                    out, lse, end = self._attend(q, seq, layer, k, v)
-                except BaseException as error:
-                    if cache.ranks is not None and not isinstance(error, RankError):
-                        cache.ranks.fail(error)
-                    raise
-                seq.lengths[layer] = end
-        out, lse = out.reshape(np.shape(q)), lse.reshape(np.shape(q)[:-1])
-        return (out, lse) if return_lse else out
+        """Append k, v to ``seq``, then attend, as ``Attention``: arguments, results and errors are the same.
 
-    def _attend(self, q: Any, seq: ShardedSequence, layer: int, k: Any, v: Any) -> tuple[F32, F32, int]:
-        cache, end = self.cache, seq.lengths[layer]
-        pieces: dict[int, tuple[Any, Any]] = dict.fromkeys(cache.shards, (None, None))
-        if k is not None or v is not None:
-            if k is None or v is None:
-                raise ArgumentError("k, v: got one of them, expected both, or neither")
-            pieces, end = cache.pieces(seq, layer, k, v)
+        A batch: ``seq`` a list, and q, k, v lists of arrays, one per sequence, lengths may differ; returns lists. The
+        partial states of all of them travel in one exchange. A failed call leaves the cache as it was.
+        """
+        batch = isinstance(seq, (list, tuple))
+        with self.cache.call("attend") as call:
+            sequences: Seq[Any] = seq if isinstance(seq, (list, tuple)) else [seq]
+            columns: list[Any] = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
+            for name, column in zip("qkv", columns, strict=True):
+                if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
+                    raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
+            if (k is None) != (v is None):
+                raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
+            call.append(sequences, layer, columns[1], columns[2])
+            found = self._attend(call, columns[0], sequences)
+        outs = [out.reshape(np.shape(x)) for (out, _), x in zip(found, columns[0], strict=True)]
+        lses = [lse.reshape(np.shape(x)[:-1]) for (_, lse), x in zip(found, columns[0], strict=True)]
+        if not batch:
+            return (outs[0], lses[0]) if return_lse else outs[0]
+        return (outs, lses) if return_lse else outs
 
-        def one(shard: int) -> PartialState:
-            rows = pieces[shard]
-            rows = rows if rows[0] is not None and len(rows[0]) else (None, None)
-            nodes = seq.nodes(shard, end)
-            return self._attention[shard].partial(q, seq.shards[shard], layer, *rows, nodes=nodes, tokens=end)
+    def _attend(self, call: Call, q: Seq[Any], sequences: Seq[ShardedSequence]) -> list[tuple[F32, F32]]:
+        """out and lse of each sequence."""
+        batch = list(zip(q, sequences, call.pieces, call.ends, strict=True))
 
-        parts = list(cache.together(one).values())
-        if cache.ranks is not None:
-            self.sent_bytes += parts[0].nbytes
-            parts = [PartialState.from_bytes(data) for data in cache.ranks.exchange(parts[0].to_bytes())]
-        out, lse = self._fold(parts)
-        return out, lse, end
+        def one(shard: int) -> list[PartialState]:
+            partial = self._attention[shard].partial
+            return [
+                partial(rows, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end)
+                for rows, seq, new, end in batch
+            ]
+
+        parts = list(self.cache.together(one).values())
+        if self.cache.ranks is not None:
+            call.text += "".join(f"{PHRASE}q and scoring {state.call[:12]}" for state in parts[0])
+            self.sent_bytes += sum(state.nbytes for state in parts[0])
+            parts = [_unpack(data, len(batch)) for data in call.exchange(_pack(parts[0]))]
+        return [self._fold([states[i] for states in parts]) for i in range(len(batch))]
 
     def close(self) -> None:
         """Free the command buffers and tensors."""
         self._fold.close()
         for attention in self._attention.values():
             attention.close()
+
+
+def _pack(states: Seq[PartialState]) -> bytes:
+    """The states of a batch: the bytes of each, int64, and the bytes."""
+    data = [state.to_bytes() for state in states]
+    return b"".join([np.array([len(one) for one in data], "<i8").tobytes(), *data])
+
+
+def _unpack(data: bytes, count: int) -> list[PartialState]:
+    ends = 8 * count + np.cumsum(np.frombuffer(data, "<i8", count))
+    starts = [8 * count, *ends[:-1]]
+    return [PartialState.from_bytes(data[a:b]) for a, b in zip(starts, ends, strict=bool(count))]
 
 
 # --- ranks -------------------------------------------------------------------------------------------------
@@ -422,17 +654,35 @@ class Ranks:
                 raise RankError(f"rank {rank} is set up as {theirs}, rank 0 as {found[0][0]}; expected the same")
         return [float(weight) for _, weight in found]
 
-    def exchange(self, data: bytes) -> list[bytes]:
-        """Every rank's ``data``, by rank. RankError: a rank failed, or did not answer in time, now or before."""
+    def exchange(self, data: bytes, call: str = "") -> list[bytes]:
+        """Every rank's ``data``, by rank. call: what is exchanged, in phrases with ``PHRASE`` between, on one line.
+
+        RankError: a rank failed, is in another call (on every rank), or did not answer in time, now or before.
+        """
         if self.lost:
             raise RankError(f"rank {self.rank}: a rank was lost before; start all of them again")
-        return self._gather(b"\0" + data)
+        found = [one.split(b"\n", 1) for one in self._gather(b"\0" + call.encode() + b"\n" + data)]
+        calls = [name.decode().split(PHRASE) for name, _ in found]
+        for rank, theirs in enumerate(calls):
+            if theirs != calls[0]:
+                pairs = itertools.zip_longest(theirs, calls[0], fillvalue="nothing more")
+                got, expected = next(pair for pair in pairs if pair[0] != pair[1])
+                raise RankError(
+                    f"rank {rank} is in another call than rank 0: got {got!r}, expected {expected!r}; truncate() or "
+                    "free() the sequences alike on every rank, and make the same calls with the same arguments"
+                )
+        return [one for _, one in found]
 
-    def fail(self, error: BaseException) -> None:
-        """Answer the exchange that the others are in with an error."""
+    def fail(self, error: BaseException, done: str = "") -> None:
+        """Answer the exchange that the others are in with an error; behind that of call ``done``, their next one.
+
+        It waits for that, at most ``timeout_s``.
+        """
         if not self.lost:
+            name = PHRASE.join(done.split(PHRASE)[:2])
+            late = f" (behind the exchange of {name!r}, which the other ranks have done)" if done else ""
             with suppress(RankError):  # this rank's own error is raised
-                self._gather(b"\1" + f"{type(error).__name__}: {error}".encode())
+                self._gather(b"\1" + f"{type(error).__name__}: {error}{late}".encode())
 
     def abort(self, status: int) -> None:
         """End all ranks with ``status``, after the grace in which the others print why."""
@@ -443,10 +693,14 @@ class Ranks:
 
     def _gather(self, data: bytes) -> list[bytes]:
         sizes = np.zeros(self.size, np.int64)
-        self._wait(self._comm.Iallgather(np.array([len(data)], np.int64), sizes))
-        starts = np.cumsum(sizes) - sizes
-        received = np.empty(int(sizes.sum()), np.uint8)
-        self._wait(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), (received, (sizes, starts))))
+        try:
+            self._wait(self._comm.Iallgather(np.array([len(data)], np.int64), sizes))
+            starts = np.cumsum(sizes) - sizes
+            received = np.empty(int(sizes.sum()), np.uint8)
+            self._wait(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), (received, (sizes, starts))))
+        except BaseException:  # an interrupt, too: the others are in the midst of it
+            self.lost = True
+            raise
         self.received_bytes += sizes.nbytes - sizes.itemsize + received.nbytes - len(data)
         found = [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
         failed = {rank: one[1:].decode() for rank, one in enumerate(found) if one[:1] == b"\1"}
@@ -459,13 +713,13 @@ class Ranks:
         """RankError where the request is not done in time; the communicator is of no use from then on."""
         deadline = time.monotonic() + self.timeout_s
         pause = 0.0
+        self._late.append(request)
         while not request.Test():
             if time.monotonic() > deadline:
-                self.lost = True
-                self._late.append(request)
                 raise RankError(
                     f"rank {self.rank} waited {self.timeout_s:g} s for the {self.size - 1} other ranks; one is lost or "
                     "made another call; look at their output, and start all of them again"
                 )
             time.sleep(pause)
             pause = min(pause + 2e-5, 1e-3)
+        self._late.remove(request)

@@ -41,7 +41,7 @@ from .pages import PagePool
 from .planner import SplitPlan, plan_splits
 from .rows import checked_values, stored, stored_values, tiles
 from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
-from .sharded import Ranks, ShardedAttention, ShardedKVCache
+from .sharded import RankError, Ranks, ShardedAttention, ShardedKVCache
 
 F32 = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
@@ -719,18 +719,20 @@ def distributed_sweep(
                 )
                 note("making data", context, 0)
                 data = kv.prefix(context) if kv else Inputs.normal(shape, context, dtype, seed, q_len=q_len)
-                resident.add(data)
                 note("computing the oracle", context, 1)
                 heads, last_rows = _sample(shape, context, 1, q_len, oracle_products)
                 expected.append(_oracle(data, dtype, 0, heads[0], last_rows))
                 word = "bits" if heads[0] == shape.kv_heads and last_rows == q_len else "bits (sampled)"
-                del data
-            except (LimitError, MemoryError) as error:
+            except (LimitError, MemoryError, RankError) as error:
+                if ranks.lost:
+                    raise
                 trouble = str(error) or "no room in host memory"
             if trouble := _first_trouble(ranks, trouble):
                 point.row = replace(point.row, status="refused", error=trouble)
             else:
                 note("compiling shaders, checking bits", context, 2)
+                resident.add(data)  # here, as every rank appends or none
+                del data
                 point.step = resident
                 resident.other()
                 before = ranks.received_bytes

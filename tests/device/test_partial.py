@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -110,3 +111,26 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         with pytest.raises(PartialStateError, match=r"^partial state: got sinks \(3,\), expected \(2,\)"):
             PartialState.from_bytes(replace(a, sinks=np.zeros(3, np.float32)).to_bytes())
         assert reference.gather([c, a, b]).nodes.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("span", "held", "missing", "count"),
+    (
+        ((0, 10**12), [], 0, 10**12),
+        ((0, 10**12), [0, 1, 2, 7], 3, 10**12 - 4),
+        ((5, 10**30), [5, 6], 7, 10**30 - 7),
+        ((-(10**30), 4), [3], -(10**30), 10**30 + 3),
+    ),
+)
+def test_a_span_costs_what_its_nodes_do(span: tuple[int, int], held: list[int], missing: int, count: int) -> None:
+    """Whatever the bytes from another process say."""
+    n = len(held)
+    m = np.zeros((1, n, 2), np.float32)
+    state = PartialState(np.array(held, np.int64), m, m, np.zeros((1, n, 2, 8), np.float32), span, "call")
+    parts = [PartialState.from_bytes(state.to_bytes())]
+    tracemalloc.start()
+    with pytest.raises(PartialStateError, match=rf"^partial states: node {missing} is missing \({count} in all\), "):
+        reference.gather(parts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20

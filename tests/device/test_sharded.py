@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ from support import differing, open_device
 
 import zinc_attn as za
 from zinc_attn import cli, reference, rows, sharded
-from zinc_attn.errors import ArgumentError, DeviceMemoryError, ZincAttnError
+from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
+from zinc_attn.pages import CapacityError, StepError
 
 SHAPE = za.AttnShape(6, 2, 64)
 
@@ -70,6 +74,275 @@ def test_dealing_keeps_the_shares() -> None:
             sharded.deal(5, bad)
 
 
+def check_books(cache: za.ShardedKVCache, live: list[sharded.ShardedSequence]) -> int:
+    """Nodes that ``live``, all sequences of the cache, have: the dealer and the shards have counted the same."""
+    gc.collect()
+    cache.collect()
+    nodes = {id(node): node for seq in live for node in seq.held}
+    holders = Counter(id(node) for seq in live for node in seq.held)
+    assert all(node.holders == holders[at] for at, node in nodes.items())
+    assert list(cache.dealer.have) == [sum(node.shard == i for node in nodes.values()) for i in cache.shards]
+    for shard, one in cache.shards.items():
+        one.pool.check([seq.shards[shard].pages for seq in live])
+    return len(nodes)
+
+
+def test_short_sequences_fill_the_shards_by_weight(device: za.Device) -> None:
+    """Also where others went: by ``free`` or dropped."""
+    with za.ShardedKVCache([device] * 3, SHAPE, 1, 16 * 512, "f32", weights=[1.0, 2.0, 5.0]) as cache:
+        k = np.ones((600, 2, 64), np.float32)
+        assert [cache.shards[i].capacity for i in range(3)] == [1024, 2048, 5120]
+        held = []
+        for n in [1] * 8 + [600] * 4:
+            held.append(cache.new_sequence())
+            cache.append(held[-1], 0, k[:n], k[:n])
+            if len(held) == 8:
+                assert list(cache.dealer.have) == [1, 2, 5]
+        assert list(cache.dealer.have) == [2, 4, 10]
+        held[0].free()
+        del held[5:9]
+        assert check_books(cache, held[1:]) == 10
+        for _ in range(6):
+            held.append(cache.new_sequence())
+            cache.append(held[-1], 0, k[:3], k[:3])
+        assert check_books(cache, held[1:]) == 16
+        assert list(cache.dealer.have) == [2, 4, 10]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) -> None:
+    """Whatever was appended, cut, forked and freed before."""
+    rng = np.random.default_rng(seed)
+    k = rng.standard_normal((2, 3000, 1, 64)).astype(np.float16)
+    cache = za.ShardedKVCache([device] * 3, za.AttnShape(1, 1, 64), 1, 14 * 512, page_size=64, weights=[4.0, 2.0, 1.0])
+    attn, most = za.ShardedAttention(cache), 14
+    with cache:
+        live: list[tuple[sharded.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
+        for _ in range(100):
+            action, at = rng.integers(7), int(rng.integers(max(len(live), 1)))
+            used = check_books(cache, [seq for seq, _ in live])
+            if not live or action == 0:
+                live.append((cache.new_sequence(), np.zeros(0, np.int64)))
+            elif action == 1:
+                seq, have = live.pop(at)
+                if rng.random() < 0.5:
+                    seq.free()
+                del seq
+            elif action in (2, 3):
+                seq, have = live[at]
+                n = int(rng.integers(len(seq) + 1))
+                if action == 2 or any(node.holders > 1 for node in seq.held[n // 512 :]):
+                    n = n // 512 * 512
+                seq.truncate(n)
+                live[at] = seq, have[:n]
+                if action == 2:
+                    live.append((seq.fork(), have[:n]))
+            elif action > 3:
+                seq, have = live[at]
+                room = (most - used + len(seq.held)) * 512 - len(seq)
+                n = min(int(rng.choice([1, 30, 511, 1300, 7000])), room)
+                if n:
+                    new = rng.integers(0, 3000, n)
+                    cache.append(seq, 0, *k[:, new])
+                    live[at] = seq, np.concatenate([have, new])
+        q = rng.standard_normal((len(live), 1, 64)).astype(np.float32)
+        found = attn(list(q), [seq for seq, _ in live], 0)
+        for got, one, (_, rows) in zip(found, q, live, strict=True):
+            assert not differing(got, reference.emulate(one, *k[:, rows])[0])
+
+
+def test_a_full_shard_is_named(device: za.Device) -> None:
+    k = np.ones((1500, 2, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 2, 1024, "f32", weights=[1.0, 1.0]) as cache:
+        attn, held = za.ShardedAttention(cache), [cache.new_sequence() for _ in range(5)]
+        for layer in range(2):
+            for seq in held[:4]:
+                cache.append(seq, layer, k[:200], k[:200])  # more sequences than nodes: each takes a page of 256
+        text = r"^shard 0: count: got 1 tokens at length 0, expected at most 0: 0 of 2 pages .* free\(\) a sequence"
+        for layer in range(2):
+            with pytest.raises(CapacityError, match=text):
+                cache.append(held[4], layer, k[:1], k[:1])
+            with pytest.raises(CapacityError, match=text):
+                attn([k[:6, 0]] * 2, [held[3], held[4]], layer, [k[:1]] * 2, [k[:1]] * 2)
+        assert [seq.lengths for seq in held] == [[200, 200]] * 4 + [[0, 0]]
+        assert check_books(cache, held) == 4
+        held[2].free()
+        cache.append(held[4], 1, k[:1], k[:1])
+
+
+def test_the_layers_advance_together(device: za.Device) -> None:
+    """With a Sequence's errors, also where the shard that gets the tokens has none of the step."""
+    k = np.ones((1024, 2, 64), np.float32)
+    with (
+        za.KVCache(device, SHAPE, 3, 2048, "f32") as one,
+        za.ShardedKVCache([device, device], SHAPE, 3, 2048, "f32", weights=[1.0, 1.0]) as two,
+    ):
+        whole, seq, attn = one.new_sequence(), two.new_sequence(), za.ShardedAttention(two)
+        for cache, sequence in ((one, whole), (two, seq)):
+            cache.append(sequence, 0, k[:512], k[:512])
+        for layer, n in ((0, 512), (1, 100), (1, 600)):
+            with pytest.raises(StepError) as expected:
+                one.append(whole, layer, k[:n], k[:n])
+            with pytest.raises(StepError, match=f"^{re.escape(str(expected.value))}$"):
+                two.append(seq, layer, k[:n], k[:n])
+            with pytest.raises(StepError, match=f"^{re.escape(str(expected.value))}$"):
+                attn(k[:6, 0], seq, layer, k[:n], k[:n])
+        for sequence in (whole, seq):
+            with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
+                sequence.fork()
+        two.append(seq, 1, k[:512], k[:512])
+        with pytest.raises(StepError, match=r"^sequence: a reservation of 512 tokens of layer 2 is open"):
+            attn([k[:6, 0]] * 2, [seq, seq], 2, [k[:512]] * 2, [k[:512]] * 2)
+        assert (seq.lengths, len(seq)) == ([512, 512, 0], 0)
+        two.append(seq, 2, k[:512], k[:512])
+        two.append(seq, 0, k[512:], k[512:])
+        seq.truncate(300)
+        assert seq.lengths == [300] * 3
+        seq.free()
+        for call in (
+            seq.fork,
+            lambda: seq.truncate(0),
+            lambda: two.append(seq, 0, k, k),
+            lambda: attn(k[:6, 0], seq, 0),
+        ):
+            with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
+                call()
+
+
+@pytest.mark.parametrize(
+    "some", ({}, {"window": 700, "softcap": 9.0, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)})
+)
+def test_forks_and_batches_have_the_bits_of_each_alone(devices: list[za.Device], some: dict[str, Any]) -> None:
+    rng = np.random.default_rng(5)
+    k, v = (rng.standard_normal((5000, 2, 64)).astype(np.float16) for _ in "kv")
+    with za.ShardedKVCache(devices, SHAPE, 2, 12 * 512, weights=[2.0, 3.0, 1.0][: len(devices)]) as cache:
+        attn, root = za.ShardedAttention(cache, **some), cache.new_sequence()
+        for layer in range(2):
+            cache.append(root, layer, k[:700], v[:700])
+        seqs = [root, root.fork(), root.fork(), cache.new_sequence()]
+        have = [np.arange(700)] * 3 + [np.zeros(0, np.int64)]
+        for counts in ((1, 1, 400, 3), (2, 500, 1, 600), (1, 1, 1, 1)):
+            new = [rng.integers(0, 5000, n) for n in counts]
+            have = [np.concatenate(pair) for pair in zip(have, new, strict=True)]
+            q = [rng.standard_normal((min(n, 3), 6, 64)).astype(np.float32) for n in counts]
+            q[0] = q[0][0]
+            for layer in range(2):
+                rows_k, rows_v = [k[rows] for rows in new], [v[rows] for rows in new]
+                outs, lses = attn(q, seqs, layer, rows_k, rows_v, return_lse=True)
+                for one, rows, out, lse in zip(q, have, outs, lses, strict=True):
+                    want = reference.emulate(one, k[rows], v[rows], **some)
+                    assert out.shape == one.shape and not differing(out, want[0]) and not differing(lse, want[1])
+        root.free()
+        outs = attn([q[1], q[1], q[2]], [seqs[1], seqs[1], seqs[2]], 0)
+        for one, rows, out in zip((q[1], q[1], q[2]), (have[1], have[1], have[2]), outs, strict=True):
+            assert not differing(out, reference.emulate(one, k[rows], v[rows], **some)[0])
+        assert attn([], [], 0) == []
+        assert check_books(cache, seqs[1:]) == 1 + 2 + 2 + 2
+
+
+def test_a_batch_counts_in_whole_or_not(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    k = rng.standard_normal((1400, 2, 64)).astype(np.float32)
+    q = rng.standard_normal((6, 64)).astype(np.float32)
+    with za.ShardedKVCache(devices, SHAPE, 1, 16 * 512, "f32", weights=[1.0] * len(devices)) as cache:
+        attn, root = za.ShardedAttention(cache), cache.new_sequence()
+        cache.append(root, 0, k[:600], k[:600])
+        seqs = [root, root.fork(), cache.new_sequence()]
+        nan = k[600:].copy()
+        nan[2] = np.nan
+        fold = attn._fold
+        for bad, text, call in (
+            (nan, r"^k\[2, 0, 0\]: got nan", fold),
+            (k[:, :1], r"^k: got shape \(1400, 1, 64\)", fold),
+            (k[600:], "^injected$", lambda _: (_ for _ in ()).throw(za.errors.DeviceLostError("injected"))),
+        ):
+            monkeypatch.setattr(attn, "_fold", call)
+            with pytest.raises(ZincAttnError, match=text):
+                attn([q] * 3, seqs, 0, [k[600:], k[600:], bad], [k[600:], k[600:], bad])
+            assert [len(seq) for seq in seqs] == [600, 600, 0]
+            assert [sum(map(len, seq.shards.values())) for seq in seqs] == [600, 600, 0]
+            assert check_books(cache, seqs) == 3
+        monkeypatch.setattr(attn, "_fold", fold)
+        for arguments, text in (
+            (([q], seqs, 0), r"^q: expected a list of 3 arrays"),
+            (([q] * 3, seqs, 0, [k] * 3), r"^v: got None, expected both k and v"),
+            (([q] * 2, [root, root.shards[0]], 0), r"^seq: got Sequence, expected a ShardedSequence of this cache"),
+        ):
+            with pytest.raises(ArgumentError, match=text):
+                attn(*arguments)
+        more = [k[600:700], k[600:], k]
+        for got, n in zip(attn([q] * 3, seqs, 0, more, more), (700, 1400, 1400), strict=True):
+            assert not differing(got, reference.emulate(q, k[:n], k[:n])[0])
+
+
+@pytest.mark.parametrize("call", ("append", "attend", "batch"))
+def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
+    """VK_ERROR_DEVICE_LOST from a submission, for good."""
+    k, q = np.ones((1400, 2, 64), np.float32), np.ones((6, 64), np.float32)
+    with open_device("swiftshader", "vulkan") as other:
+        cache = za.ShardedKVCache([device, other], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0])
+        with cache:
+            attn, seq, twin = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
+            attn(q, seq, 0, k[:700], k[:700])
+            lengths = {shard: len(one) for shard, one in seq.shards.items()}
+            other.runtime._queue_submit = lambda *_: -4  # type: ignore[attr-defined]
+            for text in ("VK_ERROR_DEVICE_LOST; open a new Device", "was lost earlier; open a new Device"):
+                with pytest.raises(za.errors.DeviceLostError, match=text):
+                    if call == "append":
+                        cache.append(seq, 0, k[700:], k[700:])
+                    elif call == "attend":
+                        attn(q, seq, 0, k[700:], k[700:])
+                    else:
+                        attn([q, q], [twin, seq], 0, [k[:2], k[700:]], [k[:2], k[700:]])
+                assert (len(seq), len(twin)) == (700, 0)
+                assert {shard: len(one) for shard, one in seq.shards.items()} == lengths
+                assert check_books(cache, [seq, twin]) == 2
+            on_the_first = attn._attention[0].partial(q, seq.shards[0], 0, nodes=seq.nodes(0, 700), tokens=700)
+            assert on_the_first.nodes.tolist() == [0]
+            assert not differing(attn(q, twin, 0, k[:1], k[:1]), reference.emulate(q, k[:1], k[:1])[0])
+            seq.truncate(512)
+            assert not differing(attn(q, seq, 0), reference.emulate(q, k[:512], k[:512])[0])
+
+
+def test_a_fork_writes_on_its_parents_shard(device: za.Device) -> None:
+    """Where that node is partly filled; the next ones go where they are lacking."""
+    k = np.ones((1400, 2, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache:
+        root = cache.new_sequence()
+        cache.append(root, 0, k[:100], k[:100])
+        forks = [root.fork() for _ in range(3)]
+        assert check_books(cache, [root, *forks]) == 4
+        assert cache.dealer.have.tolist() == [4, 0]
+        cache.append(forks[0], 0, k, k)
+        assert [forks[0].nodes(shard, 1500).tolist() for shard in range(2)] == [[0], [1, 2]]
+        forks[0].truncate(50)
+        full = cache.new_sequence()
+        cache.append(full, 0, k[:1024], k[:1024])
+        twin = full.fork()
+        twin.truncate(1000)
+        assert check_books(cache, [root, *forks, full, twin]) == 7
+        assert cache.dealer.have.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_dealer_fills_no_shard_before_all_are_full(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        weights, nodes = rng.uniform(1, 3, rng.integers(1, 6)), int(rng.integers(1, 30))
+        dealer = sharded.Dealer(list(weights))
+        dealer.room[:] = np.bincount(sharded.deal(nodes, list(weights)), minlength=len(weights))
+        held: list[sharded.Node] = []
+        for _ in range(100):
+            if len(held) < nodes and (not held or rng.random() < 0.7):
+                held.append(dealer.take())
+            else:
+                dealer.release([held.pop(int(rng.integers(len(held))))])
+            assert np.all(dealer.have <= dealer.room) and dealer.have.sum() == len(held)
+        for _ in range(nodes - len(held) + 1):
+            dealer.take()
+        assert dealer.have.sum() == nodes + 1
+
+
 def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     k, v = (rng.standard_normal((2000, 2, 64)).astype(np.float32) for _ in "kv")
@@ -116,6 +389,27 @@ def test_an_interrupt_leaves_the_cache_as_it_was(device: za.Device, monkeypatch:
             assert [sum(one.lengths[layer] for one in seq.shards.values()), seq.lengths[layer]] == [700, 700]
             got = attn(q, seq, layer, k[700:], k[700:])
             assert not differing(got, reference.emulate(q, k, k)[0])
+
+
+def test_an_interrupted_truncate_is_done_on_every_shard(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = np.random.default_rng(1).standard_normal((1400, 2, 64)).astype(np.float32)
+    q = np.ones((6, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        whole = seq.shards[0].truncate
+
+        def interrupted(n: int) -> None:
+            monkeypatch.undo()
+            whole(n)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(seq.shards[0], "truncate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            seq.truncate(600)
+        assert (len(seq), [len(one) for one in seq.shards.values()]) == (600, [512, 88])
+        assert check_books(cache, [seq]) == 2
+        assert not differing(attn(q, seq, 0), reference.emulate(q, k[:600], k[:600])[0])
 
 
 def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +526,137 @@ def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> No
         assert line.startswith(start), (line, done.stderr)
 
 
+EDGES = """
+import sys, numpy as np, zinc_attn as za
+from mpi4py import MPI
+from zinc_attn import reference
+comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
+second = comm.rank == 1
+k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
+q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
+cache = za.ShardedKVCache([za.Device.open(0)], shape, 1, 16 * 512, comm=comm, weights=[1.0], timeout_s=30)
+attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+file = open(f"{sys.argv[1]}/{comm.rank}.txt", "w")
+
+def failing(*_):
+    raise za.errors.DeviceLostError("injected")
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+def says(call):
+    try:
+        call()
+        said = "done"
+    except (za.ZincAttnError, KeyboardInterrupt) as error:
+        said = f"{type(error).__name__}: {error}"
+    print(len(seq), said, file=file, flush=True)
+
+def right(sequence, rows):
+    want = reference.emulate(q, k[rows], v[rows])[0]
+    assert np.array_equal(attn(q, sequence, 0).view(np.uint32), want.view(np.uint32))
+
+# one rank fails, and the other has appended nothing either
+cache.append(seq, 0, k[:600], v[:600])
+says(lambda: cache.append(seq, 0, k[600:700, :, :8] if second else k[600:700], v[600:700]))
+whole = cache.shards[comm.rank].append
+cache.shards[comm.rank].append = failing if second else whole
+says(lambda: cache.append(seq, 0, k[600:1600], v[600:1600]))
+cache.shards[comm.rank].append = whole
+right(seq, np.arange(600))
+
+# other arguments, another call, another length
+says(lambda: cache.append(seq, 0, k[600:1600], (v + second)[600:1600]))
+says(lambda: attn(q + second, seq, 0, k[600:1600], v[600:1600]))
+says(lambda: (cache.append if second else lambda *a: attn(q, *a))(seq, 0, k[600:1600], v[600:1600]))
+if second:
+    seq.truncate(500)
+says(lambda: attn(q, seq, 0, k[600:1600], v[600:1600]))
+seq.truncate(500)
+right(seq, np.arange(500))
+
+# one rank fails behind the exchange: the other knows with its next call
+fold = attn._fold
+attn._fold = failing if second else fold
+says(lambda: attn(q, seq, 0, k[500:700], v[500:700]))
+attn._fold = fold
+if not second:
+    says(lambda: attn(q, seq, 0, k[700:701], v[700:701]))
+seq.truncate(500)
+right(seq, np.arange(500))
+
+# forks and batches, with the states of a batch in one exchange
+twin, other, gathers = seq.fork(), cache.new_sequence(), []
+gather = cache.ranks._gather
+cache.ranks._gather = lambda data: (gathers.append(len(data)), gather(data))[1]
+slices = [slice(500, 510), slice(600, 1700), slice(0, 30)]
+outs = attn([q] * 3, [seq, twin, other], 0, [k[s] for s in slices], [v[s] for s in slices])
+assert len(gathers) == 1
+rows = [np.r_[0:510], np.r_[0:500, 600:1700], np.r_[0:30]]
+for out, one in zip(outs, rows):
+    assert np.array_equal(out.view(np.uint32), reference.emulate(q, k[one], v[one])[0].view(np.uint32))
+for sequence, one in zip((seq, twin, other), rows):
+    right(sequence, one)
+
+# a rank may collect a sequence before the other does, and the deal stays one
+held = [int(cache.dealer.have.sum())]
+kept = [twin] if second else []
+del twin, sequence
+right(seq, rows[0])
+held.append(int(cache.dealer.have.sum()))
+kept.clear()
+right(seq, rows[0])
+held.append(int(cache.dealer.have.sum()))
+more = [cache.new_sequence() for _ in range(12)]
+for sequence in more:
+    cache.append(sequence, 0, k[:5], v[:5])
+print(held, cache.dealer.have.tolist(), file=file)
+
+# an interrupt within an exchange ends them
+cache.ranks.timeout_s = 2
+if second:
+    cache.ranks._wait = interrupted
+says(lambda: cache.append(seq, 0, k[:5], v[:5]))
+says(lambda: cache.append(seq, 0, k[:5], v[:5]))
+file.close()
+"""
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_ranks_that_differ_notice(tmp_path: Path) -> None:
+    """One run, in which the ranks go on behind each error."""
+    script = tmp_path / "rank.py"
+    script.write_text(EDGES)
+    command = [str(mpiexec()), "-n", "2", sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = [(tmp_path / f"{rank}.txt").read_text().splitlines() for rank in range(2)]
+
+    def differ(got: str, expected: str) -> list[str]:
+        return [rf"RankError: rank 1 is in another call than rank 0: got '{got}', expected '{expected}'; truncate"] * 2
+
+    rows = r"sequence 0 of 600 tokens and 1000 new ones \(crc32 of rows \w{8}, of the deal \w{8}\)"
+    late = r"\(behind the exchange of 'attend, layer 0; sequence 0 of 500 tokens and 200 new ones .*', which the "
+    lost = "a rank was lost before; start all of them again"
+    expected = (
+        ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
+        ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
+        ((600, 600), differ(rows, rows)),
+        ((600, 600), differ(r"q and scoring \w{12}", r"q and scoring \w{12}")),
+        ((600, 600), differ("append, layer 0", "attend, layer 0")),
+        ((600, 500), differ(rows.replace("600", "500"), rows)),
+        ((700, 500), ["done$", "DeviceLostError: injected$"]),
+        ((700,), [rf"RankError: rank 1 failed: DeviceLostError: injected {late}other ranks have done\)$"]),
+        ((510, 510), ["RankError: rank 0 waited 2 s for the 1 other ranks", "KeyboardInterrupt: $"]),
+        ((510, 510), [f"RankError: rank 0: {lost}", f"RankError: rank 1: {lost}"]),
+    )
+    for rank, lines in enumerate(said):
+        mine = [(lengths[rank], texts[rank]) for lengths, texts in expected if rank < len(texts)]
+        assert len(lines) == len(mine) + 1, (lines, done.stderr)
+        assert lines.pop(-3) == "[6, 6, 2] [7, 7]"
+        for line, (length, text) in zip(lines, mine, strict=True):
+            assert re.match(f"{length} {text}", line), (rank, line, text)
+
+
 # --- zinc-attn sweep --distributed --------------------------------------------------------------------------
 
 SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")
@@ -244,6 +669,17 @@ PROGRAMS = {
 import sys, time
 from zinc_attn import cli, sweep
 sweep._oracle = lambda *_: time.sleep(60)
+sys.exit(cli.main())
+""",
+    "no room": """
+import sys, zinc_attn as za
+from zinc_attn import cli, sharded
+whole = sharded.KVCache
+def small(device, shape, layers, tokens, *rest):
+    if tokens > 512:
+        raise za.errors.LimitError("injected")
+    return whole(device, shape, layers, tokens, *rest)
+sharded.KVCache = small
 sys.exit(cli.main())
 """,
     "wrong bit": """
@@ -310,6 +746,17 @@ def test_distributed_sweep_that_cannot_be(tmp_path: Path, programs: tuple[str, .
         said = (tmp_path / str(rank)).read_text()
         assert f"zinc-attn: error: {text}" in said if text else "zinc-attn: error" not in said, (rank, said)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_what_one_rank_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    done = distributed(tmp_path, ("cli", "no room"), "--json", "--contexts", "512,2k,1k")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(r["context"], r["status"], r["error"]) for r in rows] == [
+        (512, "ok", None),
+        (2048, "refused", "rank 0: rank 1 failed: LimitError: injected"),
+        (1024, "ok", None),
+    ], done
 
 
 @pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
