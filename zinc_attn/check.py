@@ -340,11 +340,6 @@ class _Attention(Attention):
         self.device.runtime.write(rig.out, np.full(rig.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
         return recording
 
-    @property
-    def shares(self) -> bool:
-        """Whether the last call attended keys for several rows at once."""
-        return any(rig.shared is not None for rig in self._last)
-
     def result(self, q: F32, seq: cache.Sequence, k: Any = None, v: Any = None) -> Result:
         """Of one sequence."""
         return Result(*self(q, seq, 0, k, v, return_lse=True))
@@ -471,7 +466,7 @@ def _cascades(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data
         others = [-q for q in queries]
         attention.lay_out(plan)
         attention.results(others, of)
-        if not attention.shares:
+        if not attention.shared:
             continue
         attention.lay_out(plan, cascade=False)
         want = attention.results(queries, of)

@@ -439,7 +439,7 @@ def run_plan_requests(args: argparse.Namespace, model: ModelPreset, card: cost.C
             "yes" if one.pays else "no" if one.rows_each > 1 else "–",
         )
     print_table(table)
-    print("at a time: requests that a workgroup serves on the shared keys; 1: none shared, nothing is gained.")
+    print("at a time: requests that a workgroup serves on the shared keys; 1: none shared, it would save too little.")
     return 0
 
 

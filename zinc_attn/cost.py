@@ -203,7 +203,8 @@ MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
 MERGE_TURN_CYCLES: Final = 100  # the total through the LDS to the next wave, and a barrier
 MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
-SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # with more than 8 query vectors, at most
+SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # with more than 8 query vectors, at most; float32 takes more
+GRID: Final = 65535  # workgroups along an axis that every device takes
 HOST_COPY_GB_S: Final = 20.0  # partial states in host memory, once on the way down and once on the way up
 SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
@@ -465,12 +466,14 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     )
 
 
-def _vgprs(head_dim: int, heads: int, build: kernels.Build) -> int:
+def _vgprs(head_dim: int, heads: int, build: kernels.Build, dtype: str = "f16") -> int:
     """Registers of pass 1 with so many query vectors."""
     if row := ISSUE.get((head_dim, heads)):
         return row[2 + (build == "loop")]
     if heads > 8:
-        return SHARED_VGPRS["single" if kernels.value_passes(head_dim, heads) > 1 else build]
+        if build == "loop" and kernels.value_passes(head_dim, heads) == 1:
+            return SHARED_VGPRS["loop"]
+        return SHARED_VGPRS["single"] + 24 * (dtype == "f32")
     return 168 if head_dim * heads > 1024 and build == "loop" else 120
 
 
@@ -593,8 +596,8 @@ class Cascade:
         together = -(-requests // self.rows_each(requests))
         if min(self.most, requests) < 2:
             return 0
-        items, saved = together * self.shared_keys // self.plan.unit_keys, (requests - together) * self.shared_keys
-        pays = sharing_pays(items, saved // LEAF, self.plan.shape, self.compute_units, self.kind)
+        saved = (requests - together) * self.shared_keys // LEAF
+        pays = sharing_pays(saved, self.plan.shape, self.compute_units, self.kind)
         return self.shared_keys if pays else 0
 
     @property
@@ -632,8 +635,9 @@ def cascade_layout(
     if plan.states < 2 or not shared:
         most = 1
     room = SCRATCH_BYTES // (4 * shape.q_heads * (shape.head_dim + 2)) // max(plan.states, 1)
-    whole, rest = divmod(requests, max(room, 1))
-    return Cascade(plan, most, shared, (max(room, 1),) * whole + (rest,) * (rest > 0), compute_units, kind)
+    room = max(min(room, GRID // plan.num_splits), 1)
+    whole, rest = divmod(requests, room)
+    return Cascade(plan, most, shared, (room,) * whole + (rest,) * (rest > 0), compute_units, kind)
 
 
 @dataclass(frozen=True)
@@ -711,7 +715,7 @@ def _batch_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) -> fl
         sizes = [plan.unit_leaves] * (shared // plan.unit_leaves * groups * shape.kv_heads)
         nbytes = key_bytes * batch.shared(n) * (1 + (groups - 1) / CACHED_RATE) + states_per_leaf * shared * n
         leaf = _vectors_cost(shape.head_dim, vectors, card, dtype, build)
-        slots = card.waves(_vgprs(shape.head_dim, vectors, build))
+        slots = card.waves(_vgprs(shape.head_dim, vectors, build, dtype))
         work = _spread(sizes, leaf, slots, card, nbytes / sum(sizes))
         time, leaves = time + _stretched(work.demand, rate), max(leaves, work.leaves)
     ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]

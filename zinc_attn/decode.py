@@ -212,7 +212,8 @@ class Attention:
             raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size, self.cascade = num_splits, split_size, cascade
-        self._last: tuple[_Rig, ...] = ()  # of the last call's submissions
+        self._last: _Rig | None = None  # of the last call's last submission
+        self._read, self.shared = 0, False
         self.scale = check_scale(scale, cache.shape.head_dim)
         self.scorings, self.scoring_of = self._scorings(window, check_softcap(softcap), sinks)
         self._rigs: dict[Bucket, _Rig] = {}
@@ -267,15 +268,26 @@ class Attention:
 
     @property
     def keys_read(self) -> int:
-        """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see."""
+        """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see.
+
+        ``shared``: whether some of them were read for several rows at once.
+        """
+        return self._read + (self._keys(self._last) if self._last else 0)
+
+    def _keys(self, rig: _Rig) -> int:
         total = 0
-        for rig in self._last:
-            works = [(rig.work, self.cache.shape.head_chunks)] + ([(rig.shared, 1)] if rig.shared else [])
-            for work, chunks in works:
-                limit, begin, end, first = work.items[:, [1, 2, 3, 9]].astype(np.int64).T
-                keys = np.minimum(limit, end * LEAF) - np.maximum(first, begin * LEAF)
-                total += chunks * int(keys[end > begin].sum())
+        for work, chunks in [(rig.work, self.cache.shape.head_chunks)] + ([(rig.shared, 1)] if rig.shared else []):
+            limit, begin, end, first = work.items[:, [1, 2, 3, 9]].astype(np.int64).T
+            keys = np.minimum(limit, end * LEAF) - np.maximum(first, begin * LEAF)
+            total += chunks * int(keys[end > begin].sum())
         return total
+
+    def _ready(self) -> None:
+        """Before a rig is filled: count what the call's submission before read, since both may be of one bucket."""
+        self._read, self._last = self.keys_read, None
+
+    def _ran(self, rig: _Rig) -> None:
+        self._last, self.shared = rig, self.shared or rig.shared is not None
 
     @property
     def recordings(self) -> int:
@@ -364,6 +376,7 @@ class Attention:
     ) -> T:
         """Check the arguments, reserve the new rows' places, ``attend``, and let the rows count."""
         cache = self.cache
+        self._last, self._read, self.shared = None, 0, False
         layer = cache.check_layer(layer)
         parts, q_max, k_max = [], 0.0, cache.max_k
         for i, sequence in enumerate(sequences):
@@ -434,7 +447,7 @@ class Attention:
                 encoded = rows.encode(part.keys, part.values, self.cache.dtype)
                 self.cache.write_rows(part.sequence, layer, part.reservation, encoded)
             new = []
-        window, self._last = self.scorings[self.scoring_of[layer]].window, ()
+        window = self.scorings[self.scoring_of[layer]].window
         order = self._order(parts, window)
         if order is not None:
             parts = [parts[i] for i in order]
@@ -512,6 +525,7 @@ class Attention:
 
     def _submit(self, block: list[Block], new: list[_Part], layer: int) -> tuple[F32, F32]:
         """One submission: rows [begin, end) of each part of the block, after appending the new rows of ``new``."""
+        self._ready()
         cache, shape, runtime = self.cache, self.cache.shape, self.device.runtime
         fresh, which = bool(new) and runtime.name == "kompute", self.scoring_of[layer]
         window = self.scorings[which].window
@@ -568,7 +582,7 @@ class Attention:
         if changed:
             rig.tokens = tokens
         runtime.run(self._recording(bucket, rig, layer))
-        self._last = (*self._last, rig)
+        self._ran(rig)
         words = runtime.read(rig.out).view(np.float32)
         size = bucket.rows * shape.q_heads * shape.head_dim
         out = words[:size].reshape(bucket.rows, shape.q_heads, shape.head_dim)[:n]
@@ -653,6 +667,7 @@ class Attention:
         self, block: list[Block], layout: Layout, new: list[_Part], layer: int, which: int
     ) -> tuple[F32, F32, F32]:
         """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, head_dim) of a block's rows: one submission."""
+        self._ready()
         (part, begin, end), cache, runtime = block[0], self.cache, self.device.runtime
         shape, n, states = cache.shape, end - begin, layout[0].states
         tables = {part: part.sequence.table(part.reservation)}
@@ -674,6 +689,7 @@ class Attention:
         fill(rig, block, [layout], items, new, bucket, None, tables)
         self._upload(rig, part.q[begin:end], new, layer, True)
         runtime.run(self._recording(bucket, rig, layer))
+        self._ran(rig)
         words, size = runtime.read(rig.states).view(np.float32), shape.q_heads * shape.head_dim
         o = words[: n * states * size].reshape(n, states, shape.q_heads, shape.head_dim)
         behind = words[bucket.states * size :][: 2 * n * states * shape.q_heads]
@@ -741,7 +757,7 @@ class Attention:
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
         table, info = rows.shared_table(shared, units, each), self.device.info
-        if self.cascade is None and not sharing_pays(len(table), saved, shape, info.compute_units, info.kind):
+        if self.cascade is None and not sharing_pays(saved, shape, info.compute_units, info.kind):
             return None, None, 1
         if len(table) > info.max_workgroups[0]:  # more than the rows alone need, which the block fits
             return None, None, 1

@@ -207,16 +207,15 @@ def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, ki
     return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), NODE
 
 
-def sharing_pays(items: int, saved: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
+def sharing_pays(saved: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
     """Whether keys that rows share are attended together where the caller leaves it open.
 
-    items: of the shared keys, a state each for as many rows as a workgroup serves; saved: leaves, of one KV head, that
-    workgroups need not read again. On a GPU the shared keys are a dispatch of their own, which must fill the device as
-    the splits of one sequence do; fewer and longer workgroups take longer than the reads they save.
+    saved: leaves, of one KV head, that workgroups need not read again. On a GPU the shared keys are a dispatch of their
+    own with fewer and longer workgroups: it must save as much as fills the device twice. (docs/cost-model.md)
     """
     if kind == "cpu":
         return saved >= SHARED_LEAVES
-    return items * shape.kv_heads >= compute_units * WORKGROUPS_PER_UNIT
+    return saved * shape.kv_heads >= 2 * compute_units * WORKGROUPS_PER_UNIT
 
 
 def plan_splits(

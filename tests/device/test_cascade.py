@@ -10,7 +10,7 @@ import pytest
 from support import DRIVERS, FULL, differing
 
 import zinc_attn as za
-from zinc_attn import cost, reference, rows
+from zinc_attn import cost, decode, reference, rows
 from zinc_attn.rows import Shared, shared_leaves
 
 PAGE = 64
@@ -157,6 +157,21 @@ def test_the_cost_model_counts_the_same_keys(
             attn = za.Attention(cache, cascade=cascade)
             attn([np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests, seqs, 0)
             assert attn.keys_read == keys
+
+
+@pytest.mark.parametrize("cascade", [True, False])
+def test_keys_of_several_submissions_are_counted(
+    device: za.Device, cascade: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submissions of 2 rows, all of one bucket."""
+    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
+        seqs, _ = family(cache, 128, [10, 20, 30, 40, 50, 60], np.random.default_rng(0))
+        monkeypatch.setattr(decode, "SCRATCH_BYTES", 4 * 4 * 66 * 6)  # 6 states
+        attn = za.Attention(cache, cascade=cascade, num_splits=1000)
+        attn([np.ones((4, 64), np.float32)] * 6, seqs, 0)
+        assert (attn.keys_read, attn.shared) == (6 * 128 + 210 - 3 * 128 * cascade, cascade)
+        attn([], [], 0)
+        assert (attn.keys_read, attn.shared) == (0, False)
 
 
 def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:

@@ -221,6 +221,8 @@ def test_cascade_counts_keys_once_per_group() -> None:
     assert cost.cascade_layout(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
     cut = cost.cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
     assert (cut.blocks, cut.keys_read) == ((15, 15, 2), 17 * 32768 + 32 * 256), "submissions share nothing"
+    grid = cost.cascade_layout(AttnShape(1, 1, 64), 600, 8192, 0)
+    assert grid.blocks == (511, 89), "65,535 workgroups of 128 splits a submission"
     little = cost.cascade_layout(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
     assert little.keys_read == little.keys_alone, "two times five leaves are not worth a dispatch"
     wide = cost.cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
@@ -242,6 +244,18 @@ def test_cascade_terms(shape: AttnShape) -> None:
             assert found.speed_up > 0.97 if found.rows_each > 1 else not found.pays
             own = requests * 256 * shape.kv_bytes_per_token() + prefix * shape.kv_bytes_per_token()
             assert found.total_us > own / R9700.bandwidth / 1e3, "every key is read once at least"
+
+
+def test_sharing_seldom_costs_much() -> None:
+    """What docs/cost-model.md says of the rule, float16."""
+    found = [
+        cost.predict_cascade(AttnShape.parse(text), R9700, requests, prefix << 10, suffix).speed_up
+        for text in ["16/2/256", "32/8/128", "9/3/64", "24/4/256", "32/4/128", "64/8/64"]
+        for requests in (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32)
+        for prefix in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 128)
+        for suffix in (16, 256)
+    ]
+    assert len(found) == 1848 and min(found) > 0.9 and sum(one < 0.97 for one in found) == 3
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
