@@ -405,14 +405,15 @@ def check_plan_topic(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None:
             given = f"--{name} with --{topic}" if topic else f"--{name} alone"
             wanted = {"link": "--shards", "prefix": "--requests", "suffix": "--requests"}.get(name)
-            wanted = wanted or ("--card or --cu" if name == "device" else f"one of the two: --{topic} has a table")
+            keys = "--prefix and --suffix" if name == "contexts" else f"one of the two: --{topic} has a table"
+            wanted = wanted or ("--card or --cu" if name == "device" else keys)
             raise ArgumentError(f"{name}: got {given}, expected {wanted}")
 
 
 def run_plan_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
     """What a shared prefix saves."""
     suffix = SUFFIX if args.suffix is None else args.suffix
-    prefixes, counts = parse_contexts(args.prefix or PREFIXES), parse_counts("requests", args.requests)
+    prefixes, counts = parse_contexts(args.prefix or PREFIXES, "prefix"), parse_counts("requests", args.requests)
     found = [
         cost.predict_cascade(model.shape, card, count, prefix, suffix, args.dtype)
         for prefix in prefixes
@@ -446,7 +447,7 @@ def run_plan_requests(args: argparse.Namespace, model: ModelPreset, card: cost.C
 def run_plan_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
     """What more cards save."""
     link = cost.find_link(args.link or "pcie5")
-    contexts, counts = parse_contexts(args.contexts or SHARD_CONTEXTS), parse_counts("shards", args.shards)
+    contexts, counts = parse_contexts(args.contexts or SHARD_CONTEXTS), parse_counts("shards", args.shards, 2)
     found = [
         cost.predict_shards(context, model.shape, card, shards, link, args.dtype)
         for shards in counts
@@ -479,12 +480,12 @@ def run_plan_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Car
     return 0
 
 
-def parse_counts(name: str, text: str) -> list[int]:
-    """``2,8`` to numbers of at least 1, repeated ones once."""
+def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
+    """``2,8`` to numbers of at least ``least``, repeated ones once."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         raise ArgumentError(f"{name}: got {text!r}, expected numbers such as 2,8")
-    return [check_int(name, int(word), 1, 1 << 16) for word in dict.fromkeys(words)]
+    return [check_int(name, int(word), least, 1 << 16) for word in dict.fromkeys(words)]
 
 
 def plan_card(args: argparse.Namespace) -> cost.Card | None:

@@ -210,10 +210,16 @@ class Attention:
     ) -> None:
         if num_splits is not None and split_size is not None:
             raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
+        if not isinstance(cache, KVCache):
+            raise ArgumentError(
+                f"cache: got {type(cache).__name__}, expected a KVCache (a ShardedKVCache has ShardedAttention)"
+            )
+        if cascade is not None and not isinstance(cascade, bool):
+            raise ArgumentError(f"cascade: got {cascade!r}, expected True, False or None")
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size, self.cascade = num_splits, split_size, cascade
         self._last: _Rig | None = None  # of the last call's last submission
-        self._read, self.shared = 0, False
+        self._read, self._shared_keys = 0, False
         self.scale = check_scale(scale, cache.shape.head_dim)
         self.scorings, self.scoring_of = self._scorings(window, check_softcap(softcap), sinks)
         self._rigs: dict[Bucket, _Rig] = {}
@@ -268,11 +274,13 @@ class Attention:
 
     @property
     def keys_read(self) -> int:
-        """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see.
-
-        ``shared``: whether some of them were read for several rows at once.
-        """
+        """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see."""
         return self._read + (self._keys(self._last) if self._last else 0)
+
+    @property
+    def shared(self) -> bool:
+        """Whether workgroups of the last call read keys for several rows at once."""
+        return self._shared_keys
 
     def _keys(self, rig: _Rig) -> int:
         total = 0
@@ -287,7 +295,7 @@ class Attention:
         self._read, self._last = self.keys_read, None
 
     def _ran(self, rig: _Rig) -> None:
-        self._last, self.shared = rig, self.shared or rig.shared is not None
+        self._last, self._shared_keys = rig, self._shared_keys or rig.shared is not None
 
     @property
     def recordings(self) -> int:
@@ -357,6 +365,12 @@ class Attention:
         if held is not None and np.any(held[1:] <= held[:-1]):
             raise ArgumentError(f"nodes: got {list(held)}, expected ascending numbers")
 
+        if within is not None:
+            if not isinstance(within, (tuple, list)) or len(within) != 2:
+                raise ArgumentError(f"within: got {within!r}, expected (first, end), node numbers, or None")
+            first = check_int("within[0]", within[0], 0)
+            within = first, check_int("within[1]", within[1], first)
+
         def attend(parts: list[_Part], layer: int) -> PartialState:
             return self._attend_nodes(parts[0], layer, held, tokens, within)
 
@@ -376,11 +390,16 @@ class Attention:
     ) -> T:
         """Check the arguments, reserve the new rows' places, ``attend``, and let the rows count."""
         cache = self.cache
-        self._last, self._read, self.shared = None, 0, False
+        self._last, self._read, self._shared_keys = None, 0, False
         layer = cache.check_layer(layer)
         parts, q_max, k_max = [], 0.0, cache.max_k
         for i, sequence in enumerate(sequences):
             cache.check_sequence(sequence)
+            if columns[1] is not None and sequence in sequences[:i]:
+                raise ArgumentError(
+                    f"seq: items {sequences.index(sequence)} and {i} are the same sequence, expected each once where k "
+                    "and v are given; fork() it"
+                )
             q, largest = self._check_q(columns[0][i])
             q_max = max(q_max, largest)
             keys = values = None

@@ -450,12 +450,15 @@ class PartialState:
                     f"partial state: got {metadata['format']!r} version {metadata['version']!r}, expected {FORMAT!r} "
                     f"version {VERSION!r}"
                 )
-            arrays = {}
+            arrays, behind = {}, 0
             for name, entry in entries.items():
                 begin, end = entry["data_offsets"]
+                behind = max(behind, 8 + size + end)
                 piece = data[8 + size + begin : 8 + size + end]
                 kind = np.dtype("<i8" if entry["dtype"] == "I64" else "<f4")
                 arrays[name] = np.frombuffer(piece, kind).reshape(entry["shape"])
+            if len(data) != behind:
+                raise PartialStateError(f"partial state: got {len(data):,} bytes, expected {behind:,}")
             first, end = map(int, metadata["span"].split())
             state = cls(span=(first, end), call=str(metadata["call"]), **arrays)
             state.check()
@@ -468,7 +471,7 @@ class PartialState:
         return state
 
     def check(self) -> None:
-        """PartialStateError where the arrays do not fit each other."""
+        """PartialStateError where the arrays do not fit each other, or hold what no kernel makes."""
         shape = self.o.shape
         if self.o.ndim != 4 or self.m.shape != shape[:3] or self.l.shape != shape[:3] or self.nodes.shape != shape[1:2]:
             raise PartialStateError(
@@ -482,13 +485,23 @@ class PartialState:
             raise PartialStateError(
                 f"partial state: got nodes {list(self.nodes)}, expected ascending numbers from {first} to {end - 1}"
             )
+        for name, x in (("m", self.m), ("l", self.l), ("o", self.o)):
+            least, most = (x.min(), x.max()) if x.size else (np.float32(0), np.float32(0))  # NaN where one is in x
+            if not (np.isfinite(least) and np.isfinite(most)) or (name == "l" and least < 0):
+                raise PartialStateError(
+                    f"partial state: got {name} from {least:g} to {most:g}, expected finite numbers, l of at least 0"
+                )
+        if np.any(self.m != np.rint(self.m)):
+            raise PartialStateError("partial state: got an m that is no integer, expected integers in log2 units")
 
 
 def gather(parts: Iterable[PartialState]) -> PartialState:
     """One state of all nodes of a call from the parts in any order. PartialStateError: see there."""
-    found = list(parts)
-    if not found:
-        raise PartialStateError("partial states: got none, expected those of one call")
+    found: list[Any] = [] if isinstance(parts, PartialState) else list(parts)
+    if not found or not all(isinstance(part, PartialState) for part in found):
+        given = ", ".join(sorted({type(part).__name__ for part in found})) or "none"
+        given = "one PartialState" if isinstance(parts, PartialState) else given
+        raise PartialStateError(f"partial states: got {given}, expected a list of the PartialStates of one call")
     one = found[0]
     for other in found:
         other.check()
@@ -519,7 +532,8 @@ def gather(parts: Iterable[PartialState]) -> PartialState:
 def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:
     """out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32, from the parts of a call, in any order.
 
-    The bits are those of ``Attention`` on one device. PartialStateError: nodes missing, twice, or of another call.
+    The bits are those of ``Attention`` on one device; ``Fold`` does the same on a device. PartialStateError: nodes
+    missing, twice, or of another call.
     """
     whole = gather(parts)
     q_len, _, q_heads, head_dim = whole.o.shape

@@ -111,7 +111,7 @@ def parse_layouts(text: str) -> list[Layout]:
     return list(dict.fromkeys(Layout.parse(word) for word in text.split(",")))
 
 
-def parse_contexts(text: str) -> list[int]:
+def parse_contexts(text: str, name: str = "contexts") -> list[int]:
     """``1k,32k,5000`` to numbers of keys (k = 1024, m = 1024 k), repeated ones once."""
     found = []
     for word in text.split(","):
@@ -119,8 +119,8 @@ def parse_contexts(text: str) -> list[int]:
         factor = _SUFFIXES.get(digits[-1:], 1)
         digits = digits[:-1] if factor > 1 else digits
         if not digits.isdecimal():
-            raise ArgumentError(f"contexts: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
-        found.append(check_int("contexts", int(digits) * factor, 1, MAX_CONTEXT))
+            raise ArgumentError(f"{name}: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
+        found.append(check_int(name, int(digits) * factor, 1, MAX_CONTEXT))
     return list(dict.fromkeys(found))
 
 

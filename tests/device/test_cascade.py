@@ -241,3 +241,18 @@ def test_what_rows_share() -> None:
     assert shared == [Shared(0, 2, 0, 23), Shared(2, 2, 0, 8)]
     assert alone.tolist() == [23, 23, 8, 8]
     assert shared_leaves(limits[:1], units[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
+
+
+def test_arguments_that_cannot_be(device: za.Device) -> None:
+    k = np.ones((1, 4, 64), np.float32)
+    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 1024, "f32", PAGE) as cache:
+        with pytest.raises(za.errors.ArgumentError, match=r"^cascade: got 'no', expected True, False or None$"):
+            za.Attention(cache, cascade="no")  # type: ignore[arg-type]
+        with pytest.raises(za.errors.ArgumentError, match=r"^cache: got Device, expected a KVCache"):
+            za.Attention(device)  # type: ignore[arg-type]
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        with pytest.raises(za.errors.ArgumentError, match=r"^seq: items 0 and 1 are the same sequence"):
+            attn([k[0], k[0]], [seq, seq], 0, [k, k], [k, k])
+        attn(k[0], seq, 0, k, k)
+        both = attn([k[0], -k[0]], [seq, seq], 0)
+        assert len(seq) == 1 and not differing(both[0], k[0]) and not differing(both[1], k[0])

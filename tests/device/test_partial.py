@@ -110,6 +110,23 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
                 PartialState.from_bytes(data)
         with pytest.raises(PartialStateError, match=r"^partial state: got sinks \(3,\), expected \(2,\)"):
             PartialState.from_bytes(replace(a, sinks=np.zeros(3, np.float32)).to_bytes())
+        with pytest.raises(PartialStateError, match=r"^partial state: got [\d,]+ bytes, expected [\d,]+$"):
+            PartialState.from_bytes(a.to_bytes() + b"\0")
+        bad = {"m": (np.nan, 0.5), "l": (np.inf, -1.0), "o": (np.nan, -np.inf)}
+        for name, value in ((name, value) for name, values in bad.items() for value in values):
+            array = getattr(a, name).copy()
+            array.flat[-1] = value
+            wrong = replace(a, **{name: array})
+            with pytest.raises(PartialStateError, match=rf"^partial state: got (an )?{name} "):
+                PartialState.from_bytes(wrong.to_bytes())
+            with pytest.raises(PartialStateError, match=rf"^partial state: got (an )?{name} "):
+                za.fold([wrong, b, c])
+        for parts, given in ((a, "one PartialState"), ([a, 1], "PartialState, int"), ([], "none")):
+            with pytest.raises(PartialStateError, match=rf"^partial states: got {given}, expected a list"):
+                za.fold(parts)
+        for within in (3, (1,), (2, 1), (-1, 2), ("a", 2)):
+            with pytest.raises(za.errors.ArgumentError, match=r"^within"):
+                attn.partial(q, seq, 0, within=within)
         assert reference.gather([c, a, b]).nodes.tolist() == [0, 1, 2]
 
 

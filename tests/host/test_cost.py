@@ -347,7 +347,12 @@ def test_plan_of_requests_and_shards(capsys: pytest.CaptureFixture[str]) -> None
         (["--shards", "2", "--device", "0"], "device: got --device with --shards, expected --card or --cu"),
         (["--shards", "2", "--link", "usb"], "link: got 'usb', expected one of pcie5, 10gbe, 25gbe, 100gbe"),
         (["--requests", "two"], "requests: got 'two', expected numbers such as 2,8"),
-        (["--shards", "0"], "shards: got 0, expected an int from 1 to 65536"),
+        (["--shards", "1"], "shards: got 1, expected an int from 2 to 65536"),
+        (["--requests", "2", "--prefix", "0"], "prefix: got 0, expected an int from 1 to 16777216"),
+        (
+            ["--requests", "2", "--contexts", "2k"],
+            "contexts: got --contexts with --requests, expected --prefix and --suffix",
+        ),
     ],
 )
 def test_plan_refuses(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
