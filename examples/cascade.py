@@ -58,12 +58,22 @@ def measure(device: za.Device, shape: za.AttnShape, prefix: int, requests: int) 
     )
 
 
-with za.Device.open(args.device, runtime=args.runtime) as opened:
-    print(f"{opened.info.name} ({opened.info.driver}), {opened.runtime.name}, f16, suffix {args.suffix}; bits equal;")
-    print(f"medians of {args.repeats}, ms: with cascade, without, ratio\n")
-    print("| shape | prefix | requests | keys read | without | CPU ms | without | ratio | wall ms | without | ratio |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for text in args.shapes.split(","):
-        for length in parse_contexts(args.prefixes):
-            for count in (int(n) for n in args.requests.split(",")):
-                print(measure(opened, za.AttnShape.parse(text), length, count), flush=True)
+def main() -> None:
+    """Print the table."""
+    shapes = [za.AttnShape.parse(text) for text in args.shapes.split(",")]
+    prefixes, counts = parse_contexts(args.prefixes, "prefixes"), parse_contexts(args.requests, "requests")
+    with za.Device.open(args.device, runtime=args.runtime) as device:
+        print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}, f16, suffix {args.suffix}; bits equal;")
+        print(f"medians of {args.repeats}, ms: with cascade, without, ratio\n")
+        print("| shape | prefix | requests | keys read | without | CPU ms | without | ratio | wall ms | without | ratio |")
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        for shape in shapes:
+            for prefix in prefixes:
+                for requests in counts:
+                    print(measure(device, shape, prefix, requests), flush=True)
+
+
+try:
+    main()
+except za.ZincAttnError as error:
+    parser.error(str(error))
