@@ -63,10 +63,11 @@ def main() -> None:
     shapes = [za.AttnShape.parse(text) for text in args.shapes.split(",")]
     prefixes, counts = parse_contexts(args.prefixes, "prefixes"), parse_contexts(args.requests, "requests")
     with za.Device.open(args.device, runtime=args.runtime) as device:
-        print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}, f16, suffix {args.suffix}; bits equal;")
-        print(f"medians of {args.repeats}, ms: with cascade, without, ratio\n")
-        print("| shape | prefix | requests | keys read | without | CPU ms | without | ratio | wall ms | without | ratio |")
-        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}, f16, suffix {args.suffix};")
+        print(f"bits equal; medians of {args.repeats}, ms: with cascade, without, ratio\n")
+        times = "CPU ms", "without", "ratio", "wall ms", "without", "ratio"
+        print("|", " | ".join(("shape", "prefix", "requests", "keys read", "without", *times)), "|")
+        print("|---" * 11 + "|")
         for shape in shapes:
             for prefix in prefixes:
                 for requests in counts:
