@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib.util
-import itertools
+import json
 import math
 import sys
 import time
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock, Thread
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 F32 = NDArray[np.float32]
 T = TypeVar("T")
 TIMEOUT_S: Final = 60.0  # that a rank waits for the others in an exchange
-PHRASE: Final = "; "  # between the phrases that say what call an exchange is of
+FINE, FAILED, FULL = b"\0", b"\1", b"\2"  # what a rank's part of an exchange starts with
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
@@ -53,6 +53,10 @@ NO_MPI: Final = (
 
 class RankError(ZincAttnError):
     """Another rank failed, was lost, or is set up otherwise; the message says which and what."""
+
+
+class OtherFullError(RankError):
+    """A shard of another rank is full; what calls of a ShardedKVCache raise as a CapacityError."""
 
 
 # --- the fold on a device ----------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class ShardedSequence:
         self.shards: dict[int, Sequence] = {
             i: parent.shards[i].fork() if parent else one.new_sequence() for i, one in cache.shards.items()
         }
-        self.serial = next(cache.serials)  # last: what fails takes none
+        self.serial, cache.made = cache.made, cache.made + 1  # last: what fails takes none
 
     def __len__(self) -> int:
         return len(self.books)
@@ -283,6 +287,80 @@ class ShardedSequence:
             self.cut(0)
 
 
+class Item(NamedTuple):
+    """What a call gets for a sequence; the ranks compare it field by field.
+
+    serial, length, new: the sequence's number, tokens and new ones; rows, deal, q: checksums of the new k and v, of the
+    shards of its nodes, and of q with the scoring.
+    """
+
+    serial: int
+    length: int
+    new: int = 0
+    rows: int = 0
+    deal: int = 0
+    q: str = ""
+
+
+class Said(NamedTuple):
+    """What call an exchange is of, which the ranks compare: its name, layer and items; made: sequences so far."""
+
+    name: str = "an exchange"
+    layer: int = 0
+    items: Seq[Item] = ()
+    made: int = 0
+
+    def __str__(self) -> str:
+        one = [f", sequence {item.serial} ({item.length:,} tokens, {item.new:,} new)" for item in self.items[:1]]
+        return "".join([f"{self.name} at layer {self.layer}", *one, " and others" * (len(self.items) > 1)])
+
+    def to_bytes(self) -> bytes:
+        """One line."""
+        return json.dumps(self).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Said:
+        """The inverse of ``to_bytes``."""
+        name, layer, items, made = json.loads(data)
+        return cls(name, layer, [Item(*item) for item in items], made)
+
+
+def differences(rank: int, theirs: Said, first: Said) -> Iterator[str]:
+    """How the call of ``rank`` differs from ``first``, that of rank 0, and what to do; the first one says why."""
+    alike = "make the same calls with the same arguments on every rank"
+    made = (
+        f"rank {rank} has made {theirs.made} sequences, rank 0 {first.made}: call new_sequence() and fork() alike on "
+        "every rank"
+    )
+    if theirs.name != first.name:
+        yield f"rank {rank} is in {theirs.name}, rank 0 in {first.name}; {alike}"
+    if theirs.layer != first.layer:
+        yield f"rank {rank} is at layer {theirs.layer}, rank 0 at layer {first.layer}; {alike}"
+    if len(theirs.items) != len(first.items):
+        yield f"rank {rank} was given a batch of {len(theirs.items)}, rank 0 one of {len(first.items)}; {alike}"
+    for one, other in zip(theirs.items, first.items, strict=True):
+        name = f"sequence {one.serial}"
+        of = f"{name} ({one.length:,} tokens, {one.new:,} new)"
+        if one.serial != other.serial:
+            hint = alike if theirs.made == first.made else made
+            yield f"rank {rank} was given {name}, rank 0 sequence {other.serial}; {hint}"
+        if one.length != other.length:
+            hint = f"truncate() it to {min(one.length, other.length)} tokens, or free() it, on every rank"
+            hint = hint if theirs.made == first.made else made
+            lengths = f"{one.length:,} tokens in {name}, rank 0 {other.length:,}"
+            yield f"rank {rank} has {lengths}, at layer {first.layer}; {hint}"
+        if one.new != other.new:
+            yield f"rank {rank} was given {one.new:,} new tokens for {name}, rank 0 {other.new:,}; {alike}"
+        if one.rows != other.rows:
+            yield f"rank {rank} was given other k, v than rank 0 for {of}; {alike}"
+        if one.deal != other.deal:
+            hint = "free() it on every rank, and fork(), truncate() and free() alike on all of them"
+            hint = hint if theirs.made == first.made else made
+            yield f"rank {rank} has the nodes of {of} on other ranks than rank 0; {hint}"
+        if one.q != other.q:
+            yield f"rank {rank}: other q, or other scale, window, softcap or sinks than rank 0 for {of}; {alike}"
+
+
 Rows = tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]
 
 
@@ -290,23 +368,29 @@ class Call:
     """Rows on their way to the shards: all of them or none, in the same call on every rank.
 
     From ``ShardedKVCache.call``. pieces: the new rows of each sequence for each local shard, (None, None) where it gets
-    none; ends: the layer's lengths with them.
+    none; items: what the ranks compare of each sequence; ends: the layer's lengths with the new rows.
     """
 
     def __init__(self, cache: ShardedKVCache, name: str) -> None:
-        self.cache, self.text, self.exchanged = cache, name, False
-        self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
+        self.cache, self.name, self.exchanged = cache, name, False
+        self.layer, self.pieces, self.items, self.ends = 0, list[dict[int, Rows]](), list[Item](), list[int]()
         self.reservations: list[Reservation] = []
         self._before: list[tuple[ShardedSequence, dict[int, int], int]] = []
+
+    def __str__(self) -> str:
+        return str(self.said())
+
+    def said(self) -> Said:
+        """What the ranks compare."""
+        return Said(self.name, self.layer, self.items, self.cache.made)
 
     def append(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
         """Hold places for the rows k, v of each sequence, None for no rows.
 
-        Every rank checks all rows, so that an error names a row as the caller counts them. ArgumentError beyond the
+        Every rank checks all rows, so that an error names a row as the caller counts them. CapacityError beyond the
         capacity; StepError as for a Sequence.
         """
         self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
-        self.text += f", layer {layer}"
         for sequence in sequences:
             self.cache.check_sequence(sequence)
         for i, sequence in enumerate(sequences):
@@ -314,18 +398,21 @@ class Call:
 
     def _append(self, seq: ShardedSequence, given: tuple[Any, Any] | None) -> None:
         cache, begin = self.cache, seq.lengths[self.layer]
-        self.text += f"{PHRASE}sequence {seq.serial} of {begin} tokens"
         if given is None:
             self.pieces.append(dict.fromkeys(cache.shards, (None, None)))
+            self.items.append(Item(seq.serial, begin))
             self.ends.append(begin)
             return
         keys, values, _ = next(iter(cache.shards.values())).check_rows(*given)
         end = begin + len(keys)
-        if end > cache.capacity:
-            raise ArgumentError(f"k: {end} tokens, expected at most capacity = {cache.capacity}")
         lengths = {shard: sequence.lengths[self.layer] for shard, sequence in seq.shards.items()}
         self._before.append((seq, lengths, len(seq.held)))
         self.reservations.append(seq.books.reserve(self.layer, len(keys)))
+        if end > cache.capacity:
+            raise CapacityError(
+                f"k: got {len(keys):,} tokens at length {begin:,}, expected at most {cache.capacity - begin:,}, the "
+                f"cache's capacity is {cache.capacity:,}; truncate() the sequence, or make a larger cache"
+            )
         cache.collect()
         new = -(-end // KEYS_PER_NODE) - len(seq.held)
         if new > 0:
@@ -334,14 +421,40 @@ class Call:
         mine = {shard: owner == shard for shard in cache.shards}
         self.pieces.append({i: (keys[one], values[one]) if one.any() else (None, None) for i, one in mine.items()})
         self.ends.append(end)
+        rows = deal = 0
         if cache.ranks is not None:
             rows = zlib.crc32(np.ascontiguousarray(values).data, zlib.crc32(np.ascontiguousarray(keys).data))
-            nodes = zlib.crc32(seq.owners.data)
-            self.text += f" and {len(keys)} new ones (crc32 of rows {rows:08x}, of the deal {nodes:08x})"
+            deal = zlib.crc32(seq.owners.data)
+        self.items.append(Item(seq.serial, begin, len(keys), rows, deal))
+
+    def together(self, one: Callable[[int], T]) -> dict[int, T]:
+        """``one`` on every local shard at a time; where one fails, its error. CapacityError names the full shard."""
+        shards = self.cache.shards
+        free = {shard: cache.pool.free_pages for shard, cache in shards.items()}
+
+        def named(shard: int) -> T:
+            try:
+                return one(shard)
+            except CapacityError as error:
+                raise CapacityError(self._full(shard, free[shard])) from error
+
+        with ThreadPoolExecutor(len(shards)) as pool:
+            waiting = {shard: pool.submit(named, shard) for shard in shards}
+        return {shard: f.result() for shard, f in waiting.items()}
+
+    def _full(self, shard: int, free: int) -> str:
+        pool, keys = self.cache.shards[shard].pool, [rows[shard][0] for rows in self.pieces]
+        mine, new = sum(len(one) for one in keys if one is not None), sum(item.new for item in self.items)
+        shards = len(self.cache.dealer.share)
+        return (
+            f"shard {shard} of {shards}: got {mine:,} of the {new:,} new tokens, expected what it has room for: {free} "
+            f"of its {pool.num_pages} pages of {pool.page_size} tokens are free, and a sequence takes whole pages; "
+            "truncate() or free() sequences, or make a larger cache"
+        )
 
     def exchange(self, data: bytes = b"") -> list[bytes]:
         """Every rank's ``data``, by rank. RankError, on every rank, unless all of them are in this call."""
-        found = self.cache.exchange(data, self.text)
+        found = self.cache.exchange(data, self.said())
         self.exchanged = True
         return found
 
@@ -369,7 +482,7 @@ class ShardedKVCache:
     forks share counts once, a partly filled one once for each of them, on one shard. No append finds a shard full as
     long as the sequences have never had more than ``capacity`` / 512 nodes at a time, and were forked, and cut within
     what forks share, at multiples of 512. Else appends go on while the shard of the node has free pages; then
-    CapacityError names the shard.
+    CapacityError names the shard, on every rank.
 
     With ``comm``, an mpi4py communicator or Ranks, the shards are the ranks: each gives one device and its own weight,
     and every rank makes the same calls with the same arguments. ``append`` and a call of ShardedAttention exchange what
@@ -410,13 +523,13 @@ class ShardedKVCache:
         self.dealer = Dealer(shares)
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)  # of a sequence that has the cache to itself
         self.dealer.room[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
-        self.serials = itertools.count()
+        self.made = 0  # sequences, which are numbered in this order
         self.dropped: dict[int, list[Node]] = {}  # by serial, what collected sequences held
         mine = range(len(shares)) if self.ranks is None else [self.ranks.rank]
         self.shards: dict[int, KVCache] = {}
         self.lock = RLock()
         try:
-            with self.call("cache") as call:
+            with self.call("ShardedKVCache()") as call:
                 for device, shard in zip(devices, mine, strict=True):
                     tokens = int(self.dealer.room[shard]) * KEYS_PER_NODE
                     self.shards[shard] = KVCache(device, shape, num_layers, tokens, dtype, page_size)
@@ -454,7 +567,7 @@ class ShardedKVCache:
                 if rows_k is not None:
                     self.shards[shard].append(seq.shards[shard], layer, rows_k, rows_v)
 
-            self.together(one)
+            call.together(one)
             call.exchange()
 
     @contextmanager
@@ -467,24 +580,15 @@ class ShardedKVCache:
                 commit_all(call.reservations)
             except BaseException as error:
                 call.undo()
-                if self.ranks is not None and not isinstance(error, RankError):
-                    self.ranks.fail(error, call.text if call.exchanged else "")
+                if isinstance(error, OtherFullError):
+                    raise CapacityError(str(error)) from None
+                if self.ranks is not None and isinstance(error, CapacityError):
+                    self.ranks.full(error)
+                elif self.ranks is not None and not isinstance(error, RankError):
+                    self.ranks.fail(error, str(call) if call.exchanged else "")
                 raise
 
-    def together(self, one: Callable[[int], T]) -> dict[int, T]:
-        """``one`` on every local shard at a time; where one fails, its error, a full one's with its number."""
-
-        def named(shard: int) -> T:
-            try:
-                return one(shard)
-            except CapacityError as error:
-                raise CapacityError(f"shard {shard}: {error}") from error
-
-        with ThreadPoolExecutor(len(self.shards)) as pool:
-            waiting = {shard: pool.submit(named, shard) for shard in self.shards}
-        return {shard: f.result() for shard, f in waiting.items()}
-
-    def exchange(self, data: bytes, call: str) -> list[bytes]:
+    def exchange(self, data: bytes, call: Said) -> list[bytes]:
         """Every rank's ``data``, by rank; see ``Ranks.exchange``. What all ranks have collected counts no longer."""
         if self.ranks is None:
             return [data]
@@ -575,9 +679,9 @@ class ShardedAttention:
                 for rows, seq, new, end in batch
             ]
 
-        parts = list(self.cache.together(one).values())
+        parts = list(call.together(one).values())
         if self.cache.ranks is not None:
-            call.text += "".join(f"{PHRASE}q and scoring {state.call[:12]}" for state in parts[0])
+            call.items = [item._replace(q=state.call) for item, state in zip(call.items, parts[0], strict=True)]
             self.sent_bytes += sum(state.nbytes for state in parts[0])
             parts = [_unpack(data, len(batch)) for data in call.exchange(_pack(parts[0]))]
         return [self._fold([states[i] for states in parts]) for i in range(len(batch))]
@@ -654,23 +758,16 @@ class Ranks:
                 raise RankError(f"rank {rank} is set up as {theirs}, rank 0 as {found[0][0]}; expected the same")
         return [float(weight) for _, weight in found]
 
-    def exchange(self, data: bytes, call: str = "") -> list[bytes]:
-        """Every rank's ``data``, by rank. call: what is exchanged, in phrases with ``PHRASE`` between, on one line.
+    def exchange(self, data: bytes, call: Said | None = None) -> list[bytes]:
+        """Every rank's ``data``, by rank.
 
-        RankError: a rank failed, is in another call (on every rank), or did not answer in time, now or before.
+        RankError: a rank failed, is in another ``call`` (on every rank), or did not answer in time, now or before.
         """
-        if self.lost:
-            raise RankError(f"rank {self.rank}: a rank was lost before; start all of them again")
-        found = [one.split(b"\n", 1) for one in self._gather(b"\0" + call.encode() + b"\n" + data)]
-        calls = [name.decode().split(PHRASE) for name, _ in found]
+        found = [one.split(b"\n", 1) for one in self._gather(FINE + (call or Said()).to_bytes() + b"\n" + data)]
+        calls = [Said.from_bytes(said) for said, _ in found]
         for rank, theirs in enumerate(calls):
-            if theirs != calls[0]:
-                pairs = itertools.zip_longest(theirs, calls[0], fillvalue="nothing more")
-                got, expected = next(pair for pair in pairs if pair[0] != pair[1])
-                raise RankError(
-                    f"rank {rank} is in another call than rank 0: got {got!r}, expected {expected!r}; truncate() or "
-                    "free() the sequences alike on every rank, and make the same calls with the same arguments"
-                )
+            for text in differences(rank, theirs, calls[0]):
+                raise RankError(text)
         return [one for _, one in found]
 
     def fail(self, error: BaseException, done: str = "") -> None:
@@ -679,10 +776,17 @@ class Ranks:
         It waits for that, at most ``timeout_s``.
         """
         if not self.lost:
-            name = PHRASE.join(done.split(PHRASE)[:2])
-            late = f" (behind the exchange of {name!r}, which the other ranks have done)" if done else ""
+            late = f" (behind the exchange of {done}, which the other ranks have done)" if done else ""
             with suppress(RankError):  # this rank's own error is raised
-                self._gather(b"\1" + f"{type(error).__name__}: {error}{late}".encode())
+                self._gather(FAILED + f"{type(error).__name__}: {error}{late}".encode())
+
+    def full(self, error: CapacityError) -> None:
+        """Answer the exchange that the others are in: no room here, for which all of them raise a CapacityError.
+
+        RankError where that cannot be: one of them failed, or is lost.
+        """
+        with suppress(OtherFullError):  # this rank's own error is raised
+            self._gather(FULL + str(error).encode())
 
     def abort(self, status: int) -> None:
         """End all ranks with ``status``, after the grace in which the others print why."""
@@ -692,6 +796,8 @@ class Ranks:
         self._comm.Abort(status)
 
     def _gather(self, data: bytes) -> list[bytes]:
+        if self.lost:
+            raise RankError(f"rank {self.rank}: a rank was lost before; start all of them again")
         sizes = np.zeros(self.size, np.int64)
         try:
             self._wait(self._comm.Iallgather(np.array([len(data)], np.int64), sizes))
@@ -703,10 +809,12 @@ class Ranks:
             raise
         self.received_bytes += sizes.nbytes - sizes.itemsize + received.nbytes - len(data)
         found = [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
-        failed = {rank: one[1:].decode() for rank, one in enumerate(found) if one[:1] == b"\1"}
-        if failed:
-            rank, text = next(iter(failed.items()))
-            raise RankError(f"rank {rank} failed: {text}")
+        for rank, one in enumerate(found):
+            if one[:1] == FAILED:
+                raise RankError(f"rank {rank} failed: {one[1:].decode()}")
+        for rank, one in enumerate(found):
+            if one[:1] == FULL:
+                raise OtherFullError(f"rank {rank}: {one[1:].decode()}")
         return [one[1:] for one in found]
 
     def _wait(self, request: Any) -> None:

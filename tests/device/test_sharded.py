@@ -158,11 +158,14 @@ def test_a_full_shard_is_named(device: za.Device) -> None:
         for layer in range(2):
             for seq in held[:4]:
                 cache.append(seq, layer, k[:200], k[:200])  # more sequences than nodes: each takes a page of 256
-        text = r"^shard 0: count: got 1 tokens at length 0, expected at most 0: 0 of 2 pages .* free\(\) a sequence"
+        full = (
+            r"^shard 0 of 2: got 1 of the {} new tokens, expected what it has room for: 0 of its 2 pages of 256 tokens "
+            r"are free, and a sequence takes whole pages; truncate\(\) or free\(\) sequences, or make a larger cache$"
+        )
         for layer in range(2):
-            with pytest.raises(CapacityError, match=text):
+            with pytest.raises(CapacityError, match=full.format(1)):
                 cache.append(held[4], layer, k[:1], k[:1])
-            with pytest.raises(CapacityError, match=text):
+            with pytest.raises(CapacityError, match=full.format(2)):
                 attn([k[:6, 0]] * 2, [held[3], held[4]], layer, [k[:1]] * 2, [k[:1]] * 2)
         assert [seq.lengths for seq in held] == [[200, 200]] * 4 + [[0, 0]]
         assert check_books(cache, held) == 4
@@ -370,17 +373,17 @@ def test_an_interrupt_leaves_the_cache_as_it_was(device: za.Device, monkeypatch:
     k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
     q = np.ones((6, 64), np.float32)
     with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
-        attn, seq, together = za.ShardedAttention(cache), cache.new_sequence(), cache.together
+        attn, seq, together = za.ShardedAttention(cache), cache.new_sequence(), sharded.Call.together
 
-        def interrupted(one: Any) -> None:
-            together(one)
+        def interrupted(call: sharded.Call, one: Any) -> None:
+            together(call, one)
             raise KeyboardInterrupt
 
         for layer in range(2):
             cache.append(seq, layer, k[:700], k[:700])
         for layer in range(2):
             with monkeypatch.context() as patch:
-                patch.setattr(cache, "together", interrupted)
+                patch.setattr(sharded.Call, "together", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     if call == "append":
                         cache.append(seq, layer, k[700:], k[700:])
@@ -446,8 +449,10 @@ def test_refusals(device: za.Device) -> None:
     with za.ShardedKVCache([device], SHAPE, 1, 600) as cache:
         attn, seq = za.ShardedAttention(cache), cache.new_sequence()
         q, k = np.ones((6, 64), np.float32), np.ones((1100, 2, 64), np.float16)
-        with pytest.raises(ArgumentError, match=r"^k: 1100 tokens, expected at most capacity = 1024"):
-            attn(q, seq, 0, k, k)
+        beyond = "^k: got 1,100 tokens at length 0, expected at most 1,024, the cache's capacity is 1,024; truncate"
+        for call in (lambda: attn(q, seq, 0, k, k), lambda: cache.append(seq, 0, k, k)):
+            with pytest.raises(CapacityError, match=beyond):
+                call()
         with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):
             attn(q, seq.shards[0], 0)
         nan = k.copy()
@@ -526,17 +531,40 @@ def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> No
         assert line.startswith(start), (line, done.stderr)
 
 
-EDGES = """
-import sys, numpy as np, zinc_attn as za
+START = """
+import sys, time, numpy as np, zinc_attn as za
 from mpi4py import MPI
 from zinc_attn import reference
 comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
 second = comm.rank == 1
 k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
 q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
-cache = za.ShardedKVCache([za.Device.open(0)], shape, 1, 16 * 512, comm=comm, weights=[1.0], timeout_s=30)
-attn, seq = za.ShardedAttention(cache), cache.new_sequence()
 file = open(f"{sys.argv[1]}/{comm.rank}.txt", "w")
+
+def make(nodes, timeout_s):
+    device = za.Device.open(0)
+    return za.ShardedKVCache([device], shape, 1, nodes * 512, comm=comm, weights=[1.0], timeout_s=timeout_s)
+
+def said(call):
+    try:
+        call()
+    except (za.ZincAttnError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+"""
+
+
+def run_ranks(folder: Path, script: str, ranks: int = 2) -> tuple[list[list[str]], str]:
+    """What each rank of ``script`` says, in lines, and what is on stderr."""
+    (folder / "rank.py").write_text(START + script)
+    command = [str(mpiexec()), "-n", str(ranks), sys.executable, str(folder / "rank.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return [(folder / f"{rank}.txt").read_text().splitlines() for rank in range(ranks)], done.stderr
+
+
+EDGES = """
+cache = make(16, 30)
+attn, seq = za.ShardedAttention(cache), cache.new_sequence()
 
 def failing(*_):
     raise za.errors.DeviceLostError("injected")
@@ -545,12 +573,8 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 def says(call):
-    try:
-        call()
-        said = "done"
-    except (za.ZincAttnError, KeyboardInterrupt) as error:
-        said = f"{type(error).__name__}: {error}"
-    print(len(seq), said, file=file, flush=True)
+    text = said(call)
+    print(len(seq), text, file=file, flush=True)
 
 def right(sequence, rows):
     want = reference.emulate(q, k[rows], v[rows])[0]
@@ -574,6 +598,9 @@ if second:
 says(lambda: attn(q, seq, 0, k[600:1600], v[600:1600]))
 seq.truncate(500)
 right(seq, np.arange(500))
+
+says(lambda: attn([q] * (1 + second), [seq] * (1 + second), 0))
+says(lambda: cache.append(seq, 0, k[500:510 + second], v[500:510 + second]))
 
 # one rank fails behind the exchange: the other knows with its next call
 fold = attn._fold
@@ -625,25 +652,24 @@ file.close()
 @pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
 def test_ranks_that_differ_notice(tmp_path: Path) -> None:
     """One run, in which the ranks go on behind each error."""
-    script = tmp_path / "rank.py"
-    script.write_text(EDGES)
-    command = [str(mpiexec()), "-n", "2", sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [(tmp_path / f"{rank}.txt").read_text().splitlines() for rank in range(2)]
+    said, stderr = run_ranks(tmp_path, EDGES)
 
-    def differ(got: str, expected: str) -> list[str]:
-        return [rf"RankError: rank 1 is in another call than rank 0: got '{got}', expected '{expected}'; truncate"] * 2
+    def differ(text: str) -> list[str]:
+        return [f"RankError: rank 1{text}"] * 2
 
-    rows = r"sequence 0 of 600 tokens and 1000 new ones \(crc32 of rows \w{8}, of the deal \w{8}\)"
-    late = r"\(behind the exchange of 'attend, layer 0; sequence 0 of 500 tokens and 200 new ones .*', which the "
+    alike = "; make the same calls with the same arguments on every rank$"
+    of = r"sequence 0 \(600 tokens, 1,000 new\)"
+    late = r"\(behind the exchange of attend at layer 0, sequence 0 \(500 tokens, 200 new\), which the "
     lost = "a rank was lost before; start all of them again"
     expected = (
         ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
         ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
-        ((600, 600), differ(rows, rows)),
-        ((600, 600), differ(r"q and scoring \w{12}", r"q and scoring \w{12}")),
-        ((600, 600), differ("append, layer 0", "attend, layer 0")),
-        ((600, 500), differ(rows.replace("600", "500"), rows)),
+        ((600, 600), differ(f" was given other k, v than rank 0 for {of}{alike}")),
+        ((600, 600), differ(f": other q, or other scale, window, softcap or sinks than rank 0 for {of}{alike}")),
+        ((600, 600), differ(f" is in append, rank 0 in attend{alike}")),
+        ((600, 500), differ(r" has 500 tokens in sequence 0, rank 0 600, at layer 0; truncate\(\) it to 500 tokens, ")),
+        ((500, 500), differ(f" was given a batch of 2, rank 0 one of 1{alike}")),
+        ((500, 500), differ(f" was given 11 new tokens for sequence 0, rank 0 10{alike}")),
         ((700, 500), ["done$", "DeviceLostError: injected$"]),
         ((700,), [rf"RankError: rank 1 failed: DeviceLostError: injected {late}other ranks have done\)$"]),
         ((510, 510), ["RankError: rank 0 waited 2 s for the 1 other ranks", "KeyboardInterrupt: $"]),
@@ -651,10 +677,79 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
     )
     for rank, lines in enumerate(said):
         mine = [(lengths[rank], texts[rank]) for lengths, texts in expected if rank < len(texts)]
-        assert len(lines) == len(mine) + 1, (lines, done.stderr)
+        assert len(lines) == len(mine) + 1, (lines, stderr)
         assert lines.pop(-3) == "[6, 6, 2] [7, 7]"
         for line, (length, text) in zip(lines, mine, strict=True):
             assert re.match(f"{length} {text}", line), (rank, line, text)
+
+
+FULL_RANK = """
+cache = make(2, 30)
+attn = za.ShardedAttention(cache)
+seqs = [cache.new_sequence() for _ in range(5)]
+for seq in seqs[:4]:
+    cache.append(seq, 0, k[:200], v[:200])  # a page of 256 each
+
+def says(call):
+    text = said(call)
+    print([len(seq) for seq in seqs], text, file=file, flush=True)
+
+# rank 0 is full, and every rank evicts the same
+says(lambda: cache.append(seqs[4], 0, k[:1], v[:1]))
+says(lambda: attn([q] * 2, [seqs[3], seqs[4]], 0, [k[:1]] * 2, [v[:1]] * 2))
+says(lambda: cache.append(seqs[4], 0, k[:1, :, :8] if second else k[:1], v[:1]))
+says(lambda: cache.append(seqs[4], 0, k[:1100], v[:1100]))
+seqs[2].free()
+del seqs[2]
+says(lambda: attn(q, seqs[3], 0, k[:1], v[:1]))
+out = attn(q, seqs[2], 0)
+assert np.array_equal(out.view(np.uint32), reference.emulate(q, k[:200], v[:200])[0].view(np.uint32))
+
+# a fork, then a new sequence, on one rank only
+for seq in seqs:
+    seq.truncate(0)
+for seq in seqs[:2]:
+    cache.append(seq, 0, k[:100], v[:100])
+twin = seqs[0].fork() if second else None
+says(lambda: cache.append(seqs[2], 0, k[:100], v[:100]))
+if second:
+    twin.free()
+mine = cache.new_sequence()
+says(lambda: cache.append(mine, 0, k[:1], v[:1]))
+says(lambda: cache.append(seqs[2 + second], 0, k[:1], v[:1]))
+says(lambda: cache.append(seqs[2], 0, k[:1], v[:1]))
+file.close()
+"""
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_a_full_rank_is_full_for_all(tmp_path: Path) -> None:
+    said, stderr = run_ranks(tmp_path, FULL_RANK)
+    full = r"shard 0 of 2: got 1 of the {} new tokens, .* 0 of its 2 pages of 256 tokens are free, .* larger cache$"
+    failed = r"ShapeError: k: got shape \(1, 2, 8\)"
+    beyond = "k: got 1,100 tokens at length 0, expected at most 1,024, "
+    made = r"; rank 1 has made {} sequences, rank 0 {}: call new_sequence\(\) and fork\(\) alike on every rank$"
+    before, held, cut = r"\[200, 200, 200, 200, 0\] ", r"\[200, 200, 200, 1\] ", r"\[100, 100, {}, 0\] "
+    expected = (
+        (before + "CapacityError: " + full.format(1), before + "CapacityError: rank 0: " + full.format(1)),
+        (before + "CapacityError: " + full.format(2), before + "CapacityError: rank 0: " + full.format(2)),
+        (before + "RankError: rank 1 failed: " + failed, before + failed),
+        (before + "CapacityError: " + beyond, before + "CapacityError: " + beyond),
+        (held + "done$",) * 2,
+        (
+            cut.format(0)
+            + r"RankError: rank 1 has the nodes of sequence 3 \(0 tokens, 100 new\) on other ranks than rank 0"
+            + made.format(6, 5),
+        )
+        * 2,
+        (cut.format(0) + "RankError: rank 1 was given sequence 6, rank 0 sequence 5" + made.format(7, 6),) * 2,
+        (cut.format(0) + "RankError: rank 1 was given sequence 4, rank 0 sequence 3" + made.format(7, 6),) * 2,
+        (cut.format(1) + "done$",) * 2,
+    )
+    for rank, lines in enumerate(said):
+        assert len(lines) == len(expected), (lines, stderr)
+        for line, texts in zip(lines, expected, strict=True):
+            assert re.match(texts[rank], line), (rank, line, texts[rank])
 
 
 # --- zinc-attn sweep --distributed --------------------------------------------------------------------------
