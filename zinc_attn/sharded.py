@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock, Thread
+from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,7 +44,8 @@ from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 F32 = NDArray[np.float32]
 T = TypeVar("T")
 TIMEOUT_S: Final = 60.0  # that a rank waits for the others in an exchange
-FINE, FAILED, FULL = b"\0", b"\1", b"\2"  # what a rank's part of an exchange starts with
+FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # what a rank's part of an exchange starts with
+NOTE_BYTES: Final = 512  # of what a rank that gives an exchange up tells the others
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
@@ -611,8 +613,13 @@ class ShardedKVCache:
     def __enter__(self) -> ShardedKVCache:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close it. Ranks that are in a call, or make one, end with the error of one that leaves by an error."""
+        try:
+            if error is not None and self.ranks is not None:
+                self.ranks.leave(error)
+        finally:
+            self.close()
 
 
 class ShardedAttention:
@@ -737,10 +744,15 @@ def start_mpi(timeout_s: float = TIMEOUT_S) -> Any:
     return MPI.COMM_WORLD
 
 
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class Ranks:
     """The ranks of an mpi4py communicator, which exchange bytes with a time limit; a failed one tells the others.
 
-    lost: an exchange was not done in time, and none will be. received_bytes: from the other ranks, so far.
+    lost: a rank gave an exchange up, or left by an error, and none will be done. received_bytes: from the other
+    ranks, so far.
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
@@ -748,7 +760,7 @@ class Ranks:
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self._late: list[Any] = []  # requests given up, and with them the memory that they may still write
         self._comm, request = comm.Idup()
-        self._wait(request)
+        self._wait(request, lambda: None)
 
     def agree(self, setup: str, weight: float) -> list[float]:
         """The weights of all ranks. RankError unless all have the same ``setup``."""
@@ -778,7 +790,13 @@ class Ranks:
         if not self.lost:
             late = f" (behind the exchange of {done}, which the other ranks have done)" if done else ""
             with suppress(RankError):  # this rank's own error is raised
-                self._gather(FAILED + f"{type(error).__name__}: {error}{late}".encode())
+                self._gather(FAILED + f"{_named(error)}{late}".encode())
+
+    def leave(self, error: BaseException) -> None:
+        """As ``fail``, of a rank that makes no exchange any more: only where all of them leave others can follow."""
+        if not self.lost:
+            with suppress(RankError):  # this rank's own error is raised
+                self._gather(LEFT + _named(error).encode())
 
     def full(self, error: CapacityError) -> None:
         """Answer the exchange that the others are in: no room here, for which all of them raise a CapacityError.
@@ -797,37 +815,61 @@ class Ranks:
 
     def _gather(self, data: bytes) -> list[bytes]:
         if self.lost:
-            raise RankError(f"rank {self.rank}: a rank was lost before; start all of them again")
+            raise RankError(f"rank {self.rank}: a rank was lost, or left, before; start all of them again")
         sizes = np.zeros(self.size, np.int64)
         try:
             self._wait(self._comm.Iallgather(np.array([len(data)], np.int64), sizes))
             starts = np.cumsum(sizes) - sizes
             received = np.empty(int(sizes.sum()), np.uint8)
             self._wait(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), (received, (sizes, starts))))
-        except BaseException:  # an interrupt, too: the others are in the midst of it
-            self.lost = True
+        except BaseException as error:  # an interrupt, too: the others are in the midst of it
+            if not self.lost:
+                gave_up = f"rank {self.rank} gave an exchange up: {_named(error)}"
+                self._give_up(str(error) if isinstance(error, RankError) else gave_up)
             raise
         self.received_bytes += sizes.nbytes - sizes.itemsize + received.nbytes - len(data)
         found = [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
+        left = [one[:1] == LEFT for one in found]
+        self.lost = any(left) and not all(left)
         for rank, one in enumerate(found):
-            if one[:1] == FAILED:
+            if one[:1] in (FAILED, LEFT):
                 raise RankError(f"rank {rank} failed: {one[1:].decode()}")
         for rank, one in enumerate(found):
             if one[:1] == FULL:
                 raise OtherFullError(f"rank {rank}: {one[1:].decode()}")
         return [one[1:] for one in found]
 
-    def _wait(self, request: Any) -> None:
+    def _wait(self, request: Any, listen: Callable[[], None] | None = None) -> None:
         """RankError where the request is not done in time; the communicator is of no use from then on."""
         deadline = time.monotonic() + self.timeout_s
         pause = 0.0
         self._late.append(request)
         while not request.Test():
+            (listen or self._listen)()
             if time.monotonic() > deadline:
+                others = f"rank {1 - self.rank}" if self.size == 2 else f"the {self.size - 1} other ranks"
+                late = "it is lost or late" if self.size == 2 else "one is lost or late, it cannot be told which"
                 raise RankError(
-                    f"rank {self.rank} waited {self.timeout_s:g} s for the {self.size - 1} other ranks; one is lost or "
-                    "made another call; look at their output, and start all of them again"
+                    f"rank {self.rank} waited {self.timeout_s:g} s for {others}; {late}, or makes other calls; look at "
+                    "the output of all ranks, and start all of them again, with a larger timeout_s if one was late"
                 )
             time.sleep(pause)
             pause = min(pause + 2e-5, 1e-3)
         self._late.remove(request)
+
+    def _give_up(self, why: str) -> None:
+        """No exchange any more; a rank that still comes to this one need not wait for it."""
+        self.lost = True
+        note = np.frombuffer(why.encode()[:NOTE_BYTES].ljust(NOTE_BYTES), np.uint8)
+        for rank in range(self.size):
+            if rank != self.rank:
+                with suppress(RuntimeError):  # mpi4py's, of a rank that is gone; this rank's own error is raised
+                    self._late.append(self._comm.Isend(note, rank))
+
+    def _listen(self) -> None:
+        """RankError with what a rank that gave up said; nothing else is sent from one rank to another."""
+        if self._comm.Iprobe():
+            note = np.empty(NOTE_BYTES, np.uint8)
+            self._comm.Recv(note)
+            self.lost = True
+            raise RankError(note.tobytes().decode(errors="replace").rstrip())
