@@ -11,7 +11,7 @@ from .planner import SplitPlan, plan_splits
 from .reference import PartialState, fold, merge_state, merge_states
 from .runtime import DeviceInfo
 from .shapes import AttnShape
-from .sharded import ShardedAttention, ShardedKVCache
+from .sharded import Fold, RankError, Ranks, ShardedAttention, ShardedKVCache, ShardedSequence
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,11 +20,15 @@ __all__ = [
     "CapacityError",
     "Device",
     "DeviceInfo",
+    "Fold",
     "KVCache",
     "PartialState",
+    "RankError",
+    "Ranks",
     "Sequence",
     "ShardedAttention",
     "ShardedKVCache",
+    "ShardedSequence",
     "SplitPlan",
     "StepError",
     "ZincAttnError",

@@ -16,6 +16,7 @@ import json
 import math
 import sys
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -33,7 +34,7 @@ from . import kernels
 from .cache import KVCache, Sequence
 from .decode import Attention, padded
 from .device import Device
-from .errors import ArgumentError, ShapeError, ZincAttnError
+from .errors import ArgumentError, ClosedError, ShapeError, ZincAttnError
 from .kernels import MERGE, MERGE_DIMS, SCRATCH_BYTES
 from .pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
 from .reference import PartialState, gather
@@ -65,14 +66,28 @@ class OtherFullError(RankError):
 
 
 class Fold:
-    """Pass 2 on ``device`` for partial states from anywhere; buffers and command buffers are kept between calls."""
+    """``fold`` on ``device``, the kernels' pass 2, for partial states from anywhere; ``fold`` itself is NumPy's.
+
+    Buffers and command buffers are kept between calls.
+    """
 
     def __init__(self, device: Device, shape: AttnShape) -> None:
-        self.device, self.shape = device, shape
+        if not isinstance(device, Device):
+            raise ArgumentError(f"device: got {type(device).__name__}, expected a Device")
+        if not isinstance(shape, AttnShape):
+            raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
+        self.device, self.shape, self._open = device, shape, True
         self._made: dict[tuple[int, int, bool], tuple[Work, list[Buffer], Recording]] = {}
 
     def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
-        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads): the bits of ``fold``, and its errors."""
+        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads): the bits of ``fold``, and its errors.
+
+        ClosedError after ``close``.
+        """
+        if not self._open:
+            raise ClosedError("Fold: used after close()")
+        if not isinstance(parts, (Seq, PartialState)):
+            raise ArgumentError(f"parts: got {type(parts).__name__}, expected a list of the PartialStates of one call")
         whole = gather(parts)
         q_len, n, heads, dim = whole.o.shape
         if (heads, dim) != (self.shape.q_heads, self.shape.head_dim):
@@ -128,6 +143,7 @@ class Fold:
 
     def close(self) -> None:
         """Free the buffers."""
+        self._open = False
         for _, buffers, recording in self._made.values():
             recording.close()
             for buffer in buffers:
@@ -254,6 +270,7 @@ class ShardedSequence:
         StepError unless all layers have the same length; ClosedError after ``free``.
         """
         with self.cache.lock:
+            self.cache.check_open()
             self.books.fork().free()  # its errors
             child = ShardedSequence(self.cache, self)
             for node in self.held:
@@ -265,6 +282,7 @@ class ShardedSequence:
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens, at most len(self); every rank calls it."""
         with self.cache.lock:
+            self.cache.check_open()
             self.books.check_open()
             n = check_int("n", n, 0, len(self))
             try:
@@ -393,8 +411,13 @@ class Call:
         capacity; StepError as for a Sequence.
         """
         self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
-        for sequence in sequences:
+        for i, sequence in enumerate(sequences):
             self.cache.check_sequence(sequence)
+            if k is not None and sequence in sequences[:i]:
+                raise ArgumentError(
+                    f"seq: items {sequences.index(sequence)} and {i} are the same sequence, expected each once where k "
+                    "and v are given; fork() it"
+                )
         for i, sequence in enumerate(sequences):
             self._append(sequence, None if k is None or v is None else (k[i], v[i]))
 
@@ -491,6 +514,10 @@ class ShardedKVCache:
     call it is: RankError on every rank, and nothing appended, where they differ or one fails before; the one that
     failed gets its own error. One that fails behind the exchange, in the fold, has not appended what the others have:
     they get the RankError in their next call, and so does every rank in any call that finds their lengths to differ.
+    One that leaves the ``with`` block by an error ends the others, too, and waits at most ``timeout_s`` for them.
+
+    A rank that is lost or late is noticed after ``timeout_s`` (that of Ranks where ``comm`` is one): RankError, which
+    cannot say which of several it is, and the same in every later call, for then the ranks are no longer in step.
     """
 
     def __init__(
@@ -506,8 +533,13 @@ class ShardedKVCache:
         comm: Any = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        if not devices or not all(isinstance(device, Device) for device in devices):
+        listed = isinstance(devices, Seq) and len(devices) > 0
+        if not listed or not all(isinstance(device, Device) for device in devices):
             raise ArgumentError(f"devices: got {devices!r}, expected a list of open Devices")
+        if not isinstance(shape, AttnShape):
+            raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
+        if weights is not None and not isinstance(weights, (Seq, np.ndarray)):
+            raise ArgumentError(f"weights: got {weights!r}, expected a list of positive numbers, one per device")
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
@@ -529,7 +561,8 @@ class ShardedKVCache:
         self.dropped: dict[int, list[Node]] = {}  # by serial, what collected sequences held
         mine = range(len(shares)) if self.ranks is None else [self.ranks.rank]
         self.shards: dict[int, KVCache] = {}
-        self.lock = RLock()
+        self.lock, self._open = RLock(), True
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must close first
         try:
             with self.call("ShardedKVCache()") as call:
                 for device, shard in zip(devices, mine, strict=True):
@@ -545,10 +578,28 @@ class ShardedKVCache:
         """Tokens over all sequences, in whole nodes."""
         return len(self.owners) * KEYS_PER_NODE
 
+    @property
+    def free_tokens(self) -> int:
+        """Tokens for which nodes are free, the same on every rank; beyond them, an append may find a shard full."""
+        with self.lock:
+            self.collect()
+            return max(len(self.owners) - int(self.dealer.have.sum()), 0) * KEYS_PER_NODE
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of K and V on the local shards, bytes."""
+        return sum(cache.nbytes for cache in self.shards.values())
+
     def new_sequence(self) -> ShardedSequence:
         """An empty sequence; every rank calls it."""
         with self.lock:
+            self.check_open()
             return ShardedSequence(self)
+
+    def check_open(self) -> None:
+        """ClosedError after ``close``."""
+        if not self._open:
+            raise ClosedError("ShardedKVCache: used after close()")
 
     def check_sequence(self, seq: Any) -> None:
         """ArgumentError unless ``seq`` is a sequence of this cache; ClosedError after its ``free``."""
@@ -578,6 +629,7 @@ class ShardedKVCache:
         with self.lock:
             call = Call(self, name)
             try:
+                self.check_open()
                 yield call
                 commit_all(call.reservations)
             except BaseException as error:
@@ -606,7 +658,10 @@ class ShardedKVCache:
             self.dealer.release(self.dropped.popitem()[1])
 
     def close(self) -> None:
-        """Free the device memory of the local shards."""
+        """Free the device memory of the local shards, and every sequence."""
+        self._open = False
+        for user in list(self.users):
+            user.close()
         for cache in self.shards.values():
             cache.close()
 
@@ -637,11 +692,16 @@ class ShardedAttention:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
+        if not isinstance(cache, ShardedKVCache):
+            hint = "; Attention attends over a KVCache" if isinstance(cache, KVCache) else ""
+            raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")
+        cache.check_open()
         self.cache = cache
         options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
         self._fold = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0
+        cache.users.add(self)
 
     def __call__(
         self,
@@ -694,8 +754,9 @@ class ShardedAttention:
         return [self._fold([states[i] for states in parts]) for i in range(len(batch))]
 
     def close(self) -> None:
-        """Free the command buffers and tensors."""
+        """Free the command buffers and tensors; ShardedKVCache.close does it. A later call makes them anew."""
         self._fold.close()
+        self._fold = Fold(self.cache.devices[0], self.cache.shape)
         for attention in self._attention.values():
             attention.close()
 
@@ -756,6 +817,10 @@ class Ranks:
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
+        if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
+            raise ArgumentError(f"comm: got {comm!r}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
+        if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+            raise ArgumentError(f"timeout_s: got {timeout_s!r}, expected seconds above 0")
         self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self._late: list[Any] = []  # requests given up, and with them the memory that they may still write

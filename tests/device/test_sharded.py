@@ -194,7 +194,8 @@ def test_the_layers_advance_together(device: za.Device) -> None:
             with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
                 sequence.fork()
         two.append(seq, 1, k[:512], k[:512])
-        with pytest.raises(StepError, match=r"^sequence: a reservation of 512 tokens of layer 2 is open"):
+        same = r"^seq: items 0 and 1 are the same sequence, expected each once where k and v are given; fork\(\) it$"
+        with pytest.raises(ArgumentError, match=same):
             attn([k[:6, 0]] * 2, [seq, seq], 2, [k[:512]] * 2, [k[:512]] * 2)
         assert (seq.lengths, len(seq)) == ([512, 512, 0], 0)
         two.append(seq, 2, k[:512], k[:512])
@@ -437,9 +438,79 @@ def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypat
         fold.close()
 
 
+def test_close_comes_before_other_errors(device: za.Device) -> None:
+    k = np.ones((600, 2, 64), np.float32)
+    with za.ShardedKVCache([device] * 2, SHAPE, 2, 2048, "f32", weights=[1.0, 1.0]) as cache:
+        attn, seq, even = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
+        fold = za.Fold(device, SHAPE)
+        for layer in range(2):
+            cache.append(even, layer, k, k)
+        parts = [attn._attention[i].partial(k[:6, 0], even.shards[i], 0, nodes=[i], tokens=600) for i in range(2)]
+        assert not differing(fold(parts)[0][0], attn(k[:6, 0], even, 0))
+        fold.close()
+        attn.close()
+        attn(k[:6, 0], even, 0)  # what it needs is made anew
+        assert attn._fold._made
+        cache.append(seq, 0, k, k)
+    assert not attn._fold._made
+    for call in (
+        lambda: cache.append(seq, 0, k, k),
+        lambda: attn(k[:6, 0], seq, 0, k, k),
+        lambda: attn([], [], 0),
+        lambda: za.ShardedAttention(cache),
+        lambda: seq.truncate(9),
+        cache.new_sequence,
+        seq.fork,
+        even.fork,
+    ):
+        with pytest.raises(ClosedError, match=r"^ShardedKVCache: used after close\(\)$"):
+            call()
+    with pytest.raises(ClosedError, match=r"^Fold: used after close\(\)$"):
+        fold(parts)
+
+
+def test_what_a_server_asks(device: za.Device) -> None:
+    k = np.ones((600, 2, 64), np.float16)
+    with (
+        za.KVCache(device, SHAPE, 2, 8 * 512) as one,
+        za.ShardedKVCache([device] * 2, SHAPE, 2, 8 * 512, weights=[1.0, 3.0]) as cache,
+    ):
+        assert (cache.nbytes, cache.free_tokens) == (one.nbytes, 8 * 512)
+        seqs = [cache.new_sequence() for _ in range(3)]
+        for seq in seqs:
+            cache.append(seq, 0, k, k)
+        assert cache.free_tokens == 2 * 512
+        del seq, seqs[1:]
+        gc.collect()
+        assert cache.free_tokens == 6 * 512
+        cache.append(cache.new_sequence(), 0, *[np.ones((6 * 512, 2, 64), np.float16)] * 2)
+
+
 def test_refusals(device: za.Device) -> None:
-    with pytest.raises(ArgumentError, match=r"^devices: got "):
-        za.ShardedKVCache([], SHAPE, 1, 100)
+    for devices in ([], device, [device, 3], None):
+        with pytest.raises(ArgumentError, match=r"^devices: got .*, expected a list of open Devices$"):
+            za.ShardedKVCache(devices, SHAPE, 1, 100)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^shape: got str, expected an AttnShape$"):
+        za.ShardedKVCache([device], "6/2/64", 1, 100)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^weights: got 1, expected a list of positive numbers, one per device$"):
+        za.ShardedKVCache([device], SHAPE, 1, 100, weights=1)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^comm: got 1, expected an mpi4py communicator, such as MPI.COMM_WORLD$"):
+        za.ShardedKVCache([device], SHAPE, 1, 100, comm=1)
+    with (
+        za.KVCache(device, SHAPE, 1, 600) as whole,
+        pytest.raises(ArgumentError, match="^cache: got KVCache, expected a ShardedKVCache; Attention attends over"),
+    ):
+        za.ShardedAttention(whole)  # type: ignore[arg-type]
+    for arguments, text in (
+        ((3, SHAPE), "^device: got int, expected a Device$"),
+        ((device, 3), "^shape: got int, expected an AttnShape$"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            za.Fold(*arguments)  # type: ignore[arg-type]
+    fold = za.Fold(device, SHAPE)
+    for parts, text in ((3, "^parts: got int, expected a list of the"), ([3], "^partial states: got int, expected a ")):
+        with pytest.raises(ArgumentError, match=text):
+            fold(parts)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"^weights: got 2, expected one per device \(1\)"):
         za.ShardedKVCache([device], SHAPE, 1, 100, weights=[1, 2])
     with pytest.raises(ArgumentError, match=r"^page_size: got 1024"):
