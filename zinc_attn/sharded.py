@@ -498,8 +498,8 @@ class Call:
 class ShardedKVCache:
     """A KVCache whose sequences lie on several devices.
 
-    devices: open Devices, of one vendor or of several; weights: shares of the nodes, None for the devices' memory (a
-    bandwidth per device balances the time instead); capacity: tokens over all sequences, see below; the rest as in
+    devices: open Devices, of one vendor or of several; weights: shares of the nodes, None for the devices' free memory
+    (a bandwidth per device balances the time instead); capacity: tokens over all sequences, see below; the rest as in
     ``KVCache``, page_size at most 512.
 
     A node goes, when its first token comes, to the shard that lacks most of its share of all sequences' nodes, so that
@@ -913,9 +913,9 @@ class Ranks:
             (listen or self._listen)()
             if time.monotonic() > deadline:
                 others = f"rank {1 - self.rank}" if self.size == 2 else f"the {self.size - 1} other ranks"
-                late = "it is lost or late" if self.size == 2 else "one is lost or late, it cannot be told which"
+                late = "it is lost" if self.size == 2 else "MPI cannot tell which of them is lost"
                 raise RankError(
-                    f"rank {self.rank} waited {self.timeout_s:g} s for {others}; {late}, or makes other calls; look at "
+                    f"rank {self.rank} waited {self.timeout_s:g} s for {others}; {late}, late, or in no call; look at "
                     "the output of all ranks, and start all of them again, with a larger timeout_s if one was late"
                 )
             time.sleep(pause)
