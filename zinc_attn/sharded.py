@@ -23,6 +23,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Real
 from threading import RLock, Thread
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -349,8 +350,8 @@ def differences(rank: int, theirs: Said, first: Said) -> Iterator[str]:
     """How the call of ``rank`` differs from ``first``, that of rank 0, and what to do; the first one says why."""
     alike = "make the same calls with the same arguments on every rank"
     made = (
-        f"rank {rank} has made {theirs.made} sequences, rank 0 {first.made}: call new_sequence() and fork() alike on "
-        "every rank"
+        f"sequences made: {theirs.made} on rank {rank}, {first.made} on rank 0; call new_sequence() and fork() alike "
+        "on every rank"
     )
     if theirs.name != first.name:
         yield f"rank {rank} is in {theirs.name}, rank 0 in {first.name}; {alike}"
@@ -365,12 +366,12 @@ def differences(rank: int, theirs: Said, first: Said) -> Iterator[str]:
             hint = alike if theirs.made == first.made else made
             yield f"rank {rank} was given {name}, rank 0 sequence {other.serial}; {hint}"
         if one.length != other.length:
-            hint = f"truncate() it to {min(one.length, other.length)} tokens, or free() it, on every rank"
+            hint = f"truncate({min(one.length, other.length)}) or free() it on every rank"
             hint = hint if theirs.made == first.made else made
-            lengths = f"{one.length:,} tokens in {name}, rank 0 {other.length:,}"
-            yield f"rank {rank} has {lengths}, at layer {first.layer}; {hint}"
+            lengths = f"at length {one.length:,} in layer {first.layer}, rank 0 at {other.length:,}"
+            yield f"rank {rank} has {name} {lengths}; {hint}"
         if one.new != other.new:
-            yield f"rank {rank} was given {one.new:,} new tokens for {name}, rank 0 {other.new:,}; {alike}"
+            yield f"rank {rank} was given k, v of length {one.new:,} for {name}, rank 0 of {other.new:,}; {alike}"
         if one.rows != other.rows:
             yield f"rank {rank} was given other k, v than rank 0 for {of}; {alike}"
         if one.deal != other.deal:
@@ -538,7 +539,8 @@ class ShardedKVCache:
             raise ArgumentError(f"devices: got {devices!r}, expected a list of open Devices")
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
-        if weights is not None and not isinstance(weights, (Seq, np.ndarray)):
+        given = [] if weights is None else weights
+        if not isinstance(given, (Seq, np.ndarray)) or not all(isinstance(weight, Real) for weight in given):
             raise ArgumentError(f"weights: got {weights!r}, expected a list of positive numbers, one per device")
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
@@ -858,7 +860,7 @@ class Ranks:
                 self._gather(FAILED + f"{_named(error)}{late}".encode())
 
     def leave(self, error: BaseException) -> None:
-        """As ``fail``, of a rank that makes no exchange any more: only where all of them leave others can follow."""
+        """As ``fail``, of a rank that makes no exchange any more: none can follow, but where all of them leave."""
         if not self.lost:
             with suppress(RankError):  # this rank's own error is raised
                 self._gather(LEFT + _named(error).encode())

@@ -492,9 +492,11 @@ def test_refusals(device: za.Device) -> None:
             za.ShardedKVCache(devices, SHAPE, 1, 100)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"^shape: got str, expected an AttnShape$"):
         za.ShardedKVCache([device], "6/2/64", 1, 100)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"^weights: got 1, expected a list of positive numbers, one per device$"):
-        za.ShardedKVCache([device], SHAPE, 1, 100, weights=1)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"^comm: got 1, expected an mpi4py communicator, such as MPI.COMM_WORLD$"):
+    for weights in (1, ["1"], "1"):
+        with pytest.raises(ArgumentError, match=r"^weights: got .*, expected a list of positive numbers, one "):
+            za.ShardedKVCache([device], SHAPE, 1, 100, weights=weights)  # type: ignore[arg-type]
+    za.ShardedKVCache([device] * 2, SHAPE, 1, 1024, weights=np.ones(2, np.float32)).close()  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^comm: got 1, expected an mpi4py communicator, such as MPI\.COMM_WORLD$"):
         za.ShardedKVCache([device], SHAPE, 1, 100, comm=1)
     with (
         za.KVCache(device, SHAPE, 1, 600) as whole,
@@ -737,9 +739,9 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
         ((600, 600), differ(f" was given other k, v than rank 0 for {of}{alike}")),
         ((600, 600), differ(f": other q, or other scale, window, softcap or sinks than rank 0 for {of}{alike}")),
         ((600, 600), differ(f" is in append, rank 0 in attend{alike}")),
-        ((600, 500), differ(r" has 500 tokens in sequence 0, rank 0 600, at layer 0; truncate\(\) it to 500 tokens, ")),
+        ((600, 500), differ(r" has sequence 0 at length 500 in layer 0, rank 0 at 600; truncate\(500\) or free")),
         ((500, 500), differ(f" was given a batch of 2, rank 0 one of 1{alike}")),
-        ((500, 500), differ(f" was given 11 new tokens for sequence 0, rank 0 10{alike}")),
+        ((500, 500), differ(f" was given k, v of length 11 for sequence 0, rank 0 of 10{alike}")),
         ((700, 500), ["done$", "DeviceLostError: injected$"]),
         ((700,), [rf"RankError: rank 1 failed: DeviceLostError: injected {late}other ranks have done\)$"]),
         ((510, 510), ["RankError: rank 1 gave an exchange up: KeyboardInterrupt$", "KeyboardInterrupt: $"]),
@@ -798,7 +800,7 @@ def test_a_full_rank_is_full_for_all(tmp_path: Path) -> None:
     full = r"shard 0 of 2: got 1 of the {} new tokens, .* 0 of its 2 pages of 256 tokens are free, .* larger cache$"
     failed = r"ShapeError: k: got shape \(1, 2, 8\)"
     beyond = "k: got 1,100 tokens at length 0, expected at most 1,024, "
-    made = r"; rank 1 has made {} sequences, rank 0 {}: call new_sequence\(\) and fork\(\) alike on every rank$"
+    made = r"; sequences made: {} on rank 1, {} on rank 0; call new_sequence\(\) and fork\(\) alike on every rank$"
     before, held, cut = r"\[200, 200, 200, 200, 0\] ", r"\[200, 200, 200, 1\] ", r"\[100, 100, {}, 0\] "
     expected = (
         (before + "CapacityError: " + full.format(1), before + "CapacityError: rank 0: " + full.format(1)),
