@@ -459,7 +459,7 @@ def _cascades(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data
     batch = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]], seqs
     rule, case = attention.rule, outcome.case
     tried = [("sequence", rule, *batch), ("one sequence, chunk", rule, [data.q[-min(ROWS, n) :]], [seq])]
-    if n >= KEYS_PER_NODE:  # a split of as many keys emits whole nodes
+    if n >= 2 * KEYS_PER_NODE:  # a split of as many keys as a node has emits whole nodes
         nodes = _by_layout(Layout.parse("1"), attention.device, case.shape, case.dtype)
         tried.append(("1 split, sequence", nodes, *batch))
     for name, plan, queries, of in tried:

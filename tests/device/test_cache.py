@@ -570,8 +570,8 @@ BAD: list[tuple[Callable[[Scene], Any], type[Exception], str]] = [
     ),
     (
         lambda s: s.attn([q_(), q_()], [s.seq, s.seq], 0, k=[k_(), k_()], v=[k_(), k_()]),
-        StepError,
-        "sequence: a reservation of 1 tokens of layer 0 is open; commit() or rollback() it first",
+        errors.ArgumentError,
+        "seq: items 0 and 1 are the same sequence, expected each once where k and v are given; fork() it",
     ),
     (lambda s: s.cache.append(s.gone, 0, k_(), k_()), errors.ClosedError, "sequence: used after free()"),
     (lambda s: s.attn(q_(), s.gone, 0), errors.ClosedError, "sequence: used after free()"),

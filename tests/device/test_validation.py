@@ -22,8 +22,10 @@ SLOW = (
     "test_bench.py",
     "test_bits.py",
     "test_cache_failures.py",
+    "test_cascade.py",
     "test_check.py",
     "test_generate.py",
+    "test_sharded.py",
     "test_sweep.py",
     "test_transformers.py",
 )
@@ -61,8 +63,14 @@ def test_the_device_tests_are_silent_under_validation(tmp_path):
         []
         if FULL
         else [
-            f"{HERE}/test_bits.py::{name}"
-            for name in ("test_several_rows_with_a_causal_limit", "test_bits_on_awkward_values")
+            f"{HERE}/test_{name}"
+            for name in (
+                "bits.py::test_several_rows_with_a_causal_limit",
+                "bits.py::test_bits_on_awkward_values",
+                "cascade.py::test_the_bits_of_the_batch_without_it",
+                "cascade.py::test_more_sums_than_registers_hold",
+                "sharded.py::test_the_bits_of_one_device",
+            )
         ]
     )
     command = (
