@@ -775,9 +775,10 @@ class Attention:
             return None, None, 1
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
-        table, info = rows.shared_table(shared, units, each), self.device.info
+        info = self.device.info
         if self.cascade is None and not sharing_pays(saved, shape, info.compute_units, info.kind):
             return None, None, 1
+        table = rows.shared_table(shared, units, each)
         if len(table) > info.max_workgroups[0]:  # more than the rows alone need, which the block fits
             return None, None, 1
         return np.split(alone, np.cumsum(sizes)[:-1]), table, each

@@ -58,6 +58,18 @@ def test_value_slices_cover_the_head_dim(head_dim):
     assert head_dim % width == 0 and head_dim // width <= shapes.WAVE
 
 
+@pytest.mark.parametrize("head_dim", shapes.HEAD_DIMS)
+@pytest.mark.parametrize("heads", range(1, kernels.SHARED_HEADS + 1))
+def test_the_shader_and_the_model_pass_over_v_alike(head_dim, heads):
+    text = (ROOT / "shaders" / "attend.comp").read_text()
+    names = {"HEAD_DIM": head_dim, "HEADS": heads, "MAX_ACCUMULATORS": shapes.MAX_ACCUMULATORS, "WAVE": shapes.WAVE}
+    for name in ("SLICE_ALL", "LANE_SUMS", "VALUE_PASSES"):
+        glsl = re.search(rf"const uint {name} = (.*?);", text)[1].replace("/", "//")
+        names[name] = eval(re.sub(r"(\d)u\b", r"\1", glsl).replace("?", "and").replace(":", "or"), {}, names)
+    assert names["SLICE_ALL"] == kernels.value_slice(head_dim)
+    assert names["VALUE_PASSES"] == kernels.value_passes(head_dim, heads)
+
+
 def test_shaders_are_short():
     for path in (ROOT / "shaders").iterdir():
         assert len(path.read_text().splitlines()) <= 170, path.name
