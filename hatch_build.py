@@ -38,6 +38,7 @@ def is_fresh(root: Path) -> bool:
     built = root / "zinc_attn" / "spirv" / "build.json"
     if not built.exists():
         return False
-    sources = [root / name for name in ("scripts/build_shaders.py", "zinc_attn/kernels.py", "zinc_attn/shapes.py")]
+    declarations = ("scripts/build_shaders.py", "zinc_attn/kernels/contract.py", "zinc_attn/shapes.py")
+    sources = [root / name for name in declarations]
     sources += (path for path in (root / "shaders").rglob("*") if path.is_file())
     return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)

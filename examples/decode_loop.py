@@ -1,6 +1,6 @@
 """A decode loop on the resident cache: prefill a prompt, then one token at a time, for two layers.
 
-    .venv/bin/python examples/decode_loop.py
+.venv/bin/python examples/decode_loop.py
 """
 
 import numpy as np

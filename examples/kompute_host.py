@@ -10,7 +10,7 @@ import kp
 import numpy as np
 
 import zinc_attn as za
-from zinc_attn import rows
+from zinc_attn.cache import rows
 
 rng = np.random.default_rng(0)
 shape = za.AttnShape(q_heads=16, kv_heads=2, head_dim=256)

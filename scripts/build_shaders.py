@@ -24,11 +24,11 @@ OUTPUT = ROOT / "zinc_attn" / "spirv"
 
 
 def load_kernels() -> types.ModuleType:
-    """zinc_attn.kernels without zinc_attn/__init__.py, which needs NumPy."""
+    """zinc_attn.kernels.contract without zinc_attn/__init__.py, which needs NumPy."""
     package = types.ModuleType("zinc_attn")
     package.__path__ = [str(ROOT / "zinc_attn")]
     sys.modules["zinc_attn"] = package
-    return importlib.import_module("zinc_attn.kernels")
+    return importlib.import_module("zinc_attn.kernels.contract")
 
 
 def tool(name: str) -> str:
@@ -47,7 +47,8 @@ def main() -> None:
     if args.check:
         if not contract.exists() or contract.read_text() != text:
             sys.exit(
-                "shaders/contract.glsl differs from zinc_attn/kernels.py; run scripts/build_shaders.py and commit it"
+                "shaders/contract.glsl differs from zinc_attn/kernels/contract.py; run scripts/build_shaders.py and "
+                "commit it"
             )
         return
     if not contract.exists() or contract.read_text() != text:

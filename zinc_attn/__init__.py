@@ -1,17 +1,17 @@
 """Split-KV attention on Vulkan whose bits never change. See README.md."""
 
 from . import errors, reference
-from .attention import attention
-from .cache import KVCache, Sequence
-from .decode import Attention
-from .device import Device, list_devices
+from .cache.kv_cache import KVCache, Sequence
+from .cache.pages import CapacityError, StepError
+from .canonical.reference import PartialState, fold, merge_state, merge_states
+from .decode.attention import Attention
+from .decode.one_shot import attention
+from .distributed.sharded import Fold, RankError, Ranks, ShardedAttention, ShardedKVCache, ShardedSequence
 from .errors import ZincAttnError
-from .pages import CapacityError, StepError
-from .planner import SplitPlan, plan_splits
-from .reference import PartialState, fold, merge_state, merge_states
-from .runtime import DeviceInfo
+from .planning.splits import SplitPlan, plan_splits
+from .runtime.device import Device, list_devices
+from .runtime.protocol import DeviceInfo
 from .shapes import AttnShape
-from .sharded import Fold, RankError, Ranks, ShardedAttention, ShardedKVCache, ShardedSequence
 
 __version__ = "0.1.0"
 __all__ = [

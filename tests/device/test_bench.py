@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import bench, cli, reference, rows
-from zinc_attn.attention import AttentionStep, ResidentKV
-from zinc_attn.bench import BenchRow
+from zinc_attn.cache import rows
+from zinc_attn.canonical import reference
+from zinc_attn.cli import app as cli
+from zinc_attn.decode.one_shot import AttentionStep, ResidentKV
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
-from zinc_attn.sweep import Inputs
+from zinc_attn.tools import bench
+from zinc_attn.tools.bench import BenchRow
+from zinc_attn.tools.sweep import Inputs
 
 SHAPE = za.AttnShape(6, 2, 64)
 

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from support import DRIVERS, FULL, Arrays, differing, make_inputs
 
 import zinc_attn as za
-from zinc_attn import errors, kernels, reference
-from zinc_attn.attention import AttentionStep, ResidentKV
-from zinc_attn.planner import SplitPlan, plan_splits
-from zinc_attn.rows import checked_values
+from zinc_attn import errors
+from zinc_attn.cache.rows import checked_values
+from zinc_attn.canonical import reference
+from zinc_attn.decode.one_shot import AttentionStep, ResidentKV
+from zinc_attn.kernels import contract as kernels
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 MODEL_SHAPES = {
     "qwen3.6-35b-a3b": "16/2/256",

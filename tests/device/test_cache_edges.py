@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import decode, errors, rows
+from zinc_attn import errors
+from zinc_attn.cache import rows
+from zinc_attn.decode import attention as decode
 
 SHAPE = za.AttnShape(4, 2, 64)
 

@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import cache as cache_module
-from zinc_attn import decode as decode_module
-from zinc_attn import errors, reference, rows
+from zinc_attn import errors
+from zinc_attn.cache import kv_cache as cache_module
+from zinc_attn.cache import rows
+from zinc_attn.canonical import reference
+from zinc_attn.decode import attention as decode_module
 
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
 METHODS = ("run", "write", "read", "record", "buffer", "kernel")

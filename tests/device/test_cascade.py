@@ -10,8 +10,11 @@ import pytest
 from support import DRIVERS, FULL, differing
 
 import zinc_attn as za
-from zinc_attn import cost, decode, reference, rows
-from zinc_attn.rows import Shared, shared_leaves
+from zinc_attn.cache import rows
+from zinc_attn.cache.rows import Shared, shared_leaves
+from zinc_attn.canonical import reference
+from zinc_attn.decode import attention as decode
+from zinc_attn.tools import cost
 
 PAGE = 64
 

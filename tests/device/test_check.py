@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import check, cli, kernels, reference, rows, sharded
-from zinc_attn import device as device_module
-from zinc_attn.check import Case
+from zinc_attn.cache import rows
+from zinc_attn.canonical import reference
+from zinc_attn.cli import app as cli
+from zinc_attn.distributed import sharded
+from zinc_attn.kernels import contract as kernels
+from zinc_attn.runtime import device as device_module
+from zinc_attn.tools import check
+from zinc_attn.tools.check import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "1000", "--layouts", "1,7,auto,size:100")

@@ -19,12 +19,14 @@ import pytest
 from support import DRIVERS
 
 import zinc_attn as za
-from zinc_attn import export, kernels, rows
-from zinc_attn.decode import Bucket
-from zinc_attn.export import evaluate, evaluate_all
-from zinc_attn.rows import Work
-from zinc_attn.runtime import Dispatch, Use
+from zinc_attn.cache import rows
+from zinc_attn.cache.rows import Work
+from zinc_attn.decode.attention import Bucket
+from zinc_attn.kernels import contract as kernels
+from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.shapes import DTYPE_BYTES
+from zinc_attn.tools import export
+from zinc_attn.tools.export import evaluate, evaluate_all
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_c"
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values

@@ -18,9 +18,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
 import zinc_attn as za  # noqa: E402
-from zinc_attn import cli, generate  # noqa: E402
-from zinc_attn import runtime as machine  # noqa: E402
+from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
+from zinc_attn.runtime import protocol as machine  # noqa: E402
+from zinc_attn.tools import generate  # noqa: E402
 
 BASE = {
     "vocab_size": 300,

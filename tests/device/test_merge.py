@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import kernels, reference
-from zinc_attn.rows import Work
-from zinc_attn.runtime import Dispatch, Use
+from zinc_attn.cache.rows import Work
+from zinc_attn.canonical import reference
+from zinc_attn.kernels import contract as kernels
+from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.shapes import NODE
 
 # states of a row, absolute index of the first one's unit

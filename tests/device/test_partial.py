@@ -12,9 +12,10 @@ import pytest
 from support import differing
 
 import zinc_attn as za
-from zinc_attn import reference, rows
+from zinc_attn.cache import rows
+from zinc_attn.canonical import reference
+from zinc_attn.canonical.reference import PartialState, PartialStateError
 from zinc_attn.errors import ArgumentError
-from zinc_attn.reference import PartialState, PartialStateError
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import errors, reference, rows
-from zinc_attn.cache import CacheFileError
-from zinc_attn.pages import CapacityError
+from zinc_attn import errors
+from zinc_attn.cache import rows
+from zinc_attn.cache.kv_cache import CacheFileError
+from zinc_attn.cache.pages import CapacityError
+from zinc_attn.canonical import reference
 
 pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'zinc-attn[files]'")
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import errors, rows
+from zinc_attn import errors
+from zinc_attn.cache import rows
 
 kp = pytest.importorskip("kp", reason="kp is not installed: scripts/run builds it")
 SHAPE = za.AttnShape(4, 2, 64)

@@ -9,11 +9,11 @@ import pytest
 from support import FULL, differing, make_inputs
 
 import zinc_attn as za
-from zinc_attn import reference
-from zinc_attn.attention import AttentionStep, ResidentKV, Scoring, check_scale, check_sinks
+from zinc_attn.cache.rows import checked_values
+from zinc_attn.canonical import reference
+from zinc_attn.decode.one_shot import AttentionStep, ResidentKV, Scoring, check_scale, check_sinks
 from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from zinc_attn.planner import SplitPlan, plan_splits
-from zinc_attn.rows import checked_values
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 SHAPES = ("16/2/256", "9/3/64", "8/2/80") + (("64/8/64", "5/1/512", "16/1/128") if FULL else ())
 CONTEXTS = (0, 1, 63, 64, 65, 129, 700, 1500)

@@ -19,9 +19,12 @@ import pytest
 from support import FULL, differing, open_device
 
 import zinc_attn as za
-from zinc_attn import cli, reference, rows, sharded
+from zinc_attn.cache import rows
+from zinc_attn.cache.pages import CapacityError, StepError
+from zinc_attn.canonical import reference
+from zinc_attn.cli import app as cli
+from zinc_attn.distributed import sharded
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
-from zinc_attn.pages import CapacityError, StepError
 
 SHAPE = za.AttnShape(6, 2, 64)
 
@@ -546,7 +549,7 @@ def test_refusals(device: za.Device) -> None:
 RANK = """
 import sys, time, numpy as np, zinc_attn as za
 from mpi4py import MPI
-from zinc_attn import reference
+from zinc_attn.canonical import reference
 mode, comm = sys.argv[1], MPI.COMM_WORLD
 shape = za.AttnShape(6, 2, 64)
 k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
@@ -607,7 +610,7 @@ def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> No
 START = """
 import sys, time, numpy as np, zinc_attn as za
 from mpi4py import MPI
-from zinc_attn import reference
+from zinc_attn.canonical import reference
 comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
 second = comm.rank == 1
 k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
@@ -878,13 +881,15 @@ PROGRAMS = {
     "ended": "raise SystemExit(2)",
     "silent": """
 import sys, time
-from zinc_attn import cli, sweep
+from zinc_attn.cli import app as cli
+from zinc_attn.tools import sweep
 sweep._oracle = lambda *_: time.sleep(60)
 sys.exit(cli.main())
 """,
     "no room": """
 import sys, zinc_attn as za
-from zinc_attn import cli, sharded
+from zinc_attn.cli import app as cli
+from zinc_attn.distributed import sharded
 whole = sharded.KVCache
 def small(device, shape, layers, tokens, *rest):
     if tokens > 512:
@@ -895,7 +900,8 @@ sys.exit(cli.main())
 """,
     "wrong bit": """
 import sys
-from zinc_attn import cli, sweep
+from zinc_attn.cli import app as cli
+from zinc_attn.tools import sweep
 oracle = sweep._oracle
 def wrong(*arguments):
     expected = oracle(*arguments)

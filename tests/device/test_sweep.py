@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import cli, reference, sweep
+from zinc_attn.canonical import reference
+from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
-from zinc_attn.sweep import Inputs, SweepRow, parse_layouts
+from zinc_attn.tools import sweep
+from zinc_attn.tools.sweep import Inputs, SweepRow, parse_layouts
 
 SHAPE = za.AttnShape(4, 2, 64)
 

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zinc_attn import runtime as machine
-from zinc_attn import vulkan
 from zinc_attn.errors import (
     ArgumentError,
     ClosedError,
@@ -34,9 +32,11 @@ from zinc_attn.errors import (
     NoVulkanError,
     ZincAttnError,
 )
-from zinc_attn.kernels import Binding, KernelDecl
-from zinc_attn.runtime import Dispatch, Use
-from zinc_attn.vulkan import VulkanKernel, VulkanRuntime
+from zinc_attn.kernels.contract import Binding, KernelDecl
+from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime import vulkan
+from zinc_attn.runtime.protocol import Dispatch, Use
+from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime
 
 if shutil.which("glslangValidator") is None:
     pytest.skip("glslangValidator is not installed", allow_module_level=True)

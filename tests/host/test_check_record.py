@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zinc_attn import check, cli
-from zinc_attn.check import Case, Data, Masking, Result, compare
+from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools import check
+from zinc_attn.tools.check import Case, Data, Masking, Result, compare
 
 SHAPE = AttnShape(4, 2, 64)
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zinc_attn import cli, sweep
+from zinc_attn.cache.rows import stored_values
+from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError, NoVulkanError
-from zinc_attn.planner import plan_splits
-from zinc_attn.rows import stored_values
-from zinc_attn.runtime import DeviceInfo
+from zinc_attn.planning.splits import plan_splits
+from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.shapes import AttnShape
-from zinc_attn.sweep import Inputs, Layout, SweepRow, difference, parse_contexts, parse_layouts, to_csv, to_json
+from zinc_attn.tools import sweep
+from zinc_attn.tools.sweep import Inputs, Layout, SweepRow, difference, parse_contexts, parse_layouts, to_csv, to_json
 
 SHAPE = AttnShape(4, 2, 64)
 GPU = DeviceInfo(
@@ -267,7 +268,7 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plot() -> None:
     pytest.importorskip("matplotlib")
-    from zinc_attn.bench import keys_label, plot_png
+    from zinc_attn.tools.bench import keys_label, plot_png
 
     rows = [
         replace(TIMED, context=context, layout=layout, tokens_s=1e6 / context)

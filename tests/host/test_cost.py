@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zinc_attn import AttnShape, SplitPlan, cli, cost, plan_splits, rdna4
-from zinc_attn.cost import CARDS, ISSUE, best_splits, card_with, find_card, ideal, predict, review, utilisation
+from zinc_attn import AttnShape, SplitPlan, plan_splits
+from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
+from zinc_attn.tools import cost, rdna4
+from zinc_attn.tools.cost import CARDS, ISSUE, best_splits, card_with, find_card, ideal, predict, review, utilisation
 
 QWEN = AttnShape(16, 2, 256)
 R9700 = CARDS["r9700"]

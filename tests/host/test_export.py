@@ -15,12 +15,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from zinc_attn import cli, export, kernels, rows, shapes
-from zinc_attn.attention import AttentionStep, Scoring
+from zinc_attn import shapes
+from zinc_attn.cache import rows
+from zinc_attn.cli import app as cli
+from zinc_attn.decode.one_shot import AttentionStep, Scoring
 from zinc_attn.errors import ArgumentError
-from zinc_attn.export import ManifestError, evaluate, evaluate_all, load_manifest
-from zinc_attn.planner import SplitPlan, plan_splits
+from zinc_attn.kernels import contract as kernels
+from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.shapes import DTYPE_BYTES, AttnShape
+from zinc_attn.tools import export
+from zinc_attn.tools.export import ManifestError, evaluate, evaluate_all, load_manifest
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
 RECORDS = {"header": "HEADER", "item": "ITEM", "row": "ROW", "append": "APPEND", "copy": "COPY"}

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zinc_attn import cli, generate, reference
+from zinc_attn.cache.rows import stored_values
+from zinc_attn.canonical import reference
+from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
-from zinc_attn.generate import Settings, TextStream, blockwise_attention, chunk_sizes, narrow
-from zinc_attn.rows import stored_values
-from zinc_attn.sweep import parse_layouts
+from zinc_attn.tools import generate
+from zinc_attn.tools.generate import Settings, TextStream, blockwise_attention, chunk_sizes, narrow
+from zinc_attn.tools.sweep import parse_layouts
 
 # --- arguments ---------------------------------------------------------------------------------------------
 

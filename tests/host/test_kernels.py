@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zinc_attn import kernels, rows, shapes
-from zinc_attn.device import SPIRV
+from zinc_attn import shapes
+from zinc_attn.cache import rows
+from zinc_attn.kernels import contract as kernels
+from zinc_attn.runtime.device import SPIRV
 
 ROOT = Path(__file__).parents[2]
 # results of these may differ between drivers, or fuse what must not be fused

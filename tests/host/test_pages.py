@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import FULL
 
-from zinc_attn import pages
+from zinc_attn.cache import pages
+from zinc_attn.cache.pages import CapacityError, PagePool, Reservation, SequencePages, StepError, commit_all
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
-from zinc_attn.pages import CapacityError, PagePool, Reservation, SequencePages, StepError, commit_all
 
 
 def append(seq: SequencePages, count: int, layers: int | None = None) -> None:

@@ -192,7 +192,7 @@ def test_planner_needs_numpy_and_shapes_alone():
     code = (
         "import sys, types, importlib, pathlib; p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]];"
         "sys.modules['zinc_attn'] = p;"
-        "[importlib.import_module('zinc_attn.' + n) for n in ('planner', 'reference')];"
+        "[importlib.import_module('zinc_attn.' + n) for n in ('planning.splits', 'canonical.reference')];"
         "print(sorted(m for m in sys.modules if m.startswith('zinc_attn.')), "
         "'vulkan' in sys.modules, 'kp' in sys.modules)"
     )
@@ -202,5 +202,6 @@ def test_planner_needs_numpy_and_shapes_alone():
         [sys.executable, "-c", code, zinc_attn.__path__[0]], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == (
-        "['zinc_attn.errors', 'zinc_attn.planner', 'zinc_attn.reference', 'zinc_attn.shapes'] False False"
+        "['zinc_attn.canonical', 'zinc_attn.canonical.reference', 'zinc_attn.errors', 'zinc_attn.planning', "
+        "'zinc_attn.planning.splits', 'zinc_attn.shapes'] False False"
     )

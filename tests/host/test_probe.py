@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zinc_attn import runtime as machine
 from zinc_attn.errors import ArgumentError, DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError
-from zinc_attn.runtime import DeviceInfo
+from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime.protocol import DeviceInfo
 
 CPU = DeviceInfo(
     index=0,

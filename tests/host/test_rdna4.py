@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import pytest
 
-from zinc_attn import rdna4
 from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
-from zinc_attn.rdna4 import Issue, Spec, VariantReport
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools import rdna4
+from zinc_attn.tools.rdna4 import Issue, Spec, VariantReport
 
 STATISTICS = {
     "VGPRs": 96,

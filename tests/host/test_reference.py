@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from zinc_attn import reference as ref
+from zinc_attn.canonical import reference as ref
 
 SHAPES = (
     "16/2/256",

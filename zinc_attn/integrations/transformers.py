@@ -23,13 +23,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..attention import attention, default_device
-from ..cache import KVCache, Sequence
-from ..decode import Attention
-from ..device import Device
+from ..cache.kv_cache import KVCache, Sequence
+from ..cache.pages import PagePool, StepError
+from ..decode.attention import Attention
+from ..decode.one_shot import attention, default_device
 from ..errors import ArgumentError, ClosedError, DTypeError, RuntimeUnavailableError, ShapeError, UnsupportedError
-from ..pages import PagePool, StepError
-from ..planner import SplitPlan
+from ..planning.splits import SplitPlan
+from ..runtime.device import Device
 from ..shapes import AttnShape, check_int
 
 try:

@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from .errors import (
+from ..errors import (
     ArgumentError,
     ClosedError,
     DeviceLostError,
@@ -34,8 +34,9 @@ from .errors import (
     NoVulkanError,
     ZincAttnError,
 )
-from .kernels import KernelDecl
-from .runtime import (
+from ..kernels.contract import KernelDecl
+from ..shapes import WAVE, check_int
+from .protocol import (
     API_1_1,
     API_1_3,
     DeviceInfo,
@@ -51,7 +52,6 @@ from .runtime import (
     loader,
     no_room,
 )
-from .shapes import WAVE, check_int
 
 P = ParamSpec("P")
 R = TypeVar("R")

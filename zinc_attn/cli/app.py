@@ -17,14 +17,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import __version__, check, cost, export, generate, rdna4
-from .cost import PRESETS, ModelPreset, find_model, slug
-from .device import RUNTIMES, Device, list_devices
-from .errors import ArgumentError, ZincAttnError
-from .runtime import DeviceInfo, choose
-from .shapes import DTYPE_BYTES, AttnShape, check_int
-from .sharded import TIMEOUT_S, RankError, Ranks, start_mpi
-from .sweep import (
+from .. import __version__
+from ..distributed.sharded import TIMEOUT_S, RankError, Ranks, start_mpi
+from ..errors import ArgumentError, ZincAttnError
+from ..runtime.device import RUNTIMES, Device, list_devices
+from ..runtime.protocol import DeviceInfo, choose
+from ..shapes import DTYPE_BYTES, AttnShape, check_int
+from ..tools import check, cost, export, generate, rdna4
+from ..tools.cost import PRESETS, ModelPreset, find_model, slug
+from ..tools.sweep import (
     PAGE_SIZE,
     Inputs,
     Layout,
@@ -520,7 +521,7 @@ def print_modelled(
 
 def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:
     """Write the picture of --draw."""
-    from .bench import plan_png
+    from ..tools.bench import plan_png
 
     write_file(path, plan_png(model, context, card, dtype))
     say(f"written: {path}")
@@ -602,8 +603,10 @@ def add_sweep(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
     parser.add_argument(
-        "--distributed", action="store_true", help="one sequence over the ranks of mpiexec; all ranks with the same"
-        " arguments, but for --device and --runtime"
+        "--distributed",
+        action="store_true",
+        help="one sequence over the ranks of mpiexec; all ranks with the same"
+        " arguments, but for --device and --runtime",
     )
     parser.add_argument(
         "--timeout", type=float, metavar="S", help=f"that a rank waits for the others (default: {TIMEOUT_S:g} s)"
@@ -642,7 +645,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
     """The sweep of this process alone, or as one of ``ranks``, of which rank 0 prints and writes."""
     need("rich", "matplotlib")
-    from .bench import plot_png
+    from ..tools.bench import plot_png
 
     model, kv = sweep_subject(args)
     contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
@@ -894,8 +897,8 @@ def add_bench(subparsers: Subparsers) -> None:
 def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
-    from . import bench
-    from .bench import bench_png
+    from ..tools import bench
+    from ..tools.bench import bench_png
 
     shapes = [AttnShape.parse(text.strip()) for text in args.shapes.split(",")]
     contexts = parse_contexts(args.contexts)

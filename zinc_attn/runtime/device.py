@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import runtime as machine
-from .errors import ArgumentError, KernelError
-from .kernels import KernelDecl
+from ..errors import ArgumentError, KernelError
+from ..kernels.contract import KernelDecl
+from . import protocol as machine
 from .kompute import KomputeRuntime
-from .runtime import DeviceInfo, Kernel, Runtime
+from .protocol import DeviceInfo, Kernel, Runtime
 from .vulkan import VulkanRuntime
 
-SPIRV = Path(__file__).parent / "spirv"
+SPIRV = Path(__file__).parents[1] / "spirv"
 RUNTIMES = ("kompute", "vulkan")
 
 

@@ -11,14 +11,14 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels
-from .device import Device
-from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
-from .planner import SplitPlan, plan_splits
-from .reference import key_ranges, score_scale, sink_scores
-from .rows import NEVER, Work, checked_values, item_table, pack_k, pack_v, row_table, tiles
-from .runtime import Dispatch, Recording, Use
-from .shapes import LEAF, LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, AttnShape, check_int, dtype_bytes
+from ..cache.rows import NEVER, Work, checked_values, item_table, pack_k, pack_v, row_table, tiles
+from ..canonical.reference import key_ranges, score_scale, sink_scores
+from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from ..kernels import contract as kernels
+from ..planning.splits import SplitPlan, plan_splits
+from ..runtime.device import Device
+from ..runtime.protocol import Dispatch, Recording, Use
+from ..shapes import LEAF, LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, AttnShape, check_int, dtype_bytes
 
 F32 = NDArray[np.float32]
 MAX_WINDOW = 1 << 62  # positions are int64

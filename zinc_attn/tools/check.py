@@ -27,14 +27,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import __version__, cache, reference, rows
-from .attention import check_scale, check_softcap, check_window
-from .decode import Attention
-from .device import RUNTIMES, Device, build_record, list_devices
-from .errors import ArgumentError, LimitError
-from .planner import SplitPlan, plan_splits
-from .shapes import KEYS_PER_NODE, AttnShape, value_words
-from .sharded import ShardedAttention, ShardedKVCache
+from .. import __version__
+from ..cache import kv_cache as cache
+from ..cache import rows
+from ..canonical import reference
+from ..decode.attention import Attention
+from ..decode.one_shot import check_scale, check_softcap, check_window
+from ..distributed.sharded import ShardedAttention, ShardedKVCache
+from ..errors import ArgumentError, LimitError
+from ..planning.splits import SplitPlan, plan_splits
+from ..runtime.device import RUNTIMES, Device, build_record, list_devices
+from ..shapes import KEYS_PER_NODE, AttnShape, value_words
 from .sweep import Layout, Progress, parse_contexts, parse_layouts, write_file
 
 F32 = NDArray[np.float32]
@@ -730,8 +733,8 @@ def summary(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m zinc_attn.check --make-record``: write the committed record."""
-    parser = argparse.ArgumentParser(prog="python -m zinc_attn.check", description=main.__doc__)
+    """``python -m zinc_attn.tools.check --make-record``: write the committed record."""
+    parser = argparse.ArgumentParser(prog="python -m zinc_attn.tools.check", description=main.__doc__)
     parser.add_argument("--make-record", action="store_true", required=True, help=f"write {RECORD}")
     parser.parse_args(argv)
     write_file(RECORD, make_record(lambda what, done, total: print(f"{done}/{total} {what}", file=sys.stderr)).encode())

@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels
-from .errors import DTypeError, ValueRangeError
-from .kernels import APPEND_WORDS, HEADER, HEADER_WORDS, ITEM_WORDS, ROW_WORDS
-from .planner import SplitPlan
-from .reference import as_input
-from .shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, AttnShape, scale_words, value_words
+from ..canonical.reference import as_input
+from ..errors import DTypeError, ValueRangeError
+from ..kernels import contract as kernels
+from ..kernels.contract import APPEND_WORDS, HEADER, HEADER_WORDS, ITEM_WORDS, ROW_WORDS
+from ..planning.splits import SplitPlan
+from ..shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, AttnShape, scale_words, value_words
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]

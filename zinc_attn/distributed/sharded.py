@@ -31,17 +31,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels
-from .cache import KVCache, Sequence
-from .decode import Attention, padded
-from .device import Device
-from .errors import ArgumentError, ClosedError, ShapeError, ZincAttnError
-from .kernels import MERGE, MERGE_DIMS, SCRATCH_BYTES
-from .pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
-from .reference import PartialState, gather
-from .rows import Work
-from .runtime import Buffer, Dispatch, Recording, Use, memory_budget
-from .shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
+from ..cache.kv_cache import KVCache, Sequence
+from ..cache.pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
+from ..cache.rows import Work
+from ..canonical.reference import PartialState, gather
+from ..decode.attention import Attention, padded
+from ..errors import ArgumentError, ClosedError, ShapeError, ZincAttnError
+from ..kernels import contract as kernels
+from ..kernels.contract import MERGE, MERGE_DIMS, SCRATCH_BYTES
+from ..runtime.device import Device
+from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget
+from ..shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")

@@ -27,10 +27,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import rows
-from .device import Device
-from .errors import ArgumentError, DeviceMemoryError, LimitError, UnsupportedError, ZincAttnError
-from .shapes import AttnShape, check_int, dtype_bytes
+from ..cache import rows
+from ..errors import ArgumentError, DeviceMemoryError, LimitError, UnsupportedError, ZincAttnError
+from ..runtime.device import Device
+from ..shapes import AttnShape, check_int, dtype_bytes
 from .sweep import PAGE_SIZE, Layout, Progress, difference
 
 F32 = NDArray[np.float32]
@@ -108,7 +108,7 @@ class Host:
 
 def integration() -> Any:
     """``zinc_attn.integrations.transformers``, with NAME registered. RuntimeUnavailableError names the extra."""
-    from .integrations import transformers as hf
+    from ..integrations import transformers as hf
 
     hf.register()
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -369,7 +369,7 @@ class Watch:
 
 def watched_attention(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
     """The attention function of "zinc" under the clock of the Watch that the key's cache has, if any."""
-    from .integrations.transformers import attention_forward
+    from ..integrations.transformers import attention_forward
 
     watch = getattr(getattr(key, "layer", None), "watch", None)
     if watch is None:

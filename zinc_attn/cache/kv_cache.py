@@ -28,14 +28,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels, rows
-from .device import Device
-from .errors import ArgumentError, ClosedError, LimitError, RuntimeUnavailableError, ShapeError
-from .kernels import APPEND_KERNEL, COPY_KERNEL, GATHER_KERNEL, KernelDecl
+from ..errors import ArgumentError, ClosedError, LimitError, RuntimeUnavailableError, ShapeError
+from ..kernels import contract as kernels
+from ..kernels.contract import APPEND_KERNEL, COPY_KERNEL, GATHER_KERNEL, KernelDecl
+from ..runtime.device import Device
+from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget, no_room
+from ..shapes import CHUNK, LEAF, MAX_CONTEXT, MAX_INPUT, MIN_INPUT, AttnShape, check_int, scale_words, value_words
+from . import rows
 from .pages import PagePool, Reservation, SequencePages
 from .rows import Work
-from .runtime import Buffer, Dispatch, Recording, Use, memory_budget, no_room
-from .shapes import CHUNK, LEAF, MAX_CONTEXT, MAX_INPUT, MIN_INPUT, AttnShape, check_int, scale_words, value_words
 
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
 

@@ -16,18 +16,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels, rows
-from .attention import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
-from .cache import KVCache, Sequence, power_of_two
-from .errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
-from .kernels import APPEND_KERNEL, MERGE, MERGE_DIMS, SCRATCH_BYTES, Build
-from .kompute import HostTensor, KomputeBuffer, KomputeRuntime
-from .pages import Reservation, commit_all
-from .planner import SplitPlan, first_seen, plan_splits, sharing_pays
-from .reference import PartialState, empty_state, key_ranges
-from .rows import NEVER, Work, item_table, row_table
-from .runtime import Buffer, Dispatch, Recording, Use
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
+from ..cache import rows
+from ..cache.kv_cache import KVCache, Sequence, power_of_two
+from ..cache.pages import Reservation, commit_all
+from ..cache.rows import NEVER, Work, item_table, row_table
+from ..canonical.reference import PartialState, empty_state, key_ranges
+from ..errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
+from ..kernels import contract as kernels
+from ..kernels.contract import APPEND_KERNEL, MERGE, MERGE_DIMS, SCRATCH_BYTES, Build
+from ..planning.splits import SplitPlan, first_seen, plan_splits, sharing_pays
+from ..runtime.kompute import HostTensor, KomputeBuffer, KomputeRuntime
+from ..runtime.protocol import Buffer, Dispatch, Recording, Use
+from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
+from .one_shot import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .errors import (
+from ..errors import (
     ArgumentError,
     ClosedError,
     DeviceLostError,
@@ -25,8 +25,8 @@ from .errors import (
     RuntimeUnavailableError,
     ZincAttnError,
 )
-from .kernels import KernelDecl
-from .runtime import (
+from ..kernels.contract import KernelDecl
+from .protocol import (
     Buffer,
     DeviceInfo,
     Dispatch,

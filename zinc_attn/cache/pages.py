@@ -27,8 +27,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ArgumentError, ClosedError, LimitError, ZincAttnError
-from .shapes import MAX_CONTEXT, check_int
+from ..errors import ArgumentError, ClosedError, LimitError, ZincAttnError
+from ..shapes import MAX_CONTEXT, check_int
 
 MIN_PAGE_SIZE: Final = 16  # tokens
 MAX_PAGE_SIZE: Final = 65536

@@ -1,7 +1,7 @@
 """The shipped kernels under RADV's compiler for RDNA4, on a machine without the card.
 
 Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing. Environment
-variables choose it, so the compiling happens in child processes. ``python -m zinc_attn.rdna4`` prints the table.
+variables choose it, so the compiling happens in child processes. ``python -m zinc_attn.tools.rdna4`` prints the table.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from . import kernels, shapes
-from .device import SPIRV
-from .errors import ArgumentError, KernelError, NoVulkanError, ZincAttnError
-from .runtime import Vulkan, loader
+from .. import shapes
+from ..errors import ArgumentError, KernelError, NoVulkanError, ZincAttnError
+from ..kernels import contract as kernels
+from ..runtime.device import SPIRV
+from ..runtime.protocol import Vulkan, loader
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -342,7 +343,7 @@ def _environment(family: str) -> Mapping[str, str]:
         "VK_ICD_FILENAMES": icd,
         "VK_DRIVER_FILES": icd,
         "MESA_SHADER_CACHE_DISABLE": "true",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), kept.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), kept.get("PYTHONPATH")))),
     }
 
 
@@ -358,7 +359,7 @@ def _child(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, An
         bindings, several = len(declared[spec.kernel].bindings), not spec.heads  # pass 2: a workgroup of several waves
         jobs.append([str(spirv / f"{spec.kernel}.spv"), bindings, several, spec.constants])
     ran = subprocess.run(
-        [sys.executable, "-m", "zinc_attn.rdna4", "--worker"],
+        [sys.executable, "-m", "zinc_attn.tools.rdna4", "--worker"],
         input=json.dumps({"family": family, "jobs": jobs}),
         env=_environment(family),
         capture_output=True,
@@ -528,7 +529,8 @@ def table(reports: Sequence[VariantReport]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: every gate holds; 1: one does not; 2: it cannot be known here."""
-    parser = argparse.ArgumentParser(prog="python -m zinc_attn.rdna4", description=(__doc__ or "").splitlines()[0])
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m zinc_attn.tools.rdna4", description=about)
     add_arguments(parser)
     return run(parser.parse_args(argv))
 

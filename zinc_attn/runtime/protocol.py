@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import (
+from ..errors import (
     ArgumentError,
     ClosedError,
     DeviceLostError,
@@ -34,8 +34,8 @@ from .errors import (
     RuntimeUnavailableError,
     ZincAttnError,
 )
-from .kernels import KernelDecl
-from .shapes import check_int
+from ..kernels.contract import KernelDecl
+from ..shapes import check_int
 
 Words = NDArray[np.uint32]
 

@@ -25,15 +25,17 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from . import cost, kernels, reference
-from .attention import AttentionStep, ResidentKV, check_scale
+from ..cache.rows import pack_k, pack_v
+from ..canonical import reference
+from ..decode.one_shot import AttentionStep, ResidentKV, check_scale
+from ..errors import ArgumentError, LimitError
+from ..kernels import contract as kernels
+from ..planning.splits import SplitPlan, plan_splits
+from ..runtime.device import Device
+from ..runtime.protocol import Dispatch, Use, Words
+from ..shapes import MAX_CONTEXT, WAVE, AttnShape, check_int
+from . import cost
 from .cost import ModelPreset
-from .device import Device
-from .errors import ArgumentError, LimitError
-from .planner import SplitPlan, plan_splits
-from .rows import pack_k, pack_v
-from .runtime import Dispatch, Use, Words
-from .shapes import MAX_CONTEXT, WAVE, AttnShape, check_int
 from .sweep import F32, ORACLE_PRODUCTS, Inputs, Progress, SweepRow, difference
 
 WARM_UP_ROUNDS: Final = 2

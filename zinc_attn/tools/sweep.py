@@ -30,18 +30,18 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from . import reference
-from .attention import AttentionStep, ResidentKV, check_arrays, check_scale, check_score_bound
-from .cache import KVCache
-from .cache import Sequence as CachedSequence
-from .decode import Attention
-from .device import Device
-from .errors import ArgumentError, DTypeError, LimitError, ShapeError
-from .pages import PagePool
-from .planner import SplitPlan, plan_splits
-from .rows import checked_values, stored, stored_values, tiles
-from .shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
-from .sharded import RankError, Ranks, ShardedAttention, ShardedKVCache
+from ..cache.kv_cache import KVCache
+from ..cache.kv_cache import Sequence as CachedSequence
+from ..cache.pages import PagePool
+from ..cache.rows import checked_values, stored, stored_values, tiles
+from ..canonical import reference
+from ..decode.attention import Attention
+from ..decode.one_shot import AttentionStep, ResidentKV, check_arrays, check_scale, check_score_bound
+from ..distributed.sharded import RankError, Ranks, ShardedAttention, ShardedKVCache
+from ..errors import ArgumentError, DTypeError, LimitError, ShapeError
+from ..planning.splits import SplitPlan, plan_splits
+from ..runtime.device import Device
+from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
 
 F32 = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all

@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from .errors import ArgumentError
-from .shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, dtype_bytes
+from ..errors import ArgumentError
+from ..shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, dtype_bytes
 
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from . import kernels
-from .errors import ArgumentError
-from .kernels import SCRATCH_BYTES
-from .planner import SplitPlan, plan_splits, sharing_pays
-from .shapes import (
+from ..errors import ArgumentError
+from ..kernels import contract as kernels
+from ..kernels.contract import SCRATCH_BYTES
+from ..planning.splits import SplitPlan, plan_splits, sharing_pays
+from ..shapes import (
     KEYS_PER_NODE,
     LEAF,
     MAX_CONTEXT,

@@ -1,0 +1,1 @@
+"""The arithmetic in NumPy: the two references, states, partial states."""

@@ -1,0 +1,590 @@
+"""Oracles. ``attention`` is the float64 truth; ``emulate`` is the kernels' float32 arithmetic, bit for bit.
+
+``emulate`` reads like the shaders: the same states, the same order, one rounding per operation. NumPy's float32
+add, subtract, multiply, maximum and rint round as IEEE 754 says and are never fused, which is all it needs.
+
+The third part is the textbook form of the same algebra (Milakov and Gimelshein 2018; Dao et al. 2023): an online
+pass over paged keys, and partitions merged by their (m, denominator, accumulator).
+
+The last part is attention states as values. ``PartialState`` holds what pass 1 computes for whole nodes of 512 keys,
+unnormalised; ``fold`` gives the bits of one device attending everything, in whatever order the parts come.
+``merge_state`` and ``merge_states`` take FlashInfer's (v, s), s = natural log-sum-exp: accurate (float64 inside), not
+bit-canonical. A state of no keys has v = 0 and s = -inf and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import shapes
+from ..errors import ArgumentError, DTypeError, ShapeError
+from ..shapes import CHUNK, LANES, LEAF, NODE
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+_BLOCK_ELEMENTS = 1 << 17  # float32 elements of the value accumulator that are worked on at a time
+
+
+def _f32(value: float) -> np.float32:
+    return np.float32(value)
+
+
+def _rows(q: NDArray[Any]) -> NDArray[Any]:
+    return q[None] if q.ndim == 2 else q
+
+
+def key_ranges(tokens: int, q_len: int, causal: bool, window: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(first, limit) of each of q_len rows: row i sees keys [first, limit), first >= limit where it sees none."""
+    behind = np.maximum(tokens - q_len + 1 + np.arange(q_len), 0)  # its own position and what comes before
+    limits = behind if causal else np.full(q_len, tokens)
+    firsts = np.zeros(q_len, np.int64) if window is None else np.maximum(behind - window, 0)
+    return firsts, limits
+
+
+def attention(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
+) -> tuple[F64, F64]:
+    """Softmax attention in float64.
+
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim), any float dtype.
+    With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
+    position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
+    that joins the softmax without a value. Returns out with q's shape and lse (natural log, sinks included) with q's
+    shape without head_dim; 0 and -inf where a row sees no key and no sink.
+    """
+    rows = _rows(q).astype(np.float64)
+    q_len, q_heads, head_dim = rows.shape
+    tokens, kv_heads, _ = k.shape
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    out = np.zeros(rows.shape)
+    sink = np.full(q_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+    lse = np.repeat(sink[None], q_len, axis=0)
+    group = q_heads // kv_heads
+    firsts, limits = key_ranges(tokens, q_len, causal, window)
+    for head in range(kv_heads):
+        keys, values = k[:, head].astype(np.float64), v[:, head].astype(np.float64)
+        heads = slice(head * group, (head + 1) * group)
+        for i in range(q_len):
+            seen = slice(firsts[i], limits[i])
+            if firsts[i] >= limits[i]:
+                continue
+            s = rows[i, heads] @ keys[seen].T * factor
+            if softcap is not None:
+                s = softcap * np.tanh(s / softcap)
+            top = np.maximum(s.max(axis=1, keepdims=True), sink[heads, None])
+            p = np.exp(s - top)
+            total = p.sum(axis=1, keepdims=True) + np.exp(sink[heads, None] - top)
+            out[i, heads] = p @ values[seen] / total
+            lse[i, heads] = (top + np.log(total))[:, 0]
+    return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+
+
+# --- the kernels' arithmetic -------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """Unnormalised attention over a set of keys: m (...), l (...), o (..., head_dim), float32."""
+
+    m: F32
+    l: F32  # noqa: E741  (the literature's name)
+    o: F32
+
+
+def empty_state(lead: tuple[int, ...], head_dim: int) -> State:
+    """The state of no keys; merging with it changes no bit."""
+    m = np.full(lead, shapes.EMPTY_M, np.float32)
+    return State(m, np.zeros(lead, np.float32), np.zeros((*lead, head_dim), np.float32))
+
+
+def _pow2(d: F32) -> F32:
+    """2**d for integers d <= 0, and 0 below the cut-off."""
+    exponent = np.maximum(d, _f32(shapes.CUTOFF)).astype(np.int32)
+    exact = np.ldexp(_f32(1.0), exponent).astype(np.float32)
+    return np.where(d < _f32(shapes.CUTOFF), _f32(0.0), exact)
+
+
+def _flush(x: F32) -> F32:
+    return np.where(np.abs(x) < _f32(shapes.FLUSH), _f32(0.0), x)
+
+
+def merge(a: State, b: State) -> State:
+    """a then b, in this order; the only rounding is the add."""
+    m = np.maximum(a.m, b.m)
+    wa, wb = _pow2(a.m - m), _pow2(b.m - m)
+    total = _flush(a.l * wa + b.l * wb)
+    return State(m, total, _flush(a.o * wa[..., None] + b.o * wb[..., None]))
+
+
+def _weight(s: F32, m: F32) -> F32:
+    """2**(s - m): a power of two times the polynomial on [-1/2, 1/2]."""
+    whole = np.rint(s)
+    x = s - whole
+    y = np.full_like(x, shapes.EXP2_POLY[-1])
+    for c in reversed(shapes.EXP2_POLY[:-1]):
+        y = y * x + _f32(c)
+    return y * _pow2(whole - m)
+
+
+def _soft_capped(t: F32, cap: float) -> F32:
+    """cap * tanh(t / cap) in log2 units."""
+    cap = float(_f32(cap))
+    with np.errstate(over="ignore"):  # t / cap may be infinite, tanh is 1 there
+        x = t * _f32(1.0 / cap)
+        size = np.minimum(np.abs(x), _f32(shapes.TANH_MAX))
+    e = _weight(size * (_f32(-2.0) * _f32(shapes.LOG2E)), np.zeros_like(size))
+    large = (_f32(1.0) - e) * _reciprocal(_f32(1.0) + e)
+    z = size * size
+    y = np.full_like(x, shapes.TANH_POLY[-1])
+    for c in reversed(shapes.TANH_POLY[:-1]):
+        y = y * z + _f32(c)
+    small = size + (y * z) * size
+    tanh_size = np.where(size < _f32(shapes.TANH_SMALL), small, large)
+    return (_f32(cap) * np.where(x < 0, -tanh_size, tanh_size)) * _f32(shapes.LOG2E)
+
+
+def sink_scores(sinks: NDArray[Any]) -> F32:
+    """Sinks in log2 units, as the kernels take them: float32 sink times float32 log2(e)."""
+    return np.asarray(sinks, np.float32) * _f32(shapes.LOG2E)
+
+
+def sink_state(scores: F32, head_dim: int) -> State:
+    """The state of one key per vector with these scores and no value."""
+    m = np.rint(scores)
+    return State(m, _weight(scores, m), np.zeros((*scores.shape, head_dim), np.float32))
+
+
+def _scores(q: F32, keys: F32, scale: np.float32) -> F32:
+    """(vectors, tokens) from q (vectors, head_dim) and keys (head_dim, tokens), in chunks of 8 dimensions."""
+    dot = np.zeros((q.shape[0], keys.shape[1]), np.float32)
+    product = np.empty_like(dot)
+    for c in range(0, q.shape[1], CHUNK):
+        part = q[:, c, None] * keys[c]
+        for d in range(c + 1, c + CHUNK):
+            np.multiply(q[:, d, None], keys[d], out=product)
+            part += product
+        dot += part
+    dot *= scale
+    return dot
+
+
+def _leaf_states(
+    q: F32,
+    k: F32,
+    v: F32,
+    seen: tuple[NDArray[Any], NDArray[Any]],
+    first: int,
+    scale: np.float32,
+    softcap: float | None,
+) -> State:
+    """States (leaves, vectors) of whole leaves: q (vectors, head_dim), k and v (leaves * 64, head_dim).
+
+    ``seen``: (first, limit) of each vector, absolute positions; ``first`` is the absolute position of k[0].
+    """
+    vectors, head_dim = q.shape
+    leaves = k.shape[0] // LEAF
+    s = _scores(q, np.ascontiguousarray(k.T), scale)
+    if softcap is not None:
+        s = _soft_capped(s, softcap)
+    position = (first + np.arange(k.shape[0]))[None]
+    present = (position >= seen[0][:, None]) & (position < seen[1][:, None])
+    s = np.where(present, s, _f32(shapes.EMPTY_M)).reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
+    present = present.reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
+    m = np.rint(s.max(axis=2))
+    p = np.where(present, _weight(s, m[..., None]), _f32(0.0))
+    c = np.zeros((leaves, vectors, LANES), np.float32)
+    for t in range(0, LEAF, LANES):
+        c += p[:, :, t : t + LANES]
+    total = (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
+    values = v.reshape(leaves, LEAF, head_dim)
+    o = np.zeros((leaves, vectors, head_dim), np.float32)
+    product = np.empty_like(o)
+    for t in range(LEAF):
+        np.multiply(p[:, :, t, None], values[:, None, t], out=product)
+        o += product
+    return State(m, total, _flush(o))
+
+
+def _fold(states: State) -> State:
+    """Fold axis 0, ascending."""
+    total = empty_state(states.m.shape[1:], states.o.shape[-1])
+    for i in range(states.m.shape[0]):
+        total = merge(total, State(states.m[i], states.l[i], states.o[i]))
+    return total
+
+
+def _reciprocal(x: F32) -> F32:
+    y = (np.uint32(shapes.RCP_SEED) - x.view(np.uint32)).view(np.float32)
+    for _ in range(3):
+        y = y + y * (_f32(1.0) - x * y)
+    return y
+
+
+def _natural_lse(m: F32, total: F32) -> F32:
+    bits = total.view(np.uint32)
+    exponent = (bits >> 23).astype(np.int32) - 127
+    mantissa = ((bits & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)).view(np.float32)
+    upper = mantissa > _f32(shapes.SQRT2)
+    x = np.where(upper, mantissa * _f32(0.5), mantissa) - _f32(1.0)
+    e = m + np.where(upper, exponent + 1, exponent).astype(np.float32)
+    z = x * x
+    y = np.full_like(x, shapes.LN_POLY[-1])
+    for c in reversed(shapes.LN_POLY[:-1]):
+        y = y * x + _f32(c)
+    y = (y * x) * z
+    y = y + e * _f32(shapes.LN2_LO)
+    y = y - _f32(0.5) * z
+    return (x + y) + e * _f32(shapes.LN2_HI)
+
+
+def finish(state: State) -> tuple[F32, F32]:
+    """(out, natural lse) of a state: o / l, and 0 and -inf for no keys."""
+    empty = state.l < _f32(0.25)
+    total = np.ascontiguousarray(np.where(empty, _f32(1.0), state.l))
+    out = _flush(state.o * _reciprocal(total)[..., None])
+    lse = _natural_lse(np.ascontiguousarray(state.m), total)
+    return np.where(empty[..., None], _f32(0.0), out), np.where(empty, _f32(-np.inf), lse)
+
+
+def as_input(x: NDArray[Any]) -> F32:
+    """float32 values as they enter the arithmetic: a float32 magnitude below 2**-40 becomes +0."""
+    if x.dtype == np.float16:
+        return x.astype(np.float32)
+    return np.where(np.abs(x) < _f32(shapes.MIN_INPUT), _f32(0.0), x).astype(np.float32)
+
+
+def score_scale(head_dim: int, scale: float | None, softcap: float | None = None) -> np.float32:
+    """The one factor of the scores, rounded once: scale * log2(e), with softcap scale. None: 1 / sqrt(head_dim)."""
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    return _f32(factor * shapes.LOG2E if softcap is None else factor)
+
+
+def emulate(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
+) -> tuple[F32, F32]:
+    """The bits every kernel, layout, driver and device gives: (out, lse), float32.
+
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim) float32 or float16; k, v: (tokens, kv_heads, head_dim)
+    float32 or float16. Semantics as in ``attention``.
+    """
+    rows = as_input(_rows(q))
+    q_len, q_heads, head_dim = rows.shape
+    tokens, kv_heads, _ = k.shape
+    group = q_heads // kv_heads
+    factor = score_scale(head_dim, scale, softcap)
+    firsts, limits = key_ranges(tokens, q_len, causal, window)
+    vectors = q_len * group
+    block = max(1, _BLOCK_ELEMENTS // (vectors * head_dim * NODE)) * NODE * LEAF
+    out = np.empty((q_len, q_heads, head_dim), np.float32)
+    lse = np.empty((q_len, q_heads), np.float32)
+    for head in range(kv_heads):
+        heads = slice(head * group, (head + 1) * group)
+        mine = np.ascontiguousarray(rows[:, heads]).reshape(vectors, head_dim)
+        seen = np.repeat(firsts, group), np.repeat(limits, group)
+        total = empty_state((vectors,), head_dim)
+        for first in range(int(firsts.min()) // (NODE * LEAF) * NODE * LEAF, tokens, block):
+            last = min(first + block, tokens)
+            padded = -(-(last - first) // (LEAF * NODE)) * LEAF * NODE
+            keys = np.zeros((padded, head_dim), np.float32)
+            values = np.zeros((padded, head_dim), np.float32)
+            keys[: last - first] = as_input(k[first:last, head])
+            values[: last - first] = as_input(v[first:last, head])
+            leaf = _leaf_states(mine, keys, values, seen, first, factor, softcap)
+            by_node = State(*(x.reshape(-1, NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
+            nodes = _fold(by_node)
+            for i in range(nodes.m.shape[0]):
+                total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
+        if sinks is not None:
+            total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
+        part_out, part_lse = finish(total)
+        out[:, heads] = part_out.reshape(q_len, group, head_dim)
+        lse[:, heads] = part_lse.reshape(q_len, group)
+    return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+
+
+# --- the textbook form -------------------------------------------------------------------------------------
+
+
+class Partial(NamedTuple):
+    """One query's attention over a set of keys, float64: largest score, denominator, unnormalised accumulator."""
+
+    m: float
+    denominator: float
+    accumulator: F64
+
+
+def attend_partial(q: F64, k: F64, v: F64, scale: float) -> Partial:
+    """q (head_dim,), k and v (keys, head_dim). Not normalised: a normalised partial can no longer be merged."""
+    if len(k) == 0:
+        return Partial(-math.inf, 0.0, np.zeros(v.shape[1]))
+    s = k @ q * scale
+    p = np.exp(s - s.max())
+    return Partial(float(s.max()), float(p.sum()), p @ v)
+
+
+def merge_two(a: Partial, b: Partial) -> Partial:
+    """Both rescaled to the larger m. Associative and commutative up to rounding; no keys are the identity."""
+    m = max(a.m, b.m)
+    if m == -math.inf:
+        return a
+    wa, wb = math.exp(a.m - m), math.exp(b.m - m)
+    return Partial(m, a.denominator * wa + b.denominator * wb, a.accumulator * wa + b.accumulator * wb)
+
+
+def merge_partials(partials: Iterable[Partial]) -> F64:
+    """The output (head_dim,) of the union of the partials' keys; 0 for no keys."""
+    total: Partial | None = None
+    for partial in partials:
+        total = partial if total is None else merge_two(total, partial)
+    if total is None:
+        raise ValueError("merge_partials: got no partial, expected at least one")
+    return total.accumulator / total.denominator if total.denominator else total.accumulator
+
+
+def partitioned_attention(q: F64, k: F64, v: F64, parts: int, scale: float) -> F64:
+    """Split the keys into ``parts`` ranges (some may be empty), attend each, merge."""
+    ranges = np.array_split(np.arange(len(k)), parts)
+    return merge_partials(attend_partial(q, k[r], v[r], scale) for r in ranges)
+
+
+def paged_online_attention(
+    q: F64, k_pages: F64, v_pages: F64, block_table: Iterable[int], tokens: int, scale: float
+) -> F64:
+    """One streaming pass over scattered pages: k_pages, v_pages (pages, page_size, head_dim).
+
+    Token t is row t % page_size of page block_table[t // page_size]; the last page is read up to ``tokens``.
+    """
+    size = k_pages.shape[1]
+    total = Partial(-math.inf, 0.0, np.zeros(v_pages.shape[2]))
+    for i, page in enumerate(block_table):
+        valid = min(size, tokens - i * size)
+        if valid <= 0:
+            break
+        total = merge_two(total, attend_partial(q, k_pages[page, :valid], v_pages[page, :valid], scale))
+    return total.accumulator / total.denominator if total.denominator else total.accumulator
+
+
+# --- states as values ----------------------------------------------------------------------------------------
+
+FORMAT: Final = "zinc_attn partial state"
+VERSION: Final = "1"
+
+
+class PartialStateError(ArgumentError):
+    """Partial states do not make up one call: a node is missing or there twice, or a part is of another call."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartialState:
+    """Unnormalised attention of query rows over some nodes of 512 keys: the canonical fold's operands.
+
+    nodes: (n,) int64, ascending absolute node numbers; m, l: (q_len, n, q_heads), o: (q_len, n, q_heads, head_dim),
+    float32, the state of no keys where a row sees none of a node. span: (first, end), the nodes that the rows of the
+    call see in all. call: names what was attended, so that parts of different calls cannot be folded. sinks: (q_heads,)
+    scores in log2 units that join last, or None. Made by ``Attention.partial``.
+    """
+
+    nodes: NDArray[np.int64]
+    m: F32
+    l: F32  # noqa: E741  (the literature's name)
+    o: F32
+    span: tuple[int, int]
+    call: str
+    sinks: F32 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of m, l and o."""
+        return self.m.nbytes + self.l.nbytes + self.o.nbytes
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file's bytes: tensors nodes, m, l, o and sinks; span and call in the metadata."""
+        arrays: dict[str, NDArray[Any]] = {"nodes": self.nodes, "m": self.m, "l": self.l, "o": self.o}
+        if self.sinks is not None:
+            arrays["sinks"] = self.sinks
+        metadata = {"format": FORMAT, "version": VERSION, "span": f"{self.span[0]} {self.span[1]}", "call": self.call}
+        entries: dict[str, Any] = {"__metadata__": metadata}
+        at = 0
+        for name, array in arrays.items():
+            kind = "I64" if name == "nodes" else "F32"
+            entries[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+            at += array.nbytes
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        data = (np.ascontiguousarray(array).tobytes() for array in arrays.values())
+        return b"".join((struct.pack("<Q", len(text)), text, *data))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PartialState:
+        """The inverse of ``to_bytes``. PartialStateError for anything else."""
+        try:
+            (size,) = struct.unpack_from("<Q", data)
+            entries = json.loads(data[8 : 8 + size])
+            metadata = entries.pop("__metadata__")
+            if (metadata["format"], metadata["version"]) != (FORMAT, VERSION):
+                raise PartialStateError(
+                    f"partial state: got {metadata['format']!r} version {metadata['version']!r}, expected {FORMAT!r} "
+                    f"version {VERSION!r}"
+                )
+            arrays, behind = {}, 0
+            for name, entry in entries.items():
+                begin, end = entry["data_offsets"]
+                behind = max(behind, 8 + size + end)
+                piece = data[8 + size + begin : 8 + size + end]
+                kind = np.dtype("<i8" if entry["dtype"] == "I64" else "<f4")
+                arrays[name] = np.frombuffer(piece, kind).reshape(entry["shape"])
+            if len(data) != behind:
+                raise PartialStateError(f"partial state: got {len(data):,} bytes, expected {behind:,}")
+            first, end = map(int, metadata["span"].split())
+            state = cls(span=(first, end), call=str(metadata["call"]), **arrays)
+            state.check()
+        except (struct.error, KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, PartialStateError):
+                raise
+            raise PartialStateError(
+                f"partial state: got {len(data):,} bytes that do not hold one ({error}), expected what to_bytes gives"
+            ) from error
+        return state
+
+    def check(self) -> None:
+        """PartialStateError where the arrays do not fit each other, or hold what no kernel makes."""
+        shape = self.o.shape
+        if self.o.ndim != 4 or self.m.shape != shape[:3] or self.l.shape != shape[:3] or self.nodes.shape != shape[1:2]:
+            raise PartialStateError(
+                f"partial state: got m {self.m.shape}, l {self.l.shape}, o {shape}, nodes {self.nodes.shape}, expected "
+                "(q_len, n, q_heads), twice, (q_len, n, q_heads, head_dim) and (n,)"
+            )
+        if self.sinks is not None and self.sinks.shape != shape[2:3]:
+            raise PartialStateError(f"partial state: got sinks {self.sinks.shape}, expected {shape[2:3]}, one per head")
+        first, end = self.span
+        if np.any(self.nodes[1:] <= self.nodes[:-1]) or np.any(self.nodes < first) or np.any(self.nodes >= end):
+            raise PartialStateError(
+                f"partial state: got nodes {list(self.nodes)}, expected ascending numbers from {first} to {end - 1}"
+            )
+        for name, x in (("m", self.m), ("l", self.l), ("o", self.o)):
+            least, most = (x.min(), x.max()) if x.size else (np.float32(0), np.float32(0))  # NaN where one is in x
+            if not (np.isfinite(least) and np.isfinite(most)) or (name == "l" and least < 0):
+                raise PartialStateError(
+                    f"partial state: got {name} from {least:g} to {most:g}, expected finite numbers, l of at least 0"
+                )
+        if np.any(self.m != np.rint(self.m)):
+            raise PartialStateError("partial state: got an m that is no integer, expected integers in log2 units")
+
+
+def gather(parts: Iterable[PartialState]) -> PartialState:
+    """One state of all nodes of a call from the parts in any order. PartialStateError: see there."""
+    found: list[Any] = [] if isinstance(parts, PartialState) else list(parts)
+    if not found or not all(isinstance(part, PartialState) for part in found):
+        given = ", ".join(sorted({type(part).__name__ for part in found})) or "none"
+        given = "one PartialState" if isinstance(parts, PartialState) else given
+        raise PartialStateError(f"partial states: got {given}, expected a list of the PartialStates of one call")
+    one = found[0]
+    for other in found:
+        other.check()
+        if (other.call, other.span, other.o.shape[2:]) != (one.call, one.span, one.o.shape[2:]):
+            raise PartialStateError(
+                f"partial states: got parts of different calls: {one.call[:12]} with nodes {one.span} and "
+                f"{other.call[:12]} with nodes {other.span}, expected one query, one sequence and one scoring"
+            )
+    nodes = np.concatenate([part.nodes for part in found])
+    numbers, counts = np.unique(nodes, return_counts=True)
+    if np.any(counts > 1):
+        raise PartialStateError(f"partial states: got node {numbers[counts > 1][0]} more than once, expected it once")
+    first, end = one.span
+    if numbers.size < end - first:  # time and memory are those of the nodes held, whatever span a part's bytes say
+        jumps = np.flatnonzero(np.diff(numbers) != 1)
+        missing = first
+        if numbers.size and numbers[0] == first:
+            missing = int(numbers[jumps[0] if jumps.size else -1]) + 1
+        raise PartialStateError(
+            f"partial states: node {missing} is missing ({end - first - numbers.size} in all), expected every node "
+            f"from {first} to {end - 1}"
+        )
+    order = np.argsort(nodes)
+    m, total, o = (np.concatenate([getattr(part, x) for part in found], axis=1)[:, order] for x in "mlo")
+    return PartialState(nodes[order], m, total, o, one.span, one.call, one.sinks)
+
+
+def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:
+    """out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32, from the parts of a call, in any order.
+
+    The bits are those of ``Attention`` on one device; ``Fold`` does the same on a device. PartialStateError: nodes
+    missing, twice, or of another call.
+    """
+    whole = gather(parts)
+    q_len, _, q_heads, head_dim = whole.o.shape
+    total = empty_state((q_len, q_heads), head_dim)
+    for i in range(whole.nodes.size):
+        total = merge(total, State(whole.m[:, i], whole.l[:, i], whole.o[:, i]))
+    if whole.sinks is not None:
+        total = merge(total, sink_state(np.repeat(whole.sinks[None], q_len, axis=0), head_dim))
+    return finish(total)
+
+
+def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:
+    array = np.asarray(x)
+    if array.ndim != ndim:
+        raise ShapeError(f"{name}: got shape {array.shape}, expected {axes}")
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise DTypeError(f"{name}: got dtype {array.dtype}, expected float16, float32 or float64")
+    return array
+
+
+def merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> tuple[F32, F32]:
+    """Merge the attention of two disjoint key sets.
+
+    v_a, v_b: (seq, heads, head_dim) normalised outputs; s_a, s_b: (seq, heads) natural lse. Returns float32 (v, s)
+    of the union. Source: FlashInfer's attention states (Ye et al. 2024).
+    """
+    a = _float_array("v_a", v_a, 3, "(seq, heads, head_dim)")
+    b = _float_array("v_b", v_b, 3, "(seq, heads, head_dim)")
+    if a.shape != b.shape:
+        raise ShapeError(f"v_b: got shape {b.shape}, expected v_a's {a.shape}")
+    s1 = _float_array("s_a", s_a, 2, "(seq, heads)")
+    s2 = _float_array("s_b", s_b, 2, "(seq, heads)")
+    if s1.shape != a.shape[:2] or s2.shape != a.shape[:2]:
+        raise ShapeError(f"s_a, s_b: got shapes {s1.shape}, {s2.shape}, expected v_a's first two axes {a.shape[:2]}")
+    return merge_states(np.stack([a, b], axis=1), np.stack([s1, s2], axis=1))
+
+
+def merge_states(v: Any, s: Any) -> tuple[F32, F32]:
+    """Merge n states per row: v (seq, n, heads, head_dim), s (seq, n, heads). Returns (seq, heads, ...) float32."""
+    values = _float_array("v", v, 4, "(seq, n, heads, head_dim)").astype(np.float64)
+    lse = _float_array("s", s, 3, "(seq, n, heads)").astype(np.float64)
+    if lse.shape != values.shape[:3]:
+        raise ShapeError(f"s: got shape {lse.shape}, expected v's first three axes {values.shape[:3]}")
+    if values.shape[1] == 0:
+        raise ShapeError(f"v: got shape {values.shape}, expected at least one state (axis n)")
+    top = lse.max(axis=1, keepdims=True)
+    finite_top = np.where(np.isneginf(top), 0.0, top)
+    w = np.exp(lse - finite_top)
+    total = w.sum(axis=1)
+    safe = np.where(total > 0.0, total, 1.0)
+    out = (values * w[..., None]).sum(axis=1) / safe[..., None]
+    with np.errstate(divide="ignore"):
+        merged = np.log(total) + finite_top[:, 0]
+    return out.astype(np.float32), merged.astype(np.float32)

@@ -1,0 +1,1 @@
+"""Attention calls: one-shot and on the resident cache."""

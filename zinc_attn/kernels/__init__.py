@@ -1,0 +1,1 @@
+"""What shaders and host agree on."""
