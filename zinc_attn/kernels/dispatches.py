@@ -1,0 +1,105 @@
+"""Every dispatch of the package, built in one place: which kernel, with which constants, buffers and grid.
+
+A ``KernelCall`` names its buffers; whoever runs it binds them. Decode calls, one-shot calls, partial states, the fold
+of shards, a host's own Kompute sequence, the compiler gate and the exported manifest all start here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..shapes import CHUNK, AttnShape, scale_words, value_words
+from . import contract
+from .contract import Build, KernelDecl
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch: ``buffers`` are names in binding order, ``groups`` workgroups in x, y, z."""
+
+    decl: KernelDecl
+    spec: tuple[int, ...]
+    buffers: tuple[str, ...]
+    groups: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class AttendVariant:
+    """What chooses the program of pass 1.
+
+    kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
+    workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
+    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache.
+    """
+
+    shape: AttnShape
+    dtype: str
+    build: Build
+    kind: str
+    tile: int
+    softcap: bool = False
+    from_upload: bool = False
+    rows: int = 1
+    heads: int | None = None
+
+    @property
+    def heads_per_workgroup(self) -> int:
+        """Query heads of one row that a workgroup serves: with several rows all of a KV head's."""
+        if self.rows > 1:
+            return self.shape.group
+        return self.shape.heads_per_workgroup if self.heads is None else self.heads
+
+    def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
+        """The kernel and its specialisation constants."""
+        decl = contract.attend(self.build, self.dtype, self.from_upload)
+        values = {
+            "head_dim": self.shape.head_dim,
+            "heads": self.heads_per_workgroup * self.rows,
+            "chunks_ahead": contract.chunks_ahead(self.kind, self.shape.head_dim),
+            "tile": self.tile,
+            "softcap": int(self.softcap),
+            "rows_shared": self.rows,
+        }
+        return decl, tuple(values[name] for name in decl.spec)
+
+
+def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, work: str = "work") -> KernelCall:
+    """Pass 1 over ``items`` work items and the ``kv_heads`` heads of the K and V buffers.
+
+    target: the buffer of its results, "states", or "out" where one state is all there is. It is bound twice, to the
+    states and to the output, so that pass 2 waits for one buffer.
+    """
+    decl, spec = variant.program()
+    chunks = -(-variant.shape.group // variant.heads_per_workgroup)
+    uploaded = ("rows",) if variant.from_upload else ()
+    return KernelCall(decl, spec, (work, "q", "k", "v", target, target, *uploaded), (items, kv_heads, chunks))
+
+
+def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
+    """Pass 2: fold the states of ``rows`` query rows and divide."""
+    grid = (-(-shape.head_dim // contract.MERGE_DIMS), shape.q_heads, rows)
+    return KernelCall(contract.MERGE, (shape.head_dim, contract.merge_lanes(kind)), ("work", "states", "out"), grid)
+
+
+def _row_spec(shape: AttnShape, dtype: str, tile: int) -> tuple[int, ...]:
+    values = value_words(shape.head_dim, dtype)
+    chunk_words = values // (shape.head_dim // CHUNK)
+    return values, scale_words(shape.head_dim, dtype), chunk_words, tile
+
+
+def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
+    """Write ``rows`` uploaded rows to the cache."""
+    spec = _row_spec(shape, dtype, tile)
+    return KernelCall(contract.APPEND_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+
+
+def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
+    """Read ``rows`` rows back from the cache."""
+    spec = _row_spec(shape, dtype, tile)
+    return KernelCall(contract.GATHER_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+
+
+def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int) -> KernelCall:
+    """Copy one page within the cache."""
+    tile_words = tile * (value_words(shape.head_dim, dtype) + scale_words(shape.head_dim, dtype))
+    return KernelCall(contract.COPY_KERNEL, (tile_words,), ("work", "k", "v"), (1, kv_heads, page_tiles))

@@ -1,0 +1,86 @@
+"""The work buffer as NumPy sees it: record dtypes derived from ``contract``, and the buffer's layout.
+
+A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
+APPEND (or COPY) record per new token (or page pair), the page tables, and the attention sinks. ``WorkBuffer`` names all
+of them, so that no index of a word appears outside ``contract``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..shapes import AttnShape
+from . import contract
+
+Words = NDArray[np.uint32]
+Records = NDArray[Any]  # a structured array of one of the dtypes below
+
+NEVER: Final = 0xFFFFFFFF  # fresh_begin of an item whose keys all lie in the cache
+
+
+def _record(names: tuple[str, ...], words: int) -> np.dtype[Any]:
+    """``words`` uint32 words: the named ones, then reserved ones."""
+    reserved = tuple(f"reserved_{i}" for i in range(words - len(names)))
+    return np.dtype([(name, np.uint32) for name in (*names, *reserved)])
+
+
+HEADER: Final = _record(contract.HEADER, contract.HEADER_WORDS)
+ITEM: Final = _record(contract.ITEM, contract.ITEM_WORDS)
+ROW: Final = _record(contract.ROW, contract.ROW_WORDS)
+APPEND: Final = _record(contract.APPEND, contract.APPEND_WORDS)
+COPY: Final = _record(contract.COPY, contract.COPY_WORDS)
+
+
+def no_records(dtype: np.dtype[Any]) -> Records:
+    """An empty array of records."""
+    return np.zeros(0, dtype)
+
+
+class WorkBuffer:
+    """The words of a work buffer with room for given numbers of records; every attribute is a view of ``words``.
+
+    header: one HEADER record; items: (items,) ITEM; rows: (rows,) ROW; appends: (appends,) APPEND; copies: the same
+    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on.
+    sinks: None, or a score in log2 units per query head (float32), see ``canonical.reference.sink_scores``.
+    """
+
+    def __init__(
+        self, items: int = 0, rows: int = 0, appends: int = 0, tables: int = 0, sinks: NDArray[Any] | None = None
+    ) -> None:
+        sizes = (
+            contract.HEADER_WORDS,
+            items * contract.ITEM_WORDS,
+            rows * contract.ROW_WORDS,
+            appends * contract.APPEND_WORDS,
+            tables,
+            0 if sinks is None else len(sinks),
+        )
+        ends = np.cumsum(sizes)
+        self.words: Words = np.zeros(int(ends[-1]), np.uint32)
+        header, item, row, append, self.tables, self.sinks = np.split(self.words, ends[:-1])
+        self.header = header.view(HEADER)[0]
+        self.items, self.rows = item.view(ITEM), row.view(ROW)
+        self.appends, self.copies = append.view(APPEND), append.view(COPY)
+        self.tables_at = int(ends[3])
+        self.set(row_table=int(ends[1]), append_table=int(ends[2]))
+        if sinks is not None:
+            self.set(sink_table=int(ends[4]))
+            self.sinks[:] = sinks.view(np.uint32)
+
+    def set(self, **values: int) -> None:
+        """Set header words by name."""
+        for name, value in values.items():
+            self.header[name] = value
+
+    def set_shape(self, shape: AttnShape, kv_heads: int, kv_first: int = 0) -> None:
+        """The header's words about the shape; the K and V buffers hold ``kv_heads`` heads from ``kv_first`` on."""
+        self.set(
+            q_heads=shape.q_heads,
+            kv_heads=kv_heads,
+            kv_first=kv_first,
+            row_kv_heads=shape.kv_heads,
+            group=shape.group,
+        )

@@ -1,0 +1,349 @@
+"""A call of attention as a plan: requests in, submissions out. Pure: no device, no clock, no environment.
+
+``plan_call`` cuts the query rows of all requests into submissions that the device can hold. A ``Submission`` has the
+work records of its rows and the ``RecordingKey`` under which a recorded submission can be used again: all that changes
+from token to token is in the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..canonical.reference import key_ranges
+from ..kernels.contract import SCRATCH_BYTES, Build, shared_rows
+from ..kernels.records import APPEND, ITEM, Records, no_records
+from ..shapes import AttnShape
+from .items import Indices, Visible, item_records, row_records
+from .sharing import shared_items, shared_leaves
+from .splits import SplitPlan, sharing_pays
+
+UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """The query rows of one sequence.
+
+    q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
+    appends; table: the sequence's page table, the new rows' pages included; visible: the keys that each query row sees,
+    None for causal rows at the sequence's end.
+    """
+
+    q_len: int
+    tokens: int
+    new_rows: int
+    table: NDArray[np.uint32]
+    visible: Visible | None = None
+
+
+class RowSlice(NamedTuple):
+    """Query rows [begin, end) of request number ``request`` of a call."""
+
+    request: int
+    begin: int
+    end: int
+
+
+class SplitLayout(NamedTuple):
+    """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants."""
+
+    plan: SplitPlan
+    ranges: Indices
+    build: Build
+
+    @classmethod
+    def of(cls, plan: SplitPlan, build: Build | None = None) -> SplitLayout:
+        """The layout of a plan."""
+        return cls(plan, np.array(plan.leaf_ranges()), build or plan.build)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a plan depends on beside the requests: the device, the shape and the pages of the cache.
+
+    attends_upload: the new rows of a call are attended where they were uploaded, and appended to the cache afterwards,
+    because the dispatcher cannot order an append before the attend that reads it.
+    """
+
+    shape: AttnShape
+    kind: str
+    compute_units: int
+    max_workgroups: tuple[int, int, int]
+    max_buffer_bytes: int
+    page_size: int
+    attends_upload: bool
+
+    @property
+    def max_states(self) -> int:
+        """Partial states, over all rows, that one submission may have."""
+        per_state = 4 * self.shape.q_heads * (self.shape.head_dim + 2)
+        return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
+    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries."""
+
+    layout: Callable[[int, int, int | None], SplitLayout]
+    window: int | None = None
+    cascade: bool | None = None
+    scoring: int = 0
+
+
+class RecordingKey(NamedTuple):
+    """The sizes and programs that a recorded submission has; it serves every submission of the same key.
+
+    Sizes are rounded up to powers of two; surplus workgroups return at once.
+    """
+
+    build: Build
+    single_pass: bool  # every row has at most one state, and pass 1 writes the output
+    from_upload: bool  # attend reads the new rows from the upload, and append writes them to the cache afterwards
+    items: int
+    rows: int
+    states: int
+    appends: int  # 0: nothing is appended
+    tables: int
+    scoring: int = 0
+    partial: bool = False  # pass 1 alone; the host reads the states
+    shared: int = 0  # items of keys that rows share; 0: none
+    shared_rows: int = 1  # query rows that one workgroup of them serves
+    shared_build: Build = "single"
+
+
+@dataclass(frozen=True, eq=False)
+class Submission:
+    """One submission of a call. Page tables lie one behind the other in ``tables``, ``page_table`` words count from its
+    begin; ``spans`` are the items of each slice; ``uploads`` the requests whose new rows it uploads, in order."""
+
+    key: RecordingKey
+    slices: tuple[RowSlice, ...]
+    items: Records
+    rows: Records
+    tables: NDArray[np.uint32]
+    spans: tuple[slice, ...]
+    uploads: tuple[int, ...] = ()
+    appends: Records = field(default_factory=lambda: no_records(APPEND))
+    shared_items: Records = field(default_factory=lambda: no_records(ITEM))
+
+    @property
+    def query_rows(self) -> int:
+        """Query rows, over all slices."""
+        return sum(one.end - one.begin for one in self.slices)
+
+
+@dataclass(frozen=True, eq=False)
+class CallPlan:
+    """The submissions of a call, in order. upload_first: the new rows are too many for one submission with the query
+    rows, so they are appended beforehand, in submissions of their own."""
+
+    submissions: tuple[Submission, ...]
+    upload_first: bool
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n`` and 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def padded(n: int, limit: int) -> int:
+    """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
+    return max(min(power_of_two(n), limit), n)
+
+
+def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> CallPlan:
+    """The submissions of all query rows: as few as scratch memory and grid allow, nearly always one."""
+    upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
+    uploads = () if upload_first else tuple(i for i, request in enumerate(requests) if request.new_rows)
+    submissions: list[Submission] = []
+    layouts = [options.layout(request.tokens, request.q_len, options.window) for request in requests]
+    planner = SubmissionPlanner(requests, layouts, options, facts)
+    order = _sharing_order(requests, layouts, options)
+    for slices in _cut(requests, layouts, order, facts):
+        # the first submission appends the new rows of all requests; later ones find them in the cache
+        submissions.append(planner.plan(slices, uploads if not submissions else ()))
+    return CallPlan(tuple(submissions), upload_first)
+
+
+def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], options: CallOptions) -> list[int]:
+    """The requests in an order in which those that share pages are neighbours."""
+    order = list(range(len(requests)))
+    if options.cascade is False or options.window is not None or len(requests) < 2:
+        return order
+    first_pages = [int(request.table[0]) for request in requests if len(request.table)]
+    if len(set(first_pages)) == len(first_pages):
+        return order
+    tables = [request.table.astype(">u4").tobytes() for request in requests]
+    return sorted(order, key=lambda i: (layouts[i].plan.unit_leaves, tables[i]))
+
+
+def _cut(
+    requests: Sequence[Request], layouts: Sequence[SplitLayout], order: list[int], facts: DeviceFacts
+) -> list[tuple[RowSlice, ...]]:
+    """The query rows, cut where a submission's partial states or workgroups would be too many."""
+    found: list[list[RowSlice]] = [[]]
+    states = items = rows = 0
+    for at in order:
+        layout, row = layouts[at], 0
+        cost, width = max(layout.plan.states, 1), len(layout.ranges)
+        while row < requests[at].q_len:
+            room = min(
+                (facts.max_states - states) // cost,
+                (facts.max_workgroups[0] - items) // width,
+                facts.max_workgroups[2] - rows,
+                requests[at].q_len - row,
+            )
+            if room < 1 and found[-1]:
+                found.append([])
+                states = items = rows = 0
+                continue
+            room = max(room, 1)
+            found[-1].append(RowSlice(at, row, row + room))
+            states, items, rows = states + room * cost, items + room * width, rows + room
+            row += room
+    return [tuple(slices) for slices in found if slices]
+
+
+class _Placement(NamedTuple):
+    """Where the keys of each request lie: in its page table, and, of the new rows, in the upload."""
+
+    tables: NDArray[np.uint32]
+    table_at: dict[int, int]  # by request: the first word of its page table
+    appends: Records
+    upload_at: dict[int, int]  # by request: its first row of the upload
+
+
+@dataclass(frozen=True, eq=False)
+class SubmissionPlanner:
+    """Makes the submissions of one call."""
+
+    requests: Sequence[Request]
+    layouts: Sequence[SplitLayout]
+    options: CallOptions
+    facts: DeviceFacts
+
+    def plan(self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...], partial: bool = False) -> Submission:
+        """The submission of ``slices`` that also appends the new rows of the requests ``uploads``.
+
+        partial: pass 1 alone, with a state for every unit of the layout.
+        """
+        facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
+        single_pass = not partial and all(layout.plan.states == 1 for layout in layouts)
+        shared, attended, rows_each = no_records(ITEM), None, 1
+        if not single_pass and not partial and self.options.window is None:
+            shared, attended, rows_each = self._share(slices, layouts)
+        placement = self._placement(slices, uploads)
+        items, rows, spans = self._records(slices, layouts, placement, single_pass, attended)
+        self._place_shared(shared, slices, placement)
+        states = sum((one.end - one.begin) * layout.plan.states for one, layout in zip(slices, layouts, strict=True))
+        key = RecordingKey(
+            build="loop" if any(layout.build == "loop" for layout in layouts) else "single",
+            single_pass=single_pass,
+            from_upload=bool(uploads) and facts.attends_upload,
+            items=padded(len(items), facts.max_workgroups[0]),
+            rows=padded(len(rows), facts.max_workgroups[2]),
+            states=padded(states, facts.max_states),
+            appends=power_of_two(len(placement.appends)) if uploads else 0,
+            tables=power_of_two(len(placement.tables)),
+            scoring=self.options.scoring,
+            partial=partial,
+            shared=padded(len(shared), facts.max_workgroups[0]) if len(shared) else 0,
+            shared_rows=rows_each,
+            shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
+        )
+        return Submission(
+            key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared_items=shared
+        )
+
+    def _visible(self, one: RowSlice) -> Visible:
+        request = self.requests[one.request]
+        first, limit = request.visible or key_ranges(request.tokens, request.q_len, True, self.options.window)
+        return first[one.begin : one.end], limit[one.begin : one.end]
+
+    def _placement(self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...]) -> _Placement:
+        tables, table_at, offset = [np.zeros(0, np.uint32)], dict[int, int](), 0
+        for at in dict.fromkeys((*uploads, *(one.request for one in slices))):
+            table_at[at] = offset
+            tables.append(self.requests[at].table)
+            offset += len(tables[-1])
+        appends, upload_at, count = [no_records(APPEND)], dict[int, int](), 0
+        for at in uploads:
+            request = self.requests[at]
+            upload_at[at] = count
+            mine = np.zeros(request.new_rows, APPEND)
+            mine["position"] = np.arange(request.tokens - request.new_rows, request.tokens)
+            mine["page_table"] = table_at[at]
+            appends.append(mine)
+            count += len(mine)
+        return _Placement(np.concatenate(tables), table_at, np.concatenate(appends), upload_at)
+
+    def _key_words(self, request: int, placement: _Placement) -> dict[str, int]:
+        """The words of an item that say where a request's keys lie."""
+        words = {"page_table": placement.table_at[request]}
+        if self.facts.attends_upload and request in placement.upload_at:
+            words["fresh_begin"] = self.requests[request].tokens - self.requests[request].new_rows
+            words["fresh_row"] = placement.upload_at[request]
+        return words
+
+    def _records(
+        self,
+        slices: tuple[RowSlice, ...],
+        layouts: list[SplitLayout],
+        placement: _Placement,
+        single_pass: bool,
+        attended: list[Indices] | None,
+    ) -> tuple[Records, Records, tuple[slice, ...]]:
+        """ITEM and ROW records of the slices one behind the other, and the items of each slice."""
+        items, rows, spans, item, row, state = [], [], [], 0, 0, 0
+        for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
+            visible, shared = self._visible(one), None if attended is None else attended[i]
+            mine = item_records(visible, layout.ranges, layout.plan.unit_leaves, keep_empty=single_pass, shared=shared)
+            mine["row"] += np.uint32(row)
+            for name, value in self._key_words(one.request, placement).items():
+                mine[name] = value
+            records = row_records(visible, layout.plan)
+            records["state"] += np.uint32(state)
+            items.append(mine)
+            rows.append(records)
+            spans.append(slice(item, item + len(mine)))
+            item, row, state = item + len(mine), row + len(records), state + len(records) * layout.plan.states
+        return np.concatenate(items), np.concatenate(rows), tuple(spans)
+
+    def _share(
+        self, slices: tuple[RowSlice, ...], layouts: list[SplitLayout]
+    ) -> tuple[Records, list[Indices] | None, int]:
+        """Items of keys that rows share, the leaves thereby attended of each slice's rows, and the rows of an item."""
+        nothing = no_records(ITEM), None, 1
+        facts, sizes = self.facts, [one.end - one.begin for one in slices]
+        most = shared_rows(facts.kind, facts.shape, self.options.cascade is True)
+        if self.options.cascade is False or sum(sizes) < 2 or most < 2:
+            return nothing
+        units = np.repeat([layout.plan.unit_leaves for layout in layouts], sizes)
+        limits = np.concatenate([self._visible(one)[1] for one in slices])
+        tables = [self.requests[one.request].table for one in slices for _ in range(one.begin, one.end)]
+        shared, attended = shared_leaves(limits, units, tables, facts.page_size)
+        if not shared:
+            return nothing
+        each = min(most, power_of_two(max(one.rows for one in shared)))
+        saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
+        if self.options.cascade is None and not sharing_pays(saved, facts.shape, facts.compute_units, facts.kind):
+            return nothing
+        items = shared_items(shared, units, each)
+        if len(items) > facts.max_workgroups[0]:  # the rows alone need fewer, and fit
+            return nothing
+        return items, np.split(attended, np.cumsum(sizes)[:-1]), each
+
+    def _place_shared(self, shared: Records, slices: tuple[RowSlice, ...], placement: _Placement) -> None:
+        """Shared items find their keys where the first of their rows finds its own."""
+        if not len(shared):
+            return
+        owner = np.repeat([one.request for one in slices], [one.end - one.begin for one in slices])[shared["row"]]
+        for request in dict.fromkeys(one.request for one in slices):
+            for name, value in self._key_words(request, placement).items():
+                shared[name][owner == request] = value

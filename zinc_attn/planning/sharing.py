@@ -1,0 +1,80 @@
+"""Shared prefixes: which leaves several query rows have in common, and the work items that attend them once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.records import ITEM, NEVER, Records, no_records
+from ..shapes import LEAF
+from .items import Indices
+
+
+class SharedKeys(NamedTuple):
+    """Query rows [row, row + rows) of a call see all keys of leaves [begin, end), which lie in the same pages."""
+
+    row: int
+    rows: int
+    begin: int
+    end: int
+
+
+def _common_leaves(limits: Indices, units: Indices, tables: list[NDArray[np.uint32]], page_size: int) -> Indices:
+    """(rows - 1,): leaves, in whole units, that query rows i and i + 1 have in common."""
+    common = np.zeros(max(len(limits) - 1, 0), np.int64)
+    for i in range(len(common)):
+        keys = int(min(limits[i], limits[i + 1])) if units[i] == units[i + 1] else 0
+        if tables[i] is not tables[i + 1]:
+            size = min(len(tables[i]), len(tables[i + 1]))
+            differ = np.flatnonzero(tables[i][:size] != tables[i + 1][:size])
+            keys = min(keys, (int(differ[0]) if differ.size else size) * page_size)
+        common[i] = keys // (LEAF * units[i]) * units[i]
+    return common
+
+
+def shared_leaves(
+    limits: Indices, units: Indices, tables: list[NDArray[np.uint32]], page_size: int
+) -> tuple[list[SharedKeys], Indices]:
+    """What query rows have in common, and (rows,) the leaves at the front of each that are thereby attended.
+
+    limits: (rows,) keys that each row sees; units: leaves per state of each row; tables: its page table. Rows that
+    share a prefix must be neighbours, as they are when sorted by unit and table; rows of different units share nothing.
+    A prefix of some rows is followed by a longer one of fewer.
+    """
+    n = len(limits)
+    common = _common_leaves(limits, units, tables, page_size)
+    found: list[SharedKeys] = []
+    attended = np.zeros(n, np.int64)
+    todo = [(0, n, 0)]
+    while todo:
+        begin, end, done = todo.pop()
+        if end - begin < 2:
+            attended[begin:end] = done
+            continue
+        least = int(common[begin : end - 1].min())
+        if least > done:
+            found.append(SharedKeys(begin, end - begin, done, least))
+        edges = [begin, *(begin + 1 + np.flatnonzero(common[begin : end - 1] == least)).tolist(), end]
+        todo += [(a, b, max(least, done)) for a, b in pairwise(edges)]
+    return sorted(found), attended
+
+
+def shared_items(shared: list[SharedKeys], units: Indices, rows_each: int) -> Records:
+    """ITEM records of shared keys: one per unit and up to ``rows_each`` rows; items of the same keys are neighbours.
+
+    units: (rows,) leaves per state of each row.
+    """
+    parts = [no_records(ITEM)]
+    for row, rows, begin, end in shared:
+        unit = int(units[row])
+        grid = np.meshgrid(np.arange(begin, end, unit), np.arange(row, row + rows, rows_each), indexing="ij")
+        leaf, first_row = (axis.reshape(-1) for axis in grid)
+        items = np.zeros(len(leaf), ITEM)
+        items["row"], items["rows"] = first_row, np.minimum(row + rows - first_row, rows_each)
+        items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + unit, end * LEAF
+        items["unit_leaves"], items["fresh_begin"] = unit, NEVER
+        parts.append(items)
+    return np.concatenate(parts)
