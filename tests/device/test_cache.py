@@ -20,11 +20,11 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn import errors
-from zinc_attn.cache import rows
+from zinc_attn.cache.kv_cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.canonical import reference
-from zinc_attn.decode import attention as decode
-from zinc_attn.runtime import protocol as machine
+from zinc_attn.decode.attention import attention as decode
+from zinc_attn.runtime.protocol import protocol as machine
 
 TOKENS, LAYERS = (4096, 10) if FULL else (300, 2)
 SHAPE, SMALL = za.AttnShape(16, 2, 256), za.AttnShape(4, 2, 64)
@@ -769,11 +769,12 @@ def test_a_block_table_that_is_out_of_range_is_seen(device: za.Device) -> None:
     for layer in (0, 1):
         cache.append(seq, layer, k_(20), k_(20))
     cache.pool.check([seq.pages])
-    for page in (4, 2, seq.pages.pages[0]):  # beyond the pool, free, and twice
-        kept, seq.pages.pages[1] = seq.pages.pages[1], page
+    kept = seq.pages._settled
+    for page in (4, 2, kept[0][0]):  # beyond the pool, free, and twice
+        seq.pages._settled = (kept[0][0], page), *kept[1:]
         with pytest.raises((AssertionError, IndexError)):
             cache.pool.check([seq.pages])
-        seq.pages.pages[1] = kept
+        seq.pages._settled = kept
     cache.pool.check([seq.pages])
     with pytest.raises(errors.ArgumentError) as caught:
         za.KVCache(device, SMALL, 2, 64, "f16", 16, page_order=[0, 1, 2, 4])

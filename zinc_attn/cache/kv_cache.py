@@ -35,7 +35,8 @@ from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget, no_room
 from ..shapes import CHUNK, LEAF, MAX_CONTEXT, MAX_INPUT, MIN_INPUT, AttnShape, check_int, scale_words, value_words
 from . import rows
-from .pages import PagePool, Reservation, SequencePages
+from .pages import Commit, PagePool, Reservation, SequencePages, commit_all
+from .registry import Registry
 from .rows import Work
 
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
@@ -52,6 +53,7 @@ class Shard:
 
 
 _serials = itertools.count()
+_stamps = itertools.count()
 
 
 class Sequence:
@@ -60,9 +62,8 @@ class Sequence:
     def __init__(self, cache: KVCache, pages: SequencePages) -> None:
         self.cache, self.pages = cache, pages
         self.serial = next(_serials)
-        self.stamp = 0  # counts changes of the block table
-        self._table = np.zeros(16, np.uint32)
-        self._known = 0  # entries of _table that are the block table's
+        # (page ids, the same as an array, a number that no other table has); replaced by one store
+        self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -79,26 +80,20 @@ class Sequence:
         """A second sequence with the same tokens. Full pages stay shared; the partial one is copied when written."""
         with self.cache.lock:
             self.cache.check_open()
+            self.cache.begin()
             return self.cache.adopt(self.pages.fork())
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens (at most len(self)); for the rollback of speculative tokens."""
         with self.cache.lock:
             self.cache.check_open()
-            kept = self.pages.pool.pages_for(check_int("n", n, 0, len(self)))
-            if kept < len(self.pages.pages):
-                # first: an interrupt behind the cut must not leave entries of pages that are gone
-                self.stamp += 1
-                self._known = min(self._known, kept)
+            self.cache.begin()
             self.pages.truncate(n)
 
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
         with self.cache.lock:
-            kept = self.pages.pool.pages_for(max(n, *(m for i, m in enumerate(self.pages.lengths) if i != layer), 0))
-            if kept < len(self.pages.pages):
-                self.stamp += 1
-                self._known = min(self._known, kept)
+            self.cache.begin()
             self.pages.retract(layer, n)
 
     def free(self) -> None:
@@ -111,24 +106,22 @@ class Sequence:
         """Write the tokens that every layer has to a file that ``KVCache.load`` reads; see ``save``."""
         save(self, path)
 
+    @property
+    def stamp(self) -> int:
+        """Of what ``table`` returned last: tables of different contents have different stamps."""
+        return self._table[2]
+
     def table(self, reservation: Reservation | None = None) -> NDArray[np.uint32]:
-        """The block table (pages,), with a reservation's pages where one is given. A view, good until the next call."""
-        pages = self.pages.pages
-        fixed = len(pages) if reservation is None else reservation.table_start
-        new = () if reservation is None else reservation.new_pages
-        total = fixed + len(new)
-        if total > len(self._table):
-            self._table = np.concatenate([self._table, np.zeros(2 * total, np.uint32)])
-        if self._known < fixed:
-            # entries that a rolled back reservation left make the table another one; those of a committed one are it
-            self.stamp += int(np.any(self._table[self._known : fixed] != pages[self._known : fixed]))
-            self._table[self._known : fixed] = pages[self._known : fixed]
-        self._known = min(self._known, fixed)  # before the reservation's pages, which a rollback gives back
-        if new:
-            self._table[fixed:total] = new
-            self.stamp += 1
-        self._known = min(fixed, total)
-        return self._table[:total]
+        """The block table (pages,), with a reservation's pages where one is given. Read it, do not write it."""
+        pages = self.pages.table if reservation is None else reservation.table
+        known, array, _ = self._table
+        if known is not pages:
+            if reservation is not None and known is self.pages.table:  # a copy of memory, but for the new pages
+                array = np.concatenate([array[: reservation.table_start], np.array(reservation.new_pages, np.uint32)])
+            else:
+                array = np.array(pages, np.uint32)
+            self._table = pages, array, next(_stamps)
+        return array
 
 
 class KVCache:
@@ -167,11 +160,12 @@ class KVCache:
         self.tile = min(LEAF, page_size)
         self.page_tiles = page_size // self.tile
         self.lock = device.lock
-        self.max_k = 0.0  # largest |k| ever appended: bounds the scores
-        self._live: weakref.WeakSet[Sequence] = weakref.WeakSet()
+        self._max_k = 0.0, 0.0, Commit()  # before a commit, after it, and the commit
+        self._live: Registry[Sequence] = Registry()
+        self._holding: tuple[weakref.ReferenceType[SequencePages], ...] = ()  # whose rows the current call reserves
         self._rigs: dict[tuple[Any, ...], tuple[list[Buffer], Work]] = {}  # shared by the layers
         self._recordings: dict[tuple[Any, ...], Recording] = {}
-        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must close first
+        self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
         self.layers = self._allocate()
@@ -237,6 +231,11 @@ class KVCache:
         if not self._open:
             raise ClosedError("KVCache: used after close()")
 
+    def begin(self) -> None:
+        """Under the lock, before a call looks at sequences: give back what an interrupted call could not."""
+        if self._holding:
+            self.end()
+
     def close(self) -> None:
         """Free the device memory and every sequence."""
         self._open = False
@@ -265,6 +264,7 @@ class KVCache:
         """An empty sequence."""
         with self.lock:
             self.check_open()
+            self.begin()
             return self.adopt(SequencePages(self.pool, self.num_layers))
 
     def load(self, path: str | os.PathLike[str]) -> Sequence:
@@ -274,7 +274,7 @@ class KVCache:
     @property
     def sequences(self) -> list[Sequence]:
         """The live sequences, oldest first. One that is dropped gives its pages back."""
-        return sorted(self._live, key=lambda sequence: sequence.serial)
+        return sorted((s for s in self._live if not s.pages.closed), key=lambda sequence: sequence.serial)
 
     def adopt(self, pages: SequencePages) -> Sequence:
         """A Sequence for ``pages``, counted against max_sequences."""
@@ -295,6 +295,7 @@ class KVCache:
     def check_sequence(self, sequence: Any) -> Sequence:
         """``sequence`` if it is a live one of this cache."""
         self.check_open()
+        self.begin()
         if not isinstance(sequence, Sequence):
             raise ArgumentError(f"seq: got {type(sequence).__name__}, expected a Sequence of this cache")
         if sequence.cache is not self:
@@ -337,10 +338,48 @@ class KVCache:
         with self.lock:
             self.check_sequence(sequence)
             keys, values, largest = self.check_rows(k, v)
-            with sequence.pages.reserve(self.check_layer(layer), len(keys)) as reservation:
+            try:
+                reservation = self.hold(sequence, self.check_layer(layer), len(keys))
                 self.copy_pages(reservation.copies)
                 self.write_rows(sequence, layer, reservation, rows.encode(keys, values, self.dtype))
-                self.max_k = max(self.max_k, largest)  # before the commit: too large is safe, too small is not
+                self.commit([reservation], largest)
+            finally:
+                self.end()
+
+    @property
+    def max_k(self) -> float:
+        """The largest |k| ever appended: it bounds the scores."""
+        before, after, commit = self._max_k
+        return after if commit.made else before
+
+    @max_k.setter
+    def max_k(self, value: float) -> None:
+        self._max_k = value, value, Commit()
+
+    def hold(self, sequence: Sequence, layer: int, count: int) -> Reservation:
+        """Reserve the places of new rows for a call that is under way, which ``commit``s them and then calls ``end``.
+
+        Where an interrupt cuts its clean-up short, too, the next call gives the places back.
+        """
+        sequence.pages.check_idle()
+        self._holding = (*self._holding, weakref.ref(sequence.pages))
+        return sequence.pages.reserve(layer, count)
+
+    def commit(self, reservations: list[Reservation], largest: float) -> None:
+        """The rows of ``reservations`` count, and ``largest``, their max |k|, with them: one store, all or nothing."""
+        if reservations:
+            commit = Commit()
+            before = self.max_k
+            self._max_k = before, max(before, largest), commit
+            commit_all(reservations, commit)
+
+    def end(self) -> None:
+        """The end of a call that called ``hold``: what it did not commit is given back."""
+        for reference in self._holding:
+            pages = reference()
+            if pages is not None and (reservation := pages.open_reservation()):
+                reservation.rollback()
+        self._holding = ()
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..cache import rows
 from ..cache.kv_cache import KVCache, Sequence, power_of_two
-from ..cache.pages import Reservation, commit_all
+from ..cache.pages import Reservation
 from ..cache.rows import NEVER, Work, item_table, row_table
 from ..canonical.reference import PartialState, empty_state, key_ranges
 from ..errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
@@ -65,8 +65,8 @@ class _Rig:
     out: Buffer
     rows: Buffer | None
     row_words: NDArray[np.uint32]  # (appends, kv_heads, words) on the host
-    holds: tuple[Any, ...] = ()  # what ``work`` was filled for, see _Frame
-    tokens: tuple[int, ...] = ()  # and for which lengths
+    # what ``work`` and the work buffers hold, see _Frame, and for which lengths; None while they are written
+    holds: tuple[tuple[Any, ...], tuple[int, ...]] | None = None
     shared: Work | None = None  # the items of shared keys, in a work buffer of their own
     shared_buffers: tuple[Buffer, ...] = ()
 
@@ -261,17 +261,17 @@ class Attention:
     def close(self) -> None:
         """Free the command buffers and tensors of every bucket; KVCache.close does it. A later call makes them anew."""
         with self.cache.lock:
-            for recording in self._recordings.values():
+            recordings, rigs, pool = self._recordings, self._rigs, self._pool
+            # forgotten before they are closed, users before what they use: an interrupt leaves nothing closed in use
+            self._recordings, self._frames = {}, {}
+            self._rigs, self._pool = {}, {}
+            for recording in recordings.values():
                 recording.close()
-            for rig in self._rigs.values():
+            for rig in rigs.values():
                 for buffer in (*rig.work_buffers, *rig.shared_buffers):
                     buffer.close()
-            for buffer in self._pool.values():
+            for buffer in pool.values():
                 buffer.close()
-            self._recordings.clear()
-            self._rigs.clear()
-            self._pool.clear()
-            self._frames.clear()
 
     @property
     def keys_read(self) -> int:
@@ -412,18 +412,16 @@ class Attention:
         held: list[Reservation] = []
         try:
             for part in parts:
-                part.tokens = part.sequence.pages.lengths[layer]
+                part.tokens = part.sequence.pages.length(layer)
                 if part.keys is not None:
-                    part.reservation = part.sequence.pages.reserve(layer, len(part.keys))
+                    part.reservation = cache.hold(part.sequence, layer, len(part.keys))
                     held.append(part.reservation)
                     part.tokens += len(part.keys)
                     cache.copy_pages(part.reservation.copies)
             found = attend(parts, layer)
-            cache.max_k = k_max  # before the commit: an interrupt in between leaves it too large, not too small
-            commit_all(held)
-        finally:  # after a commit this does nothing
-            for reservation in held:
-                reservation.rollback()
+            cache.commit(held, k_max)
+        finally:
+            cache.end()
         return found
 
     def _check_q(self, q: Any) -> tuple[NDArray[Any], float]:
@@ -480,7 +478,7 @@ class Attention:
         """The parts' places in an order in which those that share pages are neighbours; None: as they are."""
         if self.cascade is False or window is not None or len(parts) < 2:
             return None
-        first = [part.sequence.pages.pages[:1] for part in parts]
+        first = [part.sequence.pages.table[:1] for part in parts]
         if len({page for pages in first for page in pages}) == len(parts):
             return None
         units = [self._plan(part.tokens, len(part.q), window)[0].unit_leaves for part in parts]
@@ -569,11 +567,12 @@ class Attention:
             elif not new:  # a leaf can be shared while it is whole; what a call appends lies in pages of its own
                 key = (*key, *(length // LEAF for length in tokens))
         frame = self._frames.get(key) if key else None
-        if frame is not None and self._rig(frame.bucket).holds == key:
+        holds = self._rig(frame.bucket).holds if frame is not None else None
+        if frame is not None and holds is not None and holds[0] == key:
             bucket, rig = frame.bucket, self._rig(frame.bucket)
-            changed = rig.tokens != tokens
+            changed = holds[1] != tokens
             if changed:
-                rig.tokens = ()  # an interrupted call leaves words that the next one must fill again
+                rig.holds = None  # an interrupted call leaves words that the next one must fill again
                 for at, (length, span) in enumerate(zip(tokens, frame.items, strict=True)):
                     rig.work.items[span, 1] = length
                     if window is not None:
@@ -589,7 +588,6 @@ class Attention:
                 assert rig.shared is not None
                 cache.set_cache(rig.shared, cache.layers[layer][i])
                 runtime.write(buffer, rig.shared.words)
-            rig.holds, rig.tokens = key, ()
             if key:
                 if len(self._frames) > 256:
                     self._frames.clear()
@@ -599,8 +597,8 @@ class Attention:
         if len(block) > 1:
             q = np.concatenate([part.q[begin:end] for part, begin, end in block])
         self._upload(rig, q, new, layer, changed)
-        if changed:
-            rig.tokens = tokens
+        if changed and key:
+            rig.holds = key, tokens
         runtime.run(self._recording(bucket, rig, layer))
         self._ran(rig)
         words = runtime.read(rig.out).view(np.float32)
@@ -705,7 +703,7 @@ class Attention:
             True,
         )
         rig = self._rig(bucket)
-        rig.holds = ()
+        rig.holds = None
         fill(rig, block, [layout], items, new, bucket, None, tables)
         self._upload(rig, part.q[begin:end], new, layer, True)
         runtime.run(self._recording(bucket, rig, layer))
@@ -757,7 +755,7 @@ class Attention:
             shared_build="single" if common is None or np.all(common[:, 3] - common[:, 2] == 1) else "loop",
         )
         rig = self._rig(bucket)
-        rig.holds = ()  # until the caller says what it holds
+        rig.holds = None  # until the caller says what it holds
         return bucket, fill(rig, block, plans, items, new, bucket, window, tables, common)
 
     def _share(
@@ -993,7 +991,7 @@ class RecordedAttention:
 
     def _begin(self) -> Reservation | None:
         """Reserve the new rows' places and fill the work words."""
-        length = self.seq.pages.lengths[self.layer]
+        length = self.seq.pages.length(self.layer)
         part = _Part(self.seq, np.empty((self.q_len, 0)), range(self.count), tokens=length + self.count)
         if part.tokens > self.max_tokens:
             raise LimitError(f"seq: {part.tokens} tokens, expected at most max_tokens = {self.max_tokens}")

@@ -1,0 +1,171 @@
+"""Ctrl-C between any two bytecodes: a KeyboardInterrupt before the n-th opcode that runs in chosen files.
+
+Left out are the opcodes with which a ``with`` statement leaves its block normally, up to the call of ``__exit__``, and
+those with which a handler begins and ends. CPython looks for signals at calls, jumps backwards and entries of
+functions, so none arrives there; an exception there would skip ``__exit__``, that of a lock included, or leak the one
+that is handled.
+"""
+
+from __future__ import annotations
+
+import dis
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+import zinc_attn
+
+T = TypeVar("T")
+
+PACKAGE = Path(zinc_attn.__file__).parent
+_LEAVING = ("SWAP", "ROT_TWO", "POP_BLOCK", "LOAD_CONST", "DUP_TOP", "PRECALL", "NOP")
+
+_HANDLING = ("PUSH_EXC_INFO", "WITH_EXCEPT_START", "POP_EXCEPT", "RERAISE")
+
+
+def files(*names: str) -> frozenset[str]:
+    """The paths of modules of the package, as code objects name them."""
+    return frozenset(str(PACKAGE / name) for name in names)
+
+
+@cache
+def _deferred(code: CodeType) -> frozenset[int]:
+    """The offsets of the opcodes of ``code`` at which no signal can arrive and a lock would be lost."""
+    ops = list(dis.get_instructions(code))
+    found: set[int] = set()
+    for at, op in enumerate(ops):
+        if op.opname in _HANDLING:
+            found.add(op.offset)
+            if ops[at - 1].opname == "COPY":
+                found.add(ops[at - 1].offset)
+        if op.opname not in ("CALL", "CALL_FUNCTION"):
+            continue
+        begin = at
+        while begin and ops[begin - 1].opname in _LEAVING:
+            begin -= 1
+        nothing = [o for o in ops[begin:at] if (o.opname == "LOAD_CONST" and o.argval is None) or o.opname == "DUP_TOP"]
+        if len(nothing) >= 3:
+            found.update(one.offset for one in ops[begin : at + 1])
+    return frozenset(found)
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt before the opcodes whose numbers are given, counted from 0 over the frames of ``where``.
+
+    A trace function that raises is removed by the interpreter; a profile function then sets it again at the next call
+    or return, so a second interrupt hits what runs after the first one.
+    """
+
+    def __init__(self, where: Collection[str], *at: int) -> None:
+        self.where, self.at, self.seen, self.raised = where, sorted(at), 0, list[str]()
+
+    def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode" and frame.f_lasti not in _deferred(frame.f_code):
+            self.seen += 1
+            if self.at and self.seen > self.at[0]:
+                self.at.pop(0)
+                self.raised.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+                raise KeyboardInterrupt
+        return self._local
+
+    def _outer(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename not in self.where:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._local
+
+    def _again(self, frame: FrameType | None, event: str, arg: Any) -> None:
+        if self.raised and self.at and sys.gettrace() is None:
+            while frame is not None:
+                if frame.f_code.co_filename in self.where:
+                    frame.f_trace_opcodes, frame.f_trace_lines = True, False
+                    frame.f_trace = self._local
+                frame = frame.f_back
+            sys.settrace(self._outer)
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Around what is to be interrupted."""
+        old = sys.gettrace(), sys.getprofile()
+        sys.setprofile(self._again if len(self.at) > 1 else None)
+        sys.settrace(self._outer)
+        try:
+            yield
+        finally:
+            self.at.clear()  # first: the profile function sets the trace function again where more is to come
+            sys.setprofile(old[1])
+            sys.settrace(old[0])
+
+    def run(self, call: Callable[[], T]) -> T:
+        """``call`` under interrupts; KeyboardInterrupt where one came through."""
+        with self.armed():
+            return call()
+
+
+def opcodes(call: Callable[[], object], where: Collection[str]) -> int:
+    """How many opcodes ``call`` runs in ``where``."""
+    counter = Interrupter(where)
+    counter.run(call)
+    return counter.seen
+
+
+def moments(count: int, budget: int, seed: int) -> list[tuple[int, ...]]:
+    """When to interrupt a call of ``count`` opcodes: before each of them, or ``budget`` of them, and pairs besides."""
+    rng = random.Random(seed)
+    ones = range(count) if count <= budget else sorted(rng.sample(range(count), budget))
+    pairs = ((n, n + 1 + int(rng.expovariate(1 / 40))) for n in rng.sample(range(count), min(count, budget) // 3))
+    return [*((n,) for n in ones), *pairs]
+
+
+class Signals:
+    """Signals at random times, from ``signals``. As Ctrl-C does, they raise KeyboardInterrupt, but only in ``run``."""
+
+    def __init__(self, seconds: float, mean: float) -> None:
+        self.end, self.mean, self.rng = time.monotonic() + seconds, mean, random.Random(3)
+        self.raised, self.inside = 0, False
+
+    def go_on(self) -> bool:
+        """Whether there is time left."""
+        return time.monotonic() < self.end
+
+    def again(self) -> None:
+        """Set the timer for the next one."""
+        signal.setitimer(signal.ITIMER_REAL, max(self.rng.expovariate(1 / self.mean), 1e-5))
+
+    def handler(self, number: int, frame: FrameType | None) -> None:
+        """Interrupt what runs within ``run``, once."""
+        self.again()
+        if self.inside:
+            self.inside = False
+            self.raised += 1
+            raise KeyboardInterrupt
+
+    def run(self, call: Callable[[], T]) -> T | None:
+        """What ``call`` returns, or None where it was interrupted."""
+        try:
+            self.inside = True
+            found = call()
+            self.inside = False
+            return found
+        except KeyboardInterrupt:
+            return None
+
+
+@contextmanager
+def signals(seconds: float, mean: float = 0.002) -> Iterator[Signals]:
+    """For some seconds a signal every ``mean`` seconds on average, in the main thread."""
+    came = Signals(seconds, mean)
+    old = signal.signal(signal.SIGALRM, came.handler)
+    came.again()
+    try:
+        yield came
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
