@@ -31,8 +31,14 @@ _HANDLING = ("PUSH_EXC_INFO", "WITH_EXCEPT_START", "POP_EXCEPT", "RERAISE")
 
 
 def files(*names: str) -> frozenset[str]:
-    """The paths of modules of the package, as code objects name them."""
-    return frozenset(str(PACKAGE / name) for name in names)
+    """The paths of modules of the package, as code objects name them; a folder stands for all modules in it."""
+    found = [
+        path
+        for name in names
+        for path in ((PACKAGE / name).rglob("*.py") if (PACKAGE / name).is_dir() else [PACKAGE / name])
+    ]
+    assert found and all(path.exists() for path in found), names
+    return frozenset(map(str, found))
 
 
 @cache

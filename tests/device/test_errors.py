@@ -11,9 +11,9 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import errors
-from zinc_attn.runtime import device as device_module
-from zinc_attn.runtime import protocol as machine
 from zinc_attn.runtime.protocol import Use
+from zinc_attn.runtime.protocol import device as device_module
+from zinc_attn.runtime.protocol import protocol as machine
 
 
 def arrays(tokens=10, q_heads=4, kv_heads=2, head_dim=64, dtype=np.float32):
@@ -90,7 +90,7 @@ CASES = [
         lambda q, k, v: (q, k, v),
         {"num_splits": 0},
         errors.ArgumentError,
-        "num_splits: got 0, expected an int from 1 to 16777216",
+        "num_splits: got 0, expected an int from 1 to 262144",
     ),
     (
         lambda q, k, v: (q, k, v),

@@ -380,7 +380,7 @@ def test_check_finds_what_it_is_for() -> None:
 
 
 # --- an interrupt at every bytecode -----------------------------------------------------------------------
-WHERE = files("pages.py", "registry.py")
+WHERE = files("cache/pages.py", "cache/registry.py")
 
 
 def _with(seq: SequencePages, fail: bool = False) -> None:

@@ -134,9 +134,9 @@ def test_round_trip_and_fingerprint():
         ({"version": 1}, "got version 1, expected 2"),
         ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
         ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
-        ({"boundaries": 7}, "expected what to_dict gives"),
+        ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
         ({"unit_leaves": 3}, "unit_leaves: got 3, expected 1 or 8"),
-        ({"shape": {"q_heads": 16}}, "expected what to_dict gives"),
+        ({"shape": {"q_heads": 16}}, "expected a dict of q_heads, kv_heads and head_dim"),
         ({"surprise": 1}, "expected ['begin', 'boundaries'"),
     ],
 )
@@ -163,7 +163,7 @@ def test_from_dict_refuses(change, message):
         ),
         (
             lambda: SplitPlan.fixed(10, QWEN, num_splits=0),
-            "num_splits: got 0, expected an int from 1 to 16777216",
+            "num_splits: got 0, expected an int from 1 to 262144",
         ),
         (lambda: SplitPlan.fixed(10, QWEN, split_size=0), "split_size: got 0, expected an int of at least 1"),
         (

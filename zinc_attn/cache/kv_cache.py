@@ -33,7 +33,19 @@ from ..kernels import contract as kernels
 from ..kernels.contract import APPEND_KERNEL, COPY_KERNEL, GATHER_KERNEL, KernelDecl
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget, no_room
-from ..shapes import CHUNK, LEAF, MAX_CONTEXT, MAX_INPUT, MIN_INPUT, AttnShape, check_int, scale_words, value_words
+from ..shapes import (
+    CHUNK,
+    LEAF,
+    MAX_CONTEXT,
+    MAX_INPUT,
+    MIN_INPUT,
+    AttnShape,
+    check_array,
+    check_int,
+    check_path,
+    scale_words,
+    value_words,
+)
 from . import rows
 from .pages import Commit, PagePool, Reservation, SequencePages, commit_all
 from .registry import Registry
@@ -314,7 +326,7 @@ class KVCache:
         want = (self.shape.kv_heads, self.shape.head_dim)
         found = []
         for name, x in (("k", k), ("v", v)):
-            array = np.asarray(x)
+            array = check_array(name, x)
             if array.ndim not in (2, 3) or array.shape[-2:] != want:
                 raise ShapeError(f"{name}: got shape {array.shape}, expected (tokens, {want[0]}, {want[1]})")
             found.append(array[None] if array.ndim == 2 else array)
@@ -534,7 +546,7 @@ def save(sequence: Sequence, path: PathLike) -> None:
     conversation. CacheFileError where the file system refuses, and what a read of the device raises; an older file
     of that name is then as it was.
     """
-    target, cache = Path(path), sequence.cache
+    target, cache = check_path("path", path), sequence.cache
     with cache.lock:
         cache.check_sequence(sequence)
         try:
@@ -570,7 +582,7 @@ def load(cache: KVCache, path: PathLike) -> Sequence:
     CapacityError, LimitError: no room for the tokens or for one more sequence; RuntimeUnavailableError without the
     package safetensors. A failed call leaves the cache as it was.
     """
-    target = Path(path)
+    target = check_path("path", path)
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ClosedError, LimitError, ZincAttnError
-from ..shapes import MAX_CONTEXT, check_int
+from ..shapes import MAX_CONTEXT, check_int, shown
 from .registry import Registry
 
 MIN_PAGE_SIZE: Final = 16  # tokens
@@ -99,6 +99,8 @@ class PagePool:
             raise ArgumentError(
                 f"page_size: got {page_size}, expected a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}"
             )
+        if order is not None and (not isinstance(order, (Sequence, np.ndarray)) or getattr(order, "ndim", 1) != 1):
+            raise ArgumentError(f"order: got {shown(order)}, expected a list of page ids, or None")
         self._order = list(range(self.num_pages)) if order is None else [check_int("order", page, 0) for page in order]
         if sorted(self._order) != list(range(self.num_pages)):
             raise ArgumentError(

@@ -21,7 +21,7 @@ from ..errors import DTypeError, ValueRangeError
 from ..kernels import contract as kernels
 from ..kernels.contract import APPEND_WORDS, HEADER, HEADER_WORDS, ITEM_WORDS, ROW_WORDS
 from ..planning.splits import SplitPlan
-from ..shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, AttnShape, scale_words, value_words
+from ..shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, AttnShape, check_array, scale_words, value_words
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -69,7 +69,7 @@ def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
     Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantises,
     by the rule above. float16 arrays stay float16, all others come back as float32.
     """
-    array = np.asarray(x)
+    array = check_array(name, x)
     if array.dtype != np.float16 and (array.dtype != np.float32 or dtype == "f16"):
         if array.dtype.name != "bfloat16" or dtype != "bf16":
             raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {_TAKES[dtype]}")
@@ -233,12 +233,13 @@ def item_table(
     with ``keep_empty`` a row that sees no key still has its first range, whose state is the empty one. shared: (rows,)
     leaves that other items attend for the row.
     """
+    ranges = ranges[ranges[:, 0] < ranges[:, 1]]  # splits beyond the number of leaves have none
     last = -(-limits // LEAF)
     from_leaf = firsts // LEAF if shared is None else np.maximum(firsts // LEAF, shared)
     if keep_empty:
         last = np.maximum(last, 1)
     mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
-    row, split = np.nonzero(mine & (ranges[:, 0] < ranges[:, 1])[None])
+    row, split = np.nonzero(mine)
     begin = np.maximum(ranges[split, 0], from_leaf[row])
     end = np.minimum(ranges[split, 1], last[row])
     return np.stack([row, limits[row], begin, end, np.ones_like(row), firsts[row]], axis=1)

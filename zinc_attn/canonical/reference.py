@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import shapes
-from ..errors import ArgumentError, DTypeError, ShapeError
-from ..shapes import CHUNK, LANES, LEAF, NODE
+from ..errors import ArgumentError, ShapeError, ValueRangeError
+from ..shapes import CHUNK, LANES, LEAF, NODE, check_array, check_bool, check_float, check_int, check_text, shown
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -69,10 +69,12 @@ def attention(
     that joins the softmax without a value. Returns out with q's shape and lse (natural log, sinks included) with q's
     shape without head_dim; 0 and -inf where a row sees no key and no sink.
     """
+    q, k, v = _checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
+    scale, window, softcap, sinks = _checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
     rows = _rows(q).astype(np.float64)
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
     out = np.zeros(rows.shape)
     sink = np.full(q_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
     lse = np.repeat(sink[None], q_len, axis=0)
@@ -94,6 +96,44 @@ def attention(
             out[i, heads] = p @ values[seen] / total
             lse[i, heads] = (top + np.log(total))[:, 0]
     return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+
+
+def _checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """q, k and v as arrays that fit each other and hold numbers that the kernels take: see ``attention``."""
+    qa, ka, va = (check_array(name, x, dtypes) for name, x in (("q", q), ("k", k), ("v", v)))
+    if qa.ndim not in (2, 3) or 0 in qa.shape:
+        raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
+    if ka.ndim != 3 or not ka.shape[1] or ka.shape[2] != qa.shape[-1] or qa.shape[-2] % ka.shape[1]:
+        raise ShapeError(
+            f"k: got shape {ka.shape}, expected (tokens, kv_heads, {qa.shape[-1]}) with a kv_heads that divides q's "
+            f"{qa.shape[-2]} heads"
+        )
+    if va.shape != ka.shape:
+        raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
+    for name, x in (("q", qa), ("k", ka), ("v", va)):
+        if x.size and not max(-float(x.min()), float(x.max())) <= shapes.MAX_INPUT:  # false for NaN too
+            raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    return qa, ka, va
+
+
+def _checked_options(
+    q_heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
+) -> tuple[float | None, int | None, float | None, NDArray[Any] | None]:
+    """scale, window, softcap and sinks; refused where they are not what ``attention`` says."""
+    check_bool("causal", causal)
+    factor = None if scale is None else check_float("scale", scale)
+    if factor is not None and not abs(factor) * shapes.LOG2E < 2.0**127:
+        raise ValueRangeError(f"scale: got {factor:g}, expected a finite float32 number")
+    keys = None if window is None else check_int("window", window, 1, 1 << 62)  # positions are int64
+    cap = None if softcap is None else check_float("softcap", softcap)
+    if cap is not None and not shapes.MIN_INPUT <= cap <= shapes.MAX_INPUT:
+        raise ValueRangeError(f"softcap: got {cap:g}, expected a number from 2**-40 to 2**60, or None for no cap")
+    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64"))
+    if array is not None and array.shape != (q_heads,):
+        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
+    if array is not None and not np.all(np.abs(array) <= shapes.MAX_INPUT):
+        raise ValueRangeError("sinks: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    return factor, keys, cap, array
 
 
 # --- the kernels' arithmetic -------------------------------------------------------------------------------
@@ -291,6 +331,10 @@ def emulate(
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim) float32 or float16; k, v: (tokens, kv_heads, head_dim)
     float32 or float16. Semantics as in ``attention``.
     """
+    q, k, v = _checked_arrays(q, k, v, ("float32", "float16"))
+    scale, window, softcap, sinks = _checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
+    if q.shape[-1] % CHUNK:
+        raise ShapeError(f"q: got head_dim {q.shape[-1]}, expected a multiple of {CHUNK}")
     rows = as_input(_rows(q))
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
@@ -416,6 +460,17 @@ class PartialState:
     call: str
     sinks: F32 | None = None
 
+    def __post_init__(self) -> None:
+        for name, dtype in (("nodes", "int64"), ("m", "float32"), ("l", "float32"), ("o", "float32")):
+            _check_field(name, getattr(self, name), dtype)
+        if self.sinks is not None:
+            _check_field("sinks", self.sinks, "float32")
+        if not isinstance(self.span, tuple) or len(self.span) != 2:
+            raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), node numbers")
+        first = check_int("span[0]", self.span[0], 0)
+        check_int("span[1]", self.span[1], first)
+        check_text("call", self.call, "the name of what was attended")
+
     @property
     def nbytes(self) -> int:
         """Bytes of m, l and o."""
@@ -495,12 +550,19 @@ class PartialState:
             raise PartialStateError("partial state: got an m that is no integer, expected integers in log2 units")
 
 
+def _check_field(name: str, value: Any, dtype: str) -> None:
+    """Refuse what is no plain array of a native dtype; ``PartialState.check`` looks at shapes and values."""
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray) or value.dtype != np.dtype(dtype):
+        given = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else shown(value)
+        raise PartialStateError(f"partial state: got {name} {given}, expected a plain array of {dtype}")
+
+
 def gather(parts: Iterable[PartialState]) -> PartialState:
     """One state of all nodes of a call from the parts in any order. PartialStateError: see there."""
-    found: list[Any] = [] if isinstance(parts, PartialState) else list(parts)
+    found: list[Any] = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, PartialState) else []
     if not found or not all(isinstance(part, PartialState) for part in found):
         given = ", ".join(sorted({type(part).__name__ for part in found})) or "none"
-        given = "one PartialState" if isinstance(parts, PartialState) else given
+        given = given if isinstance(parts, Iterable) else f"one {type(parts).__name__}"
         raise PartialStateError(f"partial states: got {given}, expected a list of the PartialStates of one call")
     one = found[0]
     for other in found:
@@ -546,11 +608,9 @@ def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:
 
 
 def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:
-    array = np.asarray(x)
+    array = check_array(name, x, ("float16", "float32", "float64"))
     if array.ndim != ndim:
         raise ShapeError(f"{name}: got shape {array.shape}, expected {axes}")
-    if array.dtype not in (np.float16, np.float32, np.float64):
-        raise DTypeError(f"{name}: got dtype {array.dtype}, expected float16, float32 or float64")
     return array
 
 
@@ -579,6 +639,8 @@ def merge_states(v: Any, s: Any) -> tuple[F32, F32]:
         raise ShapeError(f"s: got shape {lse.shape}, expected v's first three axes {values.shape[:3]}")
     if values.shape[1] == 0:
         raise ShapeError(f"v: got shape {values.shape}, expected at least one state (axis n)")
+    if not np.all(np.isfinite(values)) or not np.all(lse < np.inf):
+        raise ValueRangeError("v, s: got a NaN or an infinity, expected finite numbers, and -inf in s for no keys")
     top = lse.max(axis=1, keepdims=True)
     finite_top = np.where(np.isneginf(top), 0.0, top)
     w = np.exp(lse - finite_top)

@@ -21,13 +21,13 @@ from ..cache.kv_cache import KVCache, Sequence, power_of_two
 from ..cache.pages import Reservation
 from ..cache.rows import NEVER, Work, item_table, row_table
 from ..canonical.reference import PartialState, empty_state, key_ranges
-from ..errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
+from ..errors import ArgumentError, LimitError, RuntimeUnavailableError, ShapeError
 from ..kernels import contract as kernels
 from ..kernels.contract import APPEND_KERNEL, MERGE, MERGE_DIMS, SCRATCH_BYTES, Build
 from ..planning.splits import SplitPlan, first_seen, plan_splits, sharing_pays
 from ..runtime.kompute import HostTensor, KomputeBuffer, KomputeRuntime
 from ..runtime.protocol import Buffer, Dispatch, Recording, Use
-from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_int
+from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, NODE, check_array, check_bool, check_int, shown
 from .one_shot import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
 
 F32 = NDArray[np.float32]
@@ -210,13 +210,15 @@ class Attention:
         cascade: bool | None = None,
     ) -> None:
         if num_splits is not None and split_size is not None:
-            raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one")
+            raise ArgumentError(
+                f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one"
+            )
         if not isinstance(cache, KVCache):
             raise ArgumentError(
                 f"cache: got {type(cache).__name__}, expected a KVCache (a ShardedKVCache has ShardedAttention)"
             )
         if cascade is not None and not isinstance(cascade, bool):
-            raise ArgumentError(f"cascade: got {cascade!r}, expected True, False or None")
+            raise ArgumentError(f"cascade: got {shown(cascade)}, expected True, False or None")
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size, self.cascade = num_splits, split_size, cascade
         self._last: _Rig | None = None  # of the last call's last submission
@@ -239,6 +241,8 @@ class Attention:
         if isinstance(window, (list, tuple)) and len(window) != layers:
             raise ArgumentError(f"window: got {len(window)} entries, expected an int, None or one per layer ({layers})")
         windows = list(window) if isinstance(window, (list, tuple)) else [window] * layers
+        if not isinstance(sinks, (list, tuple)) and sinks is not None:
+            sinks = check_array("sinks", sinks)
         if isinstance(sinks, (list, tuple)) or np.ndim(sinks) == 2:
             if len(sinks) != layers:
                 raise ArgumentError(
@@ -324,6 +328,7 @@ class Attention:
         batch = not isinstance(seq, Sequence)
         if batch and not isinstance(seq, (list, tuple)):
             raise ArgumentError(f"seq: got {type(seq).__name__}, expected a Sequence or a list of them")
+        return_lse = check_bool("return_lse", return_lse)
         sequences = [seq] if isinstance(seq, Sequence) else list(seq)
         columns = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
         for name, column in zip("qkv", columns, strict=True):
@@ -362,15 +367,18 @@ class Attention:
         """
         if (k is None) != (v is None):
             raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
-        held = None if nodes is None else np.array([check_int("nodes", n, 0) for n in nodes], np.int64)
+        if nodes is not None and not isinstance(nodes, (list, tuple, np.ndarray)):
+            raise ArgumentError(f"nodes: got {shown(nodes)}, expected a list of node numbers, or None")
+        last = MAX_CONTEXT // KEYS_PER_NODE
+        held = None if nodes is None else np.array([check_int("nodes", n, 0, last) for n in nodes], np.int64)
         if held is not None and np.any(held[1:] <= held[:-1]):
             raise ArgumentError(f"nodes: got {list(held)}, expected ascending numbers")
 
         if within is not None:
             if not isinstance(within, (tuple, list)) or len(within) != 2:
-                raise ArgumentError(f"within: got {within!r}, expected (first, end), node numbers, or None")
-            first = check_int("within[0]", within[0], 0)
-            within = first, check_int("within[1]", within[1], first)
+                raise ArgumentError(f"within: got {shown(within)}, expected (first, end), node numbers, or None")
+            first = check_int("within[0]", within[0], 0, last)
+            within = first, check_int("within[1]", within[1], first, last)
 
         def attend(parts: list[_Part], layer: int) -> PartialState:
             return self._attend_nodes(parts[0], layer, held, tokens, within)
@@ -425,13 +433,11 @@ class Attention:
         return found
 
     def _check_q(self, q: Any) -> tuple[NDArray[Any], float]:
-        array, shape = np.asarray(q), self.cache.shape
+        array, shape = check_array("q", q), self.cache.shape
         want = (shape.q_heads, shape.head_dim)
         if array.ndim not in (2, 3) or array.shape[-2:] != want or array.shape[0] == 0:
             raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
-        if array.dtype not in (np.float32, np.float16):
-            raise DTypeError(f"q: got dtype {array.dtype}, expected float32 or float16")
-        values, largest = rows.checked_values("q", array)
+        values, largest = rows.checked_values("q", check_array("q", array, ("float32", "float16")))
         return (values if array.ndim == 3 else values[None]), largest
 
     def _plan(self, tokens: int, q_len: int, window: int | None) -> Layout:

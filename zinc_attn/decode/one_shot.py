@@ -18,7 +18,21 @@ from ..kernels import contract as kernels
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
 from ..runtime.protocol import Dispatch, Recording, Use
-from ..shapes import LEAF, LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, AttnShape, check_int, dtype_bytes
+from ..shapes import (
+    LEAF,
+    LOG2E,
+    MAX_CONTEXT,
+    MAX_INPUT,
+    MAX_SCORE,
+    MIN_INPUT,
+    AttnShape,
+    check_array,
+    check_bool,
+    check_float,
+    check_int,
+    dtype_bytes,
+    shown,
+)
 
 F32 = NDArray[np.float32]
 MAX_WINDOW = 1 << 62  # positions are int64
@@ -40,11 +54,10 @@ def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -
 
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The scale as a float; None is 1 / sqrt(head_dim)."""
-    try:
-        value = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
-    except (TypeError, ValueError, OverflowError):
-        raise ArgumentError(f"scale: got {scale!r}, expected a number") from None
-    if not abs(value) * LOG2E < 2.0**127:  # false for NaN too
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    value = check_float("scale", scale, "a finite float32 number")
+    if not abs(value) * LOG2E < 2.0**127:
         raise ValueRangeError(f"scale: got {value:g}, expected a finite float32 number")
     return value
 
@@ -78,44 +91,33 @@ def check_softcap(softcap: Any) -> float | None:
     """A cap within the range of inputs, or None; rounded to float32."""
     if softcap is None:
         return None
-    try:
-        value = float(np.float32(softcap))
-    except (TypeError, ValueError, OverflowError):
-        raise ArgumentError(f"softcap: got {softcap!r}, expected a number or None") from None
+    expected = "a number from 2**-40 to 2**60, or None for no cap"
+    value = check_float("softcap", softcap, expected)
     if not MIN_INPUT <= value <= MAX_INPUT:
-        raise ValueRangeError(f"softcap: got {value:g}, expected a number from 2**-40 to 2**60, or None for no cap")
-    return value
+        raise ValueRangeError(f"softcap: got {value:g}, expected {expected}")
+    return float(np.float32(value))
 
 
 def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
     """Sinks (q_heads,) in log2 units, or None."""
     if sinks is None:
         return None
-    array = np.asarray(sinks)
+    array = check_array("sinks", sinks, ("float32", "float16", "float64"))
     if array.shape != (q_heads,):
         raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
-    if array.dtype not in (np.float16, np.float32, np.float64):
-        raise DTypeError(f"sinks: got dtype {array.dtype}, expected float32")
-    return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
-
-
-def _float_array(name: str, x: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(x)
-    except ValueError as error:  # ragged lists
-        raise ShapeError(f"{name}: {error}") from None
-    if array.dtype not in _DTYPES:
-        raise DTypeError(f"{name}: got dtype {array.dtype}, expected float32 or float16")
-    return array
+    with np.errstate(over="ignore"):  # what float32 does not hold is infinite there, and refused as such
+        return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
 
 
 def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], AttnShape]:
     """q as (q_len, q_heads, head_dim), k, v, and their shape. ShapeError and DTypeError name the argument."""
-    qa, ka, va = _float_array("q", q), _float_array("k", k), _float_array("v", v)
+    qa, ka, va = (check_array(name, x, ("float32", "float16")) for name, x in (("q", q), ("k", k), ("v", v)))
     if qa.ndim not in (2, 3):
         raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
     if ka.ndim != 3:
         raise ShapeError(f"k: got shape {ka.shape}, expected (tokens, kv_heads, head_dim)")
+    if len(ka) > MAX_CONTEXT:
+        raise ShapeError(f"k: got {len(ka):,} tokens, expected at most {MAX_CONTEXT:,}")
     if va.shape != ka.shape:
         raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
     if va.dtype != ka.dtype:
@@ -338,15 +340,19 @@ def attention(
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
     """
     rows, ka, va, shape = check_arrays(q, k, v)
+    causal, return_lse = check_bool("causal", causal), check_bool("return_lse", return_lse)
+    one_row = np.ndim(q) == 2
     factor = check_scale(scale, shape.head_dim)
     scoring = Scoring(factor, check_window(window), check_softcap(softcap), check_sinks(sinks, shape.q_heads))
-    checked_q, q_max = checked_values("q", rows if np.ndim(q) == 3 else rows[0])  # indices as the caller counts them
+    checked_q, q_max = checked_values("q", rows[0] if one_row else rows)  # indices as the caller counts them
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
     check_score_bound(q_max, k_max, shape.head_dim, factor)
     tokens, q_len = len(ka), len(rows)
     if num_splits is not None and split_size is not None:
-        raise ArgumentError(f"num_splits, split_size: got {num_splits}, {split_size}, expected at most one of the two")
+        raise ArgumentError(
+            f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"
+        )
     device = default_device() if device is None else device
     if not isinstance(device, Device):
         raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
@@ -367,5 +373,6 @@ def attention(
             step.close()
     finally:
         kv.close()
-    out, lse = out.reshape(np.shape(q)), lse.reshape(np.shape(q)[:-1])
+    if one_row:
+        out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out

@@ -23,7 +23,6 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from numbers import Real
 from threading import RLock, Thread
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -41,7 +40,7 @@ from ..kernels import contract as kernels
 from ..kernels.contract import MERGE, MERGE_DIMS, SCRATCH_BYTES
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget
-from ..shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_int
+from ..shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_bool, check_float, check_int, shown
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -49,6 +48,7 @@ TIMEOUT_S: Final = 60.0  # that a rank waits for the others in an exchange
 FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # what a rank's part of an exchange starts with
 NOTE_BYTES: Final = 512  # of what a rank that gives an exchange up tells the others
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
+MAX_WEIGHT: Final = 2.0**512  # of a shard: sums of weights stay finite
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
     "pip install mpich"
@@ -171,8 +171,10 @@ class Dealer:
 
     def __init__(self, weights: Seq[float]) -> None:
         share = np.asarray(weights, np.float64)
-        if share.ndim != 1 or not share.size or not np.all(np.isfinite(share)) or np.any(share <= 0):
-            raise ArgumentError(f"weights: got {list(weights)}, expected positive numbers, one per shard")
+        if share.ndim != 1 or not share.size or not np.all(share <= MAX_WEIGHT) or np.any(share <= 0):
+            raise ArgumentError(
+                f"weights: got {shown(list(weights))}, expected positive numbers of at most 2**512, one per shard"
+            )
         self.share = share / math.fsum(share)
         self.have, self.room = np.zeros(share.size, np.int64), np.full(share.size, np.inf)
 
@@ -536,12 +538,14 @@ class ShardedKVCache:
     ) -> None:
         listed = isinstance(devices, Seq) and len(devices) > 0
         if not listed or not all(isinstance(device, Device) for device in devices):
-            raise ArgumentError(f"devices: got {devices!r}, expected a list of open Devices")
+            raise ArgumentError(f"devices: got {shown(devices)}, expected a list of open Devices")
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
-        given = [] if weights is None else weights
-        if not isinstance(given, (Seq, np.ndarray)) or not all(isinstance(weight, Real) for weight in given):
-            raise ArgumentError(f"weights: got {weights!r}, expected a list of positive numbers, one per device")
+        given: Seq[Any] | NDArray[Any] = [] if weights is None else weights
+        if not isinstance(given, (Seq, np.ndarray)) or getattr(given, "ndim", 1) != 1:
+            raise ArgumentError(f"weights: got {shown(weights)}, expected a list of positive numbers, one per device")
+        given = [check_float("weights", weight, "a positive number per device") for weight in given]
+        timeout_s = check_timeout(timeout_s)
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
@@ -549,7 +553,7 @@ class ShardedKVCache:
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
         memory = [float(memory_budget(device.info.index)[1]) for device in devices]
-        shares = list(memory if weights is None else weights)
+        shares = memory if weights is None else given
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
         self.ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
@@ -720,7 +724,7 @@ class ShardedAttention:
         A batch: ``seq`` a list, and q, k, v lists of arrays, one per sequence, lengths may differ; returns lists. The
         partial states of all of them travel in one exchange. A failed call leaves the cache as it was.
         """
-        batch = isinstance(seq, (list, tuple))
+        batch, return_lse = isinstance(seq, (list, tuple)), check_bool("return_lse", return_lse)
         with self.cache.call("attend") as call:
             sequences: Seq[Any] = seq if isinstance(seq, (list, tuple)) else [seq]
             columns: list[Any] = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
@@ -807,6 +811,14 @@ def start_mpi(timeout_s: float = TIMEOUT_S) -> Any:
     return MPI.COMM_WORLD
 
 
+def check_timeout(seconds: Any) -> float:
+    """Seconds above 0 that a rank waits for others."""
+    found = check_float("timeout_s", seconds, "seconds above 0")
+    if found <= 0:
+        raise ArgumentError(f"timeout_s: got {shown(seconds)}, expected seconds above 0")
+    return found
+
+
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
@@ -820,9 +832,8 @@ class Ranks:
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
         if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
-            raise ArgumentError(f"comm: got {comm!r}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
-        if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-            raise ArgumentError(f"timeout_s: got {timeout_s!r}, expected seconds above 0")
+            raise ArgumentError(f"comm: got {shown(comm)}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
+        timeout_s = check_timeout(timeout_s)
         self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self._late: list[Any] = []  # requests given up, and with them the memory that they may still write

@@ -12,7 +12,6 @@ Source of the interface: transformers' AttentionInterface, AttentionMaskInterfac
 from __future__ import annotations
 
 import copy
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,11 +25,19 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache, Sequence
 from ..cache.pages import PagePool, StepError
 from ..decode.attention import Attention
-from ..decode.one_shot import attention, default_device
-from ..errors import ArgumentError, ClosedError, DTypeError, RuntimeUnavailableError, ShapeError, UnsupportedError
+from ..decode.one_shot import attention, check_scale, check_softcap, check_window, default_device
+from ..errors import (
+    ArgumentError,
+    ClosedError,
+    DTypeError,
+    RuntimeUnavailableError,
+    ShapeError,
+    UnsupportedError,
+    ValueRangeError,
+)
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
-from ..shapes import AttnShape, check_int
+from ..shapes import MAX_CONTEXT, AttnShape, check_bool, check_float, check_int, shown
 
 try:
     import torch
@@ -108,7 +115,12 @@ def attention_mask(
     Arguments as transformers' AttentionMaskInterface passes them. UnsupportedError for a pattern other than causal
     or a causal sliding window; ShapeError for a 2-D mask that does not cover all keys.
     """
-    q_begin, kv_begin = int(q_offset), int(kv_offset)
+    batch_size, q_length = check_int("batch_size", batch_size, 0), check_int("q_length", q_length, 0)
+    kv_length = check_int("kv_length", kv_length, 0, MAX_CONTEXT)
+    q_begin, kv_begin = check_int("q_offset", q_offset, 0), check_int("kv_offset", kv_offset, 0)
+    if not callable(mask_function):
+        raise ArgumentError(f"mask_function: got {shown(mask_function)}, expected a mask function of transformers")
+    use_vmap = check_bool("use_vmap", use_vmap)
     if q_begin + q_length != kv_begin + kv_length:
         raise UnsupportedError(
             f"attention_mask: got keys up to position {kv_begin + kv_length} for queries up to {q_begin + q_length}, "
@@ -117,22 +129,30 @@ def attention_mask(
     window = _window(mask_function, q_length, kv_length, q_begin, kv_begin, use_vmap)
     kept = None
     if attention_mask is not None:
-        if attention_mask.ndim != 2 or attention_mask.shape[1] != kv_begin + kv_length:
+        shape = tuple(_tensor("attention_mask", attention_mask).shape)
+        if shape != (batch_size, kv_begin + kv_length):
             raise ShapeError(
-                f"attention_mask: got shape {tuple(attention_mask.shape)}, expected ({batch_size}, "
+                f"attention_mask: got shape {shape}, expected ({batch_size}, "
                 f"{kv_begin + kv_length}): a column for every token so far, padding included"
             )
         kept = _columns(attention_mask[:, kv_begin:])
-    if kept is None:
-        mask = torch.ones((1, 1), dtype=torch.bool, device=device).expand(batch_size, kv_length)
-    else:
-        mask = torch.from_numpy(kept).to(device)
+    try:
+        one = torch.ones((1, 1), dtype=torch.bool, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # torch's, of what is no device or is not here
+        raise ArgumentError(f"device: got {shown(device)}, expected a torch device: {error}") from error
+    mask = one.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
     mask.zinc = _Pattern(kept, window)
     return mask
 
 
 def _columns(mask: Any) -> Columns | None:
-    """A 2-D mask as an array, None where nothing is masked."""
+    """A 2-D mask as an array, None where nothing is masked. ValueRangeError for anything but 0 and 1."""
+    other = torch.nonzero((mask != 0) & (mask != 1))  # NaN is neither
+    if len(other):
+        row, column = other[0].tolist()
+        raise ValueRangeError(
+            f"attention_mask[{row}, {column}]: got {mask[row, column].item()}, expected 0 for padding or 1 for a token"
+        )
     kept: Columns = mask.to("cpu", torch.bool).numpy()
     return None if kept.all() else kept.copy()  # the caller's mask may change later
 
@@ -179,6 +199,14 @@ def _window(
     return window
 
 
+def _tensor(name: str, x: Any) -> Any:
+    """``x`` if it is a dense torch tensor of numbers, or ArgumentError naming ``name``."""
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.dtype.is_complex or x.is_quantized:
+        given = f"a tensor of {x.dtype} and {x.layout}" if isinstance(x, torch.Tensor) else shown(x)
+        raise ArgumentError(f"{name}: got {given}, expected a dense torch tensor of real numbers")
+    return x
+
+
 def _pattern(mask: Any) -> _Pattern:
     """What the attention function was given as its mask."""
     if mask is None:
@@ -186,8 +214,8 @@ def _pattern(mask: Any) -> _Pattern:
     found = getattr(mask, "zinc", None)
     if isinstance(found, _Pattern):
         return found
-    if getattr(mask, "ndim", 0) != 2:
-        shape = tuple(getattr(mask, "shape", ()))
+    shape = tuple(_tensor("attention_mask", mask).shape)
+    if len(shape) != 2:
         raise UnsupportedError(
             f"attention_mask: got shape {shape}, expected a 2-D mask (batch, tokens) or none; a 4-D mask's pattern "
             'is not known, use attn_implementation="sdpa" with it'
@@ -237,9 +265,14 @@ def attention_forward(
     package's other errors as ``zinc_attn.attention``.
     """
     _refuse(module, query, key, value, dropout, is_causal, kwargs)
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
-    sinks = None if s_aux is None else s_aux.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
-    options = _Options(scale, sliding_window, softcap, sinks)
+    if isinstance(scaling, torch.Tensor) and scaling.ndim == 0:
+        scaling = scaling.item()
+    sinks = None
+    if s_aux is not None:
+        sinks = _tensor("s_aux", s_aux).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+    options = _Options(
+        check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), sinks
+    )
     pattern = _pattern(attention_mask)
     if isinstance(key, ZincRows):
         out = key.layer.attend(query, key, pattern, options)
@@ -253,6 +286,14 @@ def _refuse(
 ) -> None:
     """Refuse, by name, what the model asks for and nobody here would do."""
     where = type(module).__name__
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if _tensor(name, x).ndim != 4 or 0 in x.shape:
+            raise ShapeError(f"{name}: got shape {tuple(x.shape)}, expected (batch, heads, tokens, head_dim)")
+    if key.shape[0] != query.shape[0]:
+        raise ShapeError(f"key: got a batch of {key.shape[0]}, expected query's {query.shape[0]}")
+    dropout = check_float("dropout", dropout)
+    if is_causal is not None:
+        is_causal = check_bool("is_causal", is_causal)
     if dropout:
         raise UnsupportedError(f"{where}: got dropout = {dropout:g}, expected 0; call model.eval()")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
@@ -273,8 +314,9 @@ def _refuse(
             f"{where}: got key of shape {tuple(key.shape)} and value of shape {tuple(value.shape)}, expected equal "
             'shapes; use attn_implementation="sdpa" for this model'
         )
-    if query.dtype not in _DTYPES:
-        raise DTypeError(f"query: got dtype {query.dtype}, expected float32, float16 or bfloat16")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dtype not in _DTYPES:
+            raise DTypeError(f"{name}: got dtype {x.dtype}, expected float32, float16 or bfloat16")
 
 
 def _rows(x: Any, dtype: str) -> NDArray[Any]:
@@ -588,8 +630,8 @@ class ZincCache(Cache):
     def allocate(self, dtype: Any) -> None:
         """Take the device memory for keys of a torch dtype, in the first forward. DeviceMemoryError, LimitError."""
         self._check_open()
-        if dtype not in _DTYPES:
-            raise DTypeError(f"key: got dtype {dtype}, expected float32, float16 or bfloat16")
+        if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
+            raise DTypeError(f"key: got dtype {shown(dtype)}, expected float32, float16 or bfloat16")
         if all(layer.is_initialized for layer in self._ours):
             return
         device = default_device() if self.device is None else self.device
@@ -615,6 +657,8 @@ class ZincCache(Cache):
         ArgumentError: more batch rows, or padding among the tokens; errors of KVCache.append: crop(0) drops what went
         before.
         """
+        if not callable(rows):
+            raise ArgumentError(f"rows: got {shown(rows)}, expected a function of a layer that returns its k, v")
         self.allocate(dtype)
         if self.batch_size > 1 or self._kept is not None:
             raise ArgumentError(
@@ -635,6 +679,8 @@ class ZincCache(Cache):
     def set_layout(self, num_splits: int | None = None, split_size: int | None = None) -> None:
         """Attend by another split layout from the next call on, in this cache and its forks; none: the split rule."""
         layout = {"num_splits": num_splits, "split_size": split_size}
+        if num_splits is not None or split_size is not None:
+            SplitPlan.fixed(0, self._ours[0].shape, num_splits=num_splits, split_size=split_size)
         self._layout.clear()
         self._layout.update({name: value for name, value in layout.items() if value is not None})
         for group in self._groups.values():
@@ -662,7 +708,8 @@ class ZincCache(Cache):
     def check_rows(self, layer: ZincLayer, key: Any, value: Any) -> None:
         """Refuse rows that do not fit ``layer`` or the batch, or a layer that is ahead of others."""
         self._check_open()
-        shape, got = layer.shape, tuple(key.shape)
+        shape, got = layer.shape, tuple(_tensor("key", key).shape)
+        _tensor("value", value)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
             raise ShapeError(
                 f"key of layer {layer.index}: got shape {got}, expected (batch, {shape.kv_heads}, tokens, "
@@ -814,22 +861,22 @@ class ZincCache(Cache):
 
         ArgumentError: more rows than max_batch, or no such row.
         """
-        self._select([int(i) for i in beam_idx])
+        self._select("beam_idx", _row_numbers("beam_idx", beam_idx))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row ``repeats`` times. ArgumentError: more rows than max_batch."""
         rows = range(max(self.batch_size, 0))
-        self._select([i for i in rows for _ in range(check_int("repeats", repeats, 1))])
+        self._select("repeats", [i for i in rows for _ in range(check_int("repeats", repeats, 1))])
 
     def batch_select_indices(self, indices: Any) -> None:
         """Keep the rows ``indices``, in this order."""
-        self._select([int(i) for i in indices])
+        self._select("indices", _row_numbers("indices", indices))
 
-    def _select(self, rows: list[int]) -> None:
+    def _select(self, name: str, rows: list[int]) -> None:
         if not self._sequences or rows == list(range(self.batch_size)):
             return
         for i in rows:
-            check_int("beam_idx", i, 0, self.batch_size - 1)
+            check_int(name, i, 0, self.batch_size - 1)
         if not 1 <= len(rows) <= self.max_batch:
             raise ArgumentError(f"batch: got {len(rows)} rows, expected 1 to max_batch = {self.max_batch}")
         chosen = {}
@@ -874,6 +921,13 @@ def _shape(config: Any) -> AttnShape:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return AttnShape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim)
+
+
+def _row_numbers(name: str, numbers: Any) -> list[int]:
+    """Numbers of batch rows, from a list, an array or a tensor of one axis."""
+    if not isinstance(numbers, (list, tuple, range, np.ndarray, torch.Tensor)) or getattr(numbers, "ndim", 1) != 1:
+        raise ArgumentError(f"{name}: got {shown(numbers)}, expected a list or a tensor of batch row numbers")
+    return [check_int(name, i, 0) for i in numbers]
 
 
 def _recurrent(layer: Any) -> bool:

@@ -29,8 +29,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from ..errors import ArgumentError
-from ..shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, dtype_bytes
+import numpy as np
+
+from ..errors import ArgumentError, LimitError
+from ..shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, check_text, dtype_bytes, shown
 
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
@@ -38,6 +40,7 @@ WORKGROUPS_PER_UNIT: Final = 8
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (LEAF * NODE)  # keeps the split count monotone where the unit changes
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
+MAX_SPLITS: Final = MAX_CONTEXT // LEAF  # of a fixed layout
 PLAN_VERSION: Final = 2
 
 
@@ -63,15 +66,15 @@ class SplitPlan:
             ("q_len", check_int("q_len", self.q_len, 1)),
             ("begin", check_int("begin", self.begin, 0, max(self.context_len, 0))),
             ("unit_leaves", check_int("unit_leaves", self.unit_leaves, 1, NODE)),
-            ("boundaries", tuple(check_int("boundaries", b, 0, MAX_CONTEXT) for b in self.boundaries)),
+            ("boundaries", _positions(self.boundaries)),
         ):
             object.__setattr__(self, name, value)  # NumPy integers become Python's
         if not isinstance(self.shape, AttnShape):
-            raise ArgumentError(f"shape: got {self.shape!r}, expected an AttnShape")
+            raise ArgumentError(f"shape: got {shown(self.shape)}, expected an AttnShape")
         if self.unit_leaves not in (1, NODE):
             raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {NODE}")
         b = self.boundaries
-        if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or any(x > y for x, y in pairwise(b)):
+        if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or not _ascending(b):
             raise ArgumentError(
                 f"boundaries: got {_short(b)}, expected ascending key positions from begin = {self.begin} to "
                 f"context_len = {self.context_len}"
@@ -90,21 +93,27 @@ class SplitPlan:
     ) -> SplitPlan:
         """A layout of ``num_splits`` even splits, or of splits of ``split_size`` keys; any positive number is legal.
 
-        window: keys a row sees at most, its own included; the layout divides those that some row sees.
+        At most MAX_SPLITS splits: no context has more leaves, and a split without a leaf has no work. window: keys a
+        row sees at most, its own included; the layout divides those that some row sees.
         """
         context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
         begin = first_seen(context_len, check_int("q_len", q_len, 1), window)
         seen = context_len - begin
         if (num_splits is None) == (split_size is None):
             raise ArgumentError(
-                f"num_splits, split_size: got {num_splits!r}, {split_size!r}, expected exactly one of the two"
+                f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected exactly one of the two"
             )
         if num_splits is not None:
-            n = check_int("num_splits", num_splits, 1, MAX_CONTEXT)
+            n = check_int("num_splits", num_splits, 1, MAX_SPLITS)
             boundaries = tuple(begin + i * seen // n for i in range(n + 1))
             size = seen // n
         else:
             size = check_int("split_size", split_size, 1)
+            if seen // size > MAX_SPLITS:
+                raise LimitError(
+                    f"split_size: got {size}, which makes {seen // size:,} splits of {seen:,} keys, expected one that "
+                    f"makes at most {MAX_SPLITS:,}; use {LEAF} or more"
+                )
             boundaries = (begin, *range((begin // size + 1) * size, context_len, size), context_len)
         return cls(context_len, shape, boundaries, NODE if size >= LEAF * NODE else 1, q_len, begin)
 
@@ -130,10 +139,9 @@ class SplitPlan:
 
     def leaf_ranges(self) -> list[tuple[int, int]]:
         """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
-        last = -(-self.context_len // LEAF)
-        starts = [-(-b // self.unit_keys) * self.unit_leaves for b in self.boundaries]
+        starts = -(-np.array(self.boundaries, np.int64) // self.unit_keys) * self.unit_leaves
         starts[0] = self.begin // LEAF
-        return [(min(a, last), min(b, last)) for a, b in pairwise(starts)]
+        return list(pairwise(np.minimum(starts, -(-self.context_len // LEAF)).tolist()))
 
     @property
     def build(self) -> Literal["single", "loop"]:
@@ -175,16 +183,17 @@ class SplitPlan:
         """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
         keys = {"version", "context_len", "shape", "boundaries", "unit_leaves", "q_len", "begin"}
         if not isinstance(data, dict) or set(data) != keys:
-            given = sorted(data) if isinstance(data, dict) else data
-            raise ArgumentError(f"SplitPlan.from_dict: got keys {given!r}, expected {sorted(keys)}")
-        if not isinstance(data["version"], int) or data["version"] != PLAN_VERSION:
-            raise ArgumentError(f"SplitPlan.from_dict: got version {data['version']!r}, expected {PLAN_VERSION}")
-        try:
-            shape = AttnShape(**data["shape"])
-            boundaries = tuple(check_int("boundaries", b, 0, MAX_CONTEXT) for b in data["boundaries"])
-        except TypeError as error:
-            raise ArgumentError(f"SplitPlan.from_dict: got {data!r}, expected what to_dict gives") from error
-        return cls(data["context_len"], shape, boundaries, data["unit_leaves"], data["q_len"], data["begin"])
+            given = sorted(map(str, data)) if isinstance(data, dict) else data
+            raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(given)}, expected {sorted(keys)}")
+        version, shape = data["version"], data["shape"]
+        if not isinstance(version, int) or isinstance(version, bool) or version != PLAN_VERSION:
+            raise ArgumentError(f"SplitPlan.from_dict: got version {shown(version)}, expected {PLAN_VERSION}")
+        if not isinstance(shape, dict) or set(shape) != {"q_heads", "kv_heads", "head_dim"}:
+            raise ArgumentError(
+                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim"
+            )
+        sizes = data["unit_leaves"], data["q_len"], data["begin"]
+        return cls(data["context_len"], AttnShape(**shape), data["boundaries"], *sizes)
 
     def fingerprint(self) -> str:
         """SHA-256 of the plan's canonical JSON: equal plans, and only those, have equal fingerprints."""
@@ -238,8 +247,9 @@ def plan_splits(
     compute_units = check_int("compute_units", compute_units, 1)
     q_len = check_int("q_len", q_len, 1)
     if not isinstance(shape, AttnShape):
-        raise ArgumentError(f"shape: got {shape!r}, expected an AttnShape")
+        raise ArgumentError(f"shape: got {shown(shape)}, expected an AttnShape")
     dtype_bytes(dtype)
+    check_text("kind", kind, "a kind of device, such as cpu or discrete")
     if begin := first_seen(context_len, q_len, window):
         skipped = begin // LEAF * LEAF
         plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind)
@@ -257,6 +267,21 @@ def first_seen(context_len: int, q_len: int, window: int | None) -> int:
     if window is None:
         return 0
     return max(context_len - q_len + 1 - check_int("window", window, 1), 0)
+
+
+def _positions(values: Any) -> tuple[int, ...]:
+    """Key positions as Python's ints; the first that is no position is refused."""
+    if not isinstance(values, (tuple, list, np.ndarray)) or getattr(values, "ndim", 1) != 1:
+        raise ArgumentError(f"boundaries: got {shown(values)}, expected a sequence of key positions")
+    ints = isinstance(values, tuple) and set(map(type, values)) == {int}  # what fixed and plan_splits make
+    if ints and min(values) >= 0 and max(values) <= MAX_CONTEXT:
+        return tuple(values)
+    return tuple(check_int("boundaries", value, 0, MAX_CONTEXT) for value in values)
+
+
+def _ascending(values: tuple[int, ...]) -> bool:
+    array = np.array(values, np.int64)
+    return bool(np.all(array[1:] >= array[:-1]))
 
 
 def _short(values: tuple[int, ...]) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import ArgumentError, KernelError
+from ..errors import ArgumentError, KernelError, RuntimeUnavailableError
 from ..kernels.contract import KernelDecl
+from ..shapes import check_int, shown
 from . import protocol as machine
 from .kompute import KomputeRuntime
 from .protocol import DeviceInfo, Kernel, Runtime
@@ -53,7 +54,7 @@ class Device:
         if runtime is None:
             runtime = "kompute" if importlib.util.find_spec("kp") else "vulkan"
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
-            raise ArgumentError(f"runtime: got {runtime!r}, expected one of {', '.join(RUNTIMES)}")
+            raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
         info = machine.choose(machine.list_devices(), device)
         if runtime == "kompute":
             return cls(KomputeRuntime(info))
@@ -66,6 +67,13 @@ class Device:
 
         For hosts that record this package's operations in their own kp.Sequence (``Attention.record``).
         """
+        if importlib.util.find_spec("kp") is None:
+            raise RuntimeUnavailableError("from_kompute needs Kompute's Python package kp, which is not installed here")
+        import kp
+
+        if not isinstance(manager, kp.Manager):
+            raise ArgumentError(f"manager: got {shown(manager)}, expected a kp.Manager")
+        index = check_int("index", index, 0)
         return cls(KomputeRuntime(machine.choose(machine.list_devices(), index), manager))
 
     @property

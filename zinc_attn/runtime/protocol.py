@@ -35,7 +35,7 @@ from ..errors import (
     ZincAttnError,
 )
 from ..kernels.contract import KernelDecl
-from ..shapes import check_int
+from ..shapes import check_int, parse_digits, shown
 
 Words = NDArray[np.uint32]
 
@@ -421,19 +421,20 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
     if request is None:
         return min(devices, key=lambda d: (_PREFERENCE.index(d.kind), d.index))
     if isinstance(request, bool) or not isinstance(request, int | str):
-        raise ArgumentError(f"device: got {request!r}, expected None, an index or a piece of a device's name")
-    if isinstance(request, int) or request.strip().isdecimal():
-        found = [d for d in devices if d.index == int(request)]
+        raise ArgumentError(f"device: got {shown(request)}, expected None, an index or a piece of a device's name")
+    index = parse_digits(request) if isinstance(request, str) else request
+    if index is not None:
+        found = [d for d in devices if d.index == index]
     else:
-        wanted = request.strip().lower()
+        wanted = str(request).strip().lower()
         found = [d for d in devices if d.name.lower() == wanted]
         found = found or [d for d in devices if wanted and wanted in d.name.lower()]
     if len(found) == 1:
         return found[0]
     there = ", ".join(f"{d.index}: {d.name} ({d.kind})" for d in (found or devices))
     if found:
-        raise DeviceNotFoundError(f"device: {request!r} matches {len(found)} devices, give an index: {there}")
-    raise DeviceNotFoundError(f"device: no Vulkan device matches {request!r}; the devices are {there}")
+        raise DeviceNotFoundError(f"device: {shown(request)} matches {len(found)} devices, give an index: {there}")
+    raise DeviceNotFoundError(f"device: no Vulkan device matches {shown(request)}; the devices are {there}")
 
 
 def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:

@@ -24,7 +24,18 @@ from ..kernels.contract import KernelDecl
 from ..planning import splits as planner
 from ..planning.splits import split_rule
 from ..runtime.device import build_record, load_spirv
-from ..shapes import CHUNK, DTYPE_BYTES, LEAF, MAX_CONTEXT, NODE, Q8_BLOCK, AttnShape, check_int, value_words
+from ..shapes import (
+    CHUNK,
+    DTYPE_BYTES,
+    LEAF,
+    MAX_CONTEXT,
+    NODE,
+    Q8_BLOCK,
+    AttnShape,
+    check_int,
+    check_path,
+    value_words,
+)
 from .sweep import write_file
 
 FORMAT: Final = "zinc_attn export"
@@ -672,7 +683,7 @@ def export(
     Each file appears under its name when it is complete, the manifest last; files of these names are replaced.
     ArgumentError also where the directory cannot be written.
     """
-    target = Path(directory)
+    target = check_path("directory", directory)
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"directory: got {target}, which is a file, expected a directory or a new name")
     made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
@@ -689,7 +700,7 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
 
     ManifestError where a file is missing, is no manifest, has another version, or does not have its checksum.
     """
-    file = Path(path)
+    file = check_path("path", path)
     file = file / MANIFEST if file.is_dir() else file
     try:
         data = json.loads(file.read_bytes())
