@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import resource
+import socket
 import stat
 import struct
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,11 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import errors
-from zinc_attn.cache import rows
-from zinc_attn.cache.kv_cache import CacheFileError
+from zinc_attn.cache import files, rows
+from zinc_attn.cache.files import CacheFileError
 from zinc_attn.cache.pages import CapacityError
 from zinc_attn.canonical import reference
 
-pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'zinc-attn[files]'")
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
 
 
@@ -82,8 +84,7 @@ def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device: za.Device, tmp_
 
 
 def test_the_file_is_what_other_readers_of_safetensors_expect(cache: za.KVCache, tmp_path: Path) -> None:
-    from safetensors.numpy import load_file
-
+    load_file = pytest.importorskip("safetensors.numpy").load_file
     path = tmp_path / "file"
     seq = filled(cache, 33)
     cache.append(seq, 1, *rows_of(4, 9))  # a step is under way: the tokens that every layer has are saved
@@ -267,14 +268,142 @@ def test_no_room_for_what_is_in_the_file(device: za.Device, cache: za.KVCache, t
     small.close()
 
 
-def test_without_safetensors_the_message_says_how_to_get_it(
-    cache: za.KVCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# --- paths and headers that other programs make -------------------------------------------------------------
+
+
+def odd_paths(folder: Path) -> dict[str, Any]:
+    """Paths that are no regular file, or no path; a listening socket is kept open by the caller."""
+    os.mkfifo(folder / "fifo")
+    (folder / "link").symlink_to(folder / "fifo")
+    return {
+        "fifo": (folder / "fifo", "it is a FIFO, expected a regular file"),
+        "a link to it": (folder / "link", "it is a FIFO, expected a regular file"),
+        "socket": (folder / "socket", "it is a socket, expected a regular file"),
+        "directory": (folder, "it is a directory, expected a regular file"),
+        "device": (Path("/dev/zero"), "it is a character device, expected a regular file"),
+        "NUL": (f"{folder}/a\0b", "embedded null byte"),
+        "surrogate": (f"{folder}/a\ud800b", "surrogates not allowed"),
+        "long name": (folder / ("n" * 300), "File name too long"),
+        "long path": (f"{folder}/" + "d/" * 5000, "File name too long"),
+    }
+
+
+def test_paths_that_are_no_regular_file(cache: za.KVCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused at once, by name, with nothing written, opened or replaced."""
+    seq = filled(cache, 3)
+    monkeypatch.chdir(tmp_path)  # the address of a socket is short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        paths = odd_paths(tmp_path)
+        before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+        for call, verb in ((seq.save, "written"), (cache.load, "read")):
+            for path, reason in paths.values():
+                with pytest.raises(CacheFileError) as caught:
+                    call(path)
+                text = str(caught.value)
+                assert f": cannot be {verb}: " in text and reason in text, text
+                assert text.isprintable() and len(text) < 1200
+            for wrong in (None, 7, 1.5, ["a"]):
+                with pytest.raises(errors.ArgumentError, match=r"^path: got \w+, expected a path of a file$"):
+                    call(wrong)
+        assert {path.name: path.lstat() for path in tmp_path.iterdir()} == before
+    assert cache.sequences == [seq]
+
+
+def test_the_longest_name_and_a_path_of_bytes(cache: za.KVCache, tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    filled(cache, 3).save(os.fsencode(path))
+    assert len(cache.load(os.fsencode(path))) == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    (
+        (b"[" * 200_000, "a header that is nested too deeply, expected three levels"),
+        (b'{"a":' * 200_000, "a header that is nested too deeply, expected three levels"),
+        (b'{"layer.0":{"dtype":"U32","shape":[' + b"9" * 5000 + b"]}}", "the number 9999999999999999999, expected"),
+        (b'{"__metadata__":[]}', "__metadata__ of another form, expected an object of strings"),
+        (
+            b'{"layer.0":{"dtype":"U32","shape":[2],"data_offsets":[8,16]}}',
+            "tensor layer.0 at byte 8, expected it at 0",
+        ),
+    ),
+    ids=("lists", "objects", "digits", "metadata", "gap"),
+)
+def test_headers_that_crash_parsers(cache: za.KVCache, tmp_path: Path, header: bytes, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(CacheFileError, match=rf"file: truncated, or not a safetensors file: .*{re.escape(message)}"):
+        cache.load(path)
+    for size in (2**64 - 1, 2**63, 1 << 40, len(header) + 1):
+        path.write_bytes(struct.pack("<Q", size) + header)
+        with pytest.raises(CacheFileError, match=f"got a header of {size:,} bytes, expected at most "):
+            cache.load(path)
+
+
+def test_tokens_of_5000_digits(cache: za.KVCache, tmp_path: Path) -> None:
     path = tmp_path / "file"
     filled(cache, 3).save(path)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(errors.RuntimeUnavailableError) as caught:
+    path.write_bytes(meta(tokens="9" * 5000)(path.read_bytes()))
+    with pytest.raises(CacheFileError, match=r"file: tokens: got '9+\.\.\., expected a number$"):
         cache.load(path)
-    assert str(caught.value) == (
-        "KVCache.load needs the package safetensors, which is not installed; pip install 'zinc-attn[files]'"
-    )
+
+
+def test_no_flipped_bit_is_accepted(cache: za.KVCache, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Of the header all, of the data some."""
+    path = tmp_path / "file"
+    filled(cache, 2).save(path)
+    data = path.read_bytes()
+    begin = parts(data)[0]
+    for bit in [*range(0, 8 * begin, 7), *rng.integers(8 * begin, 8 * len(data), 100)]:
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CacheFileError):
+            cache.load(path)
+    assert cache.free_tokens == cache.capacity
+
+
+def test_a_file_that_is_cut_while_it_is_read(
+    cache: za.KVCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process, behind the check of its size: an error, and no SIGBUS; the device is free meanwhile."""
+    path = tmp_path / "file"
+    seq = filled(cache, 33)
+    seq.save(path)
+    whole = files.read_into
+
+    def free() -> bool:
+        taken = cache.lock.acquire(timeout=5)
+        if taken:
+            cache.lock.release()
+        return taken
+
+    def cut(file: Any, at: int, data: memoryview) -> None:
+        if at > 33 * 512:  # the second layer
+            os.truncate(path, at + 100)
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(free).result(), "the lock is held while the file is read"
+        whole(file, at, data)
+
+    monkeypatch.setattr(files, "read_into", cut)
+    with pytest.raises(CacheFileError, match=r"truncated, or not a safetensors file: it ended at byte [\d,]+ while it"):
+        cache.load(path)
+    assert cache.sequences == [seq]
+    cache.pool.check([seq.pages])
+
+
+def test_a_full_disk(cache: za.KVCache, tmp_path: Path) -> None:
+    """The limit on a file's size is met in the midst of a layer."""
+    path = tmp_path / "file"
+    seq = filled(cache, 100)
+    seq.save(path)
+    old, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with pytest.raises(CacheFileError) as caught:
+            seq.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value) == f"{path}: cannot be written: File too large"
+    assert path.read_bytes() == old and os.listdir(tmp_path) == ["file"]

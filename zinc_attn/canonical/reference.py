@@ -14,9 +14,8 @@ bit-canonical. A state of no keys has v = 0 and s = -inf and changes nothing.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from .. import shapes
 from ..errors import ArgumentError, ShapeError, ValueRangeError
 from ..shapes import CHUNK, LANES, LEAF, NODE, check_array, check_bool, check_float, check_int, check_text, shown
+from .tensorfile import LENGTH_BYTES, decimal, decode_header, encode_header, header_size, plain
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -435,7 +435,20 @@ def paged_online_attention(
 # --- states as values ----------------------------------------------------------------------------------------
 
 FORMAT: Final = "zinc_attn partial state"
-VERSION: Final = "1"
+VERSION: Final = "2"
+_TENSORS: Final[dict[str, tuple[np.dtype[Any], str]]] = {  # name: in NumPy, in safetensors
+    "nodes": (np.dtype("<i8"), "I64"),
+    "m": (np.dtype("<f4"), "F32"),
+    "l": (np.dtype("<f4"), "F32"),
+    "o": (np.dtype("<f4"), "F32"),
+    "sinks": (np.dtype("<f4"), "F32"),
+}
+_MAX_NODES: Final = shapes.MAX_CONTEXT // shapes.KEYS_PER_NODE
+_MAX_M: Final = 2 * shapes.MAX_SCORE  # a factor of 2 for the roundings of a score
+_MIN_L: Final = 0.7  # one key's weight is at least 2**-0.5
+_MAX_L: Final = 2.0 * shapes.KEYS_PER_NODE  # and at most 2**0.5
+_MAX_O: Final = _MAX_L * shapes.MAX_INPUT
+_MAX_SINK: Final = 2 * shapes.MAX_INPUT  # log2(e) times a logit
 
 
 class PartialStateError(ArgumentError):
@@ -477,77 +490,124 @@ class PartialState:
         return self.m.nbytes + self.l.nbytes + self.o.nbytes
 
     def to_bytes(self) -> bytes:
-        """A safetensors file's bytes: tensors nodes, m, l, o and sinks; span and call in the metadata."""
+        """A safetensors file's bytes: tensors nodes, m, l, o and sinks; the metadata have span, call and a checksum.
+
+        sha256 in the metadata is that of all of these bytes with 64 zeros in its place.
+        """
+        arrays = self._arrays()
+        data = [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
+        digest = hashlib.sha256(self._header(arrays, "0" * 64))
+        for piece in data:
+            digest.update(piece)
+        return b"".join((self._header(arrays, digest.hexdigest()), *data))
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {"nodes": self.nodes, "m": self.m, "l": self.l, "o": self.o}
-        if self.sinks is not None:
-            arrays["sinks"] = self.sinks
-        metadata = {"format": FORMAT, "version": VERSION, "span": f"{self.span[0]} {self.span[1]}", "call": self.call}
-        entries: dict[str, Any] = {"__metadata__": metadata}
-        at = 0
-        for name, array in arrays.items():
-            kind = "I64" if name == "nodes" else "F32"
-            entries[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-            at += array.nbytes
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        data = (np.ascontiguousarray(array).tobytes() for array in arrays.values())
-        return b"".join((struct.pack("<Q", len(text)), text, *data))
+        return arrays if self.sinks is None else {**arrays, "sinks": self.sinks}
+
+    def _header(self, arrays: dict[str, NDArray[Any]], digest: str) -> bytes:
+        span = f"{self.span[0]} {self.span[1]}"
+        metadata = {"format": FORMAT, "version": VERSION, "span": span, "call": self.call, "sha256": digest}
+        kinds = {name: _TENSORS[name][1] for name in arrays}
+        return encode_header(metadata, {name: (kinds[name], array.shape) for name, array in arrays.items()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PartialState:
-        """The inverse of ``to_bytes``. PartialStateError for anything else."""
+        """The inverse of ``to_bytes``. PartialStateError for anything else, down to a byte."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise PartialStateError(f"partial state: got {type(data).__name__}, expected the bytes that to_bytes gives")
+        data = bytes(data)  # a copy of what its owner can change
         try:
-            (size,) = struct.unpack_from("<Q", data)
-            entries = json.loads(data[8 : 8 + size])
-            metadata = entries.pop("__metadata__")
-            if (metadata["format"], metadata["version"]) != (FORMAT, VERSION):
-                raise PartialStateError(
-                    f"partial state: got {metadata['format']!r} version {metadata['version']!r}, expected {FORMAT!r} "
-                    f"version {VERSION!r}"
-                )
-            arrays, behind = {}, 0
-            for name, entry in entries.items():
-                begin, end = entry["data_offsets"]
-                behind = max(behind, 8 + size + end)
-                piece = data[8 + size + begin : 8 + size + end]
-                kind = np.dtype("<i8" if entry["dtype"] == "I64" else "<f4")
-                arrays[name] = np.frombuffer(piece, kind).reshape(entry["shape"])
-            if len(data) != behind:
-                raise PartialStateError(f"partial state: got {len(data):,} bytes, expected {behind:,}")
-            first, end = map(int, metadata["span"].split())
-            state = cls(span=(first, end), call=str(metadata["call"]), **arrays)
-            state.check()
-        except (struct.error, KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, PartialStateError):
-                raise
+            return cls._decoded(data)
+        except PartialStateError:
+            raise
+        except ValueError as error:  # a TensorFileError among them
             raise PartialStateError(
                 f"partial state: got {len(data):,} bytes that do not hold one ({error}), expected what to_bytes gives"
             ) from error
+
+    @classmethod
+    def _decoded(cls, data: bytes) -> PartialState:
+        size = header_size(data[:LENGTH_BYTES], len(data)) + LENGTH_BYTES
+        header = decode_header(data[LENGTH_BYTES:size], len(data) - size)
+        found = header.metadata
+        if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+            raise PartialStateError(
+                f"partial state: got {plain(found.get('format'))!r} version {plain(found.get('version'))!r}, expected "
+                f"{FORMAT!r} version {VERSION!r}"
+            )
+        kinds = {name: _TENSORS[name][1] for name in _TENSORS if name != "sinks" or name in header.tensors}
+        if {name: tensor.dtype for name, tensor in header.tensors.items()} != kinds:
+            raise PartialStateError(
+                f"partial state: got tensors {plain(sorted(header.tensors))}, expected {list(kinds)}"
+            )
+        arrays = {
+            name: np.frombuffer(data[size + place.begin : size + place.end], _TENSORS[name][0]).reshape(place.shape)
+            for name, place in header.tensors.items()
+        }
+        first, _, end = found.get("span", "").partition(" ")
+        state = cls(span=(decimal(first), decimal(end)), call=found.get("call", ""), **arrays)
+        state.check()
+        digest = hashlib.sha256(state._header(arrays, "0" * 64))
+        digest.update(memoryview(data)[size:])
+        if data[:size] != state._header(arrays, digest.hexdigest()):
+            raise PartialStateError(
+                f"partial state: got sha256 {plain(found.get('sha256'))}, expected {digest.hexdigest()}, and the "
+                "header that to_bytes writes; the bytes are damaged"
+            )
         return state
 
     def check(self) -> None:
         """PartialStateError where the arrays do not fit each other, or hold what no kernel makes."""
         shape = self.o.shape
+        for name, array in self._arrays().items():
+            if array.dtype != _TENSORS[name][0]:
+                raise PartialStateError(f"partial state: got {name} of {array.dtype}, expected {_TENSORS[name][0]}")
         if self.o.ndim != 4 or self.m.shape != shape[:3] or self.l.shape != shape[:3] or self.nodes.shape != shape[1:2]:
             raise PartialStateError(
                 f"partial state: got m {self.m.shape}, l {self.l.shape}, o {shape}, nodes {self.nodes.shape}, expected "
                 "(q_len, n, q_heads), twice, (q_len, n, q_heads, head_dim) and (n,)"
             )
-        if self.sinks is not None and self.sinks.shape != shape[2:3]:
-            raise PartialStateError(f"partial state: got sinks {self.sinks.shape}, expected {shape[2:3]}, one per head")
+        if 0 in (shape[0], *shape[2:]):
+            raise PartialStateError(
+                f"partial state: got o {shape}, expected at least one query row, query head and head dimension"
+            )
         first, end = self.span
+        if not 0 <= first <= end <= _MAX_NODES:
+            raise PartialStateError(
+                f"partial state: got span {plain(self.span)}, expected (first, end), at most {_MAX_NODES} nodes"
+            )
         if np.any(self.nodes[1:] <= self.nodes[:-1]) or np.any(self.nodes < first) or np.any(self.nodes >= end):
             raise PartialStateError(
-                f"partial state: got nodes {list(self.nodes)}, expected ascending numbers from {first} to {end - 1}"
+                f"partial state: got nodes {plain(self.nodes.tolist())}, expected ascending numbers from {first} to "
+                f"{end - 1}"
             )
-        for name, x in (("m", self.m), ("l", self.l), ("o", self.o)):
-            least, most = (x.min(), x.max()) if x.size else (np.float32(0), np.float32(0))  # NaN where one is in x
-            if not (np.isfinite(least) and np.isfinite(most)) or (name == "l" and least < 0):
+        if self.sinks is not None and self.sinks.shape != shape[2:3]:
+            raise PartialStateError(f"partial state: got sinks {self.sinks.shape}, expected {shape[2:3]}, one per head")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """PartialStateError for numbers that no kernel makes: l and o of a state are sums of at most 512 weights."""
+        if not isinstance(self.call, str) or not self.call.isprintable():
+            raise PartialStateError(f"partial state: got call {plain(repr(self.call))}, expected a printable text")
+        if self.sinks is not None and not np.all(np.abs(self.sinks) <= _MAX_SINK):  # NaN is not, either
+            raise PartialStateError(f"partial state: got sinks {plain(self.sinks.tolist())}, expected at most 2**61")
+        empty = self.m == np.float32(shapes.EMPTY_M)
+        for name, x, most in (("m", self.m, _MAX_M), ("l", self.l, _MAX_L), ("o", self.o, _MAX_O)):
+            size = np.where(empty, np.float32(0), x) if name == "m" else x
+            least, largest = (size.min(), size.max()) if size.size else (np.float32(0), np.float32(0))  # NaN, if in x
+            if not (least >= (0 if name == "l" else -most) and largest <= most):
                 raise PartialStateError(
-                    f"partial state: got {name} from {least:g} to {most:g}, expected finite numbers, l of at least 0"
+                    f"partial state: got {name} from {least:g} to {largest:g}, expected finite numbers "
+                    f"{'from 0 to' if name == 'l' else 'of a magnitude up to'} {most:g}"
                 )
         if np.any(self.m != np.rint(self.m)):
             raise PartialStateError("partial state: got an m that is no integer, expected integers in log2 units")
+        if np.any(empty != (self.l == 0)) or np.any(self.l[~empty] < _MIN_L) or np.any(self.o[empty] != 0):
+            raise PartialStateError(
+                f"partial state: got an l that does not fit its m, expected at least {_MIN_L:g}; in a state of no "
+                f"keys, m = {shapes.EMPTY_M:g}, l and o are 0"
+            )
 
 
 def _check_field(name: str, value: Any, dtype: str) -> None:

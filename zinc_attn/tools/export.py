@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from .. import __version__, shapes
 from ..cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ..canonical.tensorfile import PathLike, plain, read_regular
 from ..errors import ArgumentError
 from ..kernels import contract as kernels
 from ..kernels.contract import KernelDecl
@@ -41,8 +42,9 @@ from .sweep import write_file
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
+DIGEST: Final = "manifest_sha256"  # the first entry of the file, see ``sealed``
+MOST_BYTES: Final = 64 << 20  # of a manifest or a module that is read
 KINDS: Final = ("gpu", "cpu")
-PathLike = str | os.PathLike[str]
 
 
 class ManifestError(ArgumentError):
@@ -680,7 +682,8 @@ def export(
 ) -> dict[str, Any]:
     """Write the SPIR-V modules and manifest.json to ``directory``, and return the manifest; see ``manifest``.
 
-    Each file appears under its name when it is complete, the manifest last; files of these names are replaced.
+    Each file appears under its name when it is complete, the manifest last; files of these names are replaced. The file
+    and what is returned begin with ``manifest_sha256``, see ``sealed``.
     ArgumentError also where the directory cannot be written.
     """
     target = check_path("directory", directory)
@@ -690,22 +693,47 @@ def export(
     hint = "choose another directory"
     for decl in kernels.KERNELS:
         write_file(target / f"{decl.name}.spv", load_spirv(decl), hint)
-    text = json.dumps(made, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_file(target / MANIFEST, text.encode(), hint)
-    return made
+    text = json.dumps({DIGEST: "0" * 64, **made}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    data = sealed(text.encode())
+    write_file(target / MANIFEST, data, hint)
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def sealed(text: bytes) -> bytes:
+    """A manifest's bytes with their checksum in place: that of the bytes with 64 zeros there.
+
+    A reader finds the place without parsing: the first ``"manifest_sha256": "`` of the file. ManifestError without one.
+    """
+    at = _digest_at(text)
+    zeros = text[:at] + b"0" * 64 + text[at + 64 :]
+    return text[:at] + hashlib.sha256(zeros).hexdigest().encode() + text[at + 64 :]
+
+
+def _digest_at(text: bytes) -> int:
+    """Where the 64 digits of a manifest's checksum begin."""
+    before = f'"{DIGEST}": "'.encode()
+    at = text.find(before) + len(before)
+    if before not in text or text[at + 64 : at + 65] != b'"':
+        raise ManifestError(f"manifest: it has no {DIGEST} of 64 digits; export again")
+    return at
 
 
 def load_manifest(path: PathLike) -> dict[str, Any]:
-    """The manifest at ``path`` (the file, or its directory), with its version and every module's checksum verified.
+    """The manifest at ``path`` (the file, or its directory), with its version and all checksums verified.
 
-    ManifestError where a file is missing, is no manifest, has another version, or does not have its checksum.
+    ManifestError where a file is missing, is no manifest, has another version, or was changed by as much as a byte: the
+    manifest or a module. ArgumentError: ``path`` is no path.
     """
     file = check_path("path", path)
-    file = file / MANIFEST if file.is_dir() else file
+    file = file / MANIFEST if os.path.isdir(file) else file
     try:
-        data = json.loads(file.read_bytes())
+        text = read_regular(file, MOST_BYTES)
+        data = json.loads(text)
     except OSError as error:
-        raise ManifestError(f"{file}: cannot be read: {error.strerror}; make it with zinc-attn export DIR") from error
+        raise ManifestError(
+            f"{plain(file)}: cannot be read: {error.strerror}; make it with zinc-attn export DIR"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{file}: not JSON: {error}; make it with zinc-attn export DIR") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -716,8 +744,14 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
         raise ManifestError(
             f"{file}: got version {version!r}, expected {VERSION}; export again with the zinc-attn that reads it"
         )
+    if text != (right := sealed(text)):
+        at = _digest_at(text)
+        raise ManifestError(
+            f"{file}: got {DIGEST} {plain(text[at : at + 64].decode(errors='replace'))}, expected "
+            f"{right[at : at + 64].decode()}; the file was changed, export again"
+        )
     modules = data.get("kernels")
-    if not isinstance(modules, list):
+    if not isinstance(modules, list) or not modules:
         raise ManifestError(f"{file}: it has no list of kernels; export again")
     for module in modules:
         _check_module(file, module)
@@ -730,7 +764,7 @@ def _check_module(file: Path, module: Any) -> None:
     if not isinstance(name, str) or name != Path(name).name or not name.endswith(".spv"):
         raise ManifestError(f"{file}: got the file name {name!r} for a kernel, expected one ending in .spv beside it")
     try:
-        digest = hashlib.sha256((file.parent / name).read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_regular(file.parent / name, MOST_BYTES)).hexdigest()
     except OSError as error:
         raise ManifestError(f"{file.parent / name}: cannot be read: {error.strerror}; export again") from error
     if digest != module.get("sha256"):

@@ -1,0 +1,232 @@
+"""A sequence of a KVCache in a file: ``save`` and ``load``.
+
+The file is safetensors, one uint32 tensor ``layer.<i>`` (tokens, kv_heads, words) of stored rows per layer, as ``rows``
+lays them out: neither page size nor placement is in it, and loading gives the same bits. The metadata say what it is
+of, with the SHA-256 of the layers' data in ascending order. Either way one layer is in host memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..canonical.tensorfile import (
+    Header,
+    PathLike,
+    TensorFileError,
+    checked_path,
+    encode_header,
+    kind_of,
+    open_regular,
+    plain,
+    read_header,
+    read_into,
+)
+from ..errors import ArgumentError
+from ..shapes import MAX_CONTEXT, MAX_INPUT, MIN_INPUT
+from . import rows
+from .pages import SequencePages
+
+if TYPE_CHECKING:
+    from .kv_cache import KVCache, Sequence
+
+FORMAT: Final = "zinc_attn kv cache"
+VERSION: Final = "1"
+CHECK_BYTES: Final = 4 << 20  # of a layer's rows that are looked at together
+
+
+class CacheFileError(ArgumentError):
+    """A file cannot be written, or is not one that this cache can load; the message names it and what differs."""
+
+
+def _metadata(cache: KVCache, tokens: int, digest: str) -> dict[str, str]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "shape": str(cache.shape),
+        "dtype": cache.dtype,
+        "num_layers": str(cache.num_layers),
+        "tokens": str(tokens),
+        "sha256": digest,
+    }
+
+
+def _row_shape(cache: KVCache, tokens: int) -> tuple[int, int, int]:
+    return tokens, cache.shape.kv_heads, cache.row_words // cache.shape.kv_heads
+
+
+def _names(cache: KVCache) -> list[str]:
+    return [f"layer.{layer}" for layer in range(cache.num_layers)]
+
+
+# --- saving ------------------------------------------------------------------------------------------------
+
+
+def save(sequence: Sequence, path: PathLike) -> None:
+    """Write the len(sequence) tokens that all layers have to ``path``; other calls of the device wait meanwhile.
+
+    The file appears under its name when it is complete; it is readable by its owner alone, as it holds a
+    conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
+    of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path.
+    """
+    target, cache = checked_path(path), sequence.cache
+    with cache.lock:
+        cache.check_sequence(sequence)
+        try:
+            _write(sequence, target)
+        except OSError as error:
+            raise CacheFileError(f"{plain(target)}: cannot be written: {error.strerror or error}") from error
+
+
+def _write(sequence: Sequence, target: Path) -> None:
+    cache, tokens, digest = sequence.cache, len(sequence), hashlib.sha256()
+    tensors = {name: ("U32", _row_shape(cache, tokens)) for name in _names(cache)}
+    _check_target(target)
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # short: ``target`` may have the longest name there is
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(encode_header(_metadata(cache, tokens, "0" * 64), tensors))
+            for layer in range(cache.num_layers):
+                words = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4")
+                digest.update(words.data)
+                file.write(words.data)
+            file.seek(0)
+            file.write(encode_header(_metadata(cache, tokens, digest.hexdigest()), tensors))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):  # what is raised says why; a file system that is gone has no file to take away
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _check_target(target: Path) -> None:
+    """OSError with a reason where ``target`` is no name for a file, or is there and not a regular file."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return
+    except ValueError as error:  # NUL, or characters that no file name has here
+        raise OSError(0, f"{error}, expected the path of a file") from None
+    if not stat.S_ISREG(mode):
+        raise OSError(0, f"it is {kind_of(mode)}, expected a regular file or a new name")
+
+
+# --- loading -----------------------------------------------------------------------------------------------
+
+
+def load(cache: KVCache, path: PathLike) -> Sequence:
+    """A new sequence of ``cache`` with the tokens of the file at ``path``.
+
+    The device is free for other calls while the file is read; only the upload of each layer keeps them waiting.
+    CacheFileError: not a regular file of this format, truncated, damaged, or of another shape, dtype or number of
+    layers; CapacityError, LimitError: no room for the tokens or for one more sequence; ArgumentError: ``path`` is no
+    path. A failed call leaves the cache as it was.
+    """
+    target = checked_path(path)
+    with cache.lock:
+        cache.check_open()
+    try:
+        with open_regular(target) as file:
+            return _read(cache, target, file)
+    except TensorFileError as error:
+        raise CacheFileError(f"{plain(target)}: truncated, or not a safetensors file: {error}") from error
+    except OSError as error:
+        raise CacheFileError(f"{plain(target)}: cannot be read: {error.strerror or error}") from error
+
+
+def _check(cache: KVCache, target: Path, header: Header) -> int:
+    """The tokens in a file whose header is one that ``cache`` takes."""
+    found, name = header.metadata, plain(target)
+    if found.get("format") != FORMAT:
+        raise CacheFileError(f"{name}: format: got {_quoted(found.get('format'))}, expected {FORMAT!r}")
+    if found.get("version") != VERSION:
+        raise CacheFileError(f"{name}: version: got {_quoted(found.get('version'))}, expected {VERSION!r}")
+    want = _metadata(cache, 0, "")
+    differing = [
+        f"{key}: got {plain(found.get(key))}, expected {want[key]}, the cache's"
+        for key in ("shape", "dtype", "num_layers")
+        if found.get(key) != want[key]
+    ]
+    if differing:
+        raise CacheFileError(f"{name}: {'; '.join(differing)}")
+    digits, names = found.get("tokens", ""), _names(cache)
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_CONTEXT))):
+        raise CacheFileError(f"{name}: tokens: got {_quoted(digits)}, expected a number")
+    if header.tensors.keys() != set(names):
+        raise CacheFileError(f"{name}: got tensors {plain(sorted(header.tensors))}, expected {plain(sorted(names))}")
+    shape = _row_shape(cache, int(digits))
+    for layer in names:
+        tensor = header.tensors[layer]
+        if tensor.dtype != "U32" or tensor.shape != shape:
+            raise CacheFileError(
+                f"{name}: {layer}: got {plain(tensor.dtype)} {plain(list(tensor.shape))}, expected U32 {list(shape)} "
+                f"for {digits} tokens"
+            )
+    return int(digits)
+
+
+def _quoted(text: str | None) -> str:
+    return plain(repr(text))
+
+
+def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
+    header = read_header(file)
+    tokens, checksum = _check(cache, target, header), header.metadata.get("sha256", "")
+    pages, digest, largest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256(), 0.0
+    try:
+        with cache.lock:
+            cache.check_open()
+            sequence = cache.adopt(pages)
+        for layer, name in enumerate(_names(cache) if tokens else []):
+            with cache.lock:  # before a layer is read, so that no memory is taken for one that has no room
+                reservation = pages.reserve(layer, tokens)
+            words = np.empty(_row_shape(cache, tokens), "<u4")
+            read_into(file, header.nbytes + header.tensors[name].begin, words.data.cast("B"))
+            digest.update(words.data)
+            largest = max(largest, _largest_key(cache, target, layer, words))
+            with cache.lock:
+                cache.check_open()
+                cache.write_rows(sequence, layer, reservation, words.astype(np.uint32, copy=False))
+                reservation.commit()
+        if digest.hexdigest() != checksum:
+            raise CacheFileError(
+                f"{plain(target)}: sha256 of the data: got {digest.hexdigest()}, expected {plain(checksum)}; the file "
+                "is damaged"
+            )
+        with cache.lock:
+            cache.check_open()
+            cache.max_k = max(cache.max_k, largest)
+        return sequence
+    except BaseException:
+        with cache.lock:
+            pages.free()
+            for left in [s for s in cache.sequences if s.pages is pages]:
+                cache.forget(left)
+        raise
+
+
+def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> float:
+    """max |k| of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
+    largest, most = 0.0, max(1, CHECK_BYTES // (4 * cache.row_words))
+    for at in range(0, len(words), most):
+        with np.errstate(all="ignore"):
+            values = np.abs(np.stack(rows.decode(words[at : at + most], cache.shape.head_dim, cache.dtype)))
+            fits = (values == 0) | ((values >= MIN_INPUT) & (values <= MAX_INPUT))
+        if not np.all(fits):
+            raise CacheFileError(
+                f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {at} to {at + most - 1}; "
+                "the file is damaged"
+            )
+        largest = max(largest, float(values[0].max()))
+    return largest

@@ -1,0 +1,232 @@
+"""The safetensors container, written and read strictly with the standard library: an 8-byte length, JSON, data.
+
+Files are read into memory and never mapped, so that one which another process cuts short is an error and not a signal.
+The reader takes nothing on trust: sizes, places and numbers are checked before memory is taken for them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+from ..errors import ArgumentError
+
+LENGTH_BYTES: Final = 8  # of the header's length, before the header
+HEADER_BYTES: Final = 16 << 20  # longest header that is read, that of about 150,000 tensors
+INTEGER_DIGITS: Final = 19  # of the longest number in a header: 2**63 - 1
+SHOWN: Final = 1000  # characters of a path, or of a text from a file, that a message repeats
+ITEM_BYTES: Final = {"U32": 4, "F32": 4, "I64": 8}
+PathLike = str | os.PathLike[str]
+
+
+class TensorFileError(ArgumentError):
+    """Bytes are not a whole safetensors file; the message says why. Readers raise it as an error of their own."""
+
+
+class Tensor(NamedTuple):
+    """A tensor's place: ``begin`` and ``end`` count from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the data. nbytes: of the length and the JSON text; the tensors fill what is behind them."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, Tensor]
+    nbytes: int
+
+
+def encode_header(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, Seq[int]]]) -> bytes:
+    """The bytes before the data of ``tensors``, name to (dtype, shape), which follow each other in this order.
+
+    The number of bytes depends on the lengths of the metadata's values, not on what they say.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + ITEM_BYTES[dtype] * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def header_size(start: bytes, total: int) -> int:
+    """Bytes of the JSON text, from the first 8 bytes of ``total`` bytes. TensorFileError where that cannot be."""
+    if len(start) < LENGTH_BYTES:
+        raise TensorFileError(f"got {len(start)} bytes, expected at least {LENGTH_BYTES}")
+    (size,) = struct.unpack_from("<Q", start)
+    most = min(HEADER_BYTES, total - LENGTH_BYTES)
+    if size > most:
+        raise TensorFileError(f"got a header of {size:,} bytes, expected at most {most:,}")
+    return int(size)
+
+
+def decode_header(text: bytes, data_bytes: int) -> Header:
+    """The header whose JSON is ``text``, before ``data_bytes`` bytes of data. TensorFileError: see there."""
+    try:
+        entries = json.loads(
+            text.decode(),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_no_integer,
+            parse_constant=_no_integer,
+        )
+    except RecursionError:
+        raise TensorFileError("got a header that is nested too deeply, expected three levels") from None
+    except ValueError as error:
+        raise TensorFileError(f"got a header that is not JSON of this kind: {plain(str(error))}") from None
+    if not isinstance(entries, dict):
+        raise TensorFileError(f"got a header of type {type(entries).__name__}, expected an object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise TensorFileError("got __metadata__ of another form, expected an object of strings")
+    tensors = {name: _tensor(name, entry) for name, entry in entries.items()}
+    at = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != at:
+            raise TensorFileError(f"got tensor {plain(name)} at byte {tensor.begin:,}, expected it at {at:,}")
+        at = tensor.end
+    if at != data_bytes:
+        raise TensorFileError(f"got {data_bytes:,} bytes of data, expected {at:,}")
+    return Header(metadata, tensors, LENGTH_BYTES + len(text))
+
+
+def decimal(text: str) -> int:
+    """The number that ``text`` from a file writes in digits. TensorFileError for anything else."""
+    if not (text.isascii() and text.isdigit() and len(text) <= INTEGER_DIGITS):
+        raise TensorFileError(f"got {plain(repr(text))}, expected a number of at most {INTEGER_DIGITS} digits")
+    return int(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there more than once")
+    return found
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= INTEGER_DIGITS else _no_integer(text)
+
+
+def _no_integer(text: str) -> NoReturn:
+    raise ValueError(f"got the number {text[:INTEGER_DIGITS]}, expected an integer below 2**63")
+
+
+def _tensor(name: str, entry: Any) -> Tensor:
+    if isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}:
+        dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if isinstance(dtype, str) and _sizes(shape) and _sizes(place) and len(place) == 2:
+            begin, end = place
+            wanted = ITEM_BYTES.get(dtype, 0) * math.prod(shape)
+            if begin <= end and (dtype not in ITEM_BYTES or end - begin == wanted):
+                return Tensor(dtype, tuple(shape), begin, end)
+    raise TensorFileError(f"got tensor {plain(name)} with another entry than a dtype, a shape and offsets that fit it")
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def checked_path(path: Any) -> Path:
+    """``path`` as a Path. ArgumentError for what is no path."""
+    try:
+        return Path(os.fsdecode(path))
+    except TypeError:
+        raise ArgumentError(f"path: got {type(path).__name__}, expected a path of a file") from None
+    except ValueError as error:
+        raise ArgumentError(f"path: {error}, expected a path of a file") from None
+
+
+def plain(text: object) -> str:
+    """``text`` as a message may repeat it: plain, with escapes for what is not, and cut where it is long."""
+    found = str(text)
+    found = found if found.isprintable() else ascii(found)[1:-1]
+    return found if len(found) <= SHOWN else f"{found[:SHOWN]}..."
+
+
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, with its article."""
+    kinds = {
+        stat.S_IFREG: "a regular file",
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "no regular file")
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """``path``, open for reading. OSError with a reason for what is not a regular file; it never waits for a writer."""
+    try:
+        found = os.stat(path)  # before the file is opened: to open a device can have effects
+        if stat.S_ISREG(found.st_mode):
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            file = io.FileIO(os.open(path, flags))
+            try:
+                found = os.fstat(file.fileno())
+                if stat.S_ISREG(found.st_mode):
+                    return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+    except ValueError as error:  # NUL, or characters that no file name has here
+        raise OSError(0, f"{error}, expected the path of a file") from None
+    raise OSError(0, f"it is {kind_of(found.st_mode)}, expected a regular file")
+
+
+def read_into(file: io.FileIO, at: int, data: memoryview) -> None:
+    """Fill ``data`` with the file's bytes from ``at`` on. TensorFileError where the file ends before."""
+    file.seek(at)
+    got = 0
+    while got < len(data):
+        count = file.readinto(data[got:])
+        if not count:
+            raise TensorFileError(f"it ended at byte {at + got:,} while it was read, expected {at + len(data):,} bytes")
+        got += count
+
+
+def read_header(file: io.FileIO) -> Header:
+    """The header of an open file, from its first byte on. TensorFileError: see there."""
+    total = os.fstat(file.fileno()).st_size
+    start = bytearray(min(LENGTH_BYTES, total))
+    read_into(file, 0, memoryview(start))
+    text = bytearray(header_size(bytes(start), total))
+    read_into(file, LENGTH_BYTES, memoryview(text))
+    return decode_header(bytes(text), total - LENGTH_BYTES - len(text))
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """All bytes of a regular file of at most ``most`` bytes. OSError with a reason where that cannot be."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(0, f"it has {size:,} bytes, expected at most {most:,}")
+        data = bytearray(size)
+        try:
+            read_into(file, 0, memoryview(data))
+        except TensorFileError as error:
+            raise OSError(0, str(error)) from None
+        return bytes(data)
