@@ -1,8 +1,9 @@
 """Split-KV attention on Vulkan whose bits never change. See README.md."""
 
 from . import errors, reference
-from .cache.kv_cache import KVCache, Sequence
+from .cache.kv_cache import KVCache
 from .cache.pages import CapacityError, StepError
+from .cache.sequence import Sequence
 from .canonical.reference import PartialState, fold, merge_state, merge_states
 from .decode.attention import Attention
 from .decode.one_shot import attention

@@ -17,7 +17,7 @@ import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
-from zinc_attn.decode.one_shot import AttentionStep, ResidentKV
+from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
 from zinc_attn.tools import bench
 from zinc_attn.tools.bench import BenchRow
@@ -109,14 +109,14 @@ def test_sampled_heads(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ResidentKV.__init__
+    real = ContiguousKV.__init__
 
-    def full(self: ResidentKV, where: za.Device, k: Any, v: Any) -> None:
+    def full(self: ContiguousKV, where: za.Device, k: Any, v: Any) -> None:
         if len(k) > 100:
             raise DeviceMemoryError("no room")
         real(self, where, k, v)
 
-    monkeypatch.setattr(ResidentKV, "__init__", full)
+    monkeypatch.setattr(ContiguousKV, "__init__", full)
     rows = run(device, [100, 101])
     assert {(r.status, r.note) for r in rows if r.context == 101 and r.runtime == device.runtime.name} == {
         ("refused", "no room")
@@ -127,7 +127,7 @@ def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) ->
 def test_yardstick_reads_every_word(device: za.Device) -> None:
     for text, tokens in (("6/2/64", 1), ("2/1/80", 700), ("3/1/112", 65), ("1/1/512", 1000)):
         data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
-        kv = ResidentKV(device, data.k, data.v)
+        kv = ContiguousKV(device, data.k, data.v)
         yard = bench._Read(kv, False)
         k, v = rows.pack_k(data.k), rows.pack_v(data.v)
         assert yard.wrong(k, v) is None
@@ -141,10 +141,10 @@ def test_heads_per_workgroup_never_show(device: za.Device) -> None:
     shape = za.AttnShape(5, 1, 64)
     data = Inputs.normal(shape, 300, "f16")
     want = reference.emulate(data.q, data.k, data.v)
-    kv = ResidentKV(device, data.k, data.v)
+    kv = ContiguousKV(device, data.k, data.v)
     plan = za.SplitPlan.fixed(300, shape, num_splits=2)
     for heads in (1, 2, 5, None):
-        step = AttentionStep(kv, plan, heads_per_workgroup=heads)
+        step = RecordedCall(kv, plan, heads_per_workgroup=heads)
         step.write_q(data.q[None])
         step.poison()
         step.run()
@@ -153,7 +153,7 @@ def test_heads_per_workgroup_never_show(device: za.Device) -> None:
         step.close()
     for heads in (0, 6):
         with pytest.raises(ArgumentError, match=f"^heads_per_workgroup: got {heads}, expected an int "):
-            AttentionStep(kv, plan, heads_per_workgroup=heads)
+            RecordedCall(kv, plan, heads_per_workgroup=heads)
     kv.close()
 
 

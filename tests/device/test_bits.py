@@ -17,7 +17,7 @@ import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.cache.rows import checked_values
 from zinc_attn.canonical import reference
-from zinc_attn.decode.one_shot import AttentionStep, ResidentKV
+from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
@@ -102,10 +102,10 @@ def oracle(shape: za.AttnShape, context: int, dtype: str, kind: str) -> tuple[Ar
 def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, kind: str, plans: Any = layouts) -> None:
     shape = za.AttnShape.parse(text)
     (q, k, v), out, lse = oracle(shape, context, dtype, kind)
-    kv = ResidentKV(device, checked_values("k", k)[0], checked_values("v", v)[0])
+    kv = ContiguousKV(device, checked_values("k", k)[0], checked_values("v", v)[0])
     try:
         for label, plan in plans(context, shape).items():
-            step = AttentionStep(kv, plan)
+            step = RecordedCall(kv, plan)
             try:
                 step.write_q(checked_values("q", q[None])[0])
                 step.poison()
@@ -126,7 +126,7 @@ def test_bits_equal_the_oracle(any_device: za.Device, shape: str, dtype: str, co
     if context * parsed.kv_bytes_per_token(dtype) // 2 > limit:
         _, k, v = make_inputs(parsed, context, dtype)
         with pytest.raises(errors.LimitError, match=f"takes at most {limit:,} in one storage buffer"):
-            ResidentKV(any_device, k, v)
+            ContiguousKV(any_device, k, v)
         return
     check_all_layouts(any_device, shape, context, dtype, "normal")
 

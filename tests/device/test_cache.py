@@ -20,11 +20,11 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn import errors
-from zinc_attn.cache.kv_cache import rows
+from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.canonical import reference
-from zinc_attn.decode.attention import attention as decode
-from zinc_attn.runtime.protocol import protocol as machine
+from zinc_attn.planning import call as planning
+from zinc_attn.runtime import protocol as machine
 
 TOKENS, LAYERS = (4096, 10) if FULL else (300, 2)
 SHAPE, SMALL = za.AttnShape(16, 2, 256), za.AttnShape(4, 2, 64)
@@ -440,7 +440,7 @@ def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, m
     cache = za.KVCache(device, SMALL, 2, 2048, "f16", 16)
     grow(cache, ((300, 40), (1, 1), (20, 20)))
     assert len(runs) == 6  # one submission per call and layer
-    monkeypatch.setattr(decode, "SCRATCH_BYTES", 64 * 4 * 4 * 66)  # 64 states
+    monkeypatch.setattr(planning, "SCRATCH_BYTES", 64 * 4 * 4 * 66)  # 64 states
     runs.clear()
     grow(cache, ((300, 40), (1, 1), (20, 20)))
     assert len(runs) > 12

@@ -10,7 +10,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.cache import rows
-from zinc_attn.decode import attention as decode
+from zinc_attn.planning import call
 
 SHAPE = za.AttnShape(4, 2, 64)
 
@@ -25,7 +25,7 @@ def same(got, want):
 
 def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
     """Every block but the first attends rows that the first submission appended."""
-    monkeypatch.setattr(decode, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 3)
+    monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 3)
     cache = za.KVCache(device, SHAPE, 1, 4096, page_size=64)
     attention, sequences = za.Attention(cache), [cache.new_sequence() for _ in range(3)]
     stored = []
@@ -47,13 +47,14 @@ def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
 
 def test_rounding_a_bucket_never_goes_beyond_a_limit(device, rng, monkeypatch):
     """1,500 rows over 3 states each: the power of two above would be beyond the scratch that one call may have."""
-    monkeypatch.setattr(decode, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 5000)
+    monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 5000)
     cache = za.KVCache(device, SHAPE, 1, 2048, page_size=64)
-    attention, sequence = za.Attention(cache), cache.new_sequence()
+    planned = []
+    attention, sequence = za.Attention(cache, observer=lambda one, _: planned.append(one)), cache.new_sequence()
     k, v = new_rows(rng, 1500)
     q = rng.standard_normal((1500, SHAPE.q_heads, SHAPE.head_dim), np.float32)
     out = attention(q, sequence, 0, k=k, v=v)
-    assert all(bucket.states <= 5000 for bucket in attention._rigs)
+    assert all(submission.key.states <= 5000 for submission in planned)
     picked = np.array([0, 63, 64, 700, 1499])
     for row in picked:
         assert same(out[row], za.reference.emulate(q[row], k[: row + 1], v[: row + 1])[0])
@@ -61,7 +62,7 @@ def test_rounding_a_bucket_never_goes_beyond_a_limit(device, rng, monkeypatch):
 
 
 def test_a_prompt_longer_than_one_append(device, rng, monkeypatch):
-    monkeypatch.setattr(decode, "APPEND_ROWS", 100)
+    monkeypatch.setattr(call, "UPLOAD_ROWS", 100)
     cache = za.KVCache(device, SHAPE, 1, 512, page_size=64)
     attention, sequence = za.Attention(cache), cache.new_sequence()
     k, v = new_rows(rng, 300)

@@ -11,9 +11,9 @@ from support import DRIVERS, FULL, differing
 
 import zinc_attn as za
 from zinc_attn.cache import rows
-from zinc_attn.cache.rows import Shared, shared_leaves
 from zinc_attn.canonical import reference
-from zinc_attn.decode import attention as decode
+from zinc_attn.planning import call
+from zinc_attn.planning.sharing import SharedKeys, shared_leaves
 from zinc_attn.tools import cost
 
 PAGE = 64
@@ -170,7 +170,7 @@ def test_keys_of_several_submissions_are_counted(
     """Submissions of 2 rows, all of one bucket."""
     with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
         seqs, _ = family(cache, 128, [10, 20, 30, 40, 50, 60], np.random.default_rng(0))
-        monkeypatch.setattr(decode, "SCRATCH_BYTES", 4 * 4 * 66 * 6)  # 6 states
+        monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * 4 * 66 * 6)  # 6 states
         attn = za.Attention(cache, cascade=cascade, num_splits=1000)
         attn([np.ones((4, 64), np.float32)] * 6, seqs, 0)
         assert (attn.keys_read, attn.shared) == (6 * 128 + 210 - 3 * 128 * cascade, cascade)
@@ -239,10 +239,10 @@ def test_what_rows_share() -> None:
     tables = [a, a, b, c]
     limits, units = np.array([1500, 1501, 1490, 700]), np.ones(4, np.int64)
     shared, alone = shared_leaves(limits, units, tables, 256)
-    assert shared == [Shared(0, 2, 16, 23), Shared(0, 3, 8, 16), Shared(0, 4, 0, 8)]
+    assert shared == [SharedKeys(0, 2, 16, 23), SharedKeys(0, 3, 8, 16), SharedKeys(0, 4, 0, 8)]
     assert alone.tolist() == [23, 23, 16, 8]
     shared, alone = shared_leaves(limits, np.array([1, 1, 8, 8]), tables, 256)
-    assert shared == [Shared(0, 2, 0, 23), Shared(2, 2, 0, 8)]
+    assert shared == [SharedKeys(0, 2, 0, 23), SharedKeys(2, 2, 0, 8)]
     assert alone.tolist() == [23, 23, 8, 8]
     assert shared_leaves(limits[:1], units[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn.cache import rows
 from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.distributed import sharded
 from zinc_attn.kernels import contract as kernels
+from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
@@ -90,13 +90,14 @@ def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.Monke
 
 def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[tuple[int, ...]] = []
-    inner = check._Attention._fill
+    inner = check._Attention._ruled
 
-    def fill(self: Any, block: Any, *rest: Any) -> Any:
-        filled.append(self._plan(block[0][0].tokens, 1, None)[0].boundaries)
-        return inner(self, block, *rest)
+    def ruled(self: Any, *call: Any) -> Any:
+        plan = inner(self, *call)
+        filled.append(plan.boundaries)
+        return plan
 
-    monkeypatch.setattr(check._Attention, "_fill", fill)
+    monkeypatch.setattr(check._Attention, "_ruled", ruled)
     shape, layouts = za.AttnShape(9, 3, 64), check.parse_layouts("1,8,size:100")
     case = Case(shape, "f16", 1000)
     outcome = check.examine(device, case, case.data(), layouts, "")
@@ -173,7 +174,7 @@ def test_a_broken_cascade_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A range off by one unit: one that nobody attends, or that is shared by rows that do not see all of it."""
-    inner = rows.shared_leaves
+    inner = planned.shared_leaves
 
     def broken(limits: Any, units: Any, *rest: Any) -> Any:
         found, left = inner(limits, units, *rest)
@@ -181,7 +182,7 @@ def test_a_broken_cascade_fails(
         moved = [one._replace(begin=one.begin + begin * unit, end=one.end + end * unit) for one, unit in wide]
         return moved, left + alone * units * (left > 0)
 
-    monkeypatch.setattr(rows, "shared_leaves", broken)
+    monkeypatch.setattr(planned, "shared_leaves", broken)
     assert run(device, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")

@@ -20,9 +20,11 @@ from support import DRIVERS
 
 import zinc_attn as za
 from zinc_attn.cache import rows
-from zinc_attn.cache.rows import Work
-from zinc_attn.decode.attention import Bucket
+from zinc_attn.decode.scoring import Scoring
+from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels.records import WorkBuffer
+from zinc_attn.planning.call import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.shapes import DTYPE_BYTES
 from zinc_attn.tools import export
@@ -339,10 +341,10 @@ def test_cache_index_maps(device, rng, dtype, page_size):
         k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
     words = rows.encode(k, v, dtype).reshape(-1)
     table = rng.permutation(pages)
-    work = Work(0, 0, tokens, pages)
+    work = WorkBuffer(0, 0, tokens, pages)
     work.set_shape(shape, 2)
     work.set(page_shift=names["page_tiles"].bit_length() - 1, page_tiles=names["page_tiles"])
-    work.appends[:] = np.stack([np.arange(tokens), np.full(tokens, work.tables_at)], axis=1)
+    work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
     work.tables[:] = table
     runtime = device.runtime
     size = evaluate(export.BUFFERS["k"][0], names)
@@ -379,11 +381,11 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     shape = za.AttnShape(16, 2, 64)
     entry = export.manifest([shape], dtype=dtype, page_size=32)
     cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, page_size=32)
-    attention = za.Attention(cache)
-    bucket = Bucket("loop", False, False, 8, 2, 16, 4, 32)
-    rig = attention.new_rig(bucket)
+    key = RecordingKey("loop", False, False, 8, 2, 16, 4, 32)
+    tensors = SharedTensors(device)
+    workspace = Workspace.make(key, cache, Scoring(1.0), Tensors.shared(key, cache, tensors))
     monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
-    steps = attention.steps(bucket, rig, 0)
+    steps = workspace.dispatches(0, softcap=False)
     names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
     values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialisation"]
     assert [export.family(step.kernel.decl) for step in steps] == [
@@ -393,4 +395,6 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
         key = export.family(step.kernel.decl)
         assert step.kernel.spec == tuple(values[key][name] for name in step.kernel.decl.spec)
         assert step.groups == tuple(evaluate(n, names) for n, _ in export.GRIDS[key])
+    workspace.close()
+    tensors.close()
     cache.close()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn.cache.rows import Work
 from zinc_attn.canonical import reference
 from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.shapes import NODE
 
@@ -45,7 +45,7 @@ def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, d
     gone = rng.random((size, heads)) < 0.05  # of no keys
     m[gone], total[gone], o[gone] = reference.empty_state((1,), dim)[0][0], 0, 0
 
-    work = Work(0, rows, 0, 1)
+    work = WorkBuffer(0, rows, 0, 1)
     work.set_shape(za.AttnShape(heads, heads, dim), heads)
     work.set(state_stride=size, rows=rows)
     for i, (n, unit, leaves) in enumerate(cases):

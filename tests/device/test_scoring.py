@@ -11,7 +11,8 @@ from support import FULL, differing, make_inputs
 import zinc_attn as za
 from zinc_attn.cache.rows import checked_values
 from zinc_attn.canonical import reference
-from zinc_attn.decode.one_shot import AttentionStep, ResidentKV, Scoring, check_scale, check_sinks
+from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
+from zinc_attn.decode.scoring import Scoring, check_scale, check_sinks
 from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
@@ -53,12 +54,12 @@ def test_every_layout_gives_the_oracles_bits(any_device: za.Device, text: str, n
         q, k, v = make_inputs(shape, context, "f16", "sharp")
         out, lse = reference.emulate(q, k, v, **some)
         window = some.get("window")
-        kv = ResidentKV(any_device, k, checked_values("v", v)[0])
+        kv = ContiguousKV(any_device, k, checked_values("v", v)[0])
         plans = [SplitPlan.fixed(context, shape, num_splits=n, window=window) for n in (1, 2, 7, 1000)]
         plans += [SplitPlan.fixed(context, shape, split_size=n, window=window) for n in (100, 2048)]
         plans += [plan_splits(context, shape, 64, kind=kind, window=window) for kind in ("gpu", "cpu")]
         for plan in plans[-1:] if slow and not FULL else plans:
-            step = AttentionStep(kv, plan, scoring=scoring)
+            step = RecordedCall(kv, plan, scoring=scoring)
             step.write_q(q[None])
             step.poison()
             step.run()
@@ -145,9 +146,9 @@ def test_a_window_reads_only_its_keys(device: za.Device) -> None:
     want = reference.emulate(q, k, v, window=130)
     begin = (4000 - 130) // 64 * 64
     k[:begin], v[:begin] = np.nan, np.nan
-    kv = ResidentKV(device, k, v)
+    kv = ContiguousKV(device, k, v)
     for plan in (SplitPlan.fixed(4000, shape, num_splits=2, window=130), plan_splits(4000, shape, window=130)):
-        step = AttentionStep(kv, plan, scoring=Scoring(check_scale(None, 64), 130))
+        step = RecordedCall(kv, plan, scoring=Scoring(check_scale(None, 64), 130))
         step.write_q(q[None])
         step.run()
         assert not differing(step.result()[0][0], want[0])

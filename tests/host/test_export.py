@@ -18,7 +18,8 @@ import pytest
 from zinc_attn import shapes
 from zinc_attn.cache import rows
 from zinc_attn.cli import app as cli
-from zinc_attn.decode.one_shot import AttentionStep, Scoring
+from zinc_attn.decode.contiguous import RecordedCall
+from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.planning.splits import SplitPlan, plan_splits
@@ -232,7 +233,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
 
 
 def recorded(plan, scoring):
-    """An AttentionStep on a runtime that only remembers: the words of its work buffer, and its dispatches."""
+    """An RecordedCall on a runtime that only remembers: the words of its work buffer, and its dispatches."""
     log = SimpleNamespace(words=None, steps=None)
 
     def write(buffer, words):
@@ -249,7 +250,7 @@ def recorded(plan, scoring):
     )
     device = SimpleNamespace(runtime=runtime, kernel=lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
     kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
-    AttentionStep(kv, plan, scoring=scoring)
+    RecordedCall(kv, plan, scoring=scoring)
     words = log.words
     header = dict(zip(kernels.HEADER, words, strict=False))
     row_table, table = header["row_table"], header["append_table"]

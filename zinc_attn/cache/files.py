@@ -37,7 +37,8 @@ from . import rows
 from .pages import SequencePages
 
 if TYPE_CHECKING:
-    from .kv_cache import KVCache, Sequence
+    from .kv_cache import KVCache
+    from .sequence import Sequence
 
 FORMAT: Final = "zinc_attn kv cache"
 VERSION: Final = "1"

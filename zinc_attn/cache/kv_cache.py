@@ -1,18 +1,16 @@
 """The resident KV cache: K and V of many layers on the device, in pages that sequences share.
 
 Each layer has its own K and V buffers in the kernels' layout; a page id names the same slot in all of them. Where one
-buffer would be beyond the device's limit, a layer is cut into shards of KV heads, which nobody sees. ``pages`` keeps
+buffer would be beyond the device's limit, a layer is cut into slices of KV heads, which nobody sees. ``pages`` keeps
 the books; this module moves the bytes, and ``files`` writes a sequence to a file.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import weakref
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -20,12 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
-from ..kernels import contract as kernels
-from ..kernels.contract import APPEND_KERNEL, COPY_KERNEL, GATHER_KERNEL, KernelDecl
 from ..runtime.device import Device
-from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget, no_room
+from ..runtime.protocol import Buffer, Use, memory_budget, no_room
 from ..shapes import (
-    CHUNK,
     LEAF,
     MAX_CONTEXT,
     AttnShape,
@@ -35,94 +30,13 @@ from ..shapes import (
     value_words,
 )
 from . import rows
-from .files import CacheFileError, load, save  # noqa: F401  (the error is also imported from here)
+from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
+from .mover import HeadSlice, PageLayout, RowMover
 from .pages import Commit, PagePool, Reservation, SequencePages, commit_all
 from .registry import Registry
-from .rows import Work
+from .sequence import Sequence
 
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
-
-
-@dataclass(frozen=True)
-class Shard:
-    """K and V of ``heads`` KV heads of one layer, from KV head ``first`` on."""
-
-    first: int
-    heads: int
-    k: Buffer
-    v: Buffer
-
-
-_serials = itertools.count()
-_stamps = itertools.count()
-
-
-class Sequence:
-    """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
-
-    def __init__(self, cache: KVCache, pages: SequencePages) -> None:
-        self.cache, self.pages = cache, pages
-        self.serial = next(_serials)
-        # (page ids, the same as an array, a number that no other table has); replaced by one store
-        self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
-
-    def __len__(self) -> int:
-        return len(self.pages)
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each layer; they differ only while a step goes through the layers."""
-        return tuple(self.pages.lengths)
-
-    def fork(self) -> Sequence:
-        """A second sequence with the same tokens. Full pages stay shared; the partial one is copied when written."""
-        with self.cache.lock:
-            self.cache.check_open()
-            self.cache.begin()
-            return self.cache.adopt(self.pages.fork())
-
-    def truncate(self, n: int) -> None:
-        """Keep the first ``n`` tokens (at most len(self)); for the rollback of speculative tokens."""
-        with self.cache.lock:
-            self.cache.check_open()
-            self.cache.begin()
-            self.pages.truncate(n)
-
-    def retract(self, layer: int, n: int) -> None:
-        """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
-        with self.cache.lock:
-            self.cache.begin()
-            self.pages.retract(layer, n)
-
-    def free(self) -> None:
-        """Give the pages back. The sequence cannot be used any more."""
-        with self.cache.lock:
-            self.pages.free()
-            self.cache.forget(self)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokens that every layer has to a file that ``KVCache.load`` reads; see ``files.save``."""
-        save(self, path)
-
-    @property
-    def stamp(self) -> int:
-        """Of what ``table`` returned last: tables of different contents have different stamps."""
-        return self._table[2]
-
-    def table(self, reservation: Reservation | None = None) -> NDArray[np.uint32]:
-        """The block table (pages,), with a reservation's pages where one is given. Read it, do not write it."""
-        pages = self.pages.table if reservation is None else reservation.table
-        known, array, _ = self._table
-        if known is not pages:
-            if reservation is not None and known is self.pages.table:  # a copy of memory, but for the new pages
-                array = np.concatenate([array[: reservation.table_start], np.array(reservation.new_pages, np.uint32)])
-            else:
-                array = np.array(pages, np.uint32)
-            self._table = pages, array, next(_stamps)
-        return array
 
 
 class KVCache:
@@ -164,12 +78,13 @@ class KVCache:
         self._max_k = 0.0, 0.0, Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
         self._holding: tuple[weakref.ReferenceType[SequencePages], ...] = ()  # whose rows the current call reserves
-        self._rigs: dict[tuple[Any, ...], tuple[list[Buffer], Work]] = {}  # shared by the layers
-        self._recordings: dict[tuple[Any, ...], Recording] = {}
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
-        self.layers = self._allocate()
+        self.layout = PageLayout(shape, dtype, self.tile, self.page_tiles, self.row_words)
+        self.layers: list[list[HeadSlice]] = []
+        self._mover = RowMover(device, self.layout, self.layers)
+        self._allocate()
 
     # --- memory -------------------------------------------------------------------------------------------
 
@@ -199,7 +114,8 @@ class KVCache:
         """Tokens for which pages are free."""
         return self.pool.free_pages * self.pool.page_size
 
-    def _allocate(self) -> list[list[Shard]]:
+    def _allocate(self) -> None:
+        """Make the K and V buffers of every layer, in slices of KV heads where one buffer would be too large."""
         runtime, heads = self.device.runtime, self.shape.kv_heads
         per_head = self.nbytes // (2 * self.num_layers * heads)
         limit = self.device.info.max_buffer_bytes
@@ -211,21 +127,19 @@ class KVCache:
         _, free = memory_budget(self.device.info.index)
         if self.nbytes > free:
             raise no_room(self.nbytes, free, self.device.info)
-        shards = math.ceil(heads / min(heads, limit // per_head))
-        edges = [heads * i // shards for i in range(shards + 1)]
-        layers: list[list[Shard]] = []
+        slices = math.ceil(heads / min(heads, limit // per_head))
+        edges = [heads * i // slices for i in range(slices + 1)]
         try:
             for _ in range(self.num_layers):
                 layer = []
                 for first, end in pairwise(edges):
                     for _ in "kv":
                         self._buffers.append(runtime.buffer((end - first) * per_head, Use.CACHE))
-                    layer.append(Shard(first, end - first, self._buffers[-2], self._buffers[-1]))
-                layers.append(layer)
+                    layer.append(HeadSlice(first, end - first, self._buffers[-2], self._buffers[-1]))
+                self.layers.append(layer)
         except BaseException:
             self.close()
             raise
-        return layers
 
     def check_open(self) -> None:
         """ClosedError after ``close``."""
@@ -242,13 +156,7 @@ class KVCache:
         self._open = False
         for user in list(self.users):
             user.close()
-        for recording in self._recordings.values():
-            recording.close()
-        for buffers, _ in self._rigs.values():
-            for buffer in buffers:
-                buffer.close()
-        self._recordings.clear()
-        self._rigs.clear()
+        self._mover.close()
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
@@ -382,21 +290,30 @@ class KVCache:
                 reservation.rollback()
         self._holding = ()
 
+    def encode_into(self, out: NDArray[np.uint32], k: NDArray[Any], v: NDArray[Any]) -> None:
+        """Write the rows of stored values k, v (n, kv_heads, head_dim) to ``out`` (n, kv_heads, words)."""
+        rows.encode_into(out, k, v, self.dtype)
+
+    def write_values(
+        self, sequence: Sequence, layer: int, reservation: Reservation, k: NDArray[Any], v: NDArray[Any]
+    ) -> None:
+        """Upload stored values k, v (n, kv_heads, head_dim) to where the reservation says."""
+        self.write_rows(sequence, layer, reservation, rows.encode(k, v, self.dtype))
+
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""
         table = sequence.table(reservation)
         most = max(1, ROWS_BYTES // (4 * self.row_words))
         for at in range(0, len(words), most):
             part = words[at : at + most]
-            self._move(APPEND_KERNEL, layer, np.arange(len(part)) + reservation.start + at, table, part)
+            self._mover.append(layer, np.arange(len(part)) + reservation.start + at, table, part)
 
     def read_rows(self, sequence: Sequence, layer: int, begin: int, end: int) -> NDArray[np.uint32]:
         """The rows [begin, end) of a layer as they are stored, (n, kv_heads, words)."""
         table, parts = sequence.table(), []
         most = max(1, ROWS_BYTES // (4 * self.row_words))
         for at in range(begin, end, most):
-            positions = np.arange(at, min(at + most, end))
-            parts.append(self._move(GATHER_KERNEL, layer, positions, table, None))
+            parts.append(self._mover.gather(layer, np.arange(at, min(at + most, end)), table))
         empty = np.zeros((0, self.shape.kv_heads, self.row_words // self.shape.kv_heads), np.uint32)
         return np.concatenate([empty, *parts])
 
@@ -404,86 +321,4 @@ class KVCache:
         """Copy pages (source, target, ...) of every layer."""
         for source, target, _ in copies:
             for layer in range(self.num_layers):
-                buffers, work, recording = self._step(layer)
-                work.appends[0] = source, target
-                self.device.runtime.write(buffers[0], work.words)
-                self.device.runtime.run(recording)
-
-    def set_cache(self, work: Work, shard: Shard) -> None:
-        """The header's words about the cache."""
-        work.set_shape(self.shape, shard.heads, shard.first)
-        work.set(page_shift=self.page_tiles.bit_length() - 1, page_tiles=self.page_tiles)
-
-    def append_spec(self) -> tuple[int, ...]:
-        """Specialisation constants of the append and gather kernels."""
-        return (self.value_words, self.scale_words, self.value_words // (self.shape.head_dim // CHUNK), self.tile)
-
-    def _move(
-        self,
-        decl: KernelDecl,
-        layer: int,
-        positions: NDArray[Any],
-        table: NDArray[np.uint32],
-        words: NDArray[np.uint32] | None,
-    ) -> NDArray[np.uint32]:
-        """Run the append or gather kernel for tokens at ``positions``; words are the rows to append."""
-        runtime, n = self.device.runtime, len(positions)
-        bucket, tables = power_of_two(n), power_of_two(len(table))
-        found = np.zeros((0, 0, 0), np.uint32)
-        for shard in range(len(self.layers[layer])):
-            buffers, work, recording = self._step(layer, decl, shard, bucket, tables)
-            work.appends[:n, 0] = positions
-            work.appends[n:, 0] = kernels.NO_TOKEN
-            work.appends[:, 1] = work.tables_at
-            work.tables[: len(table)] = table
-            runtime.write(buffers[0], work.words)
-            if words is not None:
-                runtime.write(buffers[1], words.reshape(-1))
-            runtime.run(recording)
-            if words is None:
-                got = runtime.read(buffers[1])[: n * self.row_words].reshape(n, self.shape.kv_heads, -1)
-                heads = self.layers[layer][shard]
-                if shard == 0:
-                    found = got
-                found[:, heads.first : heads.first + heads.heads] = got[:, heads.first : heads.first + heads.heads]
-        return found
-
-    def _step(self, layer: int, *key: Any) -> tuple[list[Buffer], Work, Recording]:
-        """Buffers, work words and the recording of a page copy (no key), or of an append or a gather.
-
-        key: kernel, shard, rows and page-table words, both powers of two. Made once per key (and layer).
-        """
-        runtime = self.device.runtime
-        if key not in self._rigs:
-            self._rigs[key] = self._rig(*key)
-        buffers, work = self._rigs[key]
-        if (layer, *key) not in self._recordings:
-            shards = self.layers[layer]
-            if not key:
-                kernel = self.device.kernel(COPY_KERNEL, (self.tile_words,))
-                steps = [Dispatch(kernel, (buffers[0], s.k, s.v), (1, s.heads, self.page_tiles)) for s in shards]
-            else:
-                shard = shards[key[1]]
-                kernel = self.device.kernel(key[0], self.append_spec())
-                steps = [Dispatch(kernel, (buffers[0], buffers[1], shard.k, shard.v), (key[2], shard.heads, 1))]
-            self._recordings[(layer, *key)] = runtime.record(steps)
-        return buffers, work, self._recordings[(layer, *key)]
-
-    def _rig(self, *key: Any) -> tuple[list[Buffer], Work]:
-        runtime = self.device.runtime
-        work = Work(0, 0, key[2], key[3]) if key else Work(0, 0, 1, 0)
-        buffers = [runtime.buffer(4 * work.words.size, Use.INPUT)]
-        if key:
-            self.set_cache(work, self.layers[0][key[1]])
-            use = Use.INPUT if key[0] is APPEND_KERNEL else Use.OUTPUT
-            try:
-                buffers.append(runtime.buffer(4 * key[2] * self.row_words, use))
-            except BaseException:
-                buffers[0].close()
-                raise
-        return buffers, work
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is at least ``n`` and 1."""
-    return 1 << max(n - 1, 0).bit_length()
+                self._mover.copy(layer, source, target)

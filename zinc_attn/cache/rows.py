@@ -1,4 +1,4 @@
-"""What the host writes for the kernels, in uint32 words: rows of K and V, tiles of K and V, the work buffer.
+"""The codec of K and V: values to words and back, as rows of tokens and as tiles of 64 tokens.
 
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
 in uint32 words (see shaders/kv.glsl).
@@ -10,18 +10,14 @@ exact in float32. (ggml's block format; its rounding of ties differs.)
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.reference import as_input
 from ..errors import DTypeError, ValueRangeError
-from ..kernels import contract as kernels
-from ..kernels.contract import APPEND_WORDS, HEADER, HEADER_WORDS, ITEM_WORDS, ROW_WORDS
-from ..planning.splits import SplitPlan
-from ..shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, AttnShape, check_array, scale_words, value_words
+from ..shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, check_array, scale_words, value_words
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -170,146 +166,3 @@ def pack_k(k: NDArray[Any]) -> Words:
 def pack_v(v: NDArray[Any]) -> Words:
     """(tokens, kv_heads, head_dim) to (kv_heads, tiles, 64, head_dim), as uint32 words."""
     return np.ascontiguousarray(_padded(v).transpose(1, 0, 2)).reshape(-1).view(np.uint32)
-
-
-# --- the work buffer ---------------------------------------------------------------------------------------
-
-NO_TOKEN: Final = kernels.NO_TOKEN
-NEVER: Final = 0xFFFFFFFF  # fresh_begin of an item whose keys all lie in the cache
-
-
-class Work:
-    """The work buffer of a call, with room for given numbers of items, rows, append records and page-table words.
-
-    sinks: a score in log2 units per query head, see ``reference.sink_scores``.
-
-    items: (items, ITEM_WORDS), rows: (rows, ROW_WORDS), appends: (appends, APPEND_WORDS), tables: (tables,), all
-    uint32 views of ``words``; ``tables_at`` is the word where the tables begin.
-    """
-
-    def __init__(self, items: int, rows: int, appends: int, tables: int, sinks: F32 | None = None) -> None:
-        behind = 0 if sinks is None else len(sinks)
-        ends = np.cumsum([HEADER_WORDS, items * ITEM_WORDS, rows * ROW_WORDS, appends * APPEND_WORDS, tables, behind])
-        self.words: Words = np.zeros(int(ends[-1]), np.uint32)
-        parts = np.split(self.words, ends[:-1])
-        self.items = parts[1].reshape(items, ITEM_WORDS)
-        self.rows = parts[2].reshape(rows, ROW_WORDS)
-        self.appends = parts[3].reshape(appends, APPEND_WORDS)
-        self.tables = parts[4]
-        self.tables_at = int(ends[3])
-        self.set(row_table=int(ends[1]), append_table=int(ends[2]))
-        self.sinks = self.words[ends[4] :]
-        if sinks is not None:
-            self.set(sink_table=int(ends[4]))
-            self.sinks[:] = sinks.view(np.uint32)
-
-    def set(self, **values: int) -> None:
-        """Set header words by name."""
-        for name, value in values.items():
-            self.words[HEADER.index(name)] = value
-
-    def set_shape(self, shape: AttnShape, kv_heads: int, kv_first: int = 0) -> None:
-        """The header's shape words; kv_heads and kv_first are those of the K and V buffers."""
-        self.set(
-            q_heads=shape.q_heads,
-            kv_heads=kv_heads,
-            kv_first=kv_first,
-            row_kv_heads=shape.kv_heads,
-            group=shape.group,
-        )
-
-
-def item_table(
-    firsts: NDArray[np.int64],
-    limits: NDArray[np.int64],
-    ranges: NDArray[np.int64],
-    *,
-    keep_empty: bool = False,
-    shared: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
-    """Items (n, 6) of rows that see keys [first, limit) each, over a plan's leaf ranges (splits, 2).
-
-    Columns: row, limit, leaf_begin, leaf_end, rows (1), first. A range without a leaf that the row sees gives no item;
-    with ``keep_empty`` a row that sees no key still has its first range, whose state is the empty one. shared: (rows,)
-    leaves that other items attend for the row.
-    """
-    ranges = ranges[ranges[:, 0] < ranges[:, 1]]  # splits beyond the number of leaves have none
-    last = -(-limits // LEAF)
-    from_leaf = firsts // LEAF if shared is None else np.maximum(firsts // LEAF, shared)
-    if keep_empty:
-        last = np.maximum(last, 1)
-    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
-    row, split = np.nonzero(mine)
-    begin = np.maximum(ranges[split, 0], from_leaf[row])
-    end = np.minimum(ranges[split, 1], last[row])
-    return np.stack([row, limits[row], begin, end, np.ones_like(row), firsts[row]], axis=1)
-
-
-def row_table(firsts: NDArray[np.int64], limits: NDArray[np.int64], plan: SplitPlan) -> NDArray[np.int64]:
-    """ROW records (rows, 4) of rows that see keys [first, limit); states count from row * plan.states, one per unit
-    from plan.first_unit on."""
-    unit = firsts // plan.unit_keys
-    count = np.maximum(-(-limits // plan.unit_keys) - unit, 0)
-    state = np.arange(len(limits)) * plan.states + unit - plan.first_unit
-    return np.stack([state, count, unit, np.full(len(limits), plan.unit_leaves)], axis=1)
-
-
-class Shared(NamedTuple):
-    """Rows [row, row + rows) of a call see all keys of leaves [begin, end), which lie in the same pages."""
-
-    row: int
-    rows: int
-    begin: int
-    end: int
-
-
-def shared_leaves(
-    limits: NDArray[np.int64], units: NDArray[np.int64], tables: list[NDArray[np.uint32]], page_size: int
-) -> tuple[list[Shared], NDArray[np.int64]]:
-    """What rows have in common, in whole units of their states, and the leaves (rows,) not left to each of them.
-
-    limits: (rows,) keys that each row sees; units: leaves per state of each row; tables: its page table. Rows that
-    share a prefix must be neighbours, as they are when sorted by unit and table; those of different units share
-    nothing. A prefix of some is followed by a longer one of fewer.
-    """
-    n = len(limits)
-    common = np.zeros(max(n - 1, 0), np.int64)  # leaves that rows i and i + 1 share
-    for i in range(n - 1):
-        keys = int(min(limits[i], limits[i + 1])) if units[i] == units[i + 1] else 0
-        if tables[i] is not tables[i + 1]:
-            size = min(len(tables[i]), len(tables[i + 1]))
-            differ = np.flatnonzero(tables[i][:size] != tables[i + 1][:size])
-            keys = min(keys, (int(differ[0]) if differ.size else size) * page_size)
-        common[i] = keys // (LEAF * units[i]) * units[i]
-    found: list[Shared] = []
-    alone = np.zeros(n, np.int64)
-    todo = [(0, n, 0)]
-    while todo:
-        begin, end, done = todo.pop()
-        if end - begin < 2:
-            alone[begin:end] = done
-            continue
-        least = int(common[begin : end - 1].min())
-        if least > done:
-            found.append(Shared(begin, end - begin, done, least))
-        edges = [begin, *(begin + 1 + np.flatnonzero(common[begin : end - 1] == least)).tolist(), end]
-        todo += [(a, b, max(least, done)) for a, b in pairwise(edges)]
-    return sorted(found), alone
-
-
-def shared_table(shared: list[Shared], units: NDArray[np.int64], rows_each: int) -> NDArray[np.int64]:
-    """Items (n, 6) of what rows share, columns as in ``item_table``: a unit each, for up to ``rows_each`` rows.
-
-    units: (rows,) leaves per state of each row. Items of the same keys lie side by side.
-    """
-    parts = []
-    for row, rows, begin, end in shared:
-        unit = int(units[row])
-        leaf, first = (
-            x.reshape(-1)
-            for x in np.meshgrid(np.arange(begin, end, unit), np.arange(row, row + rows, rows_each), indexing="ij")
-        )
-        count = np.minimum(row + rows - first, rows_each)
-        limit = np.full_like(leaf, end * LEAF)
-        parts.append(np.stack([first, limit, leaf, leaf + unit, count, np.zeros_like(leaf)], axis=1))
-    return np.concatenate([np.zeros((0, 6), np.int64), *parts])

@@ -30,16 +30,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.kv_cache import KVCache, Sequence
+from ..cache.kv_cache import KVCache
 from ..cache.pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
-from ..cache.rows import Work
+from ..cache.sequence import Sequence
 from ..canonical.reference import PartialState, gather
-from ..decode.attention import Attention, padded
+from ..decode.attention import Attention
 from ..errors import ArgumentError, ClosedError, ShapeError, ZincAttnError
-from ..kernels import contract as kernels
-from ..kernels.contract import MERGE, MERGE_DIMS, SCRATCH_BYTES
+from ..kernels.contract import SCRATCH_BYTES
+from ..kernels.dispatches import merge_call
+from ..kernels.records import WorkBuffer
+from ..planning.sizes import padded
 from ..runtime.device import Device
-from ..runtime.protocol import Buffer, Dispatch, Recording, Use, memory_budget
+from ..runtime.protocol import Buffer, Recording, Use, memory_budget
 from ..shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_bool, check_float, check_int, shown
 
 F32 = NDArray[np.float32]
@@ -78,7 +80,7 @@ class Fold:
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
         self.device, self.shape, self._open = device, shape, True
-        self._made: dict[tuple[int, int, bool], tuple[Work, list[Buffer], Recording]] = {}
+        self._made: dict[tuple[int, int, bool], tuple[WorkBuffer, dict[str, Buffer], Recording]] = {}
 
     def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
         """out (q_len, q_heads, head_dim) and lse (q_len, q_heads): the bits of ``fold``, and its errors.
@@ -105,38 +107,39 @@ class Fold:
         runtime, (_, n, heads, dim), count = self.device.runtime, whole.o.shape, end - begin
         rows = padded(count, self.device.info.max_workgroups[2])
         states_room = padded(n * count, most)
-        work, (words, states, out), recording = self._rig(rows, states_room, whole.sinks is not None)
-        work.rows[:] = 0
-        work.rows[:count, 0], work.rows[:count, 1] = np.arange(count) * n, n
-        work.rows[:count, 2], work.rows[:count, 3] = whole.span[0], NODE
+        work, bound, recording = self._made_for(rows, states_room, whole.sinks is not None)
+        records = work.rows[:count]
+        work.rows["count"][count:] = 0  # surplus rows have no states
+        records["state"], records["count"] = np.arange(count) * n, n
+        records["unit"], records["unit_leaves"] = whole.span[0], NODE
         if whole.sinks is not None:
             work.sinks[:] = whole.sinks.view(np.uint32)
-        runtime.write(words, work.words)
-        runtime.write(states, np.ascontiguousarray(whole.o[begin:end]).reshape(-1).view(np.uint32))
+        runtime.write(bound["work"], work.words)
+        runtime.write(bound["states"], np.ascontiguousarray(whole.o[begin:end]).reshape(-1).view(np.uint32))
         pairs = np.stack([whole.m[begin:end], whole.l[begin:end]], axis=-1)
-        runtime.write(states, np.ascontiguousarray(pairs).reshape(-1).view(np.uint32), states_room * heads * dim)
+        behind = states_room * heads * dim
+        runtime.write(bound["states"], np.ascontiguousarray(pairs).reshape(-1).view(np.uint32), behind)
         runtime.run(recording)
-        found, size = runtime.read(out).view(np.float32), rows * heads * dim
+        found, size = runtime.read(bound["out"]).view(np.float32), rows * heads * dim
         return found[:size].reshape(rows, heads, dim)[:count], found[size:].reshape(rows, heads)[:count]
 
-    def _rig(self, rows: int, states: int, sinks: bool) -> tuple[Work, list[Buffer], Recording]:
+    def _made_for(self, rows: int, states: int, sinks: bool) -> tuple[WorkBuffer, dict[str, Buffer], Recording]:
+        """Work words, buffers and the recording for sizes, made once."""
         key = rows, states, sinks
         if key not in self._made:
             runtime, shape = self.device.runtime, self.shape
-            work = Work(0, rows, 0, 0, np.zeros(shape.q_heads, np.float32) if sinks else None)
+            work = WorkBuffer(0, rows, 0, 0, np.zeros(shape.q_heads, np.float32) if sinks else None)
             work.set_shape(shape, shape.kv_heads)
             work.set(rows=rows, state_stride=states)
-            made: list[Buffer] = []
+            made: dict[str, Buffer] = {}
             try:
-                made.append(runtime.buffer(4 * work.words.size, Use.INPUT))
-                made.append(runtime.buffer(4 * states * shape.q_heads * (shape.head_dim + 2), Use.INPUT))
-                made.append(runtime.buffer(4 * rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT))
-                lanes = kernels.merge_lanes(self.device.info.kind)
-                kernel = self.device.kernel(MERGE, (shape.head_dim, lanes))
-                grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, rows)
-                recording = runtime.record([Dispatch(kernel, (made[0], made[1], made[2]), grid)])
+                made["work"] = runtime.buffer(4 * work.words.size, Use.INPUT)
+                made["states"] = runtime.buffer(4 * states * shape.q_heads * (shape.head_dim + 2), Use.INPUT)
+                made["out"] = runtime.buffer(4 * rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT)
+                call = merge_call(shape, self.device.info.kind, rows)
+                recording = runtime.record([self.device.dispatch(call, made)])
             except BaseException:
-                for buffer in made:
+                for buffer in made.values():
                     buffer.close()
                 raise
             self._made[key] = work, made, recording
@@ -147,7 +150,7 @@ class Fold:
         self._open = False
         for _, buffers, recording in self._made.values():
             recording.close()
-            for buffer in buffers:
+            for buffer in buffers.values():
                 buffer.close()
         self._made.clear()
 

@@ -22,10 +22,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.kv_cache import KVCache, Sequence
+from ..cache.kv_cache import KVCache
 from ..cache.pages import PagePool, StepError
+from ..cache.sequence import Sequence
 from ..decode.attention import Attention
-from ..decode.one_shot import attention, check_scale, check_softcap, check_window, default_device
+from ..decode.one_shot import attention, default_device
+from ..decode.scoring import check_scale, check_softcap, check_window
 from ..errors import (
     ArgumentError,
     ClosedError,

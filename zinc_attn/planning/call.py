@@ -20,6 +20,7 @@ from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..shapes import AttnShape
 from .items import Indices, Visible, item_records, row_records
 from .sharing import shared_items, shared_leaves
+from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
@@ -147,16 +148,6 @@ class CallPlan:
     upload_first: bool
 
 
-def power_of_two(n: int) -> int:
-    """The least power of two that is at least ``n`` and 1."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def padded(n: int, limit: int) -> int:
-    """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
-    return max(min(power_of_two(n), limit), n)
-
-
 def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> CallPlan:
     """The submissions of all query rows: as few as scratch memory and grid allow, nearly always one."""
     upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
@@ -228,13 +219,15 @@ class SubmissionPlanner:
     options: CallOptions
     facts: DeviceFacts
 
-    def plan(self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...], partial: bool = False) -> Submission:
+    def plan(
+        self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...], *, partial: bool = False, two_pass: bool = False
+    ) -> Submission:
         """The submission of ``slices`` that also appends the new rows of the requests ``uploads``.
 
-        partial: pass 1 alone, with a state for every unit of the layout.
+        partial: pass 1 alone; two_pass: pass 2 also where every row has one state.
         """
         facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
-        single_pass = not partial and all(layout.plan.states == 1 for layout in layouts)
+        single_pass = not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts)
         shared, attended, rows_each = no_records(ITEM), None, 1
         if not single_pass and not partial and self.options.window is None:
             shared, attended, rows_each = self._share(slices, layouts)

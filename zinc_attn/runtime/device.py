@@ -6,16 +6,18 @@ import importlib.util
 import json
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..errors import ArgumentError, KernelError, RuntimeUnavailableError
 from ..kernels.contract import KernelDecl
+from ..kernels.dispatches import KernelCall
 from ..shapes import check_int, shown
 from . import protocol as machine
 from .kompute import KomputeRuntime
-from .protocol import DeviceInfo, Kernel, Runtime
+from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Runtime
 from .vulkan import VulkanRuntime
 
 SPIRV = Path(__file__).parents[1] / "spirv"
@@ -87,6 +89,11 @@ class Device:
         if key not in self._kernels:
             self._kernels[key] = self.runtime.kernel(decl, load_spirv(decl), spec)
         return self._kernels[key]
+
+    def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
+        """A kernel call bound to buffers, by the names that it uses."""
+        kernel = self.kernel(call.decl, call.spec)
+        return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups)
 
     @property
     def closed(self) -> bool:

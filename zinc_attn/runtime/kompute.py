@@ -123,6 +123,7 @@ class KomputeRuntime:
     """
 
     name = "kompute"
+    orders_cache_writes = False  # kp records a barrier neither between two dispatches nor for ``storage`` tensors
 
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
@@ -201,6 +202,14 @@ class KomputeRuntime:
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> KomputeRecording:
         """See Runtime.record."""
         return self._record(steps, timestamps, None)
+
+    def host_tensor(self, tensor: Any) -> HostTensor:
+        """See HostSequences.host_tensor."""
+        return HostTensor(tensor)
+
+    def chained_buffer(self, nbytes: int) -> KomputeBuffer:
+        """See HostSequences.chained_buffer."""
+        return self.buffer(nbytes, Use.SCRATCH, chained=True)
 
     def record_into(self, sequence: Any, steps: Sequence[Dispatch]) -> KomputeRecording:
         """Record ``steps`` behind what a host's kp.Sequence holds; the host evaluates it. Closing frees the pipelines.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -113,6 +113,10 @@ class Runtime(Protocol):
     @property
     def info(self) -> DeviceInfo: ...
 
+    @property
+    def orders_cache_writes(self) -> bool:
+        """Whether a dispatch of a recording sees what an earlier one of the same recording wrote to a CACHE buffer."""
+
     def buffer(self, nbytes: int, use: Use) -> Buffer:
         """A new buffer. LimitError beyond max_buffer_bytes, DeviceMemoryError when there is no room."""
 
@@ -145,6 +149,20 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Destroy everything made by this runtime. Later calls raise ClosedError."""
+
+
+@runtime_checkable
+class HostSequences(Protocol):
+    """A runtime that can record into a command sequence which a host program owns and evaluates."""
+
+    def host_tensor(self, tensor: Any) -> Buffer:
+        """A tensor of the host as a buffer: bound, never written by the runtime, never freed."""
+
+    def chained_buffer(self, nbytes: int) -> Buffer:
+        """SCRATCH that orders the steps of one sequence, whatever its size."""
+
+    def record_into(self, sequence: Any, steps: Sequence[Dispatch]) -> Recording:
+        """Record ``steps`` behind what the host's sequence holds. Closing frees the pipelines."""
 
 
 # --- refusals that both dispatchers make -------------------------------------------------------------------

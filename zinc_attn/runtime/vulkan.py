@@ -214,6 +214,7 @@ class VulkanRuntime:
         self._closed = False
 
     name: Final = "vulkan"
+    orders_cache_writes: Final = True
 
     @property
     def info(self) -> DeviceInfo:

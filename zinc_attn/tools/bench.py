@@ -27,7 +27,8 @@ import numpy as np
 
 from ..cache.rows import pack_k, pack_v
 from ..canonical import reference
-from ..decode.one_shot import AttentionStep, ResidentKV, check_scale
+from ..decode.contiguous import ContiguousKV, RecordedCall
+from ..decode.scoring import check_scale
 from ..errors import ArgumentError, LimitError
 from ..kernels import contract as kernels
 from ..planning.splits import SplitPlan, plan_splits
@@ -43,12 +44,12 @@ FEWEST_REPEATS, MOST_REPEATS, BUDGET_S = 5, 50, 10.0  # rounds of a shape and co
 HOST_ROUNDS: Final = 1000  # of a call without keys
 READ_LOADS: Final = 16  # uvec4 a lane of the yardstick, or the next larger number that divides the buffer
 MAX_ERROR: Final = {"float32": 1e-4, "float16": 3e-3}  # relative L2 error of a baseline, by what it computes in
-DTYPES: Final = ("f32", "f16")  # what ResidentKV takes
+DTYPES: Final = ("f32", "f16")  # what ContiguousKV takes
 LAYOUTS: Final = ("auto", "1 split", "per query head")
 HOST_CLOCK: Final = f"host clock, submit and wait, after {WARM_UP_ROUNDS} warm-up rounds"
 DEVICE_CLOCK: Final = "device timestamps"
 MEASURES: Final[Mapping[str, str]] = {  # what a row's times are of, and by which clock
-    "call": HOST_CLOCK,  # AttentionStep.run(), or the call of the yardstick or the baseline
+    "call": HOST_CLOCK,  # RecordedCall.run(), or the call of the yardstick or the baseline
     "steady call": HOST_CLOCK,  # write_q, run, result: what a decode loop does
     "pass 1": DEVICE_CLOCK,
     "gap": DEVICE_CLOCK,  # end of pass 1 to begin of pass 2
@@ -100,7 +101,7 @@ class BenchRow:
 
 
 class _Step(Protocol):
-    """A recorded call: AttentionStep, and the yardstick's."""
+    """A recorded call: RecordedCall, and the yardstick's."""
 
     def run(self) -> None: ...
     def timings(self) -> list[tuple[float, float]]: ...
@@ -108,9 +109,9 @@ class _Step(Protocol):
 
 
 class _Read:
-    """The yardstick: buffers of a ResidentKV read once by a kernel that does nothing else."""
+    """The yardstick: buffers of a ContiguousKV read once by a kernel that does nothing else."""
 
-    def __init__(self, kv: ResidentKV, timestamps: bool) -> None:
+    def __init__(self, kv: ContiguousKV, timestamps: bool) -> None:
         self.runtime = kv.device.runtime
         lanes, most = kv.k.nbytes // (16 * WAVE), self.runtime.info.max_workgroups[0]  # lanes: rows of 32 uvec4
         rows = (n for n in itertools.count(min(READ_LOADS, lanes)) if lanes % n == 0 and lanes // n <= most)
@@ -189,15 +190,15 @@ class _Subject:
 class _Attention(_Subject):
     """A layout on a runtime. ``q``: (q_heads, head_dim)."""
 
-    def __init__(self, row: BenchRow, kv: ResidentKV, plan: SplitPlan, q: F32) -> None:
-        def make(timestamps: bool) -> AttentionStep:
+    def __init__(self, row: BenchRow, kv: ContiguousKV, plan: SplitPlan, q: F32) -> None:
+        def make(timestamps: bool) -> RecordedCall:
             heads = row.heads_per_workgroup
-            made = AttentionStep(kv, plan, timestamps=timestamps, heads_per_workgroup=heads)
+            made = RecordedCall(kv, plan, timestamps=timestamps, heads_per_workgroup=heads)
             made.write_q(q[None])
             return made
 
         super().__init__(row, kv.device, make)
-        assert isinstance(self.step, AttentionStep)
+        assert isinstance(self.step, RecordedCall)
         self.attention, self.q = self.step, q[None]
         self.clocked["steady call"] = self.steady
 
@@ -290,7 +291,7 @@ def bench(
     return rows
 
 
-def _attention(device: Device, kv: ResidentKV, data: Inputs, base: BenchRow) -> _Attention:
+def _attention(device: Device, kv: ContiguousKV, data: Inputs, base: BenchRow) -> _Attention:
     """The subject of base.layout on a device."""
     shape, info = data.shape, device.info
     if base.layout == "auto":
@@ -311,7 +312,7 @@ def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, dtype: str)
     """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
     subjects = []
     for device in devices:
-        kv = ResidentKV(device, data.k, data.v)
+        kv = ContiguousKV(device, data.k, data.v)
         stack.callback(kv.close)
         subject = _attention(device, kv, data, _row(device, data, dtype, "auto"))
         stack.callback(subject.close)
@@ -344,7 +345,7 @@ def _point(
     for device in devices:
         base = replace(_row(device, data, dtype, "read"), verified=verified)
         try:
-            kv = ResidentKV(device, data.k, data.v)
+            kv = ContiguousKV(device, data.k, data.v)
             stack.callback(kv.close)
             yard = _Subject(replace(base, verified="xor of all words"), device, partial(_Read, kv))
             stack.callback(yard.close)

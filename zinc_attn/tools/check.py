@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..cache import kv_cache as cache
 from ..cache import rows
+from ..cache.sequence import Sequence as CachedSequence
 from ..canonical import reference
 from ..decode.attention import Attention
-from ..decode.one_shot import check_scale, check_softcap, check_window
+from ..decode.scoring import check_scale, check_softcap, check_window
 from ..distributed.sharded import ShardedAttention, ShardedKVCache
 from ..errors import ArgumentError, LimitError
 from ..planning.splits import SplitPlan, plan_splits
@@ -329,25 +330,26 @@ class _Attention(Attention):
 
     rule: Rule
 
+    def __init__(self, held: cache.KVCache, **options: Any) -> None:
+        super().__init__(held, plan=self._ruled, observer=self._poison, **options)
+
+    def _ruled(self, tokens: int, q_len: int, window: int | None) -> SplitPlan:
+        return self.rule(tokens, q_len, window)
+
     def lay_out(self, rule: Rule, cascade: bool = True) -> None:
         """Take another rule; recordings are kept, what was filled for the old one is not."""
-        self.rule, self.cascade = rule, cascade
-        self._frames.clear()
+        self.rule = rule
+        self.replan(cascade)
 
-    def _plan(self, tokens: int, q_len: int, window: int | None) -> Any:
-        plan = self.rule(tokens, q_len, window)
-        return plan, np.array(plan.leaf_ranges()), plan.build
+    def _poison(self, _: Any, workspace: Any) -> None:
+        out = workspace.tensors.out
+        self.device.runtime.write(out, np.full(out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
-    def _recording(self, bucket: Any, rig: Any, layer: int) -> Any:
-        recording = super()._recording(bucket, rig, layer)
-        self.device.runtime.write(rig.out, np.full(rig.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
-        return recording
-
-    def result(self, q: F32, seq: cache.Sequence, k: Any = None, v: Any = None) -> Result:
+    def result(self, q: F32, seq: CachedSequence, k: Any = None, v: Any = None) -> Result:
         """Of one sequence."""
         return Result(*self(q, seq, 0, k, v, return_lse=True))
 
-    def results(self, queries: list[F32], seqs: list[cache.Sequence]) -> list[Result]:
+    def results(self, queries: list[F32], seqs: list[CachedSequence]) -> list[Result]:
         """Of a batch."""
         return list(map(Result, *self(queries, seqs, 0, return_lse=True)))
 
@@ -355,7 +357,7 @@ class _Attention(Attention):
 @contextmanager
 def _filled(
     device: Device, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0
-) -> Iterator[tuple[_Attention, cache.Sequence]]:
+) -> Iterator[tuple[_Attention, CachedSequence]]:
     """A sequence that holds ``data``, in a cache of that size and ``spare`` pages, and attention by the split rule."""
     shape, dtype = case.shape, case.dtype
     pages = -(-len(data.k) // page) + spare
@@ -414,7 +416,7 @@ def examine(
     return outcome
 
 
-def _batches(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> None:
+def _batches(outcome: Outcome, attention: _Attention, seq: CachedSequence, data: Data) -> None:
     """Property 4: beside other sequences and queries, which must be what they are alone, too."""
     seqs, queries = [seq.fork(), seq.fork(), seq], [data.q[:1], data.q[1], data.q[-1]]
     seqs[0].truncate(len(seq) // 3)
@@ -428,7 +430,7 @@ def _batches(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data:
     seqs[1].free()
 
 
-def _chunks(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> Result:
+def _chunks(outcome: Outcome, attention: _Attention, seq: CachedSequence, data: Data) -> Result:
     """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
     n = len(seq)
     count, tail = min(ROWS, n), min(TAIL, n)
@@ -447,7 +449,7 @@ def _chunks(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: 
     return at_once
 
 
-def _cascades(outcome: Outcome, attention: _Attention, seq: cache.Sequence, data: Data) -> None:
+def _cascades(outcome: Outcome, attention: _Attention, seq: CachedSequence, data: Data) -> None:
     """Property 8: sequences that share all or a prefix, and rows of one, with what they share attended once or apart.
 
     Counted where keys are attended for several rows at once.

@@ -31,12 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..cache.kv_cache import Sequence as CachedSequence
 from ..cache.pages import PagePool
 from ..cache.rows import checked_values, stored, stored_values, tiles
+from ..cache.sequence import Sequence as CachedSequence
 from ..canonical import reference
 from ..decode.attention import Attention
-from ..decode.one_shot import AttentionStep, ResidentKV, check_arrays, check_scale, check_score_bound
+from ..decode.contiguous import ContiguousKV, RecordedCall
+from ..decode.one_shot import check_arrays
+from ..decode.scoring import check_scale, check_score_bound
 from ..distributed.sharded import RankError, Ranks, ShardedAttention, ShardedKVCache
 from ..errors import ArgumentError, DTypeError, LimitError, ShapeError
 from ..planning.splits import SplitPlan, plan_splits
@@ -402,12 +404,12 @@ class _ContiguousKV:
     def add(self, data: Inputs) -> None:
         """Upload ``data``."""
         self._q = data.rows
-        self._kv = ResidentKV(self._device, data.k, data.v)
+        self._kv = ContiguousKV(self._device, data.k, data.v)
         self._stack.callback(self._kv.close)
 
     def step(self, layout: Layout, plan: SplitPlan) -> _Step:
         """The call under a plan."""
-        step = AttentionStep(self._kv, plan)
+        step = RecordedCall(self._kv, plan)
         self._stack.callback(step.close)
         step.write_q(self._q)
         return _ContiguousStep(step)
@@ -418,7 +420,7 @@ class _ContiguousKV:
 
 
 class _ContiguousStep:
-    def __init__(self, step: AttentionStep) -> None:
+    def __init__(self, step: RecordedCall) -> None:
         self._step = step
 
     def other(self) -> None:

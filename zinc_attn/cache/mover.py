@@ -1,0 +1,158 @@
+"""Moves rows between the host and the pages of a cache, and pages within it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels import contract
+from ..kernels.dispatches import append_call, copy_call, gather_call
+from ..kernels.records import WorkBuffer
+from ..planning.sizes import power_of_two
+from ..runtime.device import Device
+from ..runtime.protocol import Buffer, Recording, Use
+from ..shapes import AttnShape
+
+Words = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class HeadSlice:
+    """K and V of ``heads`` KV heads of one layer, from KV head ``first`` on: what one storage buffer holds."""
+
+    first: int
+    heads: int
+    k: Buffer
+    v: Buffer
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """How rows lie in the pages: see ``shaders/kv.glsl``. tile: tokens per tile; page_tiles: tiles per page."""
+
+    shape: AttnShape
+    dtype: str
+    tile: int
+    page_tiles: int
+    row_words: int  # words of one token's row, of all KV heads
+
+    def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
+        """The header's words about the pages and the heads of a slice."""
+        work.set_shape(self.shape, one.heads, one.first)
+        work.set(page_shift=self.page_tiles.bit_length() - 1, page_tiles=self.page_tiles)
+
+
+class _MoveKey(NamedTuple):
+    """Sizes that a move's buffers have room for; rows and tables are powers of two."""
+
+    kind: Literal["append", "gather", "copy"]
+    slice: int = 0  # number of the head slice
+    rows: int = 1
+    tables: int = 0
+
+
+class _Buffers(NamedTuple):
+    work: WorkBuffer
+    work_buffer: Buffer
+    rows: Buffer | None
+
+
+class RowMover:
+    """Append, gather and copy on the layers of a cache. Buffers are shared by the layers, recordings are per layer."""
+
+    def __init__(self, device: Device, layout: PageLayout, layers: Seq[Seq[HeadSlice]]) -> None:
+        self._device, self._layout, self._layers = device, layout, layers
+        self._buffers: dict[_MoveKey, _Buffers] = {}
+        self._recordings: dict[tuple[int, _MoveKey], Recording] = {}
+
+    def append(self, layer: int, positions: NDArray[np.int64], table: Words, rows: Words) -> None:
+        """Write rows (n, kv_heads, words) to the tokens at ``positions`` of a sequence with page table ``table``."""
+        runtime = self._device.runtime
+        for at in range(len(self._layers[layer])):
+            key = _MoveKey("append", at, power_of_two(len(positions)), power_of_two(len(table)))
+            buffers = self._filled(key, positions, table)
+            assert buffers.rows is not None
+            runtime.write(buffers.rows, rows.reshape(-1))
+            runtime.run(self._recording(layer, key))
+
+    def gather(self, layer: int, positions: NDArray[np.int64], table: Words) -> Words:
+        """The rows (n, kv_heads, words) of the tokens at ``positions``."""
+        layout, n = self._layout, len(positions)
+        kv_heads = layout.shape.kv_heads
+        found = np.zeros((n, kv_heads, layout.row_words // kv_heads), np.uint32)
+        for at, one in enumerate(self._layers[layer]):
+            key = _MoveKey("gather", at, power_of_two(n), power_of_two(len(table)))
+            buffers = self._filled(key, positions, table)
+            assert buffers.rows is not None
+            self._device.runtime.run(self._recording(layer, key))
+            got = self._device.runtime.read(buffers.rows)[: n * layout.row_words].reshape(found.shape)
+            heads = slice(one.first, one.first + one.heads)
+            found[:, heads] = got[:, heads]
+        return found
+
+    def copy(self, layer: int, source: int, target: int) -> None:
+        """Copy a page of a layer to another."""
+        key = _MoveKey("copy")
+        buffers = self._made(key)
+        buffers.work.copies[0] = source, target
+        self._device.runtime.write(buffers.work_buffer, buffers.work.words)
+        self._device.runtime.run(self._recording(layer, key))
+
+    def close(self) -> None:
+        """Free the recordings and buffers; a later call makes them anew."""
+        recordings, buffers = self._recordings, self._buffers
+        self._recordings, self._buffers = {}, {}
+        for recording in recordings.values():
+            recording.close()
+        for one in buffers.values():
+            one.work_buffer.close()
+            if one.rows is not None:
+                one.rows.close()
+
+    def _filled(self, key: _MoveKey, positions: NDArray[np.int64], table: Words) -> _Buffers:
+        buffers, n = self._made(key), len(positions)
+        work = buffers.work
+        work.appends["position"][:n] = positions
+        work.appends["position"][n:] = contract.NO_TOKEN
+        work.appends["page_table"] = work.tables_at
+        work.tables[: len(table)] = table
+        self._device.runtime.write(buffers.work_buffer, work.words)
+        return buffers
+
+    def _made(self, key: _MoveKey) -> _Buffers:
+        if key not in self._buffers:
+            runtime = self._device.runtime
+            work = WorkBuffer(appends=key.rows, tables=key.tables)
+            self._layout.set_header(work, self._layers[0][key.slice])
+            made, rows = runtime.buffer(4 * work.words.size, Use.INPUT), None
+            try:
+                if key.kind != "copy":
+                    use = Use.INPUT if key.kind == "append" else Use.OUTPUT
+                    rows = runtime.buffer(4 * key.rows * self._layout.row_words, use)
+            except BaseException:
+                made.close()
+                raise
+            self._buffers[key] = _Buffers(work, made, rows)
+        return self._buffers[key]
+
+    def _recording(self, layer: int, key: _MoveKey) -> Recording:
+        if (layer, key) not in self._recordings:
+            buffers, layout = self._made(key), self._layout
+            slices = self._layers[layer] if key.kind == "copy" else [self._layers[layer][key.slice]]
+            steps = []
+            for one in slices:
+                if key.kind == "copy":
+                    call = copy_call(layout.shape, layout.dtype, layout.tile, one.heads, layout.page_tiles)
+                else:
+                    make = append_call if key.kind == "append" else gather_call
+                    call = make(layout.shape, layout.dtype, layout.tile, key.rows, one.heads)
+                bound = {"work": buffers.work_buffer, "k": one.k, "v": one.v}
+                steps.append(
+                    self._device.dispatch(call, bound if buffers.rows is None else {**bound, "rows": buffers.rows})
+                )
+            self._recordings[layer, key] = self._device.runtime.record(steps)
+        return self._recordings[layer, key]

@@ -1,0 +1,87 @@
+"""A token sequence of a KVCache."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .files import save
+from .pages import Reservation, SequencePages
+
+if TYPE_CHECKING:
+    from .kv_cache import KVCache
+
+_serials = itertools.count()
+_stamps = itertools.count()
+
+
+class Sequence:
+    """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
+
+    def __init__(self, cache: KVCache, pages: SequencePages) -> None:
+        self.cache, self.pages = cache, pages
+        self.serial = next(_serials)
+        # (page ids, the same as an array, a number that no other table has); replaced by one store
+        self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each layer; they differ only while a step goes through the layers."""
+        return tuple(self.pages.lengths)
+
+    def fork(self) -> Sequence:
+        """A second sequence with the same tokens. Full pages stay shared; the partial one is copied when written."""
+        with self.cache.lock:
+            self.cache.check_open()
+            self.cache.begin()
+            return self.cache.adopt(self.pages.fork())
+
+    def truncate(self, n: int) -> None:
+        """Keep the first ``n`` tokens (at most len(self)); for the rollback of speculative tokens."""
+        with self.cache.lock:
+            self.cache.check_open()
+            self.cache.begin()
+            self.pages.truncate(n)
+
+    def retract(self, layer: int, n: int) -> None:
+        """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
+        with self.cache.lock:
+            self.cache.begin()
+            self.pages.retract(layer, n)
+
+    def free(self) -> None:
+        """Give the pages back. The sequence cannot be used any more."""
+        with self.cache.lock:
+            self.pages.free()
+            self.cache.forget(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokens that every layer has to a file that ``KVCache.load`` reads; see ``files.save``."""
+        save(self, path)
+
+    @property
+    def stamp(self) -> int:
+        """Of what ``table`` returned last: tables of different contents have different stamps."""
+        return self._table[2]
+
+    def table(self, reservation: Reservation | None = None) -> NDArray[np.uint32]:
+        """The block table (pages,), with a reservation's pages where one is given. Read it, do not write it."""
+        pages = self.pages.table if reservation is None else reservation.table
+        known, array, _ = self._table
+        if known is not pages:
+            if reservation is not None and known is self.pages.table:  # a copy of memory, but for the new pages
+                array = np.concatenate([array[: reservation.table_start], np.array(reservation.new_pages, np.uint32)])
+            else:
+                array = np.array(pages, np.uint32)
+            self._table = pages, array, next(_stamps)
+        return array

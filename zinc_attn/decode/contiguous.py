@@ -1,0 +1,159 @@
+"""Attention on K and V of one sequence that lie contiguously on a device: what a one-shot call and the sweep run."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.rows import pack_k, pack_v, tiles
+from ..canonical.reference import key_ranges
+from ..kernels.dispatches import AttendVariant, KernelCall, attend_call, merge_call
+from ..kernels.records import WorkBuffer
+from ..planning.items import Visible, item_records, row_records
+from ..planning.splits import SplitPlan
+from ..runtime.device import Device
+from ..runtime.protocol import Buffer, Recording, Use
+from ..shapes import LEAF, check_int, dtype_bytes
+from .scoring import Scoring, check_scale
+
+F32 = NDArray[np.float32]
+DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+_USES: Final = {"work": Use.INPUT, "q": Use.INPUT, "states": Use.SCRATCH, "out": Use.OUTPUT}
+_ONE_PAGE: Final = 31  # page_shift with which every tile lies in page 0
+
+
+class ContiguousKV:
+    """K and V of one sequence and layer on a device, in the kernels' layout.
+
+    k, v: (tokens, kv_heads, head_dim), both float32 or both float16, checked by the caller.
+    """
+
+    def __init__(self, device: Device, k: NDArray[Any], v: NDArray[Any]) -> None:
+        self.device = device
+        self.tokens, self.kv_heads, self.head_dim = k.shape
+        self.dtype = DTYPES[k.dtype]
+        nbytes = max(tiles(self.tokens), 1) * LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
+        self.k = device.runtime.buffer(nbytes, Use.DATA)
+        try:
+            self.v = device.runtime.buffer(nbytes, Use.DATA)
+        except BaseException:
+            self.k.close()
+            raise
+        if self.tokens:
+            device.runtime.write(self.k, pack_k(k))
+            device.runtime.write(self.v, pack_v(v))
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.k.close()
+        self.v.close()
+
+
+class RecordedCall:
+    """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
+
+    scoring: None is the usual scale and nothing else; its window must be the plan's. heads_per_workgroup: query heads
+    that one workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
+    """
+
+    def __init__(
+        self,
+        kv: ContiguousKV,
+        plan: SplitPlan,
+        *,
+        scoring: Scoring | None = None,
+        causal: bool = True,
+        timestamps: bool = False,
+        heads_per_workgroup: int | None = None,
+    ) -> None:
+        shape, runtime = plan.shape, kv.device.runtime
+        per_workgroup = shape.heads_per_workgroup
+        if heads_per_workgroup is not None:
+            per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, per_workgroup)
+        self.plan, self.runtime = plan, runtime
+        scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
+        visible = key_ranges(plan.context_len, plan.q_len, causal, scoring.window)
+        work = _work_buffer(kv, plan, scoring, visible)
+        rows, heads, dim = plan.q_len, shape.q_heads, shape.head_dim
+        sizes = (4 * work.words.size, 4 * rows * heads * dim, max(plan.scratch_bytes, 4), 4 * rows * heads * (dim + 1))
+        self._buffers: dict[str, Buffer] = {}
+        self._recording: Recording | None = None
+        try:
+            for name, nbytes in zip(_USES, sizes, strict=True):
+                self._buffers[name] = runtime.buffer(nbytes, _USES[name])
+            runtime.write(self._buffers["work"], work.words)
+            variant = AttendVariant(
+                shape,
+                kv.dtype,
+                plan.build,
+                runtime.info.kind,
+                LEAF,
+                softcap=scoring.softcap is not None,
+                heads=per_workgroup,
+            )
+            calls: list[KernelCall] = []
+            if len(work.items):
+                target = "out" if plan.passes == 1 else "states"
+                calls.append(attend_call(variant, len(work.items), shape.kv_heads, target))
+            if plan.passes == 2:
+                calls.append(merge_call(shape, runtime.info.kind, rows))
+            bound = {**self._buffers, "k": kv.k, "v": kv.v}
+            self._recording = runtime.record([kv.device.dispatch(call, bound) for call in calls], timestamps)
+        except BaseException:
+            self.close()
+            raise
+
+    def write_q(self, q: NDArray[Any]) -> None:
+        """Set the query rows: (q_len, q_heads, head_dim), checked float32 or float16 values."""
+        self.runtime.write(self._buffers["q"], np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
+
+    def run(self) -> None:
+        """Submit and wait."""
+        assert self._recording is not None
+        self.runtime.run(self._recording)
+
+    def timings(self) -> list[tuple[float, float]]:
+        """Begin and end of each pass on the device's clock; for a step made with timestamps."""
+        assert self._recording is not None
+        return self.runtime.timings(self._recording)
+
+    def poison(self) -> None:
+        """Fill the output with NaN, so that an element which no kernel writes cannot pass a comparison."""
+        words = np.full(self._buffers["out"].nbytes // 4, 0x7FC0DEAD, np.uint32)
+        self.runtime.write(self._buffers["out"], words)
+
+    def result(self) -> tuple[F32, F32]:
+        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of the last run."""
+        shape, rows = self.plan.shape, self.plan.q_len
+        words = self.runtime.read(self._buffers["out"]).view(np.float32)
+        size = rows * shape.q_heads * shape.head_dim
+        return words[:size].reshape(rows, shape.q_heads, shape.head_dim), words[size:].reshape(rows, shape.q_heads)
+
+    def close(self) -> None:
+        """Free the step's buffers and command buffers."""
+        if self._recording is not None:
+            self._recording.close()
+        for buffer in self._buffers.values():
+            buffer.close()
+
+
+def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible) -> WorkBuffer:
+    """The call's work buffer; page 0 holds everything."""
+    single_pass = plan.passes == 1
+    items = item_records(visible, np.array(plan.leaf_ranges()), plan.unit_leaves, keep_empty=single_pass)
+    work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.sinks)
+    work.set_shape(plan.shape, plan.shape.kv_heads)
+    work.set(
+        **scoring.header(plan.shape.head_dim),
+        state_stride=plan.states * plan.q_len,
+        page_shift=_ONE_PAGE,
+        page_tiles=max(tiles(kv.tokens), 1),
+        rows=plan.q_len,
+        direct=int(single_pass),
+    )
+    work.items[:] = items
+    work.items["page_table"] = work.tables_at
+    work.rows[:] = row_records(visible, plan)
+    return work

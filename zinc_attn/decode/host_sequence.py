@@ -1,0 +1,168 @@
+"""Attention recorded in a host program's own kp.Sequence, which the host evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..cache.pages import Reservation
+from ..cache.sequence import Sequence
+from ..errors import ArgumentError, LimitError, RuntimeUnavailableError, ShapeError
+from ..planning.call import (
+    CallOptions,
+    RecordingKey,
+    Request,
+    RowSlice,
+    SplitLayout,
+    SubmissionPlanner,
+)
+from ..planning.sizes import power_of_two
+from ..planning.splits import SplitPlan, first_seen, plan_splits
+from ..runtime.protocol import HostSequences, Use
+from ..shapes import KEYS_PER_NODE, NODE, check_int
+from .runner import CallRunner
+from .workspace import Tensors, TensorWords, Workspace
+
+
+class RecordedAttention:
+    """Operations recorded in a host's kp.Sequence, from ``Attention.record``.
+
+    out: kp tensor of float32: (q_len, q_heads, head_dim), then lse (q_len, q_heads); on the device and, after an
+    evaluation, in host memory. Close it before the cache.
+    """
+
+    def __init__(
+        self,
+        runner: CallRunner,
+        sequence: Any,
+        q: Any,
+        seq: Sequence,
+        layer: int,
+        rows: Any,
+        max_tokens: int | None,
+    ) -> None:
+        cache, runtime = runner.cache, runner.cache.device.runtime
+        if not isinstance(runtime, HostSequences):
+            raise RuntimeUnavailableError(f"record: got runtime {runtime.name!r}, expected a Device.from_kompute")
+        self.runner, self.seq, self.layer = runner, seq, layer
+        self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.head_dim)
+        self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.row_words)
+        most = cache.capacity if max_tokens is None else max_tokens
+        self.max_tokens = check_int("max_tokens", most, 1, cache.capacity)
+        self.window = runner.scorings.of(layer).window
+        key = self._key()
+        words, owned = TensorWords.of(key, cache), []
+        try:
+            owned.append(runtime.chained_buffer(4 * max(words.states, 1)))
+            owned.append(runtime.buffer(4 * words.out, Use.OUTPUT))
+            new_rows = None if rows is None else runtime.host_tensor(rows)
+            tensors = Tensors(runtime.host_tensor(q), owned[0], owned[1], new_rows)
+            self._workspace = Workspace.make(key, cache, runner.scorings.of(layer), tensors)
+            capped = runner.scorings.of(layer).softcap is not None
+            self._recording = runtime.record_into(sequence, self._workspace.dispatches(layer, capped))
+        except BaseException:
+            for buffer in owned:
+                buffer.close()
+            raise
+
+    def _key(self) -> RecordingKey:
+        """A state per node, so that one grid serves every length up to max_tokens."""
+        cache, info = self.runner.cache, self.runner.cache.device.info
+        longest = plan_splits(
+            self.max_tokens, cache.shape, info.compute_units, cache.dtype, self.q_len, window=self.window
+        )
+        nodes = -(-self.max_tokens // KEYS_PER_NODE)
+        if self.window is not None:  # a span of keys that begins anywhere touches one node more than its length says
+            nodes = min(nodes, -(-(self.window + self.q_len - 1) // KEYS_PER_NODE) + 1)
+        self.splits = min(longest.num_splits, nodes)
+        return RecordingKey(
+            build="loop",
+            single_pass=False,
+            from_upload=self.count > 0,
+            items=power_of_two(self.splits * self.q_len),
+            rows=self.q_len,
+            states=power_of_two(nodes * self.q_len),
+            appends=self.count,
+            tables=power_of_two(cache.pool.pages_for(self.max_tokens)),
+            scoring=self.runner.scorings.number[self.layer],
+        )
+
+    @property
+    def out(self) -> Any:
+        """The kp tensor of the result."""
+        return self._workspace.tensors.out.tensor  # type: ignore[attr-defined]  # a KomputeBuffer
+
+    @contextmanager
+    def step(self, *later: RecordedAttention) -> Iterator[None]:
+        """Around one evaluation of the host's sequence: the new rows count when the block ends without an error.
+
+        later: the calls of later layers that the same sequence holds, in order; with them the layers must be in step.
+        """
+        cache, pages = self.runner.cache, self.seq.pages
+        with cache.lock:
+            cache.check_sequence(self.seq)
+            if any(call.seq is not self.seq for call in later):
+                raise ArgumentError("later: got a call of another sequence, expected calls of this one's layers")
+            before = len(pages)
+            held = self._begin()
+            try:
+                for call in later:  # a page that one layer's rows need is the sequence's before the next layer asks
+                    if held is not None:
+                        held.commit()
+                    held = call._begin()
+                yield
+                if held is not None:
+                    held.commit()
+            except BaseException:
+                if held is not None:
+                    held.rollback()
+                if later and len(pages.lengths) > 1:
+                    self.seq.truncate(before)
+                raise
+
+    def _begin(self) -> Reservation | None:
+        """Reserve the new rows' places and fill the work words."""
+        tokens = self.seq.pages.length(self.layer) + self.count
+        if tokens > self.max_tokens:
+            raise LimitError(f"seq: {tokens} tokens, expected at most max_tokens = {self.max_tokens}")
+        reservation = self.seq.pages.reserve(self.layer, self.count) if self.count else None
+        try:
+            if reservation is not None:
+                self.runner.cache.copy_pages(reservation.copies)
+            self._fill(Request(self.q_len, tokens, self.count, self.seq.table(reservation)))
+        except BaseException:
+            if reservation is not None:
+                reservation.rollback()
+            raise
+        return reservation
+
+    def _fill(self, request: Request) -> None:
+        """The work words for the sequence's length."""
+        runner, tokens = self.runner, request.tokens
+        begin = first_seen(tokens, self.q_len, self.window)
+        first = begin // KEYS_PER_NODE
+        nodes = -(-tokens // KEYS_PER_NODE) - first
+        starts = [(first + i * nodes // self.splits) * KEYS_PER_NODE for i in range(self.splits + 1)]
+        edges = [max(min(start, tokens), begin) for start in starts]
+        layout = SplitLayout.of(SplitPlan(tokens, runner.cache.shape, (*edges,), NODE, self.q_len, begin), "loop")
+        options = CallOptions(runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
+        planner = SubmissionPlanner([request], [layout], options, runner.facts)
+        submission = planner.plan((RowSlice(0, 0, self.q_len),), (0,) if self.count else (), two_pass=True)
+        self._workspace.fill(submission)
+        self._workspace.upload_words(self.layer)
+
+    def close(self) -> None:
+        """Free the pipelines and tensors; the host's sequence must not be evaluated afterwards."""
+        self._recording.close()
+        self._workspace.close()
+        for buffer in (self._workspace.tensors.states, self._workspace.tensors.out):
+            buffer.close()
+
+
+def _count(name: str, unit: str, what: str, tensor: Any, size: int) -> int:
+    """How many pieces of ``size`` elements a host's tensor has."""
+    count, rest = divmod(int(tensor.size()), size)
+    if rest or not count:
+        raise ShapeError(f"{name}: got a tensor of {tensor.size()} {unit}, expected {what} * {size}")
+    return count

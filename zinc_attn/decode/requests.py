@@ -1,0 +1,129 @@
+"""Step 1 of a call: the caller's arrays become requests, or a typed refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.kv_cache import KVCache
+from ..cache.pages import Reservation
+from ..cache.rows import checked_values
+from ..cache.sequence import Sequence
+from ..errors import ArgumentError, ShapeError
+from ..planning.call import Request
+from ..planning.items import Visible
+from ..shapes import check_array
+from .scoring import check_score_bound
+
+
+@dataclass(eq=False, slots=True)
+class CallRequest:
+    """The rows of one sequence of a call.
+
+    q: (q_len, q_heads, head_dim) checked values; new: k and v of the new rows, (n, kv_heads, head_dim) stored values,
+    or None; tokens: of the sequence's layer, the new rows included; reservation: the places of the new rows; visible:
+    see ``planning.call.Request``.
+    """
+
+    sequence: Sequence
+    q: NDArray[Any]
+    new: tuple[NDArray[Any], NDArray[Any]] | None = None
+    tokens: int = 0
+    reservation: Reservation | None = None
+    visible: Visible | None = None
+
+    @property
+    def new_rows(self) -> int:
+        """Rows that the call appends."""
+        return 0 if self.new is None else len(self.new[0])
+
+    def planned(self) -> Request:
+        """What the plan of the call needs to know of this request."""
+        table = self.sequence.table(self.reservation)
+        return Request(len(self.q), self.tokens, self.new_rows, table, self.visible)
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """The requests of a call, and the largest |k| of its new rows."""
+
+    requests: list[CallRequest]
+    largest_key: float
+
+
+class Columns(NamedTuple):
+    """A call's arguments with an entry per sequence; k and v are None where nothing is appended."""
+
+    sequences: list[Any]
+    q: Seq[Any]
+    k: Seq[Any] | None
+    v: Seq[Any] | None
+
+
+def check_columns(seq: Any, q: Any, k: Any, v: Any) -> Columns:
+    """The arguments of a call of one sequence or of a batch."""
+    batch = not isinstance(seq, Sequence)
+    if batch and not isinstance(seq, (list, tuple)):
+        raise ArgumentError(f"seq: got {type(seq).__name__}, expected a Sequence or a list of them")
+    if not batch:
+        q, k, v = [q], None if k is None else [k], None if v is None else [v]
+    sequences = list(seq) if batch else [seq]
+    for name, column in (("q", q), ("k", k), ("v", v)):
+        if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
+            raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
+    if q is None:
+        raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
+    if (k is None) != (v is None):
+        raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
+    return Columns(sequences, q, k, v)
+
+
+def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
+    """The requests of a call. Typed refusals name the argument."""
+    requests, q_max, k_max = [], 0.0, 0.0
+    sequences, q, k, v = columns
+    for i, sequence in enumerate(sequences):
+        cache.check_sequence(sequence)
+        if k is not None and sequence in sequences[:i]:
+            raise ArgumentError(
+                f"seq: items {sequences.index(sequence)} and {i} are the same sequence, expected each once where k "
+                "and v are given; fork() it"
+            )
+        rows, largest = _check_q(cache, q[i])
+        q_max = max(q_max, largest)
+        new = None
+        if k is not None and v is not None:
+            *new, largest = cache.check_rows(k[i], v[i])
+            k_max = max(k_max, largest)
+        requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
+    check_score_bound(q_max, max(k_max, cache.max_k), cache.shape.head_dim, scale)
+    return Checked(requests, k_max)
+
+
+def hold_places(cache: KVCache, request: CallRequest, layer: int) -> Reservation | None:
+    """Reserve the places of a request's new rows, and copy the shared page that they would be written to."""
+    request.tokens = request.sequence.pages.length(layer) + request.new_rows
+    if request.new is None:
+        return None
+    request.reservation = cache.hold(request.sequence, layer, request.new_rows)
+    cache.copy_pages(request.reservation.copies)
+    return request.reservation
+
+
+def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
+    """(q_len, q_heads, head_dim) values and the largest magnitude; indices in errors are as the caller counts them."""
+    array, shape = check_array("q", q), cache.shape
+    want = (shape.q_heads, shape.head_dim)
+    if array.ndim not in (2, 3) or array.shape[-2:] != want or array.shape[0] == 0:
+        raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
+    values, largest = checked_values("q", check_array("q", array, ("float32", "float16")))
+    return (values if array.ndim == 3 else values[None]), largest
+
+
+def shaped_like(q: Any, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Results (q_len, ...) without the first axis where the caller's q has no row axis."""
+    return out[0] if np.ndim(q) == 2 else out

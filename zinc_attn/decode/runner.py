@@ -1,0 +1,234 @@
+"""Steps 2 to 4 of a call: plan its submissions, fill a workspace for each, submit and wait.
+
+A steady call, one query row and at most one new row per sequence, is planned once per leaf: until a sequence fills its
+leaf or changes its pages, the workspace of the call before is patched and its recording replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.kv_cache import KVCache
+from ..planning.call import CallOptions, DeviceFacts, RecordingKey, SplitLayout, Submission, plan_call
+from ..planning.splits import first_seen
+from ..runtime.protocol import Recording
+from ..shapes import LEAF
+from .requests import CallRequest
+from .scoring import LayerScorings, Scoring
+from .workspace import Held, SharedTensors, Tensors, Workspace
+
+F32 = NDArray[np.float32]
+Observer = Callable[[Submission, Workspace], None]
+_STEADY_CALLS: Final = 256  # steady calls whose workspaces are remembered
+
+
+class CallRunner:
+    """Runs the calls of an ``Attention``: its workspaces, recordings and steady calls.
+
+    layout: the split layout of (tokens, q_len, window); observer: None, or called with every submission and its
+    workspace before it is submitted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        scorings: LayerScorings,
+        layout: Callable[[int, int, int | None], SplitLayout],
+        cascade: bool | None,
+        observer: Observer | None,
+    ) -> None:
+        info, runtime = cache.device.info, cache.device.runtime
+        self.cache, self.scorings, self.cascade, self.observer = cache, scorings, cascade, observer
+        self.layout = layout
+        self.facts = DeviceFacts(
+            cache.shape,
+            info.kind,
+            info.compute_units,
+            info.max_workgroups,
+            info.max_buffer_bytes,
+            cache.pool.page_size,
+            not runtime.orders_cache_writes,
+        )
+        self.recordings: dict[tuple[RecordingKey, int], Recording] = {}
+        self.last: Workspace | None = None  # of the last submission of the last call
+        self.shared = False  # whether the last call read keys for several rows at once
+        self._counted = 0  # keys read by the submissions before ``last``
+        self._workspaces: dict[RecordingKey, Workspace] = {}
+        self._tensors = SharedTensors(cache.device)
+        self._steady: dict[tuple[Any, ...], RecordingKey] = {}
+
+    def close(self) -> None:
+        """Free the recordings, workspaces and tensors; a later call makes them anew."""
+        recordings, workspaces, tensors = self.recordings, self._workspaces, self._tensors
+        # forgotten before they are closed, users before what they use: an interrupt leaves nothing closed in use
+        self.recordings, self._steady = {}, {}
+        self._workspaces, self._tensors = {}, SharedTensors(self.cache.device)
+        for recording in recordings.values():
+            recording.close()
+        for workspace in workspaces.values():
+            workspace.close()
+        tensors.close()
+
+    def forget_layouts(self) -> None:
+        """Plan the next calls anew, where ``layout`` gives others now; recordings are kept."""
+        self._steady = {}
+        for workspace in self._workspaces.values():
+            workspace.held = None
+
+    @property
+    def keys_read(self) -> int:
+        """Keys, of one KV head, that the workgroups of the last call read."""
+        return self._counted + (self.last.keys_read() if self.last is not None else 0)
+
+    def begin(self) -> None:
+        """Before a call: nothing is counted."""
+        self.last, self._counted, self.shared = None, 0, False
+
+    # --- attention ----------------------------------------------------------------------------------------
+
+    def attend(self, requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
+        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of every request, in order."""
+        if not requests:
+            return [], []
+        scoring = self.scorings.of(layer)
+        steady = self._steady_key(requests, layer, scoring)
+        held = self._held(steady)
+        if held is not None:
+            return self._replay(held, requests, layer, scoring)
+        options = CallOptions(self.layout, scoring.window, self.cascade, self.scorings.number[layer])
+        plan = plan_call([request.planned() for request in requests], options, self.facts)
+        if plan.upload_first:
+            for request in requests:
+                self.append(request, layer)
+        results = _Results(requests)
+        for submission in plan.submissions:
+            workspace = self.submit(submission, requests, layer, steady if len(plan.submissions) == 1 else None)
+            results.take(submission, *workspace.results(submission.query_rows))
+        return results.out, results.lse
+
+    def append(self, request: CallRequest, layer: int) -> None:
+        """Append the new rows of a request in submissions of their own."""
+        if request.reservation is not None and request.new is not None:
+            self.cache.write_values(request.sequence, layer, request.reservation, *request.new)
+
+    def submit(
+        self, submission: Submission, requests: list[CallRequest], layer: int, steady: tuple[Any, ...] | None = None
+    ) -> Workspace:
+        """Fill the workspace of a planned submission and run it."""
+        workspace = self._workspace(submission)
+        workspace.fill(submission)
+        self._upload(workspace, submission, requests)
+        workspace.upload_words(layer)
+        if steady is not None:
+            lengths = tuple(request.tokens for request in requests)
+            workspace.held = Held(steady, submission, lengths)
+            if len(self._steady) >= _STEADY_CALLS:
+                self._steady = {}
+            self._steady[steady] = submission.key
+        self._run(workspace, submission, layer)
+        return workspace
+
+    def _steady_key(self, requests: list[CallRequest], layer: int, scoring: Scoring) -> tuple[Any, ...] | None:
+        """What a steady call has in common with the one before; None for a call that is not steady."""
+        appends = requests[0].new is not None
+        for request in requests:
+            if len(request.q) != 1 or request.new_rows != int(appends) or request.visible is not None:
+                return None
+            request.sequence.table(request.reservation)  # the stamp is that of the table last asked for
+        key: tuple[Any, ...] = (
+            appends,
+            self.scorings.number[layer],
+            *((r.sequence.serial, r.sequence.stamp, -(-r.tokens // LEAF)) for r in requests),
+        )
+        if scoring.window is not None:
+            firsts = (first_seen(request.tokens, 1, scoring.window) for request in requests)
+            return (*key, *(first // LEAF for first in firsts))
+        if not appends:  # only complete leaves can be shared, so their number is part of the key
+            return (*key, *(request.tokens // LEAF for request in requests))
+        return key
+
+    def _held(self, steady: tuple[Any, ...] | None) -> Held | None:
+        """What the workspace of a steady call holds, if it still holds that call."""
+        key = None if steady is None else self._steady.get(steady)
+        workspace = None if key is None else self._workspaces.get(key)
+        held = None if workspace is None else workspace.held
+        return held if held is not None and held.steady == steady else None
+
+    def _replay(
+        self, held: Held, requests: list[CallRequest], layer: int, scoring: Scoring
+    ) -> tuple[list[F32], list[F32]]:
+        """A steady call: patch the lengths, replay the recording."""
+        submission, lengths = held.submission, tuple(request.tokens for request in requests)
+        workspace = self._workspace(submission)
+        changed = lengths != held.lengths
+        if changed:
+            workspace.patch(held, lengths, scoring.window)
+        self._upload(workspace, submission, requests)
+        if changed:
+            workspace.upload_words(layer)
+            workspace.held = Held(held.steady, submission, lengths)
+        self._run(workspace, submission, layer)
+        out, lse = workspace.results(len(requests))
+        if len(requests) == 1:
+            return [out], [lse]
+        results = _Results(requests)
+        results.take(submission, out, lse)
+        return results.out, results.lse
+
+    # --- a submission -------------------------------------------------------------------------------------
+
+    def _workspace(self, submission: Submission) -> Workspace:
+        if self.last is not None:  # count it before its words are written again
+            self._counted, self.last = self.keys_read, None
+        key = submission.key
+        if key not in self._workspaces:
+            tensors = Tensors.shared(key, self.cache, self._tensors)
+            self._workspaces[key] = Workspace.make(key, self.cache, self.scorings.distinct[key.scoring], tensors)
+        return self._workspaces[key]
+
+    def _upload(self, workspace: Workspace, submission: Submission, requests: list[CallRequest]) -> None:
+        first = submission.slices[0]
+        q = requests[first.request].q[first.begin : first.end]
+        if len(submission.slices) > 1:
+            q = np.concatenate([requests[one.request].q[one.begin : one.end] for one in submission.slices])
+        workspace.upload_q(q)
+        if submission.uploads:
+            workspace.upload_rows([new for at in submission.uploads if (new := requests[at].new) is not None])
+
+    def _run(self, workspace: Workspace, submission: Submission, layer: int) -> None:
+        key, runtime = (workspace.key, layer), self.cache.device.runtime
+        if key not in self.recordings:
+            capped = self.scorings.distinct[workspace.key.scoring].softcap is not None
+            self.recordings[key] = runtime.record(workspace.dispatches(layer, capped))
+        if self.observer is not None:
+            self.observer(submission, workspace)
+        runtime.run(self.recordings[key])
+        self.last, self.shared = workspace, self.shared or workspace.shared is not None
+
+
+class _Results:
+    """The rows of every request, gathered from submissions in any order."""
+
+    def __init__(self, requests: list[CallRequest]) -> None:
+        self.out: list[F32] = [np.empty(0, np.float32)] * len(requests)
+        self.lse: list[F32] = [np.empty(0, np.float32)] * len(requests)
+        self._requests = requests
+
+    def take(self, submission: Submission, out: F32, lse: F32) -> None:
+        """The rows of a submission's slices, one behind the other."""
+        at = 0
+        for one in submission.slices:
+            n, rows = one.end - one.begin, len(self._requests[one.request].q)
+            if n == rows:
+                self.out[one.request], self.lse[one.request] = out[at : at + n], lse[at : at + n]
+            else:
+                if not self.out[one.request].size:
+                    self.out[one.request] = np.empty((rows, *out.shape[1:]), np.float32)
+                    self.lse[one.request] = np.empty((rows, *lse.shape[1:]), np.float32)
+                self.out[one.request][one.begin : one.end] = out[at : at + n]
+                self.lse[one.request][one.begin : one.end] = lse[at : at + n]
+            at += n

@@ -1,0 +1,130 @@
+"""How scores are made and which keys count: ``scale``, ``window``, ``softcap`` and ``sinks``, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.rows import checked_values
+from ..canonical.reference import score_scale, sink_scores
+from ..errors import ArgumentError, ShapeError, ValueRangeError
+from ..kernels import contract
+from ..shapes import LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, check_array, check_float, check_int
+
+F32 = NDArray[np.float32]
+MAX_WINDOW = 1 << 62  # positions are int64
+
+
+def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
+    """Refuse inputs whose scores could overflow float32."""
+    bound = q_max * k_max * head_dim * max(1.0, abs(scale) * 1.5)
+    if bound > MAX_SCORE:
+        raise ValueRangeError(
+            f"q, k: got max|q| = {q_max:g}, max|k| = {k_max:g}, scale = {scale:g} at head_dim {head_dim}; expected "
+            "max|q| * max|k| * head_dim * scale of at most 2**96"
+        )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """The scale as a float; None is 1 / sqrt(head_dim)."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    value = check_float("scale", scale, "a finite float32 number")
+    if not abs(value) * LOG2E < 2.0**127:
+        raise ValueRangeError(f"scale: got {value:g}, expected a finite float32 number")
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap`` and ``sinks`` said.
+
+    sinks: (q_heads,) float32 in log2 units, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: F32 | None = None
+
+    def header(self, head_dim: int) -> dict[str, int]:
+        """The header words of the work buffer."""
+        words = {"score_scale": float(score_scale(head_dim, self.scale, self.softcap))}
+        if self.softcap is not None:
+            words |= {"softcap": self.softcap, "softcap_inverse": 1.0 / self.softcap}
+        return {name: contract.float_bits(value) for name, value in words.items()}
+
+
+def check_window(window: Any) -> int | None:
+    """A window in keys, or None."""
+    return None if window is None else check_int("window", window, 1, MAX_WINDOW)
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """A cap within the range of inputs, or None; rounded to float32."""
+    if softcap is None:
+        return None
+    expected = "a number from 2**-40 to 2**60, or None for no cap"
+    value = check_float("softcap", softcap, expected)
+    if not MIN_INPUT <= value <= MAX_INPUT:
+        raise ValueRangeError(f"softcap: got {value:g}, expected {expected}")
+    return float(np.float32(value))
+
+
+def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
+    """Sinks (q_heads,) in log2 units, or None."""
+    if sinks is None:
+        return None
+    array = check_array("sinks", sinks, ("float32", "float16", "float64"))
+    if array.shape != (q_heads,):
+        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
+    with np.errstate(over="ignore"):  # what float32 does not hold is infinite there, and refused as such
+        return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
+
+
+class LayerScorings:
+    """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
+
+    window: keys, None, or a list with one of these per layer; sinks: (q_heads,), (num_layers, q_heads), or a list with
+    an array or None per layer; the scale and the softcap are those of all layers.
+    """
+
+    def __init__(
+        self, num_layers: int, q_heads: int, scale: float, window: Any, softcap: float | None, sinks: Any
+    ) -> None:
+        found: dict[tuple[int | None, bytes | None], int] = {}
+        self.distinct: list[Scoring] = []
+        self.number: list[int] = []  # by layer, into ``distinct``
+        windows, rows = _windows(window, num_layers), _sink_rows(sinks, num_layers, q_heads)
+        for one, row in zip(windows, rows, strict=True):
+            key = one, None if row is None else row.tobytes()
+            if key not in found:
+                found[key] = len(self.distinct)
+                self.distinct.append(Scoring(scale, one, softcap, row))
+            self.number.append(found[key])
+
+    def of(self, layer: int) -> Scoring:
+        """The scoring of a layer."""
+        return self.distinct[self.number[layer]]
+
+
+def _windows(window: Any, num_layers: int) -> list[int | None]:
+    if not isinstance(window, (list, tuple)):
+        return [check_window(window)] * num_layers
+    if len(window) != num_layers:
+        raise ArgumentError(f"window: got {len(window)} entries, expected an int, None or one per layer ({num_layers})")
+    return list(map(check_window, window))
+
+
+def _sink_rows(sinks: Any, num_layers: int, q_heads: int) -> list[F32 | None]:
+    if not isinstance(sinks, (list, tuple)) and sinks is not None:
+        sinks = check_array("sinks", sinks)
+    if not isinstance(sinks, (list, tuple)) and np.ndim(sinks) != 2:
+        return [check_sinks(sinks, q_heads)] * num_layers
+    if len(sinks) != num_layers:
+        raise ArgumentError(f"sinks: got {len(sinks)} rows, expected ({q_heads},) or a row per layer ({num_layers})")
+    return [check_sinks(one, q_heads) for one in sinks]

@@ -1,0 +1,276 @@
+"""Step 3 of a call: a workspace takes the words of a submission, or patches the few that a steady call changes.
+
+A workspace belongs to a ``RecordingKey``: it has the buffers that a recorded submission of that key is bound to. The
+layers of a cache share it. Calls wait for each other, so workspaces of different keys share the larger tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.kv_cache import KVCache
+from ..kernels import contract
+from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
+from ..kernels.records import ROW, Records, WorkBuffer
+from ..planning.call import RecordingKey, Submission
+from ..planning.sizes import padded
+from ..runtime.device import Device
+from ..runtime.protocol import Buffer, Dispatch, Use
+from ..shapes import LEAF
+from .scoring import Scoring
+
+Words = NDArray[np.uint32]
+
+
+class SharedTensors:
+    """The tensors that workspaces share, by name and size class: each has at most twice the words that are needed."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._made: dict[tuple[str, int], Buffer] = {}
+
+    def __call__(self, name: str, words: int, use: Use) -> Buffer:
+        """A tensor of at least ``words`` words."""
+        size = padded(words, max(words, self._device.info.max_buffer_bytes // 4))
+        if (name, size) not in self._made:
+            self._made[name, size] = self._device.runtime.buffer(4 * size, use)
+        return self._made[name, size]
+
+    def close(self) -> None:
+        """Free them."""
+        made, self._made = self._made, {}
+        for buffer in made.values():
+            buffer.close()
+
+
+@dataclass
+class Tensors:
+    """What a recording is bound to beside K, V and the work words.
+
+    q: (rows, q_heads, head_dim) float32; states and out: see ``kernels.contract``; rows: the uploaded new rows.
+    """
+
+    q: Buffer
+    states: Buffer
+    out: Buffer
+    rows: Buffer | None
+
+    @classmethod
+    def shared(cls, key: RecordingKey, cache: KVCache, tensors: SharedTensors) -> Tensors:
+        """Those of a call of the package's own."""
+        words = TensorWords.of(key, cache)
+        name, use = ("partials", Use.OUTPUT) if key.partial else ("states", Use.SCRATCH)
+        return cls(
+            states=tensors(name, words.states, use),
+            out=tensors("out", words.out, Use.OUTPUT),
+            q=tensors("q", words.q, Use.INPUT),
+            rows=tensors("rows", words.rows, Use.INPUT) if key.appends else None,
+        )
+
+
+@dataclass(frozen=True)
+class TensorWords:
+    """Sizes of a recording's tensors in words."""
+
+    q: int
+    states: int
+    out: int
+    rows: int
+
+    @classmethod
+    def of(cls, key: RecordingKey, cache: KVCache) -> TensorWords:
+        """Those of a key."""
+        heads, dim = cache.shape.q_heads, cache.shape.head_dim
+        return cls(
+            q=key.rows * heads * dim,
+            states=0 if key.single_pass else key.states * heads * (dim + 2),
+            out=key.rows * heads * (dim + 1),
+            rows=key.appends * cache.row_words,
+        )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the work words and their buffers hold: the submission that ``steady`` names, for these lengths."""
+
+    steady: tuple[Any, ...]
+    submission: Submission
+    lengths: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Workspace:
+    """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
+
+    held: None while the words are written, and where no later call can use them.
+    """
+
+    key: RecordingKey
+    cache: KVCache
+    tensors: Tensors
+    work: WorkBuffer
+    shared: WorkBuffer | None
+    work_buffers: list[Buffer] = field(default_factory=list)
+    shared_buffers: list[Buffer] = field(default_factory=list)
+    held: Held | None = None
+    row_words: Words = field(default_factory=lambda: np.zeros(0, np.uint32))
+
+    @classmethod
+    def make(cls, key: RecordingKey, cache: KVCache, scoring: Scoring, tensors: Tensors) -> Workspace:
+        """A workspace with new work buffers. A failed call leaves none."""
+        shape, runtime = cache.shape, cache.device.runtime
+        work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.sinks)
+        shared = WorkBuffer(key.shared, key.rows, 0, key.tables) if key.shared else None
+        made = cls(key, cache, tensors, work, shared)
+        for one in (work, shared):
+            if one is not None:
+                cache.layout.set_header(one, cache.layers[0][0])
+                one.set(**scoring.header(shape.head_dim), state_stride=key.states, rows=key.rows)
+        work.set(direct=int(key.single_pass))
+        made.row_words = np.zeros((key.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
+        try:
+            for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
+                for _ in cache.layers[0]:
+                    if one is not None:
+                        buffers.append(runtime.buffer(4 * one.words.size, Use.INPUT))
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def close(self) -> None:
+        """Free the work buffers; the tensors are their owner's."""
+        for buffer in (*self.work_buffers, *self.shared_buffers):
+            buffer.close()
+
+    # --- filling ------------------------------------------------------------------------------------------
+
+    def fill(self, submission: Submission) -> None:
+        """Take the records of a submission that fits the key."""
+        self.held = None
+        work = self.work
+        work.tables[: len(submission.tables)] = submission.tables
+        _set_items(work, submission.items)
+        work.rows[: len(submission.rows)] = submission.rows
+        work.rows[len(submission.rows) :] = np.zeros((), ROW)  # no states
+        appended = len(submission.appends)
+        work.appends[:appended] = submission.appends
+        work.appends["page_table"][:appended] += np.uint32(work.tables_at)
+        work.appends["position"][appended:] = contract.NO_TOKEN
+        if self.shared is not None:
+            self.shared.tables[:] = work.tables
+            self.shared.rows[:] = work.rows
+            _set_items(self.shared, submission.shared_items)
+
+    def patch(self, held: Held, lengths: tuple[int, ...], window: int | None) -> None:
+        """Set what a steady call changes: one query row and at most one new row a sequence, within the same leaf."""
+        self.held = None  # an interrupted call leaves words that the next one must fill again
+        items, appends = self.work.items, self.work.appends
+        for one, span in zip(held.submission.slices, held.submission.spans, strict=True):
+            length = lengths[one.request]
+            items["limit"][span] = length
+            if window is not None:
+                items["first"][span] = max(length - window, 0)
+            if self.key.from_upload:
+                items["fresh_begin"][span] = length - 1
+        for at, request in enumerate(held.submission.uploads):
+            appends["position"][at] = lengths[request] - 1
+
+    def upload_words(self, layer: int) -> None:
+        """Write the work words for the head slices of ``layer``."""
+        runtime, slices = self.cache.device.runtime, self.cache.layers[layer]
+        for work, buffers in ((self.work, self.work_buffers), (self.shared, self.shared_buffers)):
+            for one, buffer in zip(slices, buffers, strict=False):
+                assert work is not None
+                if len(buffers) > 1:
+                    self.cache.layout.set_header(work, one)
+                runtime.write(buffer, work.words)
+
+    def upload_q(self, q: NDArray[Any]) -> None:
+        """Write the query rows, (rows, q_heads, head_dim)."""
+        words = np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32)
+        self.cache.device.runtime.write(self.tensors.q, words)
+
+    def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+        """Write the new rows, stored values k and v (n, kv_heads, head_dim) of each request in order."""
+        if self.tensors.rows is None:
+            return
+        at = 0
+        for keys, values in new:
+            self.cache.encode_into(self.row_words[at : at + len(keys)], keys, values)
+            at += len(keys)
+        self.cache.device.runtime.write(self.tensors.rows, self.row_words[:at].reshape(-1))
+
+    def keys_read(self) -> int:
+        """Keys, of one KV head, that the workgroups of pass 1 read."""
+        chunks = self.cache.shape.head_chunks
+        total = chunks * _keys(self.work.items)
+        return total + (_keys(self.shared.items) if self.shared is not None else 0)
+
+    # --- results ------------------------------------------------------------------------------------------
+
+    def results(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """out (rows, q_heads, head_dim) and lse (rows, q_heads) of the last submission."""
+        heads, dim, room = self.cache.shape.q_heads, self.cache.shape.head_dim, self.key.rows
+        words = self.cache.device.runtime.read(self.tensors.out).view(np.float32)
+        size = room * heads * dim
+        out = words[:size].reshape(room, heads, dim)
+        return out[:rows], words[size : size + room * heads].reshape(room, heads)[:rows]
+
+    def states(self, rows: int, units: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """m and l (rows, units, q_heads), o (rows, units, q_heads, head_dim) of a partial submission."""
+        heads, dim = self.cache.shape.q_heads, self.cache.shape.head_dim
+        words = self.cache.device.runtime.read(self.tensors.states).view(np.float32)
+        o = words[: rows * units * heads * dim].reshape(rows, units, heads, dim)
+        pairs = words[self.key.states * heads * dim :][: 2 * rows * units * heads].reshape(rows, units, heads, 2)
+        return pairs[..., 0], pairs[..., 1], o
+
+    # --- dispatches ---------------------------------------------------------------------------------------
+
+    def dispatches(self, layer: int, softcap: bool) -> list[Dispatch]:
+        """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload."""
+        key, cache, info = self.key, self.cache, self.cache.device.info
+        alone = AttendVariant(cache.shape, cache.dtype, key.build, info.kind, cache.tile, softcap, key.from_upload)
+        together = replace(alone, build=key.shared_build, rows=key.shared_rows)
+        target = "out" if key.single_pass else "states"
+        appends, attends = [], []
+        for i, one in enumerate(cache.layers[layer]):
+            bound = {"work": self.work_buffers[i], "k": one.k, "v": one.v, **self._bound()}
+            if key.appends:
+                call = append_call(cache.shape, cache.dtype, cache.tile, key.appends, one.heads)
+                appends.append(self._dispatch(call, bound))
+            if key.shared:
+                bound["shared"] = self.shared_buffers[i]
+                attends.append(self._dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
+            attends.append(self._dispatch(attend_call(alone, key.items, one.heads, target), bound))
+        merges = []
+        if not key.single_pass and not key.partial:
+            bound = {"work": self.work_buffers[0], **self._bound()}
+            merges.append(self._dispatch(merge_call(cache.shape, info.kind, key.rows), bound))
+        return [*attends, *merges, *appends] if key.from_upload else [*appends, *attends, *merges]
+
+    def _bound(self) -> dict[str, Buffer]:
+        found = {"q": self.tensors.q, "states": self.tensors.states, "out": self.tensors.out}
+        return found if self.tensors.rows is None else {**found, "rows": self.tensors.rows}
+
+    def _dispatch(self, call: KernelCall, bound: dict[str, Buffer]) -> Dispatch:
+        return self.cache.device.dispatch(call, bound)
+
+
+def _set_items(work: WorkBuffer, items: Records) -> None:
+    """Items of a submission, whose page tables count from the begin of the tables; the surplus ones have no leaves."""
+    work.items[: len(items)] = items
+    work.items["page_table"][: len(items)] += np.uint32(work.tables_at)
+    work.items["leaf_begin"][len(items) :] = work.items["leaf_end"][len(items) :] = 0
+
+
+def _keys(items: Records) -> int:
+    first, limit = items["first"].astype(np.int64), items["limit"].astype(np.int64)
+    begin, end = items["leaf_begin"].astype(np.int64), items["leaf_end"].astype(np.int64)
+    keys = np.minimum(limit, end * LEAF) - np.maximum(first, begin * LEAF)
+    return int(keys[end > begin].sum())

@@ -1,0 +1,61 @@
+"""Split layouts of calls, kept: a decode step has the layout of the step before until its context fills a leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ..shapes import LEAF, AttnShape
+from .call import SplitLayout
+from .splits import SplitPlan, first_seen, plan_splits
+
+PlanFunction = Callable[[int, int, int | None], SplitPlan]  # (tokens, q_len, window) to a plan
+_KEPT: Final = 256
+
+
+class LayoutCache:
+    """Layouts by (tokens, q_len, window), made by ``plan``.
+
+    by_leaf: the plan looks at whole leaves, so that contexts which end in the same leaf share a layout.
+    """
+
+    def __init__(self, plan: PlanFunction, by_leaf: bool = False) -> None:
+        self._plan, self._by_leaf = plan, by_leaf
+        self._layouts: dict[tuple[int, int, int], SplitLayout] = {}
+
+    def __call__(self, tokens: int, q_len: int, window: int | None) -> SplitLayout:
+        """The layout of ``q_len`` query rows at the end of ``tokens`` keys."""
+        begin = first_seen(tokens, q_len, window)
+        if self._by_leaf:
+            tokens, begin = -(-tokens // LEAF) * LEAF, begin // LEAF * LEAF
+        key = tokens, q_len, begin
+        found = self._layouts.get(key)
+        if found is None:
+            if len(self._layouts) >= _KEPT:
+                self._layouts.clear()
+            plan = self._plan(tokens, q_len, tokens - q_len + 1 - begin if begin else None)
+            found = self._layouts[key] = SplitLayout.of(plan)
+        return found
+
+    def clear(self) -> None:
+        """Forget all layouts, where ``plan`` gives others now."""
+        self._layouts.clear()
+
+
+def split_rule_layouts(shape: AttnShape, compute_units: int, dtype: str, kind: str) -> LayoutCache:
+    """The layouts of the split rule on a device."""
+
+    def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
+        return plan_splits(tokens, shape, compute_units, dtype, q_len, kind, window)
+
+    return LayoutCache(plan, by_leaf=True)
+
+
+def fixed_layouts(shape: AttnShape, num_splits: int | None, split_size: int | None) -> LayoutCache:
+    """Layouts of a fixed number of splits, or of splits of a fixed size. ArgumentError for what is no layout."""
+
+    def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
+        return SplitPlan.fixed(tokens, shape, num_splits=num_splits, split_size=split_size, q_len=q_len, window=window)
+
+    plan(0, 1, None)
+    return LayoutCache(plan)

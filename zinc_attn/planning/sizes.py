@@ -1,0 +1,13 @@
+"""Sizes rounded up, so that few recordings serve many calls."""
+
+from __future__ import annotations
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n`` and 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def padded(n: int, limit: int) -> int:
+    """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
+    return max(min(power_of_two(n), limit), n)
