@@ -199,9 +199,10 @@ def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: p
     q = rng.standard_normal((40, 3, 64)).astype(np.float32)
     name = "_info" if hasattr(device.runtime, "_info") else "info"
     with za.KVCache(device, za.AttnShape(3, 1, 64), 1, 4096, "f32") as cache:
-        attn, seq = za.Attention(cache, num_splits=1), cache.new_sequence()
+        seq = cache.new_sequence()
         cache.append(seq, 0, k, k)
         monkeypatch.setattr(device.runtime, name, replace(device.info, max_workgroups=(64, 64, 64), kind="cpu"))
+        attn = za.Attention(cache, num_splits=1)
         assert not differing(attn(q, seq, 0), reference.emulate(q, k, k)[0])
 
 
