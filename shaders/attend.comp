@@ -79,10 +79,9 @@ void main() {
 #if LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         bool first = index == item.leaf_begin || (index & (item.unit_leaves - 1u)) == 0u;
-        bool last = index + 1u == item.leaf_end || ((index + 1u) & (item.unit_leaves - 1u)) == 0u;
         attend_leaf(item, leaf_of(item, index), first);
         merge_into_node(first);
-        if (last) {
+        if (((index + 1u) & (item.unit_leaves - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }
         barrier();

@@ -83,17 +83,19 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
 
 // The scale of q8_0 block `block` of a K row, and of a V row.
 float k_scale(uvec2 where, uint block) {
-    uint tile_at = where.x * TILE_WORDS + TILE * ROW_VALUES;
-    uint word = in_rows(where) ? fresh_word(where.y, 2u * ROW_VALUES + block / 2u)
-                               : k_words1[tile_at + (block / 2u) * TILE + where.y];
-    return unpackHalf2x16(word)[block & 1u];
+    if (in_rows(where)) {
+        return unpackHalf2x16(fresh_word(where.y, 2u * ROW_VALUES + block / 2u))[block & 1u];
+    }
+    uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + (block / 2u) * TILE + where.y;
+    return unpackHalf2x16(k_words1[word])[block & 1u];
 }
 
 float v_scale(uvec2 where, uint block) {
-    uint tile_at = where.x * TILE_WORDS + TILE * ROW_VALUES;
-    uint word = in_rows(where) ? fresh_word(where.y, 2u * ROW_VALUES + SCALES + block / 2u)
-                               : v_words1[tile_at + where.y * SCALES + block / 2u];
-    return unpackHalf2x16(word)[block & 1u];
+    if (in_rows(where)) {
+        return unpackHalf2x16(fresh_word(where.y, 2u * ROW_VALUES + SCALES + block / 2u))[block & 1u];
+    }
+    uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + where.y * SCALES + block / 2u;
+    return unpackHalf2x16(v_words1[word])[block & 1u];
 }
 
 vec4 from_int8(uint w, float scale) {

@@ -883,20 +883,20 @@ class Attention:
         capped = int(self.scorings[bucket.scoring].softcap is not None)
         spec = (shape.head_dim, shape.heads_per_workgroup, ahead, cache.tile, capped)
         for i, (shard, work) in enumerate(zip(cache.layers[layer], rig.work_buffers, strict=True)):
-            fresh: tuple[Buffer, ...] = ()
+            uploaded = work  # bound in place of the rows where attend does not read them
             if rig.rows is not None:
                 kernel = device.kernel(APPEND_KERNEL, cache.append_spec())
                 grid = (bucket.appends, shard.heads, 1)
                 appends.append(Dispatch(kernel, (work, rig.rows, shard.k, shard.v), grid))
-                fresh = (rig.rows,) if bucket.fresh else ()
+                uploaded = rig.rows if bucket.fresh else work
             if bucket.shared:
                 vectors = shape.group * bucket.shared_rows
                 together = (shape.head_dim, vectors, *spec[2:], bucket.shared_rows)
                 kernel = device.kernel(kernels.attend(bucket.shared_build, cache.dtype, bucket.fresh), together)
-                buffers = (rig.shared_buffers[i], rig.q, shard.k, shard.v, target, target, *fresh)
+                buffers = (rig.shared_buffers[i], rig.q, shard.k, shard.v, target, target, uploaded)
                 attends.append(Dispatch(kernel, buffers, (bucket.shared, shard.heads, 1)))
             kernel = device.kernel(kernels.attend(bucket.build, cache.dtype, bucket.fresh), (*spec, 1))
-            buffers = (work, rig.q, shard.k, shard.v, target, target, *fresh)
+            buffers = (work, rig.q, shard.k, shard.v, target, target, uploaded)
             attends.append(Dispatch(kernel, buffers, (bucket.items, shard.heads, shape.head_chunks)))
         if not bucket.direct and not bucket.partial:
             grid = (-(-shape.head_dim // MERGE_DIMS), shape.q_heads, bucket.rows)

@@ -199,7 +199,7 @@ class AttentionStep:
                 attend = kv.device.kernel(kernels.attend(plan.build, kv.dtype), spec)
                 grid = (len(work.items), shape.kv_heads, -(-shape.group // per_workgroup))
                 target = out if plan.passes == 1 else states  # bound twice, so that pass 2 waits for one buffer
-                steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, target, target), grid))
+                steps.append(Dispatch(attend, (work_buffer, q, kv.k, kv.v, target, target, work_buffer), grid))
             if plan.passes == 2:
                 merge = kv.device.kernel(kernels.MERGE, (dim, kernels.merge_lanes(runtime.info.kind)))
                 grid = (-(-dim // kernels.MERGE_DIMS), heads, rows)

@@ -135,5 +135,7 @@ def _glsl(node: ast.expr, within: int) -> str:
             text = f"{_glsl(left, level)} {symbol} {_glsl(right, level + 1)}"
         case _:
             known = ", ".join(symbol for symbol, _ in _OPERATORS.values())
-            raise ValueError(f"got {ast.unparse(node)!r}, expected uints, names, conditionals and the operators {known}")
+            raise ValueError(
+                f"got {ast.unparse(node)!r}, expected uints, names, conditionals and the operators {known}"
+            )
     return f"({text})" if level < within else text

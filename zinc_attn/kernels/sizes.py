@@ -21,8 +21,8 @@ KNOWN: Final = {
     "MAX_ACCUMULATORS": shapes.MAX_ACCUMULATORS,
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
-# name: (expression, meaning). The expressions use //, *, +, comparisons, `or` and conditionals of non-negative integers;
-# each may use the inputs, what is known and the names before it.
+# name: (expression, meaning). The expressions use //, *, +, comparisons, `or` and conditionals of integers that are not
+# negative; each may use the inputs, what is known and the names before it.
 FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "WHOLE_SLICE": (
         "2 if HEAD_DIM <= 64 else 4 if HEAD_DIM <= 128 else 8 if HEAD_DIM <= 256 else 16",
