@@ -62,15 +62,6 @@ shared float weights[KEYS_PER_LEAF * HEADS];
 #include "values.glsl"
 #include "emit.glsl"
 
-// To m, o and l: the state of a leaf.  first: the leaf is the first of its unit.
-void attend_leaf(Item item, Leaf leaf, bool first) {
-    barrier();
-    find_scores(item, leaf);
-    find_weights(leaf);
-    find_values(item, leaf, first);
-    sum_weights();
-}
-
 void main() {
     Item item = read_item();
     if (item.leaf_begin >= item.leaf_end) {
@@ -78,8 +69,12 @@ void main() {
     }
 #if LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
-        bool first = index == item.leaf_begin || (index & (item.unit_leaves - 1u)) == 0u;
-        attend_leaf(item, leaf_of(item, index), first);
+        Leaf leaf = leaf_of(item, index);
+        find_scores(item, leaf);
+        find_weights(leaf);
+        bool first = index == item.leaf_begin || (index & (item.unit_leaves - 1u)) == 0u;  // leaf of its unit
+        find_values(item, leaf, first);
+        sum_weights();
         merge_into_node(first);
         if (((index + 1u) & (item.unit_leaves - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
@@ -87,7 +82,11 @@ void main() {
         barrier();
     }
 #else
-    attend_leaf(item, leaf_of(item, item.leaf_begin), true);
+    Leaf leaf = leaf_of(item, item.leaf_begin);
+    find_scores(item, leaf);
+    find_weights(leaf);
+    find_values(item, leaf, true);
+    sum_weights();
     emit(item, item.leaf_begin);
 #endif
 }

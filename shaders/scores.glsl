@@ -30,6 +30,7 @@ bvec2 present(Leaf leaf) {
 
 // To dots: the scores of the lane's two keys, EMPTY_M for absent ones.
 void find_scores(Item item, Leaf leaf) {
+    barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
     uint lane = gl_LocalInvocationID.x;
     // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and fresh rows, the last
     // key's.
