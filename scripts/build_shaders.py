@@ -1,7 +1,7 @@
 """Compile shaders/ into zinc_attn/spirv/: ``python scripts/build_shaders.py [--check]``.
 
 Needs glslangValidator and spirv-val.  Imports nothing outside the standard library, so that a wheel can be built
-in an empty environment.  --check compares shaders/contract.glsl with the kernels' declarations and exits 1 on a
+in an empty environment.  --check compares the generated files of shaders/ with zinc_attn/kernels and exits 1 on a
 difference, without compiling.
 """
 
@@ -23,12 +23,12 @@ SHADERS = ROOT / "shaders"
 OUTPUT = ROOT / "zinc_attn" / "spirv"
 
 
-def load_kernels() -> types.ModuleType:
-    """zinc_attn.kernels.contract without zinc_attn/__init__.py, which needs NumPy."""
+def load_kernels(name: str) -> types.ModuleType:
+    """A module of zinc_attn.kernels without zinc_attn/__init__.py, which needs NumPy."""
     package = types.ModuleType("zinc_attn")
     package.__path__ = [str(ROOT / "zinc_attn")]
-    sys.modules["zinc_attn"] = package
-    return importlib.import_module("zinc_attn.kernels.contract")
+    sys.modules.setdefault("zinc_attn", package)
+    return importlib.import_module(f"zinc_attn.kernels.{name}")
 
 
 def tool(name: str) -> str:
@@ -40,19 +40,17 @@ def tool(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare shaders/contract.glsl with the declarations")
+    parser.add_argument("--check", action="store_true", help="only compare the generated GLSL with the declarations")
     args = parser.parse_args()
-    kernels = load_kernels()
-    contract, text = SHADERS / "contract.glsl", kernels.contract_glsl()
+    for name, text in load_kernels("glsl").generated().items():
+        path = SHADERS / name
+        if path.exists() and path.read_text() == text:
+            continue
+        if args.check:
+            sys.exit(f"shaders/{name} differs from zinc_attn/kernels; run scripts/build_shaders.py and commit it")
+        path.write_text(text)
     if args.check:
-        if not contract.exists() or contract.read_text() != text:
-            sys.exit(
-                "shaders/contract.glsl differs from zinc_attn/kernels/contract.py; run scripts/build_shaders.py and "
-                "commit it"
-            )
         return
-    if not contract.exists() or contract.read_text() != text:
-        contract.write_text(text)
     compiler, validator = tool("glslangValidator"), tool("spirv-val")
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
     sources = hashlib.sha256()
@@ -63,17 +61,17 @@ def main() -> None:
     staging.mkdir(parents=True)
     modules = {}
     try:
-        for decl in kernels.MODULES:
-            out = staging / f"{decl.name}.spv"
+        for decl in load_kernels("declarations").MODULES:
+            out = staging / decl.file
             defines = [f"-D{d}" for d in decl.defines]
             command = [compiler, "-V", "--target-env", "vulkan1.1", *defines, f"-I{SHADERS}", "-o", str(out)]
             done = subprocess.run([*command, str(SHADERS / decl.source)], capture_output=True, text=True)
             if done.returncode:
-                sys.exit(f"{decl.source} ({decl.name}) does not compile:\n{done.stdout}{done.stderr}")
+                sys.exit(f"{decl.source} ({decl.file}) does not compile:\n{done.stdout}{done.stderr}")
             checked = subprocess.run([validator, "--target-env", "vulkan1.1", str(out)], capture_output=True, text=True)
             if checked.returncode:
-                sys.exit(f"{decl.name}.spv is not valid:\n{checked.stdout}{checked.stderr}")
-            modules[decl.name] = hashlib.sha256(out.read_bytes()).hexdigest()
+                sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
+            modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
         build = {"compiler": version, "sources_sha256": sources.hexdigest(), "modules_sha256": modules}
         (staging / "build.json").write_text(json.dumps(build, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(OUTPUT, ignore_errors=True)

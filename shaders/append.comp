@@ -1,6 +1,6 @@
 // Move rows between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
 //
-// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words (see kv.glsl).
+// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words (see cache.glsl).
 // Record x of the work buffer names the row's position in its sequence and the sequence's page table.
 #version 450
 #extension GL_GOOGLE_include_directive : require
@@ -12,18 +12,29 @@ layout(constant_id = APPEND_SPEC_SCALES) const uint SCALES = 0u;            // w
 layout(constant_id = APPEND_SPEC_CHUNK_WORDS) const uint CHUNK_WORDS = 4u;  // words of 8 dimensions
 layout(constant_id = APPEND_SPEC_TILE) const uint TILE = 64u;
 
+layout(constant_id = APPEND_SPEC_GATHER) const uint GATHER = 0u;
+
 layout(set = 0, binding = APPEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
-#if GATHER
-layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict writeonly buffer Rows { uint rows[]; };
-layout(set = 0, binding = APPEND_BIND_K, std430) restrict readonly buffer K { uint k[]; };
-layout(set = 0, binding = APPEND_BIND_V, std430) restrict readonly buffer V { uint v[]; };
-#define MOVE(cache, row) row = cache
-#else
-layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint rows[]; };
-layout(set = 0, binding = APPEND_BIND_K, std430) restrict writeonly buffer K { uint k[]; };
-layout(set = 0, binding = APPEND_BIND_V, std430) restrict writeonly buffer V { uint v[]; };
-#define MOVE(cache, row) cache = row
-#endif
+layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict buffer Rows { uint rows[]; };
+layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k[]; };
+layout(set = 0, binding = APPEND_BIND_V, std430) restrict buffer V { uint v[]; };
+
+// A word of K (or V) of the cache, and its word of the row.
+void move_k(uint in_cache, uint in_row) {
+    if (GATHER != 0u) {
+        rows[in_row] = k[in_cache];
+    } else {
+        k[in_cache] = rows[in_row];
+    }
+}
+
+void move_v(uint in_cache, uint in_row) {
+    if (GATHER != 0u) {
+        rows[in_row] = v[in_cache];
+    } else {
+        v[in_cache] = rows[in_row];
+    }
+}
 
 void main() {
     uint record = work[HEADER_APPEND_TABLE] + gl_WorkGroupID.x * APPEND_WORDS;
@@ -40,12 +51,12 @@ void main() {
     uint row = row_head * 2u * (ROW_VALUES + SCALES);
     for (uint i = gl_LocalInvocationID.x; i < ROW_VALUES; i += WAVE) {
         uint chunk = i / CHUNK_WORDS;
-        MOVE(k[base + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS], rows[row + i]);
-        MOVE(v[base + position * ROW_VALUES + i], rows[row + ROW_VALUES + i]);
+        move_k(base + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
+        move_v(base + position * ROW_VALUES + i, row + ROW_VALUES + i);
     }
     uint scales = base + TILE * ROW_VALUES;
     for (uint i = gl_LocalInvocationID.x; i < SCALES; i += WAVE) {
-        MOVE(k[scales + i * TILE + position], rows[row + 2u * ROW_VALUES + i]);
-        MOVE(v[scales + position * SCALES + i], rows[row + 2u * ROW_VALUES + SCALES + i]);
+        move_k(scales + i * TILE + position, row + 2u * ROW_VALUES + i);
+        move_v(scales + position * SCALES + i, row + 2u * ROW_VALUES + SCALES + i);
     }
 }

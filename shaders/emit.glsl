@@ -1,34 +1,20 @@
-// Where the results of pass 1 go: the states of a unit (leaf or node) to the scratch tensor, or, where a state is a
-// row's only one, the final output and lse.
+// Where the results of pass 1 go: the state of a unit (leaf or node) to the scratch tensor, or, where a query row has
+// only one state, the final output and lse.
 
-#if LOOP
-// The unit's state so far; where there are several passes over V, its o is in the scratch tensor.
-float node_m[HEADS], node_l[HEADS];
-vec2 node_o[HEADS * PAIRS];
-#define RESULT(x) node_##x
-#else
-#define RESULT(x) x
-#endif
-
-// The state of row `row` for the unit that holds leaf `index`.
-uint state_of(uint row, uint index, uint unit_leaves) {
+// The place in the scratch tensor of query row `row`'s state for the unit that holds leaf `index`.
+uint state_of(Item item, uint row, uint index) {
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
-    return work[record + ROW_STATE] + index / unit_leaves - work[record + ROW_UNIT];
+    return work[record + ROW_STATE] + index / item.unit_leaves - work[record + ROW_UNIT];
 }
 
-// Does this workgroup write the results of vector h?
-bool is_mine(uint first_row, uint last_row, uint h) {
-    return ROWS == 1u ? h >= repeated_heads() : first_row + h / ROW_HEADS <= last_row;
-}
-
-// A leaf's o joins slice `slice` of its unit's in the scratch tensor, before its m does.  Nobody but this lane reads or
-// writes these words.  first: the leaf is the unit's first.
-void join_values(Leaf leaf, uint unit_leaves, uint slice, bool first) {
+// With several passes over V, o does not wait for the other passes: slice `slice` of the leaf's o is merged into the
+// unit's in the scratch tensor at once, before m and l are.  Only this lane reads or writes these words.
+void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        uvec2 vector = vector_of(leaf.row, leaf.last_row, h);
-        uint state = state_of(vector.x, leaf.index, unit_leaves);
+        uvec2 vector = vector_of(item, h);
+        uint state = state_of(item, vector.x, leaf.index);
         uint at = (state * work[HEADER_Q_HEADS] + vector.y) * HEAD_DIM + slice * SLICE;
-        if (gl_LocalInvocationID.x >= VALUE_LANES || !is_mine(leaf.row, leaf.last_row, h)) {
+        if (gl_LocalInvocationID.x >= VALUE_LANES || !is_mine(item, h)) {
             continue;
         }
 #if LOOP
@@ -45,40 +31,60 @@ void join_values(Leaf leaf, uint unit_leaves, uint slice, bool first) {
     }
 }
 
-// A leaf's weighted values: in one pass over V to o, which the caller adds to its unit; in several to the unit at once.
-void all_values(Leaf leaf, uint unit_leaves, bool first) {
+// Step 3 of a leaf: to o in one pass over V, or in several to the scratch tensor.
+void find_values(Item item, Leaf leaf, bool first) {
     uint lane = gl_LocalInvocationID.x;
     if (VALUE_PASSES == 1u) {
-        leaf_values(leaf, lane);
+        sum_slice(item, leaf, lane);
         return;
     }
     [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-        leaf_values(leaf, pass * VALUE_LANES + lane);
-        join_values(leaf, unit_leaves, pass * VALUE_LANES + lane, first);
+        sum_slice(item, leaf, pass * VALUE_LANES + lane);
+        merge_slice(item, leaf, pass * VALUE_LANES + lane, first);
     }
 }
 
-// Write the unit's states.
-void emit(uint first_row, uint last_row, uint index, uint unit_leaves) {
+#if LOOP
+// The leaf's state (m, l, o) is merged into its unit's (node_m, node_l, node_o).
+void merge_into_node(bool first) {
+    for (uint h = 0u; h < HEADS; ++h) {
+        float m_old = first ? EMPTY_M : node_m[h];
+        float l_old = first ? 0.0 : node_l[h];
+        vec2 w = merge_weights(m_old, m[h]);
+        node_m[h] = max(m_old, m[h]);
+        node_l[h] = merge(l_old, w.x, l[h], w.y);
+        for (uint i = 0u; VALUE_PASSES == 1u && i < PAIRS; ++i) {
+            vec2 o_old = first ? vec2(0.0) : node_o[h * PAIRS + i];
+            node_o[h * PAIRS + i] = merge(o_old, w.x, o[h * PAIRS + i], w.y);
+        }
+    }
+}
+#define UNIT(x) node_##x
+#else
+#define UNIT(x) x
+#endif
+
+// Write the state of the unit that holds leaf `index`.
+void emit(Item item, uint index) {
     uint lane = gl_LocalInvocationID.x;
     uint q_heads = work[HEADER_Q_HEADS];
     bool direct = VALUE_PASSES == 1u && work[HEADER_DIRECT] != 0u;
     uint lse_base = work[HEADER_ROWS] * q_heads * HEAD_DIM;
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * HEAD_DIM;
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        uvec2 vector = vector_of(first_row, last_row, h);
-        uint slot = (direct ? vector.x : state_of(vector.x, index, unit_leaves)) * q_heads + vector.y;
-        bool mine = is_mine(first_row, last_row, h);
-        float top = RESULT(m)[h], sum = RESULT(l)[h], keep = 1.0;
+        uvec2 vector = vector_of(item, h);
+        uint slot = (direct ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
+        bool mine = is_mine(item, h);
+        float top = UNIT(m)[h], sum = UNIT(l)[h], keep = 1.0;
         if (direct && work[HEADER_SINK_TABLE] != 0u) {
-            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
+            keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
         }
         if (VALUE_PASSES == 1u && mine && lane < VALUE_LANES) {
             for (uint i = 0u; i < PAIRS; ++i) {
                 uint at = slot * HEAD_DIM + lane * SLICE + 2u * i;
-                vec2 x = RESULT(o)[h * PAIRS + i];
+                vec2 x = UNIT(o)[h * PAIRS + i];
                 if (direct) {
-                    x = normalised(x, keep, sum);
+                    x = normalize(x, keep, sum);
                     result[at] = x.x;
                     result[at + 1u] = x.y;
                 } else {

@@ -26,19 +26,9 @@ layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out 
 shared float before_w[ROUND];             // m of each state, then the weight of what it joins
 shared float state_w[ROUND];              // its own weight
 shared float state_l[ROUND];              // its l with that weight
-shared vec2 into_total[ROUND / NODE];     // states that are leaves: weights of (total so far, this node)
+shared vec2 into_total[ROUND / LEAVES_PER_NODE];     // states that are leaves: weights of (total so far, this node)
 shared float wave_m[WAVES];               // the largest m of each wave's batch
 shared vec4 passed[WAVE];                 // the total between turns: two dimensions of o, l, unused
-
-// What is to join an accumulator already has its weight; w is the accumulator's.  l, and two dimensions of o.
-void join(inout float l, inout vec2 o, float more_l, vec2 more_o, float w) {
-    precise float l_so_far = l * w;
-    precise float l_sum = l_so_far + more_l;
-    precise vec2 o_so_far = o * w;
-    precise vec2 o_sum = o_so_far + more_o;
-    l = flush(l_sum);
-    o = flush(o_sum);
-}
 
 void main() {
     uint lane = gl_LocalInvocationID.x % WAVE, wave = gl_LocalInvocationID.x / WAVE;
@@ -71,7 +61,7 @@ void main() {
         }
         before_w[own] = m;
         barrier();
-        uint in_node = lane & (NODE - 1u);
+        uint in_node = lane & (LEAVES_PER_NODE - 1u);
         uint before_end = leaves ? lane - in_node : lane;  // what the total holds when this state, or its node, joins
         float node_before = EMPTY_M, before = total_m, top = EMPTY_M;
         for (uint t = 0u; t < BATCH; ++t) {
@@ -79,7 +69,7 @@ void main() {
             before = max(before, t < before_end ? other : EMPTY_M);
             top = max(top, other);
         }
-        for (uint t = 0u; t < NODE; ++t) {
+        for (uint t = 0u; t < LEAVES_PER_NODE; ++t) {
             float other = before_w[own - in_node + t];
             node_before = max(node_before, leaves && t < in_node ? other : EMPTY_M);
         }
@@ -96,29 +86,30 @@ void main() {
         before_w[own] = there ? w.x : 1.0;
         state_w[own] = there ? w.y : 0.0;
         state_l[own] = there ? weighted_l : 0.0;
-        if (in_node == NODE - 1u) {
-            into_total[own / NODE] = total_w;
+        if (in_node == LEAVES_PER_NODE - 1u) {
+            into_total[own / LEAVES_PER_NODE] = total_w;
         }
         barrier();
         for (uint j = 0u; j < BATCH; ++j) {
             precise vec2 weighted = o[j] * state_w[batch + j];
             o[j] = weighted;
         }
-        float node_l[BATCH / NODE];
+        float node_l[BATCH / LEAVES_PER_NODE];
         if (leaves) {
-            vec2 node_o[BATCH / NODE];
-            for (uint n = 0u; n < BATCH / NODE; ++n) {
+            vec2 node_o[BATCH / LEAVES_PER_NODE];
+            for (uint n = 0u; n < BATCH / LEAVES_PER_NODE; ++n) {
                 node_l[n] = 0.0;
                 node_o[n] = vec2(0.0);
             }
-            for (uint t = 0u; t < NODE; ++t) {
-                for (uint n = 0u; n < BATCH / NODE; ++n) {
-                    uint j = n * NODE + t;
-                    join(node_l[n], node_o[n], state_l[batch + j], o[j], before_w[batch + j]);
+            for (uint t = 0u; t < LEAVES_PER_NODE; ++t) {
+                for (uint n = 0u; n < BATCH / LEAVES_PER_NODE; ++n) {
+                    uint j = n * LEAVES_PER_NODE + t;
+                    node_l[n] = merge_weighted(node_l[n], before_w[batch + j], state_l[batch + j]);
+                    node_o[n] = merge_weighted(node_o[n], before_w[batch + j], o[j]);
                 }
             }
-            for (uint n = 0u; n < BATCH / NODE; ++n) {
-                float node_w = into_total[batch / NODE + n].y;
+            for (uint n = 0u; n < BATCH / LEAVES_PER_NODE; ++n) {
+                float node_w = into_total[batch / LEAVES_PER_NODE + n].y;
                 precise vec2 node_weighted = node_o[n] * node_w;
                 weighted_l = node_l[n] * node_w;
                 o[n] = node_weighted;
@@ -132,12 +123,14 @@ void main() {
                     total_l = passed[lane].z;
                 }
                 if (leaves) {
-                    for (uint n = 0u; n < BATCH / NODE; ++n) {
-                        join(total_l, total_o, node_l[n], o[n], into_total[batch / NODE + n].x);
+                    for (uint n = 0u; n < BATCH / LEAVES_PER_NODE; ++n) {
+                        total_l = merge_weighted(total_l, into_total[batch / LEAVES_PER_NODE + n].x, node_l[n]);
+                        total_o = merge_weighted(total_o, into_total[batch / LEAVES_PER_NODE + n].x, o[n]);
                     }
                 } else {
                     for (uint t = 0u; t < BATCH; ++t) {
-                        join(total_l, total_o, state_l[batch + t], o[t], before_w[batch + t]);
+                        total_l = merge_weighted(total_l, before_w[batch + t], state_l[batch + t]);
+                        total_o = merge_weighted(total_o, before_w[batch + t], o[t]);
                     }
                 }
                 passed[lane] = vec4(total_o, total_l, 0.0);
@@ -153,9 +146,9 @@ void main() {
         }
         float keep = 1.0;
         if (work[HEADER_SINK_TABLE] != 0u) {
-            keep = join_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
+            keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + head]), total_m, total_l);
         }
-        vec2 x = normalised(total_o, keep, total_l);
+        vec2 x = normalize(total_o, keep, total_l);
         uint slot = row * q_heads + head;
         result[slot * HEAD_DIM + dim] = x.x;
         result[slot * HEAD_DIM + dim + 1u] = x.y;

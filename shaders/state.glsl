@@ -24,20 +24,28 @@ vec2 flush(vec2 x) {
     return mix(x, vec2(0.0), lessThan(abs(x), vec2(FLUSH)));
 }
 
-// One component of a merge: a and b are l (or o) of two states, wa and wb the powers of two that bring them to
-// the common m.
-float merge(float a, float wa, float b, float wb) {
+// The merge of two states a and b, one component (l, or o) of each.  wa and wb are the powers of two that bring them to
+// the common m; in merge_weighted, b is so weighted already.
+float merge_weighted(float a, float wa, float b) {
     precise float x = a * wa;
-    precise float y = b * wb;
-    precise float sum = x + y;
+    precise float sum = x + b;
     return flush(sum);
 }
 
-vec2 merge(vec2 a, float wa, vec2 b, float wb) {
+vec2 merge_weighted(vec2 a, float wa, vec2 b) {
     precise vec2 x = a * wa;
-    precise vec2 y = b * wb;
-    precise vec2 sum = x + y;
+    precise vec2 sum = x + b;
     return flush(sum);
+}
+
+float merge(float a, float wa, float b, float wb) {
+    precise float weighted = b * wb;
+    return merge_weighted(a, wa, weighted);
+}
+
+vec2 merge(vec2 a, float wa, vec2 b, float wb) {
+    precise vec2 weighted = b * wb;
+    return merge_weighted(a, wa, weighted);
 }
 
 // 2**(s - m) for a score s <= m + 1/2: an exact power of two times a polynomial on [-1/2, 1/2].
@@ -123,8 +131,9 @@ float natural_lse(float m, float l) {
     return is_empty(l) ? NEGATIVE_INFINITY : ln;
 }
 
-// An attention sink, a key with score s and no value, joins the state (m, l) last.  The weight of its o so far.
-float join_sink(float s, inout float m, inout float l) {
+// An attention sink is a key with score s and no value.  It is merged into the state (m, l) last; the result is the
+// weight that the state's o has from then on.
+float merge_sink(float s, inout float m, inout float l) {
     float whole = roundEven(s);
     vec2 w = merge_weights(m, whole);
     m = max(m, whole);
@@ -132,9 +141,9 @@ float join_sink(float s, inout float m, inout float l) {
     return w.x;
 }
 
-// out = o / l, and 0 for the empty state.  keep: what join_sink returned, or 1.
-vec2 normalised(vec2 o, float keep, float l) {
-    precise vec2 kept = o * keep;
-    precise vec2 quotient = flush(kept) * reciprocal(l);
+// out = o / l, and 0 for the empty state.  o_weight: what merge_sink returned, or 1.
+vec2 normalize(vec2 o, float o_weight, float l) {
+    precise vec2 weighted = o * o_weight;
+    precise vec2 quotient = flush(weighted) * reciprocal(l);
     return is_empty(l) ? vec2(0.0) : flush(quotient);
 }

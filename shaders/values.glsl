@@ -1,48 +1,74 @@
-// Value rows: lane = slice of SLICE head dimensions; KEYS_AHEAD rows in flight, one of them in use as floats.
-vec2 v[PAIRS];
-uvec4 v_raw[KEYS_AHEAD * V_LOADS];
-#if defined(KV_Q8_0)
-float v_scales[KEYS_AHEAD];
-#endif
+// Step 3 of a leaf, the weighted values: lane = slice of SLICE head dimensions, for all HEADS query heads.
+//
+// KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
-// Dimensions SLICE slice ... SLICE slice + SLICE - 1 of value rows, in two steps: rows in flight hold registers for the
-// stored words alone, and the row in use those for its floats.
-void load_v(uvec2 where, uint slice, uint row) {
-#if defined(KV_Q8_0)
-    v_scales[row] = v_scale(where, slice * SLICE / 32u);
-#endif
-    for (uint i = 0u; i < V_LOADS; ++i) {
-        v_raw[row * V_LOADS + i] = v_words(where, slice * SLICE * ROW_VALUES / HEAD_DIM + 4u * i, V_WORDS);
+vec2 v[PAIRS];  // the row in use
+uvec4 v_raw[KEYS_AHEAD * SLICE_LOADS];
+float v_scales[KEYS_AHEAD];  // q8_0
+
+// To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as number `ahead` of those in flight.
+void load_v(uvec2 where, uint slice, uint ahead) {
+    if (STORAGE == STORAGE_Q8_0) {
+        v_scales[ahead] = v_scale(where, slice * SLICE / 32u);
+    }
+    for (uint i = 0u; i < SLICE_LOADS; ++i) {
+        v_raw[ahead * SLICE_LOADS + i] = v_words(where, slice * SLICE * ROW_VALUES / HEAD_DIM + 4u * i, LOAD_WORDS);
     }
 }
 
-// To v: the floats of row `row` of those in flight.
-void unpack_v(uint slice, uint row) {
+// To v: the floats of that row.
+void unpack_v(uint slice, uint ahead) {
     for (uint i = 0u; i < PAIRS; ++i) {
-#if defined(KV_Q8_0)
-        uint word = v_raw[row][(i / 2u) % 4u];
-        v[i] = from_int8(SLICE == 2u ? word >> (16u * (slice & 1u)) : word >> (16u * (i & 1u)), v_scales[row]).xy;
-#elif defined(KV_F32)
-        uvec4 w = v_raw[row * V_LOADS + i / 2u];
-        v[i] = uintBitsToFloat((i & 1u) == 0u ? w.xy : w.zw);
-#else
-        v[i] = PAIR(v_raw[row * V_LOADS + i / 4u][i % 4u]);
-#endif
+        if (STORAGE == STORAGE_Q8_0) {
+            uint word = v_raw[ahead][(i / 2u) % 4u], half_word = SLICE == 2u ? slice & 1u : i & 1u;
+            v[i] = from_int8(word >> (16u * half_word), v_scales[ahead]).xy;
+        } else if (STORAGE == STORAGE_F32) {
+            uvec4 w = v_raw[ahead * SLICE_LOADS + i / 2u];
+            v[i] = uintBitsToFloat((i & 1u) == 0u ? w.xy : w.zw);
+        } else {
+            v[i] = from_half_words(v_raw[ahead * SLICE_LOADS + i / 4u][i % 4u]);
+        }
     }
 }
 
-// Up to four of the value rows in flight, from row `first` of them, key t, join o.  (Compilers unroll four rows of 8
-// heads, but not eight, and only an unrolled row stays in registers.)
-void add_rows(uint slice, uint first, uint t) {
+// Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o.  (Compilers unroll
+// four rows of eight heads but not eight, and only an unrolled row stays in registers.)
+void add_rows(uint slice, uint ahead, uint t) {
     for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
-        unpack_v(slice, first + j);
+        unpack_v(slice, ahead + j);
         for (uint h = 0u; h < HEADS; ++h) {
-            float p = scores[(t + j) * HEADS + h];
+            float p = weights[(t + j) * HEADS + h];
             for (uint i = 0u; i < PAIRS; ++i) {
                 precise vec2 pv = v[i] * p;
                 precise vec2 sum = o[h * PAIRS + i] + pv;
                 o[h * PAIRS + i] = sum;
             }
         }
+    }
+}
+
+// To o: slice `slice` of the sum of the leaf's weighted value rows.  Lanes from VALUE_LANES on have no slice.
+void sum_slice(Item item, Leaf leaf, uint slice) {
+    uint count = leaf.count;
+    for (uint i = 0u; i < HEADS * PAIRS; ++i) {
+        o[i] = vec2(0.0);
+    }
+    if (gl_LocalInvocationID.x < VALUE_LANES && count > 0u) {
+        // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
+        // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
+        uint t = leaf.begin & ~(KEYS_AHEAD - 1u);
+        [[dont_unroll]] do {
+            for (uint j = 0u; j < KEYS_AHEAD; ++j) {
+                load_v(locate(item, leaf, min(t + j, count - 1u)), slice, j);
+            }
+            add_rows(slice, 0u, t);
+            if (KEYS_AHEAD > 4u) {
+                add_rows(slice, 4u, t + 4u);
+            }
+            t += KEYS_AHEAD;
+        } while (t < count);
+    }
+    for (uint i = 0u; i < HEADS * PAIRS; ++i) {
+        o[i] = flush(o[i]);
     }
 }

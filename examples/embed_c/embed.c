@@ -306,7 +306,8 @@ static bool rig_make(struct program *p, const struct step *step, const struct la
            set_make(&p->gpu, rig->pool, &p->pipelines[APPEND],
                     (const struct buffer *[]){&b[WORK], &b[ROWS], &b[K], &b[V]}, &rig->sets[APPEND]) &&
            set_make(&p->gpu, rig->pool, &p->pipelines[build],
-                    (const struct buffer *[]){&b[WORK], &b[Q], &b[K], &b[V], target, target}, &rig->sets[build]) &&
+                    (const struct buffer *[]){&b[WORK], &b[Q], &b[K], &b[V], target, target, &b[WORK]},
+                    &rig->sets[build]) &&
            set_make(&p->gpu, rig->pool, &p->pipelines[MERGE],
                     (const struct buffer *[]){&b[WORK], &b[STATES], &b[OUT]}, &rig->sets[MERGE]);
 }

@@ -187,7 +187,7 @@ bool manifest_splits(const struct manifest *m, const struct shape *shape, uint32
     return fail("%s/manifest.json: its split table has no row for %u keys", m->directory, context);
 }
 
-/* The values of a kernel's specialisation constants: those of the shape, by family and name. */
+/* The values of a kernel's specialisation constants: its own fixed ones, and those of the shape, by family and name. */
 static bool read_constants(const struct manifest *m, const struct shape *shape, const struct json *entry,
                            struct kernel *kernel) {
     const struct json *constants = json_get(entry, "specialisation_constants");
@@ -198,8 +198,9 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
     for (size_t i = 0; i < constants->count; ++i) {
         const char *name = json_text(json_get(&constants->items[i], "name"));
         kernel->constant_names[i] = name;
+        const struct json *fixed = json_get(&constants->items[i], "fixed");
         if (!name || !json_u32(json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
-            !json_u32(json_get(values, name), &kernel->values[i]))
+            !json_u32(fixed ? fixed : json_get(values, name), &kernel->values[i]))
             return missing(m, "value for a specialisation constant");
     }
     return true;

@@ -230,20 +230,20 @@ FMA: list[Change] = [("values.glsl", VALUE_LOOP, FUSED, 1)]
 # leaves counted from the last key backwards: right but for the rounding, and another sum for every new token
 SLIDING: list[Change] = [
     (
-        "attend.comp",
-        "leaf.count = min(limit - index * LEAF, LEAF);",
-        "leaf.count = index == 0u ? (limit - 1u) % LEAF + 1u : LEAF;",
-        2,
-    ),
-    (
-        "kv.glsl",
-        "uint token = leaf.index * LEAF + key;",
-        "uint slide = (work[HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS + ITEM_LIMIT] - 1u) % LEAF + 1u;\n"
-        "    uint token = leaf.index * LEAF + key - (leaf.index == 0u ? 0u : LEAF - slide);",
+        "item.glsl",
+        "min(item.limit - first_key, KEYS_PER_LEAF));",
+        "index == 0u ? (item.limit - 1u) % KEYS_PER_LEAF + 1u : KEYS_PER_LEAF);",
         1,
     ),
-    ("kv.glsl", "uint tile = TILE == LEAF ? leaf.index : token / TILE;", "uint tile = token / TILE;", 1),
-    ("kv.glsl", "TILE == LEAF ? key : token % TILE);", "token % TILE);", 1),
+    (
+        "cache.glsl",
+        "uint token = leaf.index * KEYS_PER_LEAF + key;",
+        "uint slide = (item.limit - 1u) % KEYS_PER_LEAF + 1u;\n"
+        "    uint token = leaf.index * KEYS_PER_LEAF + key - (leaf.index == 0u ? 0u : KEYS_PER_LEAF - slide);",
+        1,
+    ),
+    ("cache.glsl", "uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;", "uint tile = token / TILE;", 1),
+    ("cache.glsl", "TILE == KEYS_PER_LEAF ? key : token % TILE);", "token % TILE);", 1),
 ]
 
 
@@ -258,7 +258,7 @@ def break_kernels(changes: list[Change], builds: str, folder: Path) -> Path:
         (sources / name).write_text(text.replace(old, new))
     broken = [d for d in kernels.MODULES if d.source == "attend.comp" and builds in d.name]
     for decl in broken:
-        out, defines = spirv / f"{decl.name}.spv", [f"-D{d}" for d in decl.defines]
+        out, defines = spirv / decl.file, [f"-D{d}" for d in decl.defines]
         command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", *defines, "-o", str(out), decl.source]
         done = subprocess.run(command, cwd=sources, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout

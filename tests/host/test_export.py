@@ -84,8 +84,10 @@ def test_kernels_are_the_declarations(made):
         ]
         constants = kernel["specialisation_constants"]
         assert [(c["id"], c["offset"], c["name"]) for c in constants] == [
-            (i, 4 * i, n) for i, n in enumerate(decl.spec)
+            (i, 4 * i, n) for i, n in enumerate(decl.constant_names)
         ]
+        assert {c["name"]: c["fixed"] for c in constants if "fixed" in c} == dict(decl.fixed)
+        assert kernel["file"] == decl.file
         assert (kernel["entry_point"], kernel["push_constants"]) == ("main", [])
     attend = {k["name"]: (k["build"], k["dtype"], k["fresh"]) for k in made["kernels"] if k["family"] == "attend"}
     assert attend["attend_loop_q8_0_fresh"] == ("loop", "q8_0", True)
@@ -305,10 +307,10 @@ def test_export_and_load(folder, made):
     data = load_manifest(folder)
     assert data["kernels"] == made["kernels"]
     assert [s["shape"] for s in data["shapes"]] == ["16/2/256"]
-    assert sorted(os.listdir(folder)) == sorted(["manifest.json", *(f"{d.name}.spv" for d in kernels.KERNELS)])
+    assert sorted(os.listdir(folder)) == sorted({"manifest.json", *(d.file for d in kernels.KERNELS)})
     export.export(folder, [SHAPES[1]], dtype="q8_0", page_size=16)  # over the old one
     assert [s["dtype"] for s in load_manifest(folder)["shapes"]] == ["q8_0"]
-    for data in (folder / f"{d.name}.spv" for d in kernels.KERNELS):
+    for data in (folder / d.file for d in kernels.KERNELS):
         assert struct.unpack("<I", data.read_bytes()[:4]) == (0x07230203,)
 
 

@@ -1,7 +1,7 @@
 """The codec of K and V: values to words and back, as rows of tokens and as tiles of 64 tokens.
 
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
-in uint32 words (see shaders/kv.glsl).
+in uint32 words (see shaders/cache.glsl).
 
 q8_0: 32 consecutive head dimensions share a scale d = float16(max|x| / 127), rounded to nearest even, and are stored
 as int8 q = rint(x / float32(d)), held within -127 ... 127; a block whose d is 0 stores zeros. The value is q * d,

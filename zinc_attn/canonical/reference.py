@@ -293,7 +293,7 @@ def _natural_lse(m: F32, total: F32) -> F32:
     return (x + y) + e * _f32(shapes.LN2_HI)
 
 
-def finish(state: State) -> tuple[F32, F32]:
+def normalize(state: State) -> tuple[F32, F32]:
     """(out, natural lse) of a state: o / l, and 0 and -inf for no keys."""
     empty = state.l < _f32(0.25)
     total = np.ascontiguousarray(np.where(empty, _f32(1.0), state.l))
@@ -364,7 +364,7 @@ def emulate(
                 total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
         if sinks is not None:
             total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
-        part_out, part_lse = finish(total)
+        part_out, part_lse = normalize(total)
         out[:, heads] = part_out.reshape(q_len, group, head_dim)
         lse[:, heads] = part_lse.reshape(q_len, group)
     return out.reshape(q.shape), lse.reshape(q.shape[:-1])
@@ -664,7 +664,7 @@ def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:
         total = merge(total, State(whole.m[:, i], whole.l[:, i], whole.o[:, i]))
     if whole.sinks is not None:
         total = merge(total, sink_state(np.repeat(whole.sinks[None], q_len, axis=0), head_dim))
-    return finish(total)
+    return normalize(total)
 
 
 def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:

@@ -71,8 +71,8 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
     """
     decl, spec = variant.program()
     chunks = -(-variant.shape.group // variant.heads_per_workgroup)
-    uploaded = ("rows",) if variant.from_upload else ()
-    return KernelCall(decl, spec, (work, "q", "k", "v", target, target, *uploaded), (items, kv_heads, chunks))
+    uploaded = "rows" if variant.from_upload else work  # bound in its place, and not read
+    return KernelCall(decl, spec, (work, "q", "k", "v", target, target, uploaded), (items, kv_heads, chunks))
 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:

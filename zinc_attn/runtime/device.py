@@ -118,7 +118,7 @@ class Device:
 
 def load_spirv(decl: KernelDecl) -> bytes:
     """The SPIR-V words of a kernel. KernelError where the package was not built."""
-    path = SPIRV / f"{decl.name}.spv"
+    path = SPIRV / decl.file
     if not path.exists():
         raise KernelError(f"{path} is missing; build the SPIR-V with scripts/build_shaders.py, or install the wheel")
     return path.read_bytes()

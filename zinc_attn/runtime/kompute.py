@@ -99,7 +99,7 @@ class KomputeKernel:
     """SPIR-V and constants; kp fuses pipeline, tensors and grid into an algorithm when a step is recorded."""
 
     def __init__(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> None:
-        self.decl, self.spirv, self.spec = decl, spirv, np.array(spec, np.uint32)
+        self.decl, self.spirv, self.spec = decl, spirv, np.array(decl.constants(spec), np.uint32)
 
 
 class KomputeRecording:

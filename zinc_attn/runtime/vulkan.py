@@ -484,7 +484,7 @@ class VulkanRuntime:
             raise KernelError(f"kernel {decl.name}: {len(spirv)} bytes that are no SPIR-V of this byte order")
         scratch: Undo = []
         try:
-            pipeline, layouts = self._compile(scratch, decl, np.frombuffer(spirv, np.uint32), values)
+            pipeline, layouts = self._compile(scratch, decl, np.frombuffer(spirv, np.uint32), decl.constants(values))
         finally:
             self._destroy(scratch)
         made = self._kernels[key] = VulkanKernel(decl, self._token, pipeline, layouts)

@@ -332,14 +332,6 @@ class LeafCost:
         return max(self.stall + self.issue, resident * self.issue)
 
 
-def _rows_ahead(width: int, heads: int, build: kernels.Build, dtype: str) -> int:
-    """Value rows in flight: GPU_KEYS_AHEAD of attend.comp."""
-    loads = max(1, width // {"f32": 4, "q8_0": 16}.get(dtype, 8))
-    if build == "single":
-        return {1: 8, 2: 4}.get(loads, 2)
-    return 8 if width <= 4 else 2 if width * heads > 48 or loads > 1 else 4
-
-
 def leaf_cost(shape: AttnShape, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
     """A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 to 8 rows; each waits."""
     return _vectors_cost(shape.head_dim, shape.heads_per_workgroup, card, dtype, build)
@@ -348,7 +340,7 @@ def leaf_cost(shape: AttnShape, card: Card, dtype: str, build: kernels.Build) ->
 def _vectors_cost(head_dim: int, heads: int, card: Card, dtype: str, build: kernels.Build) -> LeafCost:
     """The same for ``heads`` query vectors, of one row or of several that share the keys."""
     width, passes = kernels.value_slice(head_dim), kernels.value_passes(head_dim, heads)
-    rows = _rows_ahead(width // passes, heads, build, dtype)
+    rows = kernels.keys_ahead("discrete", head_dim, heads, build, dtype)
     trips = -(-head_dim // (8 * kernels.chunks_ahead("discrete", head_dim))) + passes * LEAF // rows
     if passes > 1 and build == "loop":
         trips += passes  # the node's sums so far come from memory

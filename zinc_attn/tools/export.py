@@ -114,9 +114,9 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     "item.fresh_begin": (
         "uint32",
         "0xFFFFFFFF",
-        "fresh modules: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
+        "fresh kernels: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
     ),
-    "item.fresh_row": ("uint32", "0", "fresh modules: row of the rows buffer that holds token fresh_begin"),
+    "item.fresh_row": ("uint32", "0", "fresh kernels: row of the rows buffer that holds token fresh_begin"),
     "item.unit_leaves": ("uint32", "unit_leaves", f"leaves per emitted state: 1, or {NODE} (a node)"),
     "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
     "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
@@ -149,7 +149,7 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
         "out (rows, q_heads, head_dim), then lse (rows, q_heads); written where header.direct is 1, else any buffer, "
         "for example states once more",
     ),
-    "attend.rows": ("uint32", "fresh modules: rows of the newest tokens, see rows"),
+    "attend.rows": ("uint32", "fresh kernels: rows of the newest tokens, see rows; else any buffer, for example work"),
     "merge.work": ("uint32", "the work buffer"),
     "merge.states": ("float32", "what attend wrote"),
     "merge.out": ("float32", "out (rows, q_heads, head_dim), then lse (rows, q_heads), natural log"),
@@ -177,6 +177,11 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
         "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.direct 0. A GPU's "
         f"registers hold min({kernels.SHARED_HEADS} // group, {kernels.SHARED_ADDRESSES} // (group + 1)) rows",
     ),
+    "attend.storage": (
+        "storage",
+        f"storage type of K and V: {', '.join(f'{i} {n}' for i, n in enumerate(kernels.STORAGE))}",
+    ),
+    "attend.fresh": ("fresh", "1: the newest tokens are read from the rows buffer"),
     "merge.head_dim": ("head_dim", "head dimension"),
     "merge.lanes": (
         "merge_lanes",
@@ -186,6 +191,7 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     "append.scales": ("scale_words", "words of their scales"),
     "append.chunk_words": ("chunk_words", f"words of {CHUNK} dimensions of K"),
     "append.tile": ("tile", "tokens per tile"),
+    "append.gather": ("gather", "0: rows into the cache; 1: out of it"),
     "copy.tile_words": ("tile_words", "words of a tile"),
 }
 
@@ -496,19 +502,21 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         bindings.append(
             {"binding": i, "name": binding.name, "access": binding.access, "element": element, "meaning": meaning}
         )
-    constants = []
-    for i, name in enumerate(decl.spec):
+    constants, fixed = [], dict(decl.fixed)
+    for i, name in enumerate(decl.constant_names):
         value, meaning = SPECIALISATION[f"{key}.{name}"]
         constants.append(
             {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, "value": value, "meaning": meaning}
         )
+        if name in fixed:  # the kernel's own, the same for every shape
+            constants[-1] |= {"value": str(fixed[name]), "fixed": fixed[name]}
     grid = {axis: {"workgroups": n, "each": each} for axis, (n, each) in zip("xyz", GRIDS[key], strict=True)}
     return {
         "name": decl.name,
         "family": key,
         "role": ROLES[decl.name if decl.name in ROLES else key],
         **variant,
-        "file": f"{decl.name}.spv",
+        "file": decl.file,
         "sha256": digest,
         "bytes": size,
         "entry_point": "main",
@@ -691,8 +699,8 @@ def export(
         raise ArgumentError(f"directory: got {target}, which is a file, expected a directory or a new name")
     made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
     hint = "choose another directory"
-    for decl in kernels.KERNELS:
-        write_file(target / f"{decl.name}.spv", load_spirv(decl), hint)
+    for decl in {decl.file: decl for decl in kernels.KERNELS}.values():
+        write_file(target / decl.file, load_spirv(decl), hint)
     text = json.dumps({DIGEST: "0" * 64, **made}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = sealed(text.encode())
     write_file(target / MANIFEST, data, hint)

@@ -357,7 +357,8 @@ def _child(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, An
                 f"variant: got {name(spec)}, expected a kernel of {', '.join(declared)} with its constants"
             )
         bindings, several = len(declared[spec.kernel].bindings), not spec.heads  # pass 2: a workgroup of several waves
-        jobs.append([str(spirv / f"{spec.kernel}.spv"), bindings, several, spec.constants])
+        decl = declared[spec.kernel]
+        jobs.append([str(spirv / decl.file), bindings, several, decl.constants(spec.constants)])
     ran = subprocess.run(
         [sys.executable, "-m", "zinc_attn.tools.rdna4", "--worker"],
         input=json.dumps({"family": family, "jobs": jobs}),

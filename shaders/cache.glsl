@@ -1,0 +1,133 @@
+// Loads of K and V in their storage type, as float32.  All conversions are exact, or, for q8_0, round once.
+//
+// A tile holds TILE tokens of one KV head; a leaf is one tile of 64, or several smaller ones where pages are small.
+//   K: (HEAD_DIM / 8, TILE, 8), so that neighbouring lanes (keys) read neighbouring pieces of 16 bytes.
+//   V: (TILE, HEAD_DIM), so that neighbouring lanes (slices of dimensions) do.
+//   q8_0: int8 in these shapes, then the float16 scales of blocks of 32 dimensions, two a word: K (SCALES, TILE) words,
+//   V (TILE, SCALES) words.
+// A buffer has one name per load width.  Branches on STORAGE and FRESH are decided when the pipeline is made.
+//
+// FRESH: the newest tokens come from the rows that the host just uploaded, because Kompute orders nothing between an
+// append and an attend.  A row is, per KV head, K values, V values, K scales, V scales, in words.
+
+const uint TILE_WORDS = TILE * (ROW_VALUES + SCALES);
+const uint CHUNK_WORDS = ROW_VALUES / (HEAD_DIM / CHUNK);
+const uint IN_ROWS = 0xFFFFFFFFu;  // in place of a tile: the token is in the uploaded rows
+
+layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K1 { uint k_words1[]; };
+layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K2 { uvec2 k_words2[]; };
+layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K4 { uvec4 k_words4[]; };
+layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V1 { uint v_words1[]; };
+layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V2 { uvec2 v_words2[]; };
+layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V4 { uvec4 v_words4[]; };
+layout(set = 0, binding = ATTEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint fresh_words[]; };
+
+// Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it), or (IN_ROWS, uploaded row).
+uvec2 locate(Item item, Leaf leaf, uint key) {
+    uint token = leaf.index * KEYS_PER_LEAF + key;
+    if (FRESH != 0u && token >= item.fresh_begin) {
+        return uvec2(IN_ROWS, item.fresh_row + token - item.fresh_begin);
+    }
+    uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;
+    uint shift = work[HEADER_PAGE_SHIFT];
+    uint page = work[item.page_table + (tile >> shift)];
+    uint first = (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES];
+    return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
+}
+
+bool in_rows(uvec2 where) {
+    return FRESH != 0u && where.x == IN_ROWS;
+}
+
+// Word `at` of an uploaded row.
+uint fresh_word(uint row, uint at) {
+    uint row_head = row * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
+    return fresh_words[row_head * 2u * (ROW_VALUES + SCALES) + at];
+}
+
+// The words of a chunk of K, at most four of them; float32 has a second part.
+uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
+    if (in_rows(where)) {
+        uint at = chunk * CHUNK_WORDS + 4u * part;
+        uvec4 w = uvec4(fresh_word(where.y, at), fresh_word(where.y, at + 1u), 0u, 0u);
+        return CHUNK_WORDS < 4u ? w : uvec4(w.xy, fresh_word(where.y, at + 2u), fresh_word(where.y, at + 3u));
+    }
+    uint at = chunk * TILE + where.y;
+    if (STORAGE == STORAGE_Q8_0) {
+        return uvec4(k_words2[where.x * (TILE_WORDS / 2u) + at], 0u, 0u);
+    }
+    if (STORAGE == STORAGE_F32) {
+        return k_words4[where.x * (TILE_WORDS / 4u) + 2u * at + part];
+    }
+    return k_words4[where.x * (TILE_WORDS / 4u) + at];
+}
+
+// `words` (1, 2 or 4) words of a value row from word `at`, in one load.
+uvec4 v_words(uvec2 where, uint at, uint words) {
+    if (in_rows(where)) {
+        uvec4 w = uvec4(0u);
+        for (uint i = 0u; i < words; ++i) {
+            w[i] = fresh_word(where.y, ROW_VALUES + at + i);
+        }
+        return w;
+    }
+    uint first = where.x * TILE_WORDS + where.y * ROW_VALUES + at;
+    if (words == 1u) {
+        return uvec4(v_words1[first], 0u, 0u, 0u);
+    }
+    if (words == 2u) {
+        return uvec4(v_words2[first / 2u], 0u, 0u);
+    }
+    return v_words4[first / 4u];
+}
+
+// The scale of q8_0 block `block` of a K row, and of a V row.
+float k_scale(uvec2 where, uint block) {
+    if (in_rows(where)) {
+        return unpackHalf2x16(fresh_word(where.y, 2u * ROW_VALUES + block / 2u))[block & 1u];
+    }
+    uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + (block / 2u) * TILE + where.y;
+    return unpackHalf2x16(k_words1[word])[block & 1u];
+}
+
+float v_scale(uvec2 where, uint block) {
+    if (in_rows(where)) {
+        return unpackHalf2x16(fresh_word(where.y, 2u * ROW_VALUES + SCALES + block / 2u))[block & 1u];
+    }
+    uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + where.y * SCALES + block / 2u;
+    return unpackHalf2x16(v_words1[word])[block & 1u];
+}
+
+vec4 from_int8(uint w, float scale) {
+    precise vec4 x = vec4(bitfieldExtract(int(w), 0, 8), bitfieldExtract(int(w), 8, 8), bitfieldExtract(int(w), 16, 8),
+                          int(w) >> 24) * scale;
+    return x;
+}
+
+// The two float16 or bfloat16 values of a word.
+//
+// On a GPU a float16 is the larger of itself and a number below all of float16's: AMD's compiler would fold a bare
+// conversion into each product with it (v_fma_mix_f32), and those do not dual-issue.
+vec2 from_half_words(uint w) {
+    if (STORAGE == STORAGE_BF16) {
+        return vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xFFFF0000u));
+    }
+    vec2 x = unpackHalf2x16(w);
+    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+}
+
+// Dimensions 8 chunk ... 8 chunk + 7 of one key.
+void load_k(uvec2 where, uint chunk, out vec4 low, out vec4 high) {
+    uvec4 w = k_chunk(where, chunk, 0u);
+    if (STORAGE == STORAGE_F32) {
+        low = uintBitsToFloat(w);
+        high = uintBitsToFloat(k_chunk(where, chunk, 1u));
+    } else if (STORAGE == STORAGE_Q8_0) {
+        float scale = k_scale(where, chunk / 4u);
+        low = from_int8(w.x, scale);
+        high = from_int8(w.y, scale);
+    } else {
+        low = vec4(from_half_words(w.x), from_half_words(w.y));
+        high = vec4(from_half_words(w.z), from_half_words(w.w));
+    }
+}

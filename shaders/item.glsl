@@ -1,0 +1,58 @@
+// The workgroup's work item: which query vectors (row and head) it serves, and which keys they see.
+
+struct Item {
+    uint row;          // query row; with ROWS > 1 the first of them
+    uint last_row;
+    uint first;        // the row sees keys [first, limit)
+    uint limit;
+    uint leaf_begin;   // leaves [leaf_begin, leaf_end)
+    uint leaf_end;
+    uint unit_leaves;  // leaves per state: 1, or 8 for a node
+    uint page_table;   // word of the work buffer
+    uint fresh_begin;  // FRESH: tokens from here on are in the uploaded rows, the first of them in row fresh_row
+    uint fresh_row;
+};
+
+struct Leaf {
+    uint index;  // keys 64 index ... 64 index + 63, of which the row sees
+    uint begin;  // keys [begin, count), counted from the leaf's first
+    uint count;
+};
+
+Item read_item() {
+    uint at = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
+    uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
+    return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_LEAF_BEGIN],
+                work[at + ITEM_LEAF_END], work[at + ITEM_UNIT_LEAVES], work[at + ITEM_PAGE_TABLE],
+                work[at + ITEM_FRESH_BEGIN], work[at + ITEM_FRESH_ROW]);
+}
+
+Leaf leaf_of(Item item, uint index) {
+    uint first_key = index * KEYS_PER_LEAF;
+    return Leaf(index, max(item.first, first_key) - first_key, min(item.limit - first_key, KEYS_PER_LEAF));
+}
+
+// First query head of the workgroup.  The last chunk of a group begins early enough to be full; its first
+// repeated_heads() heads are the previous chunk's too, and that chunk writes them.
+uint first_head() {
+    uint group = work[HEADER_GROUP];
+    return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * HEADS, group - HEADS);
+}
+
+uint repeated_heads() {
+    return max(gl_WorkGroupID.z * HEADS + HEADS, work[HEADER_GROUP]) - work[HEADER_GROUP];
+}
+
+// (query row, query head) of the workgroup's vector h.  Vectors behind the item's last row repeat that row.
+const uint ROW_HEADS = HEADS / ROWS;
+uvec2 vector_of(Item item, uint h) {
+    if (ROWS == 1u) {
+        return uvec2(item.row, first_head() + h);
+    }
+    return uvec2(min(item.row + h / ROW_HEADS, item.last_row), first_head() + h % ROW_HEADS);
+}
+
+// Whether this workgroup writes the results of vector h: every vector is written once.
+bool is_mine(Item item, uint h) {
+    return ROWS == 1u ? h >= repeated_heads() : item.row + h / ROW_HEADS <= item.last_row;
+}

@@ -1,0 +1,68 @@
+// Step 1 of a leaf, the scores: lane = key, two keys per lane.
+//
+// Q is the same for every lane and comes through scalar loads; each vector of it is loaded once for all chunks in
+// flight.  Eight dimensions (a chunk) are summed on their own before they join the dot product.
+
+#include "softcap.glsl"
+
+// The dots of one chunk (dimensions a, then b) of a query head with two keys.  Both keys have the query value in
+// common, so that a GPU with dual issue takes them in one cycle.
+vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
+    precise vec2 sum = qa.x * vec2(k0a.x, k1a.x);
+    precise vec2 a1 = qa.y * vec2(k0a.y, k1a.y), a2 = qa.z * vec2(k0a.z, k1a.z), a3 = qa.w * vec2(k0a.w, k1a.w);
+    sum = sum + a1;
+    sum = sum + a2;
+    sum = sum + a3;
+    precise vec2 b0 = qb.x * vec2(k0b.x, k1b.x), b1 = qb.y * vec2(k0b.y, k1b.y);
+    precise vec2 b2 = qb.z * vec2(k0b.z, k1b.z), b3 = qb.w * vec2(k0b.w, k1b.w);
+    sum = sum + b0;
+    sum = sum + b1;
+    sum = sum + b2;
+    sum = sum + b3;
+    return sum;
+}
+
+// Which of the lane's two keys the row sees.
+bvec2 present(Leaf leaf) {
+    uint lane = gl_LocalInvocationID.x;
+    return bvec2(lane >= leaf.begin && lane < leaf.count, lane + WAVE >= leaf.begin && lane + WAVE < leaf.count);
+}
+
+// To dots: the scores of the lane's two keys, EMPTY_M for absent ones.
+void find_scores(Item item, Leaf leaf) {
+    barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
+    uint lane = gl_LocalInvocationID.x;
+    // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and fresh rows, the last
+    // key's.
+    uint last = TILE == KEYS_PER_LEAF && FRESH == 0u ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
+    uvec2 key0 = locate(item, leaf, min(lane, last)), key1 = locate(item, leaf, min(lane + WAVE, last));
+    for (uint h = 0u; h < HEADS; ++h) {
+        dots[h] = vec2(0.0);
+    }
+    uint q_heads = work[HEADER_Q_HEADS];
+    [[dont_unroll]] for (uint c = 0u; c < HEAD_DIM / CHUNK; c += CHUNKS_AHEAD) {
+        vec4 k0a[CHUNKS_AHEAD], k0b[CHUNKS_AHEAD], k1a[CHUNKS_AHEAD], k1b[CHUNKS_AHEAD];
+        for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
+            load_k(key0, c + j, k0a[j], k0b[j]);
+            load_k(key1, c + j, k1a[j], k1b[j]);
+        }
+        for (uint h = 0u; h < HEADS; ++h) {
+            uvec2 vector = vector_of(item, h);
+            for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
+                uint at = (vector.x * q_heads + vector.y) * (HEAD_DIM / 4u) + 2u * (c + j);
+                vec4 qa = q[at], qb = q[at + 1u];
+                precise vec2 sum = dots[h] + chunk_dots(qa, qb, k0a[j], k0b[j], k1a[j], k1b[j]);
+                dots[h] = sum;
+            }
+        }
+    }
+    float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]);
+    bvec2 seen = present(leaf);
+    for (uint h = 0u; h < HEADS; ++h) {
+        precise vec2 s = dots[h] * scale;
+        if (SOFTCAP != 0u) {
+            s = vec2(soft_capped(s.x), soft_capped(s.y));
+        }
+        dots[h] = mix(vec2(EMPTY_M), s, seen);
+    }
+}

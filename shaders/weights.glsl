@@ -1,0 +1,72 @@
+// Step 2 of a leaf, the weights: m is the rounded maximum of the scores, and a weight is 2**(score - m).
+//
+// Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][head]; a lane
+// then reduces the pairs [head][key mod 4] that fall to it, and every lane combines the four results of each head.
+
+// Every lane's dots to shared memory, [key][head].
+void share_dots() {
+    uint lane = gl_LocalInvocationID.x;
+    for (uint h = 0u; h < HEADS; ++h) {
+        weights[lane * HEADS + h] = dots[h].x;
+        weights[(lane + WAVE) * HEADS + h] = dots[h].y;
+    }
+    barrier();
+}
+
+// Every lane's parts to shared memory, [head][key mod 4].
+void share_parts() {
+    barrier();
+    for (uint g = 0u; g < PARTS; ++g) {
+        weights[g * WAVE + gl_LocalInvocationID.x] = parts[g];
+    }
+    barrier();
+}
+
+// The head of the lane's pair g.  Lanes behind the last pair repeat the last head; nobody reads what they make.
+uint head_of_part(uint g) {
+    return min(g * (WAVE / WEIGHT_PARTIALS) + gl_LocalInvocationID.x / WEIGHT_PARTIALS, HEADS - 1u);
+}
+
+// From dots (scores) to m, to weights in shared memory, and to parts (their partial sums).
+void find_weights(Leaf leaf) {
+    uint part_key = gl_LocalInvocationID.x % WEIGHT_PARTIALS;
+    share_dots();
+    for (uint g = 0u; g < PARTS; ++g) {
+        uint head = head_of_part(g);
+        parts[g] = EMPTY_M;
+        for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
+            parts[g] = max(parts[g], weights[(t + part_key) * HEADS + head]);
+        }
+    }
+    share_parts();
+    for (uint h = 0u; h < HEADS; ++h) {
+        uint at = h * WEIGHT_PARTIALS;
+        m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
+    }
+    barrier();
+    bvec2 seen = present(leaf);
+    for (uint h = 0u; h < HEADS; ++h) {
+        dots[h] = mix(vec2(0.0), vec2(weight(dots[h].x, m[h]), weight(dots[h].y, m[h])), seen);
+    }
+    share_dots();
+    for (uint g = 0u; g < PARTS; ++g) {
+        uint head = head_of_part(g);
+        precise float sum = 0.0;
+        for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
+            sum = sum + weights[(t + part_key) * HEADS + head];
+        }
+        parts[g] = sum;
+    }
+}
+
+// From parts to l.  The weights in shared memory are gone afterwards, so this comes after the values.
+void sum_weights() {
+    share_parts();
+    for (uint h = 0u; h < HEADS; ++h) {
+        uint at = h * WEIGHT_PARTIALS;
+        precise float c01 = weights[at] + weights[at + 1u];
+        precise float c23 = weights[at + 2u] + weights[at + 3u];
+        precise float sum = c01 + c23;
+        l[h] = sum;
+    }
+}

@@ -1,0 +1,187 @@
+"""What every kernel and its caller agree on: bindings, specialisation constants and the words of the work buffer.
+
+Each fact is declared here once. ``glsl`` generates ``shaders/contract.glsl`` from it, so the two sides cannot differ; a
+test compares the committed file with the generated text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from .. import shapes
+
+Access = Literal["read", "write"]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One storage buffer of descriptor set 0; its index is its position in the kernel's tuple."""
+
+    name: str
+    access: Access
+
+
+@dataclass(frozen=True)
+class KernelDecl:
+    """A kernel: a SPIR-V module, its interface, and the specialisation constants that tell it from its siblings.
+
+    source: the GLSL file, compiled with ``defines``. module: name of the SPIR-V module, where several kernels share
+    one; None means ``name``. spec: names of the uint specialisation constants that the caller gives, ids 0, 1, ...
+    fixed: (name, value) of those that belong to the kernel; their ids follow.
+    """
+
+    name: str
+    source: str
+    bindings: tuple[Binding, ...]
+    spec: tuple[str, ...]
+    defines: tuple[str, ...] = ()
+    module: str | None = None
+    fixed: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def file(self) -> str:
+        """File name of the SPIR-V module."""
+        return f"{self.module or self.name}.spv"
+
+    @property
+    def constant_names(self) -> tuple[str, ...]:
+        """Every specialisation constant of the module; a constant's position is its id."""
+        return (*self.spec, *(name for name, _ in self.fixed))
+
+    def constants(self, spec: Sequence[int]) -> tuple[int, ...]:
+        """Values of every specialisation constant, from the caller's."""
+        return (*spec, *(value for _, value in self.fixed))
+
+
+# --- words of the work buffer -------------------------------------------------------------------------------------
+# A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
+# COPY) records, then page tables, then sinks; all are uint words. All that changes from token to token is in here, so
+# that a recorded submission can be used again.
+HEADER: Final = (
+    "q_heads",
+    "kv_heads",  # KV heads in the K and V buffers: all of them, or a shard's
+    "kv_first",  # first KV head of these buffers
+    "row_kv_heads",  # KV heads of row tensors: all of them
+    "group",  # query heads per KV head
+    "score_scale",  # float32 bits of scale * log2(e); with softcap the bits of scale alone
+    "state_stride",  # states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * head_dim
+    "page_shift",  # log2 of the tiles per page
+    "page_tiles",  # tiles per page and KV head
+    "rows",  # query rows of the call
+    "row_table",  # word where the ROW records begin
+    "direct",  # 1: each row has at most one state, and pass 1 writes the final output
+    "append_table",  # word where the APPEND (or COPY) records begin
+    "softcap",  # float32 bits of the cap, read where attend's specialisation constant softcap is 1
+    "softcap_inverse",  # float32 bits of 1 / cap
+    "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
+)
+HEADER_WORDS: Final = 16
+# An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
+# specialisation constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
+# these leaves; the ROW records say where their states go. Fresh kernels find the sequence's tokens from fresh_begin on
+# in the uploaded rows, the first of them in row fresh_row.
+ITEM: Final = (
+    "row",
+    "limit",
+    "leaf_begin",
+    "leaf_end",
+    "rows",
+    "page_table",
+    "fresh_begin",
+    "fresh_row",
+    "unit_leaves",
+    "first",
+)
+ITEM_WORDS: Final = 12
+# Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit.
+ROW: Final = ("state", "count", "unit", "unit_leaves")
+ROW_WORDS: Final = 4
+# A new token: its position in its sequence (or NO_TOKEN), and the word where the sequence's page table begins.
+APPEND: Final = ("position", "page_table")
+APPEND_WORDS: Final = 2
+NO_TOKEN: Final = 0xFFFFFFFF
+COPY: Final = ("source", "target")  # page ids
+COPY_WORDS: Final = 2
+
+
+def float_bits(value: float) -> int:
+    """The uint32 that holds ``value`` rounded to float32."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+_ATTEND_BINDINGS: Final = (
+    Binding("work", "read"),  # uint
+    Binding("q", "read"),  # (rows, q_heads, head_dim) float32
+    Binding("k", "read"),  # (tiles, head_dim / 8, tile, 8) of the storage type
+    Binding("v", "read"),  # (tiles, tile, head_dim) of the storage type
+    Binding("states", "write"),  # o: (states, q_heads, head_dim), then (m, l): (states, q_heads, 2), float32
+    Binding("out", "write"),  # out: (rows, q_heads, head_dim), then lse: (rows, q_heads), float32
+    Binding("rows", "read"),  # uploaded rows of the newest tokens; not read unless fresh: bind any buffer, such as work
+)
+
+Build = Literal["single", "loop"]
+BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
+STORAGE: Final = tuple(shapes.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialisation constant
+
+
+def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
+    """Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit.
+
+    ``fresh``: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache.
+    """
+    return KernelDecl(
+        f"attend_{build}_{dtype}{'_fresh' * fresh}",
+        "attend.comp",
+        _ATTEND_BINDINGS,
+        ("head_dim", "heads", "chunks_ahead", "tile", "softcap", "rows_shared"),
+        (f"LOOP={int(build == 'loop')}",),
+        f"attend_{build}",
+        (("storage", STORAGE.index(dtype)), ("fresh", int(fresh))),
+    )
+
+
+MERGE: Final = KernelDecl(
+    "merge",
+    "merge.comp",
+    (Binding("work", "read"), Binding("states", "read"), Binding("out", "write")),
+    ("head_dim", "lanes"),
+)
+MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
+
+
+def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
+    """Rows between a row tensor (rows, kv_heads, words of a token; see shaders/cache.glsl) and the cache."""
+    return KernelDecl(
+        name,
+        "append.comp",
+        (Binding("work", "read"), Binding("rows", rows), Binding("k", cache), Binding("v", cache)),
+        ("row_values", "scales", "chunk_words", "tile"),
+        module="append",
+        fixed=(("gather", gather),),
+    )
+
+
+APPEND_KERNEL: Final = _mover("append", "read", "write", 0)
+GATHER_KERNEL: Final = _mover("gather", "write", "read", 1)
+COPY_KERNEL: Final = KernelDecl(
+    "copy",
+    "copy.comp",
+    (Binding("work", "read"), Binding("k", "write"), Binding("v", "write")),
+    ("tile_words",),
+)
+
+KERNELS: Final = (
+    *(attend(b, d, f) for d in STORAGE for b in BUILDS for f in (False, True)),
+    MERGE,
+    APPEND_KERNEL,
+    GATHER_KERNEL,
+    COPY_KERNEL,
+)
+
+# The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.
+READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, READ))}.values())[::-1]  # one kernel per module

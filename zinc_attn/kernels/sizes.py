@@ -1,0 +1,98 @@
+"""How pass 1 divides its work among lanes, passes and registers: formulas that the shader and the host share.
+
+``FORMULAS`` declares each once, as a Python expression. The host evaluates them (``attend_sizes``), and ``glsl``
+translates them into ``shaders/attend_sizes.glsl``, where they are specialisation constant expressions.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import CodeType
+from typing import Final
+
+from .. import shapes
+from .declarations import STORAGE, Build
+from .tuning import chunks_ahead
+
+# What the formulas start from: attend's specialisation constants and its macro LOOP.
+INPUTS: Final = ("HEAD_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LOOP")
+KNOWN: Final = {
+    "WAVE": shapes.WAVE,
+    "MAX_ACCUMULATORS": shapes.MAX_ACCUMULATORS,
+    **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
+}
+# name: (expression, meaning). The expressions use //, *, +, comparisons, `or` and conditionals of integers that are not
+# negative; each may use the inputs, what is known and the names before it.
+FORMULAS: Final[dict[str, tuple[str, str]]] = {
+    "WHOLE_SLICE": (
+        "2 if HEAD_DIM <= 64 else 4 if HEAD_DIM <= 128 else 8 if HEAD_DIM <= 256 else 16",
+        "head dimensions per lane if one pass covers a value row: the least power of two that 32 lanes can do with",
+    ),
+    "LANE_SUMS": ("MAX_ACCUMULATORS // WAVE", "value sums that a lane's registers hold"),
+    "VALUE_PASSES": (
+        "1 if WHOLE_SLICE * HEADS <= LANE_SUMS else 2 if WHOLE_SLICE * HEADS <= 2 * LANE_SUMS else 4",
+        "passes over V; in each a lane sums as much as its registers hold",
+    ),
+    "SLICE": ("WHOLE_SLICE // VALUE_PASSES", "head dimensions per lane and pass"),
+    "PAIRS": ("SLICE // 2", "the same in pairs"),
+    "VALUE_LANES": ("HEAD_DIM // WHOLE_SLICE", "lanes that own a slice, 20 to 32; the others idle"),
+    "ROW_VALUES": (
+        "HEAD_DIM if STORAGE == STORAGE_F32 else HEAD_DIM // 4 if STORAGE == STORAGE_Q8_0 else HEAD_DIM // 2",
+        "words of one token's K (or V) of one KV head",
+    ),
+    "SCALES": ("(HEAD_DIM + 63) // 64 if STORAGE == STORAGE_Q8_0 else 0", "words of its scales"),
+    "SLICE_WORDS_Q8_0": ("1 if SLICE <= 4 else SLICE // 4", "where SLICE is 2, two lanes share a word"),
+    "SLICE_WORDS": (
+        "SLICE if STORAGE == STORAGE_F32 else SLICE_WORDS_Q8_0 if STORAGE == STORAGE_Q8_0 else PAIRS",
+        "stored words of a lane's slice of a value row",
+    ),
+    "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= 4 else 4", "of these, words per load"),
+    "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
+    "LOOP_KEYS_AHEAD": (
+        "8 if SLICE <= 4 else 2 if SLICE * HEADS > 48 or SLICE_LOADS > 1 else 4",
+        "value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD",
+    ),
+    "SINGLE_KEYS_AHEAD": (
+        "8 if SLICE_LOADS == 1 else 4 if SLICE_LOADS == 2 else 2",
+        "the same, single build: 12 waves per SIMD",
+    ),
+    "CPU_KEYS_AHEAD": ("4 if (SLICE <= 4 if LOOP == 1 else SLICE_LOADS == 1) else 2", "on a CPU, which gains nothing"),
+    "GPU_KEYS_AHEAD": ("LOOP_KEYS_AHEAD if LOOP == 1 else SINGLE_KEYS_AHEAD", "on a GPU"),
+    "KEYS_AHEAD": (
+        "GPU_KEYS_AHEAD if CHUNKS_AHEAD > 1 else CPU_KEYS_AHEAD",
+        "value rows in flight; a CPU device is one that has a single chunk of K in flight",
+    ),
+}
+_COMPILED: Final[dict[str, CodeType]] = {name: compile(text, name, "eval") for name, (text, _) in FORMULAS.items()}
+
+
+@lru_cache(maxsize=4096)
+def _evaluated(inputs: tuple[int, ...]) -> dict[str, int]:
+    known = {**KNOWN, **dict(zip(INPUTS, inputs, strict=True))}
+    for name, code in _COMPILED.items():
+        known[name] = int(eval(code, {"__builtins__": {}}, known))
+    return known
+
+
+def attend_sizes(head_dim: int, heads: int, ahead: int, dtype: str, build: Build) -> dict[str, int]:
+    """Every constant of ``shaders/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
+
+    heads: query heads of a workgroup, over all rows that share its keys; ahead: chunks of K in flight.
+    """
+    found = _evaluated((head_dim, heads, ahead, STORAGE.index(dtype), int(build == "loop")))
+    return {name: found[name] for name in FORMULAS}
+
+
+def value_slice(head_dim: int) -> int:
+    """Consecutive head dimensions per lane where one pass covers a value row."""
+    return attend_sizes(head_dim, 1, 1, "f16", "single")["WHOLE_SLICE"]
+
+
+def value_passes(head_dim: int, heads: int) -> int:
+    """Passes over V in which a workgroup sums ``heads`` query heads."""
+    return attend_sizes(head_dim, heads, 1, "f16", "single")["VALUE_PASSES"]
+
+
+def keys_ahead(kind: str, head_dim: int, heads: int, build: Build, dtype: str) -> int:
+    """Value rows that pass 1 has in flight, by device kind."""
+    return attend_sizes(head_dim, heads, chunks_ahead(kind, head_dim), dtype, build)["KEYS_AHEAD"]
