@@ -11,7 +11,7 @@ import pytest
 from support import differing
 
 import zinc_attn as za
-from zinc_attn.cache.kv_cache import rows
+from zinc_attn.cache import rows
 from zinc_attn.canonical import reference
 from zinc_attn.canonical.reference import PartialState, PartialStateError
 from zinc_attn.errors import ArgumentError

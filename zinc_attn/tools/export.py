@@ -20,8 +20,8 @@ from .. import __version__, shapes
 from ..cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ..canonical.tensorfile import PathLike, checked_path, read_regular, shown
 from ..errors import ArgumentError
+from ..kernels import contract as kernels
 from ..kernels.contract import KernelDecl
-from ..kernels.contract import contract as kernels
 from ..planning import splits as planner
 from ..planning.splits import split_rule
 from ..runtime.device import build_record, load_spirv
