@@ -107,6 +107,37 @@ static bool read_constant(const struct manifest *m, const char *name, uint32_t *
     return missing(m, name);
 }
 
+/* The text's checksum is that of the text with 64 zeros in its place; so no byte of it is another one. */
+static bool check_digest(const struct manifest *m, const char *text, size_t size) {
+    static const char name[] = "\"manifest_sha256\": \"";
+    static const char zeros[] = "0000000000000000000000000000000000000000000000000000000000000000";
+    const char *found = strstr(text, name);
+    size_t at = found ? (size_t)(found - text) + sizeof name - 1 : 0;
+    if (!found || size - at < 65 || text[at + 64] != '"') return missing(m, "manifest_sha256");
+    char hex[65];
+    struct sha256 hash;
+    sha256_begin(&hash);
+    sha256_add(&hash, text, at);
+    sha256_add(&hash, zeros, 64);
+    sha256_add(&hash, text + at + 64, size - at - 64);
+    sha256_end(&hash, hex);
+    if (memcmp(hex, text + at, 64) == 0) return true;
+    return fail("%s/manifest.json: got manifest_sha256 %.64s, expected %s; the file was changed, export it again",
+                m->directory, text + at, hex);
+}
+
+static bool check_version(const struct manifest *m) {
+    const char *format = json_text(json_get(&m->root, "format"));
+    uint32_t version;
+    if (!format || strcmp(format, FORMAT) != 0)
+        return fail("%s/manifest.json: got format %s, expected " FORMAT, m->directory, format ? format : "none");
+    if (!json_u32(json_get(&m->root, "version"), &version)) return missing(m, "version");
+    if (version != MANIFEST_VERSION)
+        return fail("%s/manifest.json: got version %u, expected %d; export it with the zinc-attn that this program "
+                    "was written for", m->directory, version, MANIFEST_VERSION);
+    return true;
+}
+
 bool manifest_open(struct manifest *m, const char *directory) {
     *m = (struct manifest){0};
     m->directory = malloc(strlen(directory) + 1);
@@ -118,22 +149,15 @@ bool manifest_open(struct manifest *m, const char *directory) {
     strcpy(m->directory, directory);
     size_t size, at = 0;
     char *text = read_file(path, &size);
-    bool parsed = text && json_parse(text, &m->root, &at);
-    if (text && !parsed) fail("%s: not JSON at byte %zu of %zu", path, at, size);
+    bool good = text && json_parse(text, &m->root, &at);
+    if (text && !good) fail("%s: not JSON at byte %zu of %zu", path, at, size);
+    good = good && check_version(m) && check_digest(m, text, size);
     free(text);
     free(path);
-    if (!parsed) return false;
-    const char *format = json_text(json_get(&m->root, "format"));
-    uint32_t version;
-    if (!format || strcmp(format, FORMAT) != 0)
-        return fail("%s/manifest.json: got format %s, expected " FORMAT, directory, format ? format : "none");
-    if (!json_u32(json_get(&m->root, "version"), &version)) return missing(m, "version");
-    if (version != MANIFEST_VERSION)
-        return fail("%s/manifest.json: got version %u, expected %d; export it with the zinc-attn that this program "
-                    "was written for", directory, version, MANIFEST_VERSION);
-    return read_layout(m) && read_constant(m, "LEAF", &m->leaf, NULL) && read_constant(m, "NODE", &m->node, NULL) &&
-           read_constant(m, "MIN_INPUT", NULL, &m->min_input) && read_constant(m, "MAX_INPUT", NULL, &m->max_input) &&
-           read_constant(m, "MAX_SCORE", NULL, &m->max_score) && read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
+    return good && read_layout(m) && read_constant(m, "LEAF", &m->leaf, NULL) &&
+           read_constant(m, "NODE", &m->node, NULL) && read_constant(m, "MIN_INPUT", NULL, &m->min_input) &&
+           read_constant(m, "MAX_INPUT", NULL, &m->max_input) && read_constant(m, "MAX_SCORE", NULL, &m->max_score) &&
+           read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
 }
 
 void manifest_close(struct manifest *m) {

@@ -193,7 +193,7 @@ def copy(inputs, tmp_path):
 )
 def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, message):
     folder, data = copy
-    (folder / "manifest.json").write_text(json.dumps({**data, **change}))
+    (folder / "manifest.json").write_bytes(export.sealed(json.dumps({**data, **change}).encode()))
     assert message in refused(checked, folder, inputs.cases[65, 0, 0])
 
 
@@ -201,8 +201,21 @@ def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, 
 def test_a_field_that_is_not_there_is_refused(checked, inputs, copy):
     folder, data = copy
     data["work"]["item"]["fields"] = [f for f in data["work"]["item"]["fields"] if f["name"] != "leaf_end"]
-    (folder / "manifest.json").write_text(json.dumps(data))
+    (folder / "manifest.json").write_bytes(export.sealed(json.dumps(data).encode()))
     assert "record item has no field leaf_end; export it again" in refused(checked, folder, inputs.cases[65, 0, 0])
+
+
+@needs_compiler
+def test_a_changed_manifest_is_refused(checked, inputs, copy):
+    folder, data = copy
+    path = folder / "manifest.json"
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b'"binding": 1', b'"binding": 2', 1))
+    assert "got manifest_sha256 " + data["manifest_sha256"] in refused(checked, folder, inputs.cases[65, 0, 0])
+    for without in (json.dumps({**data, "manifest_sha256": "0"}), json.dumps({**data, "manifest_sha256": None})):
+        path.write_text(without)
+        assert "it has no manifest_sha256; export it again" in refused(checked, folder, inputs.cases[65, 0, 0])
+    path.write_bytes(text)
 
 
 @needs_compiler
@@ -253,19 +266,25 @@ def test_no_driver_is_refused(checked, inputs, tmp_path, monkeypatch):
 
 @needs_compiler
 def test_a_damaged_manifest_never_crashes_it(checked, inputs, tmp_path, rng):
-    """Cut anywhere, or with bytes changed, it is refused, or what it says still fits."""
+    """Cut anywhere, or with bytes changed, it is refused, or what it says still fits; under a checksum that fits."""
+
+    def seal(data):
+        at = data.find(b'"manifest_sha256": "')
+        whole = at >= 0 and data[at + 84 : at + 85] == b'"'
+        return export.sealed(bytes(data)) if whole else data
+
     text = (inputs.kernels / "manifest.json").read_bytes()
     path, case = tmp_path / "manifest.json", tmp_path / "case"
     case.write_bytes(b"no case")  # so that no damaged manifest gets as far as a device
     small = json.dumps({k: v for k, v in json.loads(text).items() if k not in ("kernels", "quantities")}).encode()
     for cut in rng.integers(0, len(small), 40):
-        path.write_bytes(small[:cut])
+        path.write_bytes(seal(small[:cut]))
         refused(checked, tmp_path, case, leaks=True)
     for _ in range(60):
         data = bytearray(small)
         for at in rng.integers(0, len(data), 3):
             data[at] = b'"{}[]:,\\u0-9e.\x01\xff'[rng.integers(0, 16)]
-        path.write_bytes(data)
+        path.write_bytes(seal(data))
         refused(checked, tmp_path, case, leaks=True)
     for data in (b"[" * 100000, b'{"a":' * 100000, b'"\\ud800\\u', b"1e999", b"-", b"nan", b'"\\u0000"'):
         path.write_bytes(data)

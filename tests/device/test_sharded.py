@@ -871,6 +871,44 @@ def test_a_rank_that_leaves_ends_all(tmp_path: Path, mode: str, ranks: int, expe
         assert float(seconds) < (7 if mode == "late" and rank == 0 else 3), (rank, seconds)
 
 
+KILLED = """
+import os, signal
+with make(16, 30) as cache:
+    attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+    attn(q, seq, 0, k[:1000], v[:1000])
+    cache.ranks.timeout_s = 2  # from here on no rank starts or compiles
+    os.kill(os.getpid(), signal.SIGUSR1)  # mpiexec's note of a lost rank ends none
+    if second:
+        os.kill(os.getpid(), signal.SIGKILL)
+    attn(q, seq, 0, k[1000:1001], v[1000:1001])
+"""
+# what mpiexec watches lives until all ranks have ended, so that it neither ends one nor takes note of the killed one
+WATCHED = """
+folder=$1; shift
+"$@" 2> "$folder/$PMI_RANK.err"
+echo $? > "$folder/$PMI_RANK.status"
+while [ $(ls "$folder"/*.status | wc -l) -lt 3 ]; do sleep 0.1; done
+"""
+
+
+@pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
+def test_ranks_outlive_a_killed_one_and_end_by_themselves(tmp_path: Path) -> None:
+    """Nobody cleans up behind a rank that got SIGKILL; MPI's finalisation would wait for it without end."""
+    script = tmp_path / "rank.py"
+    script.write_text(START + KILLED)
+    ranks = ["sh", "-c", WATCHED, "sh", str(tmp_path), sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(
+        [str(mpiexec()), "-disable-auto-cleanup", "-n", "3", *ranks], capture_output=True, text=True, timeout=60
+    )
+    errors = [(tmp_path / f"{rank}.err").read_text() for rank in range(3)]
+    statuses = [int((tmp_path / f"{rank}.status").read_text()) for rank in range(3)]
+    assert statuses == [sharded.LOST_STATUS, 128 + 9, sharded.LOST_STATUS], (done, errors)
+    for text in errors[0], errors[2]:
+        assert re.search(r"RankError: rank [02] waited 2 s for the 2 other ranks; MPI cannot tell which", text), text
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+    assert not any(bytes(script) in line for line in running), "a process is left"
+
+
 # --- zinc-attn sweep --distributed --------------------------------------------------------------------------
 
 SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")

@@ -383,6 +383,7 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
         ({"version": True}, "got version True, expected 1"),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
         ({"kernels": None}, "it has no list of kernels"),
+        ({"kernels": []}, "it has no list of kernels"),
         ({"kernels": [{"file": "../append.spv"}]}, "got the file name '../append.spv' for a kernel"),
         ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
         ({"kernels": [7]}, "got the file name None for a kernel"),
@@ -390,10 +391,61 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 )
 def test_what_load_refuses(folder, change, message):
     path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_bytes(export.sealed(json.dumps({**json.loads(path.read_text()), **change}).encode()))
     with pytest.raises(ManifestError) as error:
         load_manifest(folder)
     assert message in str(error.value)
+
+
+def change_binding(data):
+    data["kernels"][0]["bindings"][0]["access"] = "writeonly"
+
+
+def change_constant(data):
+    data["constants"]["LEAF"]["value"] = 128
+
+
+def change_rule(data):
+    data["split_rule"]["first_that_holds"].pop()
+
+
+@pytest.mark.parametrize("change", (change_binding, change_constant, change_rule, lambda data: data.pop("work")))
+def test_a_changed_manifest_is_refused(folder, change):
+    path = folder / "manifest.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    with pytest.raises(ManifestError, match=r"got manifest_sha256 \w{64}, expected \w{64}; the file was changed, expo"):
+        load_manifest(folder)
+    del data["manifest_sha256"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match=r"it has no manifest_sha256 of 64 digits; export again"):
+        load_manifest(folder)
+
+
+def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
+    path = folder / "manifest.json"
+    text = path.read_bytes()
+    for at in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
+        path.write_bytes(text[:at] + bytes([text[at] ^ 1 << int(rng.integers(0, 8))]) + text[at + 1 :])
+        with pytest.raises(ManifestError):
+            load_manifest(folder)
+    path.write_bytes(text + b" ")
+    with pytest.raises(ManifestError, match="the file was changed"):
+        load_manifest(folder)
+
+
+def test_load_refuses_what_is_no_file(folder):
+    for path in (f"{folder}/a\0b", f"{folder}/a\ud800b", "/dev/zero", folder / ("n" * 300)):
+        with pytest.raises(ManifestError, match=r"cannot be read: .*; make it with zinc-attn export DIR"):
+            load_manifest(path)
+    with pytest.raises(ArgumentError, match="path: got int, expected a path"):
+        load_manifest(7)
+    module = folder / "merge.spv"
+    module.unlink()
+    os.mkfifo(module)
+    with pytest.raises(ManifestError, match=r"merge.spv: cannot be read: it is a FIFO, expected a regular file"):
+        load_manifest(folder)
 
 
 def test_load_refuses_what_is_damaged(folder):

@@ -443,7 +443,7 @@ _TENSORS: Final[dict[str, tuple[np.dtype[Any], str]]] = {  # name: in NumPy, in 
     "o": (np.dtype("<f4"), "F32"),
     "sinks": (np.dtype("<f4"), "F32"),
 }
-_MAX_NODES: Final = shapes.MAX_CONTEXT // shapes.KEYS_PER_NODE
+MAX_NODES: Final = shapes.MAX_CONTEXT // shapes.KEYS_PER_NODE
 _MAX_M: Final = 2 * shapes.MAX_SCORE  # a factor of 2 for the roundings of a score
 _MIN_L: Final = 0.7  # one key's weight is at least 2**-0.5
 _MAX_L: Final = 2.0 * shapes.KEYS_PER_NODE  # and at most 2**0.5
@@ -480,8 +480,11 @@ class PartialState:
             _check_field("sinks", self.sinks, "float32")
         if not isinstance(self.span, tuple) or len(self.span) != 2:
             raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), node numbers")
-        first = check_int("span[0]", self.span[0], 0)
-        check_int("span[1]", self.span[1], first)
+        first, end = (check_int(f"span[{at}]", node, -(1 << 62), 1 << 62) for at, node in enumerate(self.span))
+        if not 0 <= first <= end <= MAX_NODES:
+            raise PartialStateError(
+                f"partial state: got span {plain(self.span)}, expected (first, end), at most {MAX_NODES} nodes"
+            )
         check_text("call", self.call, "the name of what was attended")
 
     @property
@@ -573,10 +576,6 @@ class PartialState:
                 f"partial state: got o {shape}, expected at least one query row, query head and head dimension"
             )
         first, end = self.span
-        if not 0 <= first <= end <= _MAX_NODES:
-            raise PartialStateError(
-                f"partial state: got span {plain(self.span)}, expected (first, end), at most {_MAX_NODES} nodes"
-            )
         if np.any(self.nodes[1:] <= self.nodes[:-1]) or np.any(self.nodes < first) or np.any(self.nodes >= end):
             raise PartialStateError(
                 f"partial state: got nodes {plain(self.nodes.tolist())}, expected ascending numbers from {first} to "

@@ -14,6 +14,8 @@ import ctypes
 import importlib.util
 import json
 import math
+import os
+import signal
 import sys
 import time
 import weakref
@@ -23,7 +25,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import RLock, Thread
+from threading import Event, RLock, Thread, current_thread, main_thread
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -51,6 +53,7 @@ FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # what a rank's part of a
 NOTE_BYTES: Final = 512  # of what a rank that gives an exchange up tells the others
 GRACE_S: Final = 5.0  # between a rank's error and the end of all, for the others' errors to be printed
 MAX_WEIGHT: Final = 2.0**512  # of a shard: sums of weights stay finite
+LOST_STATUS: Final = 2  # of a process whose MPI cannot be finalised, for a rank is lost
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
     "pip install mpich"
@@ -796,6 +799,7 @@ def start_mpi(timeout_s: float = TIMEOUT_S) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RankError(f"{NO_MPI} ({error})") from error
+    _outlive_others()
     if MPI.Is_initialized():
         return MPI.COMM_WORLD
     # MPI_Init waits for all ranks without end; called so, it holds no interpreter lock and can be left alone
@@ -822,6 +826,16 @@ def check_timeout(seconds: Any) -> float:
     return found
 
 
+def _outlive_others() -> None:
+    """Do not end by SIGUSR1, which MPICH's mpiexec -disable-auto-cleanup sends where another rank was killed.
+
+    A rank that lives can then say so by its RankError. A handler of the program's own stays.
+    """
+    usr1 = getattr(signal, "SIGUSR1", None)
+    if usr1 is not None and current_thread() is main_thread() and signal.getsignal(usr1) == signal.SIG_DFL:
+        signal.signal(usr1, lambda *_: None)
+
+
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
@@ -840,6 +854,8 @@ class Ranks:
         self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self._late: list[Any] = []  # requests given up, and with them the memory that they may still write
+        self._ending: Event | None = None  # once a rank is lost: set at exit, see ``_guard_exit``
+        _outlive_others()
         self._comm, request = comm.Idup()
         self._wait(request, lambda: None)
 
@@ -892,6 +908,7 @@ class Ranks:
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(min(self.timeout_s, GRACE_S))
+        Thread(target=_exit_after, args=(GRACE_S, status), daemon=True).start()  # should MPI wait for a lost rank
         self._comm.Abort(status)
 
     def _gather(self, data: bytes) -> list[bytes]:
@@ -941,6 +958,7 @@ class Ranks:
     def _give_up(self, why: str) -> None:
         """No exchange any more; a rank that still comes to this one need not wait for it."""
         self.lost = True
+        self._guard_exit()
         note = np.frombuffer(why.encode()[:NOTE_BYTES].ljust(NOTE_BYTES), np.uint8)
         for rank in range(self.size):
             if rank != self.rank:
@@ -953,4 +971,35 @@ class Ranks:
             note = np.empty(NOTE_BYTES, np.uint8)
             self._comm.Recv(note)
             self.lost = True
+            self._guard_exit()
             raise RankError(note.tobytes().decode(errors="replace").rstrip())
+
+    def _guard_exit(self) -> None:
+        """Let this process end, with ``LOST_STATUS``, also where MPI's finalisation waits for a rank that is gone."""
+        if self._ending is not None:
+            return
+        self._ending = ending = Event()
+        grace = min(self.timeout_s, GRACE_S)
+
+        def guard() -> None:
+            ending.wait()
+            _exit_after(grace, LOST_STATUS)
+
+        Thread(target=guard, daemon=True).start()  # now: an interpreter that ends starts no thread
+        atexit.register(_finalize, ending)  # runs before what was registered by whoever started MPI
+
+
+def _exit_after(seconds: float, status: int) -> None:
+    time.sleep(seconds)
+    os._exit(status)
+
+
+def _finalize(ending: Event) -> None:
+    """End MPI while Python still runs, so that the thread that waits for ``ending`` can end the process instead."""
+    from mpi4py import MPI
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ending.set()
+    if not MPI.Is_finalized():
+        ctypes.CDLL(MPI.__file__).MPI_Finalize()  # MPI.Finalize holds the interpreter lock

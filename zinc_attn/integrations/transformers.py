@@ -12,8 +12,10 @@ Source of the interface: transformers' AttentionInterface, AttentionMaskInterfac
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
@@ -43,7 +45,7 @@ from ..shapes import MAX_CONTEXT, AttnShape, check_bool, check_float, check_int,
 
 try:
     import torch
-    from transformers import AttentionInterface, AttentionMaskInterface, Cache
+    from transformers import AttentionInterface, AttentionMaskInterface, Cache, GenerationMixin, PreTrainedModel
     from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
     from transformers.masking_utils import (
         causal_mask_function,
@@ -83,9 +85,33 @@ _ROWS_BLOCK: Final = 256  # query rows of an unknown mask pattern that are looke
 
 
 def register() -> None:
-    """Make ``attn_implementation="zinc"`` known to transformers: the attention and the mask function. Repeatable."""
+    """Make ``attn_implementation="zinc"`` known to transformers: the attention and the mask function. Repeatable.
+
+    From then on a model's call and ``generate`` are steps of the ZincCache that they are given, see ``ZincCache.step``.
+    """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
+    _make_step(PreTrainedModel, "__call__")
+    _make_step(GenerationMixin, "generate")
+
+
+def _make_step(owner: Any, name: str) -> None:
+    """Make steps of a ZincCache of the calls of ``owner.name`` that are given one; others stay as they were."""
+    found, inherited = getattr(owner, name), name not in vars(owner)
+    if hasattr(found, "zinc"):
+        return
+
+    @functools.wraps(found)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = getattr(super(owner, self), name) if inherited else functools.partial(found, self)
+        given = next((one for one in (*args, *kwargs.values()) if isinstance(one, ZincCache)), None)
+        if given is None:
+            return inner(*args, **kwargs)
+        with given.step():
+            return inner(*args, **kwargs)
+
+    call.zinc = True  # type: ignore[attr-defined]
+    setattr(owner, name, call)
 
 
 # --- masks -------------------------------------------------------------------------------------------------
@@ -611,6 +637,9 @@ class ZincCache(Cache):
         self._kept: Columns | None = None  # (batch, columns), None while nothing was padding
         self._columns = 0  # of the layer that is furthest
         self._closed = False
+        self._steps = 0  # that are under way, one within the other
+        self._origin: list[int] | None = None  # the row that each row was when the step began; None: itself
+        self._broken = ""  # why no forward is possible before reset()
 
     # --- memory -------------------------------------------------------------------------------------------
 
@@ -707,9 +736,63 @@ class ZincCache(Cache):
 
     # --- a step -------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What the block adds to the cache counts if the block ends; where it raises, the tokens are as before it.
+
+        ``register`` makes a step of every call of a model, ``model(...)`` or ``generate(...)``, with this cache as
+        past_key_values, so that one that failed anywhere, or was interrupted, can be made again. Use it yourself around
+        ``model.forward(...)``, or around a whole turn. Steps within a step are part of it. Where a failed step cropped
+        tokens from before it, or reordered their batch rows, they are lost: StepError from then on, until reset().
+        """
+        if self._steps:
+            yield
+            return
+        before = self._begin()
+        self._steps = 1
+        try:
+            yield
+        except BaseException:
+            try:
+                self._undo(before)
+            except BaseException:  # an interrupt: each part of it can be done again
+                self._undo(before)
+                raise
+            raise
+        finally:
+            self._steps, self._origin = 0, None
+
+    def _begin(self) -> tuple[int, int, list[Any]]:
+        """What ``_undo`` needs: columns, batch rows, and copies of the layers of transformers' own."""
+        self._check_open()
+        self._origin = None
+        columns = min(layer.columns for layer in self._ours)
+        return columns, self.batch_size, [copy.deepcopy(vars(layer)) for layer in self._theirs]
+
+    def _undo(self, before: tuple[int, int, list[Any]]) -> None:
+        """The cache as it was at ``_begin``."""
+        columns, rows, theirs = before
+        if self._closed:
+            return
+        moved = self.batch_size != rows or self._origin not in (None, list(range(rows)))
+        if (columns and moved) or min(layer.columns for layer in self._ours) < columns:
+            self._broken = (
+                f"ZincCache: a call failed that had cropped or reordered the {columns} tokens from before it, which "
+                "cannot be put back; reset() the cache, or use a fork() that was made before"
+            )
+            return
+        for layer, was in zip(self._theirs, theirs, strict=True):
+            vars(layer).clear()
+            vars(layer).update(was)
+        if rows < 0:
+            self._free()
+        self._cut(columns)
+
     def check_rows(self, layer: ZincLayer, key: Any, value: Any) -> None:
         """Refuse rows that do not fit ``layer`` or the batch, or a layer that is ahead of others."""
         self._check_open()
+        if self._broken:
+            raise StepError(self._broken)
         shape, got = layer.shape, tuple(_tensor("key", key).shape)
         _tensor("value", value)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
@@ -852,11 +935,15 @@ class ZincCache(Cache):
         """Forget all tokens; the memory stays."""
         for layer in self._theirs:
             layer.reset()
+        self._free()
+        self._cut(0)
+        self._broken = ""
+
+    def _free(self) -> None:
         for sequences in self._sequences.values():
             for sequence in sequences:
                 sequence.free()
         self._sequences.clear()
-        self._cut(0)
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """Row i becomes what row beam_idx[i] was, for beam search; rows that come from one share its pages.
@@ -889,6 +976,7 @@ class ZincCache(Cache):
                 if i not in rows:
                     sequence.free()
             self._sequences[shape] = chosen[shape]
+        self._origin = [row if self._origin is None else self._origin[row] for row in rows]
         if self._kept is not None:
             self._kept = self._kept[rows]
         for layer in self._theirs:
@@ -901,6 +989,7 @@ class ZincCache(Cache):
         CapacityError where both together have more tokens than max_batch rows hold.
         """
         twin = copy.copy(self)
+        twin._steps, twin._origin = 0, None
         twin.layers = []
         for layer in self.layers:
             if isinstance(layer, ZincLayer):
