@@ -20,11 +20,11 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn import errors
-from zinc_attn.cache.kv_cache import rows
+from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.canonical import reference
-from zinc_attn.decode.attention import attention as decode
-from zinc_attn.runtime.protocol import protocol as machine
+from zinc_attn.decode import attention as decode
+from zinc_attn.runtime import protocol as machine
 
 TOKENS, LAYERS = (4096, 10) if FULL else (300, 2)
 SHAPE, SMALL = za.AttnShape(16, 2, 256), za.AttnShape(4, 2, 64)

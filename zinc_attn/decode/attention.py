@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..cache import rows
 from ..cache.kv_cache import KVCache, Sequence, power_of_two
-from ..cache.pages import Reservation
+from ..cache.pages import Reservation, StepError
 from ..cache.rows import NEVER, Work, item_table, row_table
 from ..canonical.reference import PartialState, empty_state, key_ranges
 from ..errors import ArgumentError, DTypeError, LimitError, RuntimeUnavailableError, ShapeError
@@ -230,8 +230,9 @@ class Attention:
         if num_splits is not None or split_size is not None:
             SplitPlan.fixed(0, cache.shape, num_splits=num_splits, split_size=split_size)  # refuses what is no layout
         self._pool: dict[tuple[str, int], Buffer] = {}  # tensors that buckets share, by name and power of two of words
-
-        cache.users.add(self)
+        with cache.lock:
+            cache.users.purge()
+            cache.users.add(self)
 
     def _scorings(self, window: Any, softcap: float | None, sinks: Any) -> tuple[list[Scoring], list[int]]:
         """The different scorings of the layers, and which of them each layer has."""
@@ -967,45 +968,49 @@ class RecordedAttention:
 
         later: the calls of later layers that the same sequence holds, in order; with them the layers must be in step.
         """
-        cache, pages = self.attention.cache, self.seq.pages
+        cache = self.attention.cache
         with cache.lock:
             cache.check_sequence(self.seq)
             if any(call.seq is not self.seq for call in later):
                 raise ArgumentError("later: got a call of another sequence, expected calls of this one's layers")
-            before = len(pages)
-            held = self._begin()
+            calls = (self, *later)
+            appending = [call for call in calls if call.count]
+            for call in calls:
+                call._check(appending[0].count if appending else 0)
+            held: Reservation | None = None
+            if appending:  # one for all layers: all of them get their rows, or none
+                also = tuple(call.layer for call in appending[1:])
+                held = self.seq.pages.reserve(appending[0].layer, appending[0].count, also)
             try:
-                for call in later:  # a page that one layer's rows need is the sequence's before the next layer asks
-                    if held is not None:
-                        held.commit()
-                    held = call._begin()
+                if held is not None:
+                    cache.copy_pages(held.copies)
+                for call in calls:
+                    call._begin(held)
                 yield
                 if held is not None:
                     held.commit()
-            except BaseException:
+            finally:
                 if held is not None:
                     held.rollback()
-                if later and len(pages.lengths) > 1:
-                    self.seq.truncate(before)
-                raise
 
-    def _begin(self) -> Reservation | None:
-        """Reserve the new rows' places and fill the work words."""
+    def _check(self, count: int) -> None:
+        """LimitError beyond max_tokens; StepError where it appends another number of rows than ``count``."""
+        length = self.seq.pages.length(self.layer)
+        tokens = length + self.count
+        if tokens > self.max_tokens:
+            raise LimitError(f"seq: {tokens} tokens, expected at most max_tokens = {self.max_tokens}")
+        if self.count not in (0, count):
+            raise StepError(
+                f"layer {self.layer}: got {self.count} tokens at length {length}, expected {count}, as many as the "
+                "step's other layers append"
+            )
+
+    def _begin(self, held: Reservation | None) -> None:
+        """Fill the work words for the rows that ``held`` has places for."""
         length = self.seq.pages.length(self.layer)
         part = _Part(self.seq, np.empty((self.q_len, 0)), range(self.count), tokens=length + self.count)
-        if part.tokens > self.max_tokens:
-            raise LimitError(f"seq: {part.tokens} tokens, expected at most max_tokens = {self.max_tokens}")
-        if self.count:
-            part.reservation = self.seq.pages.reserve(self.layer, self.count)
-        try:
-            if part.reservation:
-                self.attention.cache.copy_pages(part.reservation.copies)
-            self._fill(part)
-        except BaseException:
-            if part.reservation:
-                part.reservation.rollback()
-            raise
-        return part.reservation
+        part.reservation = held if self.count else None
+        self._fill(part)
 
     def _fill(self, part: _Part) -> None:
         """The work words for the sequence's length: whole nodes per state, so that one grid serves every length."""
