@@ -27,7 +27,7 @@ T = TypeVar("T")
 PACKAGE = Path(zinc_attn.__file__).parent
 _LEAVING = ("SWAP", "ROT_TWO", "POP_BLOCK", "LOAD_CONST", "DUP_TOP", "PRECALL", "NOP")
 
-_HANDLING = ("PUSH_EXC_INFO", "WITH_EXCEPT_START", "POP_EXCEPT", "RERAISE")
+_HANDLING = ("PUSH_EXC_INFO", "WITH_EXCEPT_START", "POP_EXCEPT", "RERAISE", "NOP", "JUMP_FORWARD")
 
 
 def files(*names: str) -> frozenset[str]:

@@ -126,6 +126,11 @@ def test_what_is_garbage_collected_gives_its_pages_back() -> None:
     pool.check([fork])
     del fork
     gc.collect()
+    another = SequencePages(pool, 1)  # nobody has asked the pool between the death and the birth
+    append(another, 64)
+    assert (another.pages, pool.free_pages) == ([0, 1, 2, 3], 0)
+    del another
+    gc.collect()
     assert pool.free_pages == 4
     pool.check([])
 
@@ -203,6 +208,23 @@ def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> Non
     seq.retract(0, 5)
     assert seq.lengths == [5, 20]
     pool.check([seq])
+
+
+def test_one_reservation_for_several_layers() -> None:
+    pool = PagePool(8, 16)
+    seq = SequencePages(pool, 3)
+    append(seq, 20)
+    fork = seq.fork()
+    with fork.reserve(2, 20, (0,)) as reservation:
+        assert reservation.copies == [(1, 2, 4)]
+        assert fork.lengths == [20, 20, 20]
+    assert (fork.lengths, fork.pages, seq.pages) == ([40, 20, 40], [0, 2, 3], [0, 1])
+    for layer, also in ((1, (0,)), (1, (1,))):
+        with pytest.raises(StepError, match=r"^also: got layer \d at length \d+, expected layers other than 1 of its "):
+            fork.reserve(layer, 20, also)
+    with pytest.raises(ArgumentError, match=r"^also: got 3, expected an int from 0 to 2$"):
+        fork.reserve(1, 20, (3,))
+    pool.check([seq, fork])
 
 
 def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
@@ -409,6 +431,7 @@ def _dropped(seq: SequencePages) -> None:
 INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
     "reserve": lambda seq, fork: fork.reserve(0, 30),
     "commit": lambda seq, fork: _with(fork),
+    "all layers": lambda seq, fork: fork.reserve(1, 30, (0,)).commit(),
     "within a page": lambda seq, fork: seq.reserve(1, 7).commit(),
     "rollback": lambda seq, fork: _with(fork, fail=True),
     "batch": _batch,

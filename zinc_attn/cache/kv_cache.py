@@ -194,6 +194,7 @@ class KVCache:
                 "free() one"
             )
         sequence = Sequence(self, pages)
+        self._live.purge()
         self._live.add(sequence)
         return sequence
 

@@ -272,9 +272,10 @@ class SequencePages:
                 "rollback() it first"
             )
 
-    def reserve(self, layer: int, count: int) -> Reservation:
+    def reserve(self, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
         """Hold what appending ``count`` tokens (at least 1) to ``layer`` needs; nothing else changes until commit.
 
+        also: further layers, of the same length, to which the same commit appends as many.
         Where all layers have the same length, any layer may append any count. Otherwise a step is under way: the
         layers behind append exactly the count that the layers ahead did, and those wait.
         StepError: out of step, or another reservation is open; CapacityError: too few free pages; LimitError:
@@ -285,23 +286,10 @@ class SequencePages:
         pages, lengths, _ = self._state
         layer = check_int("layer", layer, 0, len(lengths) - 1)
         count = check_int("count", count, 1)
-        start, low, high = lengths[layer], min(lengths), max(lengths)
-        if start == high > low:
-            behind = lengths.index(low)
-            raise StepError(
-                f"layer {layer}: got {count} tokens at length {start}, expected none yet, layer {behind} has length "
-                f"{low}; append {high - low} to every layer that is behind first, or truncate({low})"
-            )
-        if start < high and count != high - start:
-            raise StepError(
-                f"layer {layer}: got {count} tokens at length {start}, expected {high - start}, layer "
-                f"{lengths.index(high)} has length {high}; append as many as it did, or truncate({low})"
-            )
-        if start + count > MAX_CONTEXT:
-            raise LimitError(f"count: got {count} tokens at length {start}, expected a length of at most {MAX_CONTEXT}")
+        start = self._check_step(lengths, layer, count, also)
         pool = self.pool
         copy = start % pool.page_size > 0 and pool.is_shared(pages[-1])  # within a step it is no longer shared
-        reservation = Reservation(self, layer, count, len(pages) - copy)
+        reservation = Reservation(self, layer, count, len(pages) - copy, also)
         need = pool.pages_for(start + count) - len(pages) + copy
         if need == 0:
             self._open = weakref.ref(reservation)
@@ -324,6 +312,31 @@ class SequencePages:
             pool._books = None
             reservation._rolled_back = True
             raise
+
+    @staticmethod
+    def _check_step(lengths: tuple[int, ...], layer: int, count: int, also: tuple[int, ...]) -> int:
+        """Where ``count`` tokens of ``layer`` begin; StepError, LimitError: see ``reserve``."""
+        start, low, high = lengths[layer], min(lengths), max(lengths)
+        for at, other in enumerate(also):
+            if lengths[check_int("also", other, 0, len(lengths) - 1)] != start or other in (layer, *also[:at]):
+                raise StepError(
+                    f"also: got layer {other} at length {lengths[other]}, expected layers other than {layer} of its "
+                    f"length {start}, each once; append to every layer first, or truncate({low})"
+                )
+        if start == high > low:
+            behind = lengths.index(low)
+            raise StepError(
+                f"layer {layer}: got {count} tokens at length {start}, expected none yet, layer {behind} has length "
+                f"{low}; append {high - low} to every layer that is behind first, or truncate({low})"
+            )
+        if start < high and count != high - start:
+            raise StepError(
+                f"layer {layer}: got {count} tokens at length {start}, expected {high - start}, layer "
+                f"{lengths.index(high)} has length {high}; append as many as it did, or truncate({low})"
+            )
+        if start + count > MAX_CONTEXT:
+            raise LimitError(f"count: got {count} tokens at length {start}, expected a length of at most {MAX_CONTEXT}")
+        return start
 
     def fork(self) -> SequencePages:
         """A second sequence with the same tokens that shares all pages. StepError unless all layers are in step."""
@@ -415,15 +428,19 @@ class Commit:
 class Reservation:
     """What appending ``count`` tokens to ``layer`` of ``sequence`` needs; from ``SequencePages.reserve``.
 
-    start: position of the first new token; new_pages: page ids held for it, in token order, the target of a copy
-    included; table_start: the first entry of the block table that changes, from there on it is ``new_pages``; table:
-    the page ids after the append, the same object as the sequence's from the commit on.
+    also: layers to which it appends as many, too; start: position of the first new token; new_pages: page ids held for
+    it, in token order, the target of a copy included; table_start: the first entry of the block table that changes,
+    from there on it is ``new_pages``; table: the page ids after the append, the same object as the sequence's from the
+    commit on.
     As a context manager it commits on success and rolls back on any exception. One that is garbage collected while
     open counts as rolled back.
     """
 
-    def __init__(self, sequence: SequencePages, layer: int, count: int, table_start: int) -> None:
+    def __init__(
+        self, sequence: SequencePages, layer: int, count: int, table_start: int, also: tuple[int, ...] = ()
+    ) -> None:
         self.sequence, self.layer, self.count, self.table_start = sequence, layer, count, table_start
+        self.also = also
         self.table, lengths, _ = sequence._state
         self.start = lengths[layer]
         self.new_pages: tuple[int, ...] = ()
@@ -509,9 +526,10 @@ def commit_all(reservations: Sequence[Reservation], commit: Commit | None = None
             continue
         held.append(one)
         one._commit = commit
-        lengths = one.sequence._state[1]
-        after = (*lengths[: one.layer], one.start + one.count, *lengths[one.layer + 1 :])
-        one.sequence._next = (one.table, after, False), commit
+        lengths = list(one.sequence._state[1])
+        for layer in (one.layer, *one.also):
+            lengths[layer] = one.start + one.count
+        one.sequence._next = (one.table, tuple(lengths), False), commit
         if one._source and one.sequence.pool not in taken:
             taken[one.sequence.pool] = one.sequence.pool._take_books()
     commit.made = True

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The living objects that were added and not discarded, in no particular order.
 
-    dead: references to objects that were collected and that ``purge`` has not yet dropped; whoever wants to hear of the
-    death of another object may let its weak reference call ``dead.append``.
+    dead: references to objects that were collected since the last ``purge``, which the owner calls now and then;
+    whoever wants to hear of the death of another object may let its weak reference call ``dead.append``.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,6 @@ class Registry(Generic[T]):
 
     def add(self, item: T) -> None:
         """Register ``item`` until it is discarded or collected."""
-        if self.dead:
-            self.purge()
         self._references.add(weakref.ref(item, self.dead.append))
 
     def discard(self, item: T) -> None:
@@ -37,7 +35,7 @@ class Registry(Generic[T]):
         self._references.discard(weakref.ref(item))  # references to one living object are equal
 
     def purge(self) -> None:
-        """Drop the references to what was collected. The owner serialises it with ``add`` and ``discard``."""
+        """Drop the references to what was collected, and empty ``dead``. Serialised with ``add`` and ``discard``."""
         self.dead.clear()
         self._references = {reference for reference in self._references if reference() is not None}
 

@@ -74,7 +74,9 @@ class Attention:
         else:
             layout = split_rule_layouts(shape, info.compute_units, cache.dtype, info.kind)
         self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer)
-        cache.users.add(self)
+        with cache.lock:
+            cache.users.purge()
+            cache.users.add(self)
 
     def close(self) -> None:
         """Free the command buffers and tensors; KVCache.close does it. A later call makes them anew."""

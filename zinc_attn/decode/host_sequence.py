@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..cache.pages import Reservation
+from ..cache.pages import Reservation, StepError
 from ..cache.sequence import Sequence
 from ..errors import ArgumentError, LimitError, RuntimeUnavailableError, ShapeError
 from ..planning.call import (
@@ -99,43 +99,48 @@ class RecordedAttention:
 
         later: the calls of later layers that the same sequence holds, in order; with them the layers must be in step.
         """
-        cache, pages = self.runner.cache, self.seq.pages
+        cache = self.runner.cache
         with cache.lock:
             cache.check_sequence(self.seq)
             if any(call.seq is not self.seq for call in later):
                 raise ArgumentError("later: got a call of another sequence, expected calls of this one's layers")
-            before = len(pages)
-            held = self._begin()
+            calls = (self, *later)
+            appending = [call for call in calls if call.count]
+            for call in calls:
+                call._check(appending[0].count if appending else 0)
+            held: Reservation | None = None
+            if appending:  # one for all layers: all of them get their rows, or none
+                also = tuple(call.layer for call in appending[1:])
+                held = self.seq.pages.reserve(appending[0].layer, appending[0].count, also)
             try:
-                for call in later:  # a page that one layer's rows need is the sequence's before the next layer asks
-                    if held is not None:
-                        held.commit()
-                    held = call._begin()
+                if held is not None:
+                    cache.copy_pages(held.copies)
+                for call in calls:
+                    call._begin(held)
                 yield
                 if held is not None:
                     held.commit()
-            except BaseException:
+            finally:
                 if held is not None:
                     held.rollback()
-                if later and len(pages.lengths) > 1:
-                    self.seq.truncate(before)
-                raise
 
-    def _begin(self) -> Reservation | None:
-        """Reserve the new rows' places and fill the work words."""
-        tokens = self.seq.pages.length(self.layer) + self.count
+    def _check(self, count: int) -> None:
+        """LimitError beyond max_tokens; StepError where it appends another number of rows than ``count``."""
+        length = self.seq.pages.length(self.layer)
+        tokens = length + self.count
         if tokens > self.max_tokens:
             raise LimitError(f"seq: {tokens} tokens, expected at most max_tokens = {self.max_tokens}")
-        reservation = self.seq.pages.reserve(self.layer, self.count) if self.count else None
-        try:
-            if reservation is not None:
-                self.runner.cache.copy_pages(reservation.copies)
-            self._fill(Request(self.q_len, tokens, self.count, self.seq.table(reservation)))
-        except BaseException:
-            if reservation is not None:
-                reservation.rollback()
-            raise
-        return reservation
+        if self.count not in (0, count):
+            raise StepError(
+                f"layer {self.layer}: got {self.count} tokens at length {length}, expected {count}, as many as the "
+                "step's other layers append"
+            )
+
+    def _begin(self, held: Reservation | None) -> None:
+        """Fill the work words for the rows that ``held`` has places for."""
+        tokens = self.seq.pages.length(self.layer) + self.count
+        table = self.seq.table(held if self.count else None)
+        self._fill(Request(self.q_len, tokens, self.count, table))
 
     def _fill(self, request: Request) -> None:
         """The work words for the sequence's length."""

@@ -1,0 +1,500 @@
+"""Random operations on caches of a device, held against lists of rows in NumPy and ``reference.emulate``, bit for bit.
+
+An operation is a rule of the state machine: an append, a call on one sequence or on a batch, a fork, a cut, a file and
+so on. Any of them may be made to fail once in the runtime, or be cut short by an interrupt before an opcode, twice in a
+row too. Whatever happens, each sequence holds afterwards the rows from before the operation or those from behind it, in
+all sequences of a batch alike; no page is lost, and every result has the oracle's bits.
+
+A default run makes about 500 operations on plain Vulkan and 200 on Kompute, always the same ones; --full makes 20,000
+random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each driver that -k selects
+(SwiftShader among them).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from interrupts import Interrupter, files
+from support import DRIVERS, FULL, RUNTIMES, differing, open_device
+
+import zinc_attn as za
+from zinc_attn import errors
+from zinc_attn.cache import rows
+from zinc_attn.cache.pages import CapacityError, StepError
+from zinc_attn.canonical import reference
+
+SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
+EVERY_DRIVER = FULL or SECONDS > 0
+SHAPE, LAYERS, MOST = za.AttnShape(2, 1, 64), 2, 6  # MOST: sequences of a cache
+WHERE = files("pages.py", "registry.py", "cache.py", "decode.py", "rows.py")
+KINDS = [("f16", 16), ("f32", 64), ("bf16", 256), ("q8_0", 16)]
+if EVERY_DRIVER:
+    KINDS += [("f16", 256), ("f32", 16), ("bf16", 64), ("q8_0", 64)]
+SINKS = np.array([0.5, -1.5], np.float32)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_splits": 3, "cascade": True},
+    {"split_size": 100, "cascade": False, "window": [None, 70]},
+    {"cascade": True, "sinks": [SINKS, None]},
+    {"num_splits": 2, "softcap": 2.0},
+]
+INJECTED = "injected by the test"
+
+picks = st.integers(0, 11)
+layers = st.integers(0, LAYERS - 1)
+counts = st.one_of(st.just(1), st.integers(1, 40), st.integers(60, 200))
+# nothing; the n-th run of the runtime fails, before or after it; an interrupt before an opcode; and a second one
+faults = st.one_of(
+    st.none(),
+    st.none(),
+    st.tuples(st.just("run"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("opcode"), st.integers(0, 3000)),
+    st.tuples(st.just("opcode"), st.integers(0, 300)),
+    st.tuples(st.just("opcode"), st.integers(0, 3000), st.integers(1, 60)),
+)
+
+Rows = tuple[Any, Any]  # the values of k and v that a cache stores, float32 (tokens, kv_heads, head_dim)
+NONE: Rows = (np.zeros((0, 1, 64), np.float32),) * 2
+
+
+@dataclass(eq=False)
+class Model:
+    """A sequence and what its layers should hold."""
+
+    sequence: Any
+    held: list[Rows] = field(default_factory=lambda: [NONE] * LAYERS)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(len(k) for k, _ in self.held)
+
+
+@dataclass(eq=False)
+class World:
+    """A cache, its Attentions with the number of their options, and its sequences."""
+
+    cache: Any
+    dtype: str
+    attns: list[tuple[Any, int]] = field(default_factory=list)
+    models: list[Model] = field(default_factory=list)
+
+
+class Cut(Exception):
+    """The operation was failed or interrupted by the test; what it did is seen from the lengths."""
+
+
+class Machine(RuleBasedStateMachine):
+    """Up to two caches on ``device``; ``done`` counts the operations by their outcome."""
+
+    device: ClassVar[Any]
+    done: ClassVar[Counter[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worlds: list[World] = []
+        self.serial = 0
+        self.folder = Path(tempfile.mkdtemp())
+        self.open(0)
+        self.start(0)
+
+    def teardown(self) -> None:
+        for world in self.worlds:
+            world.cache.close()
+        shutil.rmtree(self.folder)
+
+    # --- helpers ------------------------------------------------------------------------------------------
+
+    def open(self, kind: int) -> None:
+        dtype, page_size = KINDS[kind % len(KINDS)]
+        cache = za.KVCache(self.device, SHAPE, LAYERS, 1024, dtype, page_size, MOST)
+        self.worlds.append(World(cache, dtype))
+        for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
+            self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
+
+    def start(self, at: int) -> None:
+        world = self.worlds[at]
+        world.models.append(Model(world.cache.new_sequence()))
+
+    def world(self, pick: int) -> World:
+        return self.worlds[pick % len(self.worlds)]
+
+    def model(self, world: World, pick: int) -> Model:
+        if not world.models:
+            world.models.append(Model(world.cache.new_sequence()))
+        return world.models[pick % len(world.models)]
+
+    def new_rows(self, world: World, n: int) -> tuple[Any, Any, Rows]:
+        """k and v to append, and the values that are stored of them."""
+        self.serial += 1
+        x = np.random.default_rng(self.serial).standard_normal((2, n, 1, 64)).astype(np.float32)
+        if world.dtype == "f16":
+            x = x.astype(np.float16)
+        if world.dtype == "bf16":
+            x = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return x[0], x[1], rows.stored(x[0], x[1], world.dtype)
+
+    def queries(self, n: int) -> Any:
+        self.serial += 1
+        return np.random.default_rng(self.serial).standard_normal((n, 2, 64)).astype(np.float32)
+
+    def attempt(self, name: str, call: Callable[[], Any], fault: Any, *expected: type[Exception]) -> Any:
+        """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""
+        runtime = self.device.runtime
+        interrupter = Interrupter(WHERE)
+        if fault is not None and fault[0] == "opcode":
+            interrupter = Interrupter(WHERE, fault[1], *(fault[1] + more for more in fault[2:]))
+        if fault is not None and fault[0] == "run":
+            runtime.run = self.failing(runtime.run, fault[1], fault[2])
+        try:
+            found = interrupter.run(call) if interrupter.at else call()
+            self.done[name] += 1
+            return found
+        except expected as error:
+            self.done[f"{name}: {type(error).__name__}"] += 1
+            return error.with_traceback(None)  # whose frames hold sequences
+        except errors.DeviceMemoryError as error:
+            assert str(error) == INJECTED
+            self.done[f"{name}: failed"] += 1
+            raise Cut from None
+        except KeyboardInterrupt:
+            assert interrupter.raised
+            self.done[f"{name}: interrupted"] += 1
+            raise Cut from None
+        finally:
+            vars(runtime).pop("run", None)
+
+    @staticmethod
+    def failing(run: Callable[[Any], None], number: int, after: bool) -> Callable[[Any], None]:
+        left = [number]
+
+        def failing(recording: Any) -> None:
+            left[0] -= 1
+            if left[0] != -1 or after:
+                run(recording)
+            if left[0] == -1:
+                raise errors.DeviceMemoryError(INJECTED)
+
+        return failing
+
+    def legal(self, model: Model, layer: int, n: int) -> bool:
+        start, low, high = model.lengths[layer], min(model.lengths), max(model.lengths)
+        return low == high or (start == low and n == high - low)
+
+    def grow(self, name: str, models: list[Model], layer: int, n: int, call: Any, new: list[Rows], fault: Any) -> Any:
+        """``call`` appends ``new`` to a layer of each of ``models``. None where it was refused or cut short."""
+        pool = models[0].sequence.pages.pool
+        need = sum(pool.pages_for(m.lengths[layer] + n) - len(m.sequence.pages.pages) + 1 for m in models)
+        free, legal = pool.free_pages, all(self.legal(m, layer, n) for m in models)
+        before = [model.held for model in models]
+        after = [
+            [
+                (np.concatenate([k, a]), np.concatenate([v, b])) if i == layer else (k, v)
+                for i, (k, v) in enumerate(m.held)
+            ]
+            for m, (a, b) in zip(models, new, strict=True)
+        ]
+        try:
+            found = self.attempt(name, call, fault, CapacityError, StepError)
+        except Cut:
+            found = None
+            lengths = [model.sequence.lengths for model in models]
+            if lengths != [model.lengths for model in models]:
+                before = after
+        if isinstance(found, StepError):
+            assert not legal
+        elif isinstance(found, CapacityError):
+            assert need > free
+        elif found is not None:
+            assert legal
+            before = after
+        for model, held in zip(models, before, strict=True):
+            model.held = held
+            assert model.sequence.lengths == model.lengths
+        return None if isinstance(found, Exception) else found
+
+    def check(self, out: Any, lse: Any, q: Any, model: Model, layer: int, option: int) -> None:
+        kinds = {name: value for name, value in OPTIONS[option].items() if name in ("window", "softcap", "sinks")}
+        kinds = {name: value[layer] if isinstance(value, list) else value for name, value in kinds.items()}
+        want = reference.emulate(q, *model.held[layer], **kinds)
+        for got, expected in zip((out, lse), want, strict=True):
+            assert not differing(got, expected), (model.lengths, layer, option)
+
+    # --- operations ---------------------------------------------------------------------------------------
+
+    @rule(pick=picks, fault=faults)
+    def begin(self, pick: int, fault: Any) -> None:
+        world = self.world(pick)
+        full = len(world.models) >= MOST
+        try:
+            found = self.attempt("new", world.cache.new_sequence, fault, errors.LimitError)
+        except Cut:
+            return
+        assert full == isinstance(found, errors.LimitError)
+        if not full:
+            world.models.append(Model(found))
+
+    @rule(pick=picks, which=picks, layer=layers, n=counts, fault=faults)
+    def append(self, pick: int, which: int, layer: int, n: int, fault: Any) -> None:
+        world = self.world(pick)
+        model = self.model(world, which)
+        behind = max(model.lengths) - model.lengths[layer]
+        n = behind if behind and n % 8 else n
+        k, v, stored = self.new_rows(world, n)
+
+        def call() -> bool:
+            world.cache.append(model.sequence, layer, k, v)
+            return True
+
+        self.grow("append", [model], layer, n, call, [stored], fault)
+
+    @rule(pick=picks, which=picks, n=counts, attn=picks, q_len=st.sampled_from((1, 1, 2, 5)), fault=faults)
+    def step(self, pick: int, which: int, n: int, attn: int, q_len: int, fault: Any) -> None:
+        """Rows for every layer, the fault at one of them: the ordinary decode step, or a chunk of a prompt."""
+        world = self.world(pick)
+        model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
+        lengths = model.lengths
+        for layer in sorted(range(LAYERS), key=lambda i: (i + pick) % LAYERS):
+            count = max(lengths) - lengths[layer] if min(lengths) < max(lengths) else n
+            if not count:
+                continue
+            k, v, stored = self.new_rows(world, count)
+            q = self.queries(count if q_len == 5 else q_len)
+
+            def call(layer: int = layer, q: Any = q, k: Any = k, v: Any = v) -> Any:
+                return called(q, model.sequence, layer, k=k, v=v, return_lse=True)
+
+            found = self.grow("step", [model], layer, count, call, [stored], fault)
+            if found is not None:
+                self.check(*found, q, model, layer, option)
+            fault = None
+
+    @rule(pick=picks, layer=layers, n=st.sampled_from((1, 1, 3, 30)), attn=picks, fault=faults)
+    def batch(self, pick: int, layer: int, n: int, attn: int, fault: Any) -> None:
+        world = self.world(pick)
+        called, option = world.attns[attn % len(world.attns)]
+        models = [model for model in world.models if self.legal(model, layer, n)][: 1 + pick % 4]
+        if not models:
+            return
+        new, q = [self.new_rows(world, n) for _ in models], [self.queries(1 + pick % 2) for _ in models]
+
+        def call() -> Any:
+            seqs = [model.sequence for model in models]
+            return called(q, seqs, layer, k=[k for k, _, _ in new], v=[v for _, v, _ in new], return_lse=True)
+
+        found = self.grow("batch", models, layer, n, call, [stored for _, _, stored in new], fault)
+        if found is not None:
+            for out, lse, one, model in zip(*found, q, models, strict=True):
+                self.check(out, lse, one, model, layer, option)
+
+    @rule(pick=picks, layer=layers, q_len=st.integers(1, 5), attn=picks, fault=faults)
+    def attend(self, pick: int, layer: int, q_len: int, attn: int, fault: Any) -> None:
+        world = self.world(pick)
+        called, option = world.attns[attn % len(world.attns)]
+        models = world.models[pick % 3 :] or [self.model(world, 0)]
+        q, seqs = [self.queries(q_len) for _ in models], [model.sequence for model in models]
+        try:
+            found = self.attempt("attend", lambda: called(q, seqs, layer, return_lse=True), fault)
+        except Cut:
+            return
+        for out, lse, one, model in zip(*found, q, models, strict=True):
+            self.check(out, lse, one, model, layer, option)
+
+    @rule(pick=picks, which=picks, n=counts, layer=layers, attn=picks, fault=faults)
+    def partial(self, pick: int, which: int, n: int, layer: int, attn: int, fault: Any) -> None:
+        world = self.world(pick)
+        model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
+        k, v, stored = self.new_rows(world, n)
+        q = self.queries(1 + n % 3)
+
+        def call() -> Any:
+            return called.partial(q, model.sequence, layer, k, v)
+
+        found = self.grow("partial", [model], layer, n, call, [stored], fault)
+        if found is not None:
+            self.check(*za.fold([found]), q, model, layer, option)
+
+    @rule(pick=picks, which=picks, fault=faults)
+    def fork(self, pick: int, which: int, fault: Any) -> None:
+        world = self.world(pick)
+        model = self.model(world, which)
+        try:
+            found = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
+        except Cut:
+            return
+        if isinstance(found, StepError):
+            assert len(set(model.lengths)) > 1
+        elif isinstance(found, errors.LimitError):
+            assert len(world.models) >= MOST
+        else:
+            world.models.append(Model(found, list(model.held)))
+
+    def shrink(
+        self, name: str, model: Model, after: list[Rows], call: Any, fault: Any, *expected: type[Exception]
+    ) -> Any:
+        try:
+            found = self.attempt(name, call, fault, *expected)
+        except Cut:
+            found = None
+            if model.sequence.lengths == model.lengths:
+                return None
+        if not isinstance(found, Exception):
+            model.held = after
+        assert model.sequence.lengths == model.lengths
+        return found
+
+    @rule(pick=picks, which=picks, n=st.integers(0, 700), fault=faults)
+    def truncate(self, pick: int, which: int, n: int, fault: Any) -> None:
+        model = self.model(self.world(pick), which)
+        n = n if n <= min(model.lengths) else max(min(model.lengths) - n % 5, 0)
+        after = [(k[:n], v[:n]) for k, v in model.held]
+        self.shrink("truncate", model, after, lambda: model.sequence.truncate(n), fault)
+
+    @rule(pick=picks, which=picks, layer=layers, n=st.integers(0, 20), fault=faults)
+    def retract(self, pick: int, which: int, layer: int, n: int, fault: Any) -> None:
+        model = self.model(self.world(pick), which)
+        n = max(model.lengths[layer] - n, 0)
+        after = [(k[:n], v[:n]) if i == layer else (k, v) for i, (k, v) in enumerate(model.held)]
+        self.shrink("retract", model, after, lambda: model.sequence.retract(layer, n), fault, StepError)
+
+    @rule(pick=picks, which=picks, fault=faults, drop=st.booleans())
+    def free(self, pick: int, which: int, fault: Any, drop: bool) -> None:
+        world = self.world(pick)
+        model = self.model(world, which)
+        if drop:
+            self.done["drop"] += 1
+        else:
+            try:
+                self.attempt("free", model.sequence.free, fault)
+            except Cut:
+                if not model.sequence.pages.closed:
+                    return
+        world.models.remove(model)
+        if drop and pick % 2:  # before anything else looks at the books
+            del model
+            world.models.append(Model(world.cache.new_sequence()))
+
+    @rule(pick=picks, which=picks, other=picks, fault=faults)
+    def through_a_file(self, pick: int, which: int, other: int, fault: Any) -> None:
+        world, target = self.world(pick), self.world(other)
+        model, path = self.model(world, which), self.folder / "sequence"
+        try:
+            if isinstance(
+                self.attempt("save", lambda: model.sequence.save(path), None if other % 2 else fault), Exception
+            ):
+                return
+            expected = (
+                CapacityError,
+                errors.LimitError,
+                *([] if world.dtype == target.dtype else [errors.ArgumentError]),
+            )
+            found = self.attempt("load", lambda: target.cache.load(path), fault if other % 2 else None, *expected)
+        except Cut:
+            return
+        if isinstance(found, Exception):
+            return
+        assert world.dtype == target.dtype
+        n = min(model.lengths)
+        target.models.append(Model(found, [(k[:n], v[:n]) for k, v in model.held]))
+
+    @rule(pick=picks, which=picks, wrong=st.integers(0, 5))
+    def refused(self, pick: int, which: int, wrong: int) -> None:
+        """Calls with wrong arguments."""
+        world = self.world(pick)
+        model, (called, _) = self.model(world, which), world.attns[0]
+        sequence, (k, v, _) = model.sequence, self.new_rows(world, 1)
+        calls: list[Callable[[], Any]] = [
+            lambda: called(self.queries(1)[..., :63], sequence, 0, k=k, v=v),
+            lambda: called(self.queries(1), sequence, LAYERS, k=k, v=v),
+            lambda: called(self.queries(1), sequence, 0, k=k),
+            lambda: called([self.queries(1)] * 2, [sequence] * 2, 0, k=[k] * 2, v=[v] * 2),
+            lambda: world.cache.append(sequence, 0, k * np.nan, v),
+            lambda: sequence.truncate(min(model.lengths) + 1),
+        ]
+        found = self.attempt("refused", calls[wrong], None, errors.ArgumentError)
+        assert isinstance(found, errors.ArgumentError)
+
+    @rule(kind=picks)
+    def reopen(self, kind: int) -> None:
+        """A second cache, or the older one closed and another in its place."""
+        if len(self.worlds) == 2:
+            old = self.worlds.pop(0)
+            old.cache.close()
+            assert isinstance(
+                self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError), errors.ClosedError
+            )
+        self.open(kind)
+        self.start(-1)
+
+    @rule(pick=picks, attn=picks, option=picks, fault=faults)
+    def another_attention(self, pick: int, attn: int, option: int, fault: Any) -> None:
+        """An Attention closed, to be used again, and perhaps replaced by one with other options."""
+        world = self.world(pick)
+        at = attn % len(world.attns)
+        try:
+            self.attempt("close attention", world.attns[at][0].close, fault)
+        except Cut:
+            return
+        if option % 2:
+            option %= len(OPTIONS)
+            world.attns[at] = za.Attention(world.cache, **OPTIONS[option]), option
+
+    # --- what always holds --------------------------------------------------------------------------------
+
+    @invariant()
+    def books(self) -> None:
+        for world in self.worlds:
+            with world.cache.lock:
+                world.cache.begin()  # as the next call does
+            live = [model.sequence for model in world.models]
+            assert set(world.cache.sequences) == set(live)
+            world.cache.pool.check([sequence.pages for sequence in live])
+            pages = {page for sequence in live for page in sequence.pages.pages}
+            assert world.cache.pool.used_pages == len(pages)
+            assert all(model.sequence.lengths == model.lengths for model in world.models)
+
+
+def fuzz(device: Any, examples: int, steps: int, derandomize: bool) -> Counter[str]:
+    """Run the machine on a device; the operations by their outcome."""
+    made = type("OnThisDevice", (Machine,), {"device": device, "done": Counter()})
+    run_state_machine_as_test(
+        made,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            derandomize=derandomize,
+            deadline=None,
+            database=None,
+            print_blob=False,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    done: Counter[str] = made.done
+    return done
+
+
+@pytest.mark.parametrize("driver", DRIVERS if EVERY_DRIVER else DRIVERS[: len(RUNTIMES)], ids="-".join)
+def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None:
+    # Kompute compiles the kernels of every recording anew
+    examples = 400 if FULL else 4 if driver[1] == "kompute" else 10
+    with open_device(*driver) as device:
+        done = fuzz(device, examples, 50, derandomize=not EVERY_DRIVER)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            done += fuzz(device, 100, 50, derandomize=False)
+            print(f"{'-'.join(driver)}: {done.total():,} operations, {dict(done)}", flush=True)
+        outcomes = {name.partition(": ")[2] for name in done}
+        assert done.total() > 30 * examples and outcomes >= {"", "failed", "interrupted"}
