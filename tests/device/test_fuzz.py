@@ -39,7 +39,7 @@ from zinc_attn.canonical import reference
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(2, 1, 64), 2, 6  # MOST: sequences of a cache
-WHERE = files("pages.py", "registry.py", "cache.py", "decode.py", "rows.py")
+WHERE = files("cache", "decode", "planning")
 KINDS = [("f16", 16), ("f32", 64), ("bf16", 256), ("q8_0", 16)]
 if EVERY_DRIVER:
     KINDS += [("f16", 256), ("f32", 16), ("bf16", 64), ("q8_0", 64)]
