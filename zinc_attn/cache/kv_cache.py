@@ -50,6 +50,7 @@ from . import rows
 from .pages import PagePool, Reservation, SequencePages
 from .rows import Work
 
+MAX_LAYERS: Final = 1 << 16
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
 
 
@@ -165,7 +166,7 @@ class KVCache:
         page_order: Seq[int] | None = None,
     ) -> None:
         self.device, self.shape, self.dtype = device, shape, dtype
-        self.num_layers = check_int("num_layers", num_layers, 1)
+        self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         if not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device")

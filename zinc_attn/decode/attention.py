@@ -367,7 +367,7 @@ class Attention:
         """
         if (k is None) != (v is None):
             raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
-        if nodes is not None and not isinstance(nodes, (list, tuple, np.ndarray)):
+        if nodes is not None and (not isinstance(nodes, (list, tuple, np.ndarray)) or getattr(nodes, "ndim", 1) != 1):
             raise ArgumentError(f"nodes: got {shown(nodes)}, expected a list of node numbers, or None")
         last = MAX_CONTEXT // KEYS_PER_NODE
         held = None if nodes is None else np.array([check_int("nodes", n, 0, last) for n in nodes], np.int64)
@@ -439,6 +439,8 @@ class Attention:
         want = (shape.q_heads, shape.head_dim)
         if array.ndim not in (2, 3) or array.shape[-2:] != want or array.shape[0] == 0:
             raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
+        if array.ndim == 3 and len(array) > MAX_CONTEXT:
+            raise ShapeError(f"q: got {len(array):,} rows, expected at most {MAX_CONTEXT:,}")
         values, largest = rows.checked_values("q", check_array("q", array, ("float32", "float16")))
         return (values if array.ndim == 3 else values[None]), largest
 
@@ -807,6 +809,10 @@ class Attention:
         runtime = self.device.runtime
         if not isinstance(runtime, KomputeRuntime):
             raise RuntimeUnavailableError(f"record: got runtime {runtime.name!r}, expected a Device.from_kompute")
+        for name, given, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):
+            made_by_kp = type(given).__module__.split(".")[0] == "kp" and type(given).__name__ == kind
+            if not made_by_kp and not (name == "rows" and given is None):
+                raise ArgumentError(f"{name}: got {shown(given)}, expected a kp.{kind}")
         with self.cache.lock:
             layer = self.cache.check_layer(layer)
             self.cache.check_sequence(seq)

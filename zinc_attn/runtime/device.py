@@ -18,7 +18,7 @@ from .kompute import KomputeRuntime
 from .protocol import DeviceInfo, Kernel, Runtime
 from .vulkan import VulkanRuntime
 
-SPIRV = Path(__file__).parent / "spirv"
+SPIRV = Path(__file__).parents[1] / "spirv"
 RUNTIMES = ("kompute", "vulkan")
 
 

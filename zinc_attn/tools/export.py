@@ -34,6 +34,7 @@ from ..shapes import (
     AttnShape,
     check_int,
     check_path,
+    shown,
     value_words,
 )
 from .sweep import write_file
@@ -684,8 +685,10 @@ def export(
     ArgumentError also where the directory cannot be written.
     """
     target = check_path("directory", directory)
-    if target.exists() and not target.is_dir():
+    if os.path.exists(target) and not os.path.isdir(target):
         raise ArgumentError(f"directory: got {target}, which is a file, expected a directory or a new name")
+    if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate
+        raise ArgumentError(f"attn_shapes: got {shown(attn_shapes)}, expected a list of AttnShapes")
     made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
     hint = "choose another directory"
     for decl in kernels.KERNELS:
@@ -701,7 +704,7 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
     ManifestError where a file is missing, is no manifest, has another version, or does not have its checksum.
     """
     file = check_path("path", path)
-    file = file / MANIFEST if file.is_dir() else file
+    file = file / MANIFEST if os.path.isdir(file) else file  # False, and no error, also for a name that is too long
     try:
         data = json.loads(file.read_bytes())
     except OSError as error:
