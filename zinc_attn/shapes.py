@@ -91,12 +91,16 @@ class AttnShape:
         for name in ("q_heads", "kv_heads", "head_dim"):
             object.__setattr__(self, name, check_int(f"AttnShape.{name}", getattr(self, name), 1))
         if self.head_dim not in HEAD_DIMS:
-            raise ArgumentError(f"head_dim: got {self.head_dim}, expected one of {', '.join(map(str, HEAD_DIMS))}")
+            there = ", ".join(map(str, HEAD_DIMS))
+            raise ArgumentError(f"head_dim: got {shown(self.head_dim)}, expected one of {there}")
         if self.q_heads % self.kv_heads:
-            raise ArgumentError(f"q_heads: got {self.q_heads}, expected a multiple of kv_heads = {self.kv_heads}")
+            raise ArgumentError(
+                f"q_heads: got {shown(self.q_heads)}, expected a multiple of kv_heads = {shown(self.kv_heads)}"
+            )
         if self.group > MAX_GROUP:
             raise ArgumentError(
-                f"q_heads / kv_heads: got {self.q_heads}/{self.kv_heads} = {self.group}, expected at most {MAX_GROUP}"
+                f"q_heads / kv_heads: got {shown(self.q_heads)}/{self.kv_heads} = {shown(self.group)}, expected at "
+                f"most {MAX_GROUP}"
             )
 
     @property

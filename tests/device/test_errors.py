@@ -11,9 +11,9 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import errors
+from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime import protocol as machine
 from zinc_attn.runtime.protocol import Use
-from zinc_attn.runtime.protocol import device as device_module
 
 
 def arrays(tokens=10, q_heads=4, kv_heads=2, head_dim=64, dtype=np.float32):

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -481,22 +482,104 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "zinc-attn: interrupted\n"
 
 
-def test_closed_pipe() -> None:
-    code = "import sys; from zinc_attn.cli import main; sys.exit(main(sys.argv[1:]))"
-    contexts = ",".join(str(n) for n in range(1, 3000))
-    argv = [sys.executable, "-c", code, "plan", "--shape", "4/2/64", "--contexts", contexts, "--json"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 141
+COMMANDS = ["devices", "plan", "sweep", "check", "bench", "rdna4", "validate", "generate", "export"]
+ENTRY = Path(cli.__file__).parents[1] / "zinc_attn_cli.py"
+PLAN = "plan --shape 4/2/64 --contexts 1k"
+FULL = "error: stdout cannot be written: No space left on device; the results are incomplete"
+STREAMS = [  # arguments, what stdout and stderr are, the status, and a piece of what stands on stderr
+    (PLAN, "full", "", 74, FULL),
+    (f"{PLAN} --json", "full", "", 74, FULL),
+    ("plan --help", "full", "", 74, FULL),
+    (PLAN, "closed", "", 74, "stdout cannot be written: Bad file descriptor"),
+    (PLAN, "unread", "", 141, ""),
+    (PLAN, "full", "full", 74, ""),
+    (f"{PLAN} --json", "", "closed", 0, ""),
+    ("plan", "", "closed", 2, ""),
+    ("plan", "", "full", 2, ""),
+    ("plan", "", "unread", 2, ""),
+    ("nonsense", "", "full", 2, ""),
+    ("export made", "closed", "", 0, "written: made/manifest.json"),
+    ("export made --json", "full", "", 74, FULL),
+    ("export /dev/null", "", "", 2, "directory: got /dev/null, which is a file, expected a directory or a new name"),
+    (f"export {'a' * 300}", "", "", 2, "File name too long; choose another directory"),
+    ("plan --shape 4/2/64 --contexts 128k --splits 16777216", "", "", 2, "num_splits: got 16777216, expected an int"),
+    ("generate --model none --prompt-ids 1", "full", "", 2, "none"),
+    ("validate --config none", "full", "", 2, "none"),
+]
+DRIVER = """
+import json, os, sys
+from zinc_attn.cli import app as cli
+
+found = []
+for line, *streams in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:  # ends as a process of its own does, with the interpreter's own flush of both streams
+        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        for descriptor, name, kind in zip((1, 2), ("stdout", "stderr"), streams):
+            if kind == "full":
+                os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
+            if kind == "unread":
+                ends = os.pipe()
+                os.dup2(ends[1], descriptor)
+                os.close(ends[0])
+            if kind == "closed":
+                os.close(descriptor)
+                setattr(sys, name, None)
+        sys.exit(cli.main(line.split()))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    found.append((status, open("said").read()))
+print(json.dumps(found))
+"""
 
 
-@pytest.mark.parametrize("command", ["devices", "plan", "sweep"])
+def test_broken_streams_and_paths(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    argv = [sys.executable, "-c", DRIVER, json.dumps([row[:3] for row in STREAMS])]
+    environment = os.environ | {"PYTHONPATH": str(ENTRY.parent)}
+    ran = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    found = json.loads(ran.stdout)
+    for (*case, status, text), (got, said) in zip(STREAMS, found, strict=True):
+        assert (case, got) == (case, status), said
+        assert (text in said if text else not said) and "Traceback" not in said, (case, said)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_without_the_characters(encoding: str) -> None:
+    pytest.importorskip("rich")
+    argv = [sys.executable, ENTRY, *PLAN.split(), "--card", "r9700"]
+    one = subprocess.run(argv, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
+    assert (one.returncode, one.stderr) == (0, b"")
+    assert ("µs" if encoding == "latin-1" else "?s").encode(encoding) in one.stdout
+
+
+def test_an_interrupted_import(tmp_path: Path) -> None:
+    (tmp_path / "zinc_attn").mkdir()
+    (tmp_path / "zinc_attn" / "__init__.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / ENTRY.name).write_bytes(ENTRY.read_bytes())
+    one = subprocess.run([sys.executable, tmp_path / ENTRY.name, "devices"], capture_output=True)
+    assert (one.returncode, one.stderr) == (130, b"zinc-attn: interrupted\n")
+
+
+def test_a_fault_is_no_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "list_devices", lambda: 1 // 0)
+    assert cli.main(["devices"]) == 70
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and said.endswith("this is a fault of zinc-attn; please report it\n")
+
+
+def test_json_keeps_what_a_terminal_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1"))
+    cli.print_json([{"name": "μ–"}])
+    sys.stdout.flush()
+    assert json.loads(raw.getvalue()) == {"name": "μ–"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
-    assert f"example:\n  zinc-attn {command}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"example:\n  zinc-attn {command}" in shown and shown.endswith(f"{cli.STATUSES}\n")

@@ -36,6 +36,7 @@ from .pages import Commit, PagePool, Reservation, SequencePages, commit_all
 from .registry import Registry
 from .sequence import Sequence
 
+MAX_LAYERS: Final = 1 << 16
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
 
 
@@ -61,7 +62,7 @@ class KVCache:
         page_order: Seq[int] | None = None,
     ) -> None:
         self.device, self.shape, self.dtype = device, shape, dtype
-        self.num_layers = check_int("num_layers", num_layers, 1)
+        self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         if not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device")

@@ -110,6 +110,9 @@ def _checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[ND
         )
     if va.shape != ka.shape:
         raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
+    for name, x in (("q", qa), ("k", ka)):
+        if x.ndim == 3 and len(x) > shapes.MAX_CONTEXT:
+            raise ShapeError(f"{name}: got {len(x):,} tokens, expected at most {shapes.MAX_CONTEXT:,}")
     for name, x in (("q", qa), ("k", ka), ("v", va)):
         if x.size and not max(-float(x.min()), float(x.max())) <= shapes.MAX_INPUT:  # false for NaN too
             raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
@@ -618,10 +621,11 @@ def _check_field(name: str, value: Any, dtype: str) -> None:
 
 def gather(parts: Iterable[PartialState]) -> PartialState:
     """One state of all nodes of a call from the parts in any order. PartialStateError: see there."""
-    found: list[Any] = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, PartialState) else []
+    single = isinstance(parts, (PartialState, np.ndarray)) or not isinstance(parts, Iterable)
+    found: list[Any] = [] if single else list(parts)
     if not found or not all(isinstance(part, PartialState) for part in found):
         given = ", ".join(sorted({type(part).__name__ for part in found})) or "none"
-        given = given if isinstance(parts, Iterable) else f"one {type(parts).__name__}"
+        given = f"one {type(parts).__name__}" if single else given
         raise PartialStateError(f"partial states: got {given}, expected a list of the PartialStates of one call")
     one = found[0]
     for other in found:
@@ -692,14 +696,14 @@ def merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> tuple[F32, F32]:
 
 def merge_states(v: Any, s: Any) -> tuple[F32, F32]:
     """Merge n states per row: v (seq, n, heads, head_dim), s (seq, n, heads). Returns (seq, heads, ...) float32."""
-    values = _float_array("v", v, 4, "(seq, n, heads, head_dim)").astype(np.float64)
-    lse = _float_array("s", s, 3, "(seq, n, heads)").astype(np.float64)
+    values, lse = _float_array("v", v, 4, "(seq, n, heads, head_dim)"), _float_array("s", s, 3, "(seq, n, heads)")
     if lse.shape != values.shape[:3]:
         raise ShapeError(f"s: got shape {lse.shape}, expected v's first three axes {values.shape[:3]}")
     if values.shape[1] == 0:
         raise ShapeError(f"v: got shape {values.shape}, expected at least one state (axis n)")
     if not np.all(np.isfinite(values)) or not np.all(lse < np.inf):
         raise ValueRangeError("v, s: got a NaN or an infinity, expected finite numbers, and -inf in s for no keys")
+    values, lse = values.astype(np.float64), lse.astype(np.float64)
     top = lse.max(axis=1, keepdims=True)
     finite_top = np.where(np.isneginf(top), 0.0, top)
     w = np.exp(lse - finite_top)

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from ..distributed.sharded import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError, ZincAttnError
 from ..runtime.device import RUNTIMES, Device, list_devices
 from ..runtime.protocol import DeviceInfo, choose
-from ..shapes import DTYPE_BYTES, AttnShape, check_int
+from ..shapes import DTYPE_BYTES, AttnShape, check_int, parse_digits, shown
 from ..tools import check, cost, export, generate, rdna4
 from ..tools.cost import PRESETS, ModelPreset, find_model, slug
 from ..tools.sweep import (
@@ -40,6 +41,7 @@ from ..tools.sweep import (
     to_json,
     write_file,
 )
+from .streams import NO_READER, Unwritable, guarded_streams
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,25 +54,43 @@ SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
 PREFIXES: Final = "2k,8k,32k"
 SUFFIX: Final = 256  # keys
 TABLE_COLUMNS: Final = 240  # widest table
+UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
+FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
+STATUSES: Final = (
+    "exit status: 0 fine; 1 a wrong bit, and nothing else; 2 refused, the reason is on stderr; 3 a gate or a bound is "
+    "not met; 70 a fault of this program; 74 stdout cannot be written; 130 interrupted; 141 nobody reads stdout"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. 0: fine; 1: a wrong bit; 2: refused, one line on stderr; 130: interrupted."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    """Run the command line; the status is one of STATUSES. argparse ends with 0 behind --help, with 2 for a usage."""
+    with guarded_streams():
+        try:
+            return _run(argv)
+        except Unwritable as error:
+            if error.status != NO_READER:
+                say(f"zinc-attn: error: {error}")
+            return error.status
+        except ZincAttnError as error:
+            say(f"zinc-attn: error: {error}")
+            return 2
+        except MemoryError as error:
+            say(f"zinc-attn: error: this machine has no memory for it: {error or 'MemoryError'}")
+            return 2
+        except KeyboardInterrupt:
+            say("zinc-attn: interrupted")
+            return 130
+        except Exception:  # a status of 1 would say that a bit is wrong
+            say(traceback.format_exc() + "zinc-attn: this is a fault of zinc-attn; please report it")
+            return FAULT
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
-        status = int(args.run(args))
-        sys.stdout.flush()
-    except ZincAttnError as error:
-        print(f"zinc-attn: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("zinc-attn: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of stdout has gone; keep the interpreter's own flush quiet
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    return status
+        args = build_parser().parse_args(argv)
+        return int(args.run(args))
+    finally:
+        sys.stdout.flush()  # here, where what it raises still becomes the status; also behind --help
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zinc-attn",
         description="Split-KV decode attention on Vulkan whose bits never change.",
-        epilog="Each command has its own --help with an example.",
+        epilog=f"Each command has its own --help with an example. {STATUSES}",
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -107,7 +127,7 @@ def add_command(subparsers: Subparsers, name: str, summary: str, text: str, exam
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}".strip(),
-        epilog=f"example:\n{example}",
+        epilog=f"example:\n{example}\n\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return parser
@@ -163,7 +183,8 @@ def need(*packages: str) -> None:
 def print_json(records: Iterable[dict[str, Any]]) -> None:
     """JSON lines on stdout."""
     for record in records:
-        print(json.dumps(record, ensure_ascii=False, allow_nan=False))
+        plain = not sys.stdout.encoding.lower().startswith("utf")  # an escape, where a "?" would be another text
+        print(json.dumps(record, ensure_ascii=plain, allow_nan=False))
 
 
 def new_table(*columns: str, left: int = 0) -> Table:
@@ -483,10 +504,10 @@ def run_plan_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Car
 
 def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
     """``2,8`` to numbers of at least ``least``, repeated ones once."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ArgumentError(f"{name}: got {text!r}, expected numbers such as 2,8")
-    return [check_int(name, int(word), least, 1 << 16) for word in dict.fromkeys(words)]
+    found = [parse_digits(word) for word in text.split(",")]
+    if None in found:
+        raise ArgumentError(f"{name}: got {shown(text)}, expected numbers such as 2,8")
+    return [check_int(name, number, least, 1 << 16) for number in dict.fromkeys(found)]
 
 
 def plan_card(args: argparse.Namespace) -> cost.Card | None:
@@ -547,8 +568,8 @@ def add_sweep(subparsers: Subparsers) -> None:
         "oracle, rank 0 prints. Needs the extra mpi and an MPI.\n\n"
         "exit status:\n"
         "  0  every point that ran has the oracle's bits; what the device has no room for says refused\n"
-        "  1  a point FAILED (wrong bits; it gets no time), or every point was refused\n"
-        "  2  wrong arguments, no device, or a device or a rank that was lost",
+        "  1  a point FAILED: wrong bits; it gets no time\n"
+        "  2  wrong arguments, no device, every point refused, or a device or a rank that was lost",
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
         "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
         "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --q-len 2\n"
@@ -710,7 +731,7 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
             write_file(folder / name, data)
         say(f"written: {', '.join(str(folder / name) for name in files)}")
     failed = any(row.status == "failed" for row in rows)
-    return 1 if failed or all(row.status == "refused" for row in rows) else 0
+    return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
 
 
 def sweep_subject(args: argparse.Namespace) -> tuple[ModelPreset, Inputs | None]:
@@ -858,7 +879,7 @@ def add_rdna4(subparsers: Subparsers) -> None:
         "rdna4",
         "what RADV's compiler makes of every kernel for gfx1201, without the card",
         "Wave size, registers, LDS, spills, occupancy and instructions of each variant, and an estimate of issue\n"
-        "cycles per key. Needs Mesa 25.0's RADV.\n\nexit status: 0 every gate holds, 1 one does not, 2 not known here",
+        "cycles per key. Needs Mesa 25.0's RADV.\n\nexit status: 0 every gate holds, 3 one does not, 2 not known here",
         "  zinc-attn rdna4\n  zinc-attn rdna4 --family gfx1200 --json",
     )
     rdna4.add_arguments(parser)
@@ -1045,7 +1066,7 @@ def run_generate(args: argparse.Namespace) -> int:
     tokenizer = generate.load_tokenizer(args.model) if given is None else None
     if given is None and tokenizer is None:
         raise ArgumentError(f"prompt: {args.model} has no tokenizer files, expected --prompt-ids, for example 1,2,3")
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = read_stdin() if args.prompt == "-" else args.prompt
     prompt = given if tokenizer is None else [int(i) for i in tokenizer(text)["input_ids"]]
     assert prompt is not None
     stream = generate.TextStream(tokenizer, prompt) if tokenizer else None
@@ -1084,12 +1105,20 @@ def run_generate(args: argparse.Namespace) -> int:
     return 1 if any(one.status == "DIFFERENT" for one in checks) else 0
 
 
+def read_stdin() -> str:
+    """All of stdin. ArgumentError where it is closed, or no text."""
+    try:
+        return "" if sys.stdin is None else sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"prompt: stdin cannot be read: {error}; expected text") from error
+
+
 def parse_ids(text: str) -> list[int]:
     """``1,2,3`` to token ids."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ArgumentError(f"prompt_ids: got {text!r}, expected token ids such as 1,2,3")
-    return [int(word) for word in words]
+    found = [parse_digits(word) for word in text.split(",")]
+    if None in found:
+        raise ArgumentError(f"prompt_ids: got {shown(text)}, expected token ids such as 1,2,3")
+    return [number for number in found if number is not None]
 
 
 def say_figures(host: generate.Host, info: DeviceInfo, made: generate.Generation) -> None:
@@ -1137,7 +1166,8 @@ def add_validate(subparsers: Subparsers) -> None:
         f"and the outputs a relative L2 error of at most {generate.BOUND:g} against float64.\n\n"
         "exit status:\n"
         "  0  every bit is as it must be\n"
-        "  1  some are not, or the error is beyond the bound\n"
+        "  1  some are not\n"
+        "  3  those of attention are, but the model's own differ, or the error is beyond the bound\n"
         "  2  wrong arguments, no device, a model that cannot be run, or a context there is no room for",
         "  zinc-attn validate --config examples/qwen3.6-style-tiny.json\n"
         "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --layouts 8,auto",
@@ -1156,7 +1186,7 @@ def add_validate(subparsers: Subparsers) -> None:
 
 
 def run_validate(args: argparse.Namespace) -> int:
-    """Validate, and print."""
+    """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
     need("rich")
     contexts, layouts = parse_contexts(args.contexts), parse_layouts(args.layouts)
     seed = check_int("seed", args.seed, 0)
@@ -1183,7 +1213,9 @@ def run_validate(args: argparse.Namespace) -> int:
         print(f"{host.name}: {generate.describe(host)}; cache {found[0].dtype}")
         print_validation(found)
     words = {one.status for one in found}
-    return 1 if "FAIL" in words else 2 if "refused" in words else 0
+    if any(row.status == "DIFFERENT" for one in found for row in one.layouts):
+        return 1
+    return UNMET if "FAIL" in words else 2 if "refused" in words else 0
 
 
 def print_validation(found: Sequence[generate.ContextResult]) -> None:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
 from ..canonical.reference import PartialState
-from ..errors import ArgumentError
+from ..errors import ArgumentError, RuntimeUnavailableError
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
+from ..runtime.protocol import HostSequences
 from ..shapes import check_bool, shown
 from .host_sequence import RecordedAttention
 from .partial import NodeRange, attend_nodes
@@ -188,6 +189,13 @@ class Attention:
         named in an OpTensorSyncLocal. Checks of their values are the host's. It runs the sequence inside
         ``with call.step():`` and must not use ``seq`` or the cache's tensors while it runs.
         """
+        if not isinstance(self.device.runtime, HostSequences):
+            name = self.device.runtime.name
+            raise RuntimeUnavailableError(f"record: got runtime {name!r}, expected a Device.from_kompute")
+        for name, given, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):
+            made_by_kp = type(given).__module__.split(".")[0] == "kp" and type(given).__name__ == kind
+            if not made_by_kp and not (name == "rows" and given is None):
+                raise ArgumentError(f"{name}: got {shown(given)}, expected a kp.{kind}")
         with self.cache.lock:
             layer = self.cache.check_layer(layer)
             self.cache.check_sequence(seq)

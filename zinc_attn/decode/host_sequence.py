@@ -8,7 +8,7 @@ from typing import Any
 
 from ..cache.pages import Reservation, StepError
 from ..cache.sequence import Sequence
-from ..errors import ArgumentError, LimitError, RuntimeUnavailableError, ShapeError
+from ..errors import ArgumentError, LimitError, ShapeError
 from ..planning.call import (
     CallOptions,
     RecordingKey,
@@ -43,8 +43,7 @@ class RecordedAttention:
         max_tokens: int | None,
     ) -> None:
         cache, runtime = runner.cache, runner.cache.device.runtime
-        if not isinstance(runtime, HostSequences):
-            raise RuntimeUnavailableError(f"record: got runtime {runtime.name!r}, expected a Device.from_kompute")
+        assert isinstance(runtime, HostSequences)
         self.runner, self.seq, self.layer = runner, seq, layer
         self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.head_dim)
         self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.row_words)

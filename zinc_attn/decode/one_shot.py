@@ -27,8 +27,9 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
         raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
     if ka.ndim != 3:
         raise ShapeError(f"k: got shape {ka.shape}, expected (tokens, kv_heads, head_dim)")
-    if len(ka) > MAX_CONTEXT:
-        raise ShapeError(f"k: got {len(ka):,} tokens, expected at most {MAX_CONTEXT:,}")
+    for name, x in (("q", qa), ("k", ka)):
+        if len(x) > MAX_CONTEXT:
+            raise ShapeError(f"{name}: got {len(x):,} rows, expected at most {MAX_CONTEXT:,}")
     if va.shape != ka.shape:
         raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
     if va.dtype != ka.dtype:

@@ -37,7 +37,7 @@ class NodeRange:
     def checked(cls, nodes: Any, tokens: Any, within: Any) -> NodeRange:
         """From the caller's arguments. ArgumentError names the wrong one."""
         last = MAX_CONTEXT // KEYS_PER_NODE
-        if nodes is not None and not isinstance(nodes, (list, tuple, np.ndarray)):
+        if nodes is not None and (not isinstance(nodes, (list, tuple, np.ndarray)) or getattr(nodes, "ndim", 1) != 1):
             raise ArgumentError(f"nodes: got {shown(nodes)}, expected a list of node numbers, or None")
         held = None if nodes is None else np.array([check_int("nodes", n, 0, last) for n in nodes], np.int64)
         if held is not None and np.any(held[1:] <= held[:-1]):

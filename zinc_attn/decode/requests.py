@@ -16,7 +16,7 @@ from ..cache.sequence import Sequence
 from ..errors import ArgumentError, ShapeError
 from ..planning.call import Request
 from ..planning.items import Visible
-from ..shapes import check_array
+from ..shapes import MAX_CONTEXT, check_array
 from .scoring import check_score_bound
 
 
@@ -120,6 +120,8 @@ def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
     want = (shape.q_heads, shape.head_dim)
     if array.ndim not in (2, 3) or array.shape[-2:] != want or array.shape[0] == 0:
         raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
+    if array.ndim == 3 and len(array) > MAX_CONTEXT:
+        raise ShapeError(f"q: got {len(array):,} rows, expected at most {MAX_CONTEXT:,}")
     values, largest = checked_values("q", check_array("q", array, ("float32", "float16")))
     return (values if array.ndim == 3 else values[None]), largest
 

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.kv_cache import KVCache
+from ..cache.kv_cache import MAX_LAYERS, KVCache
 from ..cache.pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
 from ..cache.sequence import Sequence
 from ..canonical.reference import PartialState, gather
@@ -555,7 +555,7 @@ class ShardedKVCache:
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
-        self.num_layers = check_int("num_layers", num_layers, 1)
+        self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
         memory = [float(memory_budget(device.info.index)[1]) for device in devices]

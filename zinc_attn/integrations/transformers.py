@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -143,10 +143,12 @@ def attention_mask(
     Arguments as transformers' AttentionMaskInterface passes them. UnsupportedError for a pattern other than causal
     or a causal sliding window; ShapeError for a 2-D mask that does not cover all keys.
     """
-    batch_size, q_length = check_int("batch_size", batch_size, 0), check_int("q_length", q_length, 0)
+    batch_size = check_int("batch_size", batch_size, 0, MAX_CONTEXT)
+    q_length = check_int("q_length", q_length, 0, MAX_CONTEXT)
     kv_length = check_int("kv_length", kv_length, 0, MAX_CONTEXT)
-    q_begin, kv_begin = check_int("q_offset", q_offset, 0), check_int("kv_offset", kv_offset, 0)
-    if not callable(mask_function):
+    q_begin = check_int("q_offset", q_offset, 0, MAX_CONTEXT)
+    kv_begin = check_int("kv_offset", kv_offset, 0, MAX_CONTEXT)
+    if not isinstance(mask_function, FunctionType):
         raise ArgumentError(f"mask_function: got {shown(mask_function)}, expected a mask function of transformers")
     use_vmap = check_bool("use_vmap", use_vmap)
     if q_begin + q_length != kv_begin + kv_length:
@@ -166,7 +168,7 @@ def attention_mask(
         kept = _columns(attention_mask[:, kv_begin:])
     try:
         one = torch.ones((1, 1), dtype=torch.bool, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:  # torch's, of what is no device or is not here
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # torch's, of what is no device here
         raise ArgumentError(f"device: got {shown(device)}, expected a torch device: {error}") from error
     mask = one.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
     mask.zinc = _Pattern(kept, window)
@@ -617,7 +619,7 @@ class ZincCache(Cache):
         for i, (kind, given, layer) in enumerate(zip(kinds, arguments, per_layer, strict=True)):
             if kind in _OURS:
                 shape = _shape(layer)
-                shape.kv_bytes_per_token(dtype or "f32")  # refuses what is no dtype for this head_dim
+                shape.kv_bytes_per_token("f32" if dtype is None else dtype)  # refuses a dtype
                 if self._layout:
                     SplitPlan.fixed(0, shape, num_splits=num_splits, split_size=split_size)
                 self._groups.setdefault(shape, _Group(shape, [])).layers.append(i)
@@ -954,8 +956,8 @@ class ZincCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row ``repeats`` times. ArgumentError: more rows than max_batch."""
-        rows = range(max(self.batch_size, 0))
-        self._select("repeats", [i for i in rows for _ in range(check_int("repeats", repeats, 1))])
+        repeats = check_int("repeats", repeats, 1, self.max_batch)
+        self._select("repeats", [i for i in range(max(self.batch_size, 0)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Any) -> None:
         """Keep the rows ``indices``, in this order."""

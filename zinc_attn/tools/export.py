@@ -35,6 +35,7 @@ from ..shapes import (
     AttnShape,
     check_int,
     check_path,
+    shown,
     value_words,
 )
 from .sweep import write_file
@@ -695,8 +696,10 @@ def export(
     ArgumentError also where the directory cannot be written.
     """
     target = check_path("directory", directory)
-    if target.exists() and not target.is_dir():
+    if os.path.exists(target) and not os.path.isdir(target):
         raise ArgumentError(f"directory: got {target}, which is a file, expected a directory or a new name")
+    if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate
+        raise ArgumentError(f"attn_shapes: got {shown(attn_shapes)}, expected a list of AttnShapes")
     made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
     hint = "choose another directory"
     for decl in {decl.file: decl for decl in kernels.KERNELS}.values():
@@ -734,7 +737,7 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
     manifest or a module. ArgumentError: ``path`` is no path.
     """
     file = check_path("path", path)
-    file = file / MANIFEST if os.path.isdir(file) else file
+    file = file / MANIFEST if os.path.isdir(file) else file  # False, and no error, also for a name that is too long
     try:
         text = read_regular(file, MOST_BYTES)
         data = json.loads(text)

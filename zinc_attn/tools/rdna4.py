@@ -1,7 +1,7 @@
 """The shipped kernels under RADV's compiler for RDNA4, on a machine without the card.
 
 Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing. Environment
-variables choose it, so the compiling happens in child processes. ``python -m zinc_attn.tools.rdna4`` prints the table.
+variables choose it, so the compiling happens in child processes. ``python -m zinc_attn.rdna4`` prints the table.
 """
 
 from __future__ import annotations
@@ -529,9 +529,8 @@ def table(reports: Sequence[VariantReport]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every gate holds; 1: one does not; 2: it cannot be known here."""
-    about = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m zinc_attn.tools.rdna4", description=about)
+    """0: every gate holds; 3: one does not; 2: it cannot be known here."""
+    parser = argparse.ArgumentParser(prog="python -m zinc_attn.rdna4", description=(__doc__ or "").splitlines()[0])
     add_arguments(parser)
     return run(parser.parse_args(argv))
 
@@ -545,7 +544,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: every gate holds; 1: one does not; 2: it cannot be known here."""
+    """0: every gate holds; 3: one does not; 2: it cannot be known here."""
     if why := missing(args.family):
         print(why, file=sys.stderr)
         return 2
@@ -565,7 +564,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json and not broken:
         most = max(r.statistics["LDS size"] for r in reports)
         print(f"{len(reports)} variants: all wave32, no spills, LDS at most {most} bytes: every gate holds")
-    return 1 if broken else 0
+    return 3 if broken else 0
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from ..distributed.sharded import RankError, Ranks, ShardedAttention, ShardedKVC
 from ..errors import ArgumentError, DTypeError, LimitError, ShapeError
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
-from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, value_words
+from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, parse_digits, shown, value_words
 
 F32 = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
@@ -87,9 +87,12 @@ class Layout:
         kind, _, size = word.rpartition(":")
         if word == "auto":
             return cls(word)
-        if not size.isdecimal() or int(size) < 1 or kind not in ("", "size") or word.startswith(":"):
-            raise ArgumentError(f"splits: got {text!r}, expected auto, a number of splits (8) or size:KEYS (size:2048)")
-        return cls(f"size:{int(size)}", split_size=int(size)) if kind else cls(str(int(size)), num_splits=int(size))
+        number = parse_digits(size)
+        if not number or kind not in ("", "size") or word.startswith(":"):
+            raise ArgumentError(
+                f"splits: got {shown(text)}, expected auto, a number of splits (8) or size:KEYS (size:2048)"
+            )
+        return cls(f"size:{number}", split_size=number) if kind else cls(str(number), num_splits=number)
 
     def plan(
         self,
@@ -120,9 +123,10 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
         digits = word.strip().lower()
         factor = _SUFFIXES.get(digits[-1:], 1)
         digits = digits[:-1] if factor > 1 else digits
-        if not digits.isdecimal():
-            raise ArgumentError(f"{name}: got {word!r}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
-        found.append(check_int(name, int(digits) * factor, 1, MAX_CONTEXT))
+        number = parse_digits(digits)
+        if number is None:
+            raise ArgumentError(f"{name}: got {shown(word)}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
+        found.append(check_int(name, number * factor, 1, MAX_CONTEXT))
     return list(dict.fromkeys(found))
 
 
