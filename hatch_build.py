@@ -38,7 +38,8 @@ def is_fresh(root: Path) -> bool:
     built = root / "zinc_attn" / "spirv" / "build.json"
     if not built.exists():
         return False
-    sources = [root / "scripts" / "build_shaders.py", root / "zinc_attn" / "shapes.py"]
+    names = ("scripts/build_shaders.py", "zinc_attn/canonical/constants.py", "zinc_attn/limits.py")
+    sources = [root / name for name in names]
     sources += (root / "zinc_attn" / "kernels").glob("*.py")
     sources += (path for path in (root / "shaders").rglob("*") if path.is_file())
     return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)

@@ -4,7 +4,8 @@ from . import errors, reference
 from .cache.kv_cache import KVCache
 from .cache.pages import CapacityError, StepError
 from .cache.sequence import Sequence
-from .canonical.reference import PartialState, fold, merge_state, merge_states
+from .canonical.partial import PartialState, fold
+from .canonical.reference import merge_state, merge_states
 from .decode.attention import Attention
 from .decode.one_shot import attention
 from .distributed.sharded import Fold, RankError, Ranks, ShardedAttention, ShardedKVCache, ShardedSequence

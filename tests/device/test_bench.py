@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
+from zinc_attn import reference
 from zinc_attn.cache import rows
-from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import ArgumentError, DeviceMemoryError

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from support import DRIVERS, FULL, Arrays, differing, make_inputs
 
 import zinc_attn as za
-from zinc_attn import errors
+from zinc_attn import errors, reference
 from zinc_attn.cache.rows import checked_values
-from zinc_attn.canonical import reference
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.planning.splits import SplitPlan, plan_splits

@@ -19,10 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support import FULL
 
 import zinc_attn as za
-from zinc_attn import errors
+from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
-from zinc_attn.canonical import reference
 from zinc_attn.planning import call as planning
 from zinc_attn.runtime import protocol as machine
 

@@ -19,9 +19,8 @@ from interrupts import Interrupter, files, moments, signals
 from support import FULL
 
 import zinc_attn as za
-from zinc_attn import errors
+from zinc_attn import errors, reference
 from zinc_attn.cache import rows
-from zinc_attn.canonical import reference
 
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
 METHODS = ("run", "write", "read", "record", "buffer", "kernel")

@@ -10,8 +10,8 @@ import pytest
 from support import DRIVERS, FULL, differing
 
 import zinc_attn as za
+from zinc_attn import reference
 from zinc_attn.cache import rows
-from zinc_attn.canonical import reference
 from zinc_attn.planning import call
 from zinc_attn.planning.sharing import SharedKeys, shared_leaves
 from zinc_attn.tools import cost

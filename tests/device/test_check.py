@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn.canonical import reference
+from zinc_attn import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.distributed import sharded
 from zinc_attn.kernels import contract as kernels

@@ -24,9 +24,9 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.kernels.records import WorkBuffer
+from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.call import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
-from zinc_attn.shapes import DTYPE_BYTES
 from zinc_attn.tools import export
 from zinc_attn.tools.export import evaluate, evaluate_all
 

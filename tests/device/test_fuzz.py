@@ -31,10 +31,9 @@ from interrupts import Interrupter, files
 from support import DRIVERS, FULL, RUNTIMES, differing, open_device
 
 import zinc_attn as za
-from zinc_attn import errors
+from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
-from zinc_attn.canonical import reference
 
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0

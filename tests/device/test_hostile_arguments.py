@@ -14,7 +14,7 @@ from hostile import ON_DEVICE, Make, walk
 from support import FULL, differing, open_device
 
 import zinc_attn as za
-from zinc_attn.canonical import reference
+from zinc_attn import reference
 
 SHAPE = za.AttnShape(2, 2, 64)
 Q = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)

@@ -11,9 +11,10 @@ import pytest
 from support import differing
 
 import zinc_attn as za
+from zinc_attn import reference
+from zinc_attn.canonical import constants
 from zinc_attn.cache import rows
-from zinc_attn.canonical import reference
-from zinc_attn.canonical.reference import PartialState, PartialStateError
+from zinc_attn.canonical.partial import PartialState, PartialStateError
 from zinc_attn.errors import ArgumentError
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -111,7 +112,7 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         with pytest.raises(PartialStateError, match=r"^partial state: got sinks \(3,\), expected \(2,\)"):
             PartialState.from_bytes(replace(a, sinks=np.zeros(3, np.float32)).to_bytes())
         bad = {
-            "m": (np.nan, 0.5, 2.0**98, reference.shapes.EMPTY_M),
+            "m": (np.nan, 0.5, 2.0**98, constants.EMPTY_M),
             "l": (np.inf, -1.0, 0.0, 0.5, 2000.0),
             "o": (np.nan, -np.inf, -(2.0**71)),
         }
@@ -141,7 +142,7 @@ def small_state(**changes: Any) -> PartialState:
     rng = np.random.default_rng(5)
     m = rng.integers(-9, 9, (2, 2, 2)).astype(np.float32)
     total, o = (rng.uniform(1, 500, shape).astype(np.float32) for shape in ((2, 2, 2), (2, 2, 2, 3)))
-    m[0, 0], total[0, 0], o[0, 0] = reference.shapes.EMPTY_M, 0, 0
+    m[0, 0], total[0, 0], o[0, 0] = constants.EMPTY_M, 0, 0
     sinks = np.array([-1.5, 3], np.float32)
     return replace(PartialState(np.array([3, 5]), m, total, o, (3, 6), "a call", sinks), **changes)
 

@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import errors
+from zinc_attn import errors, reference
 from zinc_attn.cache import files, rows
 from zinc_attn.cache.files import CacheFileError
 from zinc_attn.cache.pages import CapacityError
-from zinc_attn.canonical import reference
 
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
 

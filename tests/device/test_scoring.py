@@ -9,8 +9,8 @@ import pytest
 from support import FULL, differing, make_inputs
 
 import zinc_attn as za
+from zinc_attn import reference
 from zinc_attn.cache.rows import checked_values
-from zinc_attn.canonical import reference
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.decode.scoring import Scoring, check_scale, check_sinks
 from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError

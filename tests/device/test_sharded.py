@@ -19,9 +19,9 @@ import pytest
 from support import FULL, differing, open_device
 
 import zinc_attn as za
+from zinc_attn import reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
-from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.distributed import sharded
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
@@ -549,7 +549,7 @@ def test_refusals(device: za.Device) -> None:
 RANK = """
 import sys, time, numpy as np, zinc_attn as za
 from mpi4py import MPI
-from zinc_attn.canonical import reference
+from zinc_attn import reference
 mode, comm = sys.argv[1], MPI.COMM_WORLD
 shape = za.AttnShape(6, 2, 64)
 k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))
@@ -610,7 +610,7 @@ def test_ranks(tmp_path: Path, ranks: int, mode: str, expected: list[str]) -> No
 START = """
 import sys, time, numpy as np, zinc_attn as za
 from mpi4py import MPI
-from zinc_attn.canonical import reference
+from zinc_attn import reference
 comm, shape = MPI.COMM_WORLD, za.AttnShape(6, 2, 64)
 second = comm.rank == 1
 k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float16) for i in (1, 2))

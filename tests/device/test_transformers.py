@@ -23,9 +23,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
 import zinc_attn as za  # noqa: E402
-from zinc_attn import errors  # noqa: E402
+from zinc_attn import errors, reference  # noqa: E402
 from zinc_attn.cache import rows  # noqa: E402
-from zinc_attn.canonical import reference  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 
 STEPS = 64

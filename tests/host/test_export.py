@@ -15,15 +15,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from zinc_attn import shapes
+from zinc_attn import limits, shapes
 from zinc_attn.cache import rows
+from zinc_attn.canonical import constants
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import contract as kernels
+from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
-from zinc_attn.shapes import DTYPE_BYTES, AttnShape
+from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import export
 from zinc_attn.tools.export import ManifestError, evaluate, evaluate_all, load_manifest
 
@@ -96,7 +98,7 @@ def test_kernels_are_the_declarations(made):
 
 def test_constants_are_the_float32_that_the_shaders_have(made):
     bits = made["constants"]["EXP2_POLY"]["float32_bits"]
-    assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in shapes.EXP2_POLY]
+    assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in constants.EXP2_POLY]
     assert made["constants"]["FLUSH"]["float32_bits"] == "0x0D800000"
     assert made["constants"]["RCP_SEED"]["value"] == 0x7EF311C3
     assert made["constants"]["LEAF"]["value"] == 64
@@ -150,7 +152,7 @@ def test_sizes(dtype, page_size):
 
 @pytest.mark.parametrize("kind", export.KINDS)
 def test_values_by_kind_of_device(kind):
-    for head_dim in shapes.HEAD_DIMS:
+    for head_dim in limits.HEAD_DIMS:
         names = {"kind": kind, "head_dim": head_dim}
         assert evaluate(export.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
         assert evaluate(export.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
@@ -159,7 +161,7 @@ def test_values_by_kind_of_device(kind):
 def contexts(table):
     edges = {x for row in table for x in (row["from"], row["to"])}
     near = {x + d for x in edges for d in (-64, -1, 0, 1, 64)} | {1, 1000, 8192, 131072}
-    return sorted(x for x in near if 0 <= x <= shapes.MAX_CONTEXT)
+    return sorted(x for x in near if 0 <= x <= limits.MAX_CONTEXT)
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
@@ -167,7 +169,7 @@ def contexts(table):
 def test_split_tables_are_the_split_rule(shape, kind, units):
     """At every breakpoint and beside it; the expressions too, for several query rows."""
     table = export.split_table(shape, units, kind)
-    assert table[0]["from"] == 0 and table[-1]["to"] == shapes.MAX_CONTEXT
+    assert table[0]["from"] == 0 and table[-1]["to"] == limits.MAX_CONTEXT
     assert all(a["to"] + 1 == b["from"] for a, b in pairwise(table))
     rule = export._split_rule()
     for context in contexts(table):

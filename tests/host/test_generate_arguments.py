@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zinc_attn import reference
 from zinc_attn.cache.rows import stored_values
-from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate

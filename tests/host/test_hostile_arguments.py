@@ -10,7 +10,7 @@ import pytest
 from hostile import INNER, ON_DEVICE, Make, all_public, walk
 
 import zinc_attn as za
-from zinc_attn.canonical import reference
+from zinc_attn import reference
 from zinc_attn.tools import export
 
 SHAPE = za.AttnShape(2, 2, 64)

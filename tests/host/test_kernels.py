@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zinc_attn import shapes
+from zinc_attn import limits, shapes
 from zinc_attn.cache import rows
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.kernels import glsl
@@ -86,10 +86,10 @@ def test_interface_of_the_spirv(decl):
     assert set(re.findall(r"OpCapability (\w+)", text)) == {"Shader"}
 
 
-@pytest.mark.parametrize("head_dim", shapes.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", limits.HEAD_DIMS)
 def test_value_slices_cover_the_head_dim(head_dim):
     width = kernels.value_slice(head_dim)
-    assert head_dim % width == 0 and head_dim // width <= shapes.WAVE
+    assert head_dim % width == 0 and head_dim // width <= limits.WAVE
 
 
 LEVELS = (("||",), ("==",), ("<=", ">"), ("+",), ("*", "/"))  # GLSL's precedence, loosest first; all bind to the left
@@ -141,9 +141,9 @@ def operand(tokens: list[str], known: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("dtype", kernels.STORAGE)
 @pytest.mark.parametrize("build", kernels.BUILDS)
-@pytest.mark.parametrize("head_dim", shapes.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", limits.HEAD_DIMS)
 def test_shader_and_host_evaluate_the_shared_formulas_alike(head_dim, build, dtype):
-    if dtype == "q8_0" and head_dim % shapes.Q8_BLOCK:
+    if dtype == "q8_0" and head_dim % limits.Q8_BLOCK:
         return
     text = (ROOT / "shaders" / "attend_sizes.glsl").read_text()
     contract = evaluated_glsl((ROOT / "shaders" / "contract.glsl").read_text(), {})

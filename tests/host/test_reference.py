@@ -6,8 +6,10 @@ import time
 
 import numpy as np
 import pytest
+import textbook
 
-from zinc_attn.canonical import reference as ref
+from zinc_attn import reference as ref
+from zinc_attn.canonical import state as states
 
 SHAPES = (
     "16/2/256",
@@ -69,9 +71,9 @@ def test_no_key_gives_zero_and_minus_infinity(rng):
 
 def test_merging_with_the_empty_state_changes_no_bit(rng):
     m = np.rint(rng.standard_normal(50) * 40).astype(np.float32)
-    state = ref.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
-    empty = ref.empty_state((50,), 8)
-    for merged in (ref.merge(state, empty), ref.merge(empty, state)):
+    state = states.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
+    empty = states.empty_state((50,), 8)
+    for merged in (states.merge(state, empty), states.merge(empty, state)):
         for got, want in zip(merged, state, strict=True):
             assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
@@ -94,8 +96,8 @@ def test_rows_of_a_causal_chunk_are_decode_steps(rng):
 
 def test_inputs_below_two_to_minus_40_are_zero():
     x = np.array([2.0**-41, -(2.0**-41), 2.0**-40, -0.0, 1.0], np.float32)
-    assert np.array_equal(ref.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
-    assert not np.signbit(ref.as_input(x)).any()
+    assert np.array_equal(states.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
+    assert not np.signbit(states.as_input(x)).any()
 
 
 # --- the textbook form: the labs' properties ---------------------------------------------------------------
@@ -113,26 +115,26 @@ def dense(q, k, v, scale):
 
 
 def test_one_partition_is_attention(lab):
-    assert np.allclose(ref.partitioned_attention(*lab[:3], 1, lab[3]), dense(*lab), rtol=1e-12)
+    assert np.allclose(textbook.partitioned_attention(*lab[:3], 1, lab[3]), dense(*lab), rtol=1e-12)
 
 
 @pytest.mark.parametrize("parts", (2, 3, 7, 32, 100, 137))
 def test_any_partition_count_also_more_than_keys(lab, parts):
-    assert np.allclose(ref.partitioned_attention(*lab[:3], parts, lab[3]), dense(*lab), rtol=1e-12)
+    assert np.allclose(textbook.partitioned_attention(*lab[:3], parts, lab[3]), dense(*lab), rtol=1e-12)
 
 
 def test_merge_order_does_not_matter(lab, rng):
     q, k, v, scale = lab
-    parts = [ref.attend_partial(q, k[i : i + 9], v[i : i + 9], scale) for i in range(0, 100, 9)]
+    parts = [textbook.attend_partial(q, k[i : i + 9], v[i : i + 9], scale) for i in range(0, 100, 9)]
     for order in (range(len(parts)), range(len(parts) - 1, -1, -1), rng.permutation(len(parts))):
-        assert np.allclose(ref.merge_partials(parts[i] for i in order), dense(*lab), rtol=1e-12)
+        assert np.allclose(textbook.merge_partials(parts[i] for i in order), dense(*lab), rtol=1e-12)
 
 
 def test_merging_merges_is_attending_the_union(lab):
     q, k, v, scale = lab
-    a, b, c = (ref.attend_partial(q, k[r], v[r], scale) for r in (slice(0, 30), slice(30, 31), slice(31, 100)))
-    left = ref.merge_two(ref.merge_two(a, b), c)
-    right = ref.merge_two(a, ref.merge_two(b, c))
+    a, b, c = (textbook.attend_partial(q, k[r], v[r], scale) for r in (slice(0, 30), slice(30, 31), slice(31, 100)))
+    left = textbook.merge_two(textbook.merge_two(a, b), c)
+    right = textbook.merge_two(a, textbook.merge_two(b, c))
     assert np.allclose(left.accumulator / left.denominator, right.accumulator / right.denominator, rtol=1e-12)
     assert np.allclose(left.accumulator / left.denominator, dense(*lab), rtol=1e-12)
 
@@ -140,7 +142,7 @@ def test_merging_merges_is_attending_the_union(lab):
 def test_extreme_scores_do_not_overflow(lab):
     q, k, v, scale = lab
     k[17] = q / (q @ q) * 200 / scale
-    got = ref.partitioned_attention(q, k, v, 7, scale)
+    got = textbook.partitioned_attention(q, k, v, 7, scale)
     assert np.all(np.isfinite(got)) and np.allclose(got, dense(q, k, v, scale), rtol=1e-12)
 
 
@@ -152,10 +154,10 @@ def test_paged_online_attention_does_not_see_the_placement(lab, tokens):
         pages_k, pages_v = np.full((8, 4, 16), np.nan), np.full((8, 4, 8), np.nan)
         for t in range(tokens):
             pages_k[table[t // 4], t % 4], pages_v[table[t // 4], t % 4] = k[t], v[t]
-        got = ref.paged_online_attention(q, pages_k, pages_v, table, tokens, scale)
+        got = textbook.paged_online_attention(q, pages_k, pages_v, table, tokens, scale)
         assert np.allclose(got, want, rtol=1e-12)
 
 
 def test_merge_partials_of_nothing_is_refused():
     with pytest.raises(ValueError, match="expected at least one"):
-        ref.merge_partials([])
+        textbook.merge_partials([])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.constants import MAX_INPUT, MIN_INPUT
 from ..canonical.tensorfile import (
     Header,
     PathLike,
@@ -32,7 +33,7 @@ from ..canonical.tensorfile import (
     read_into,
 )
 from ..errors import ArgumentError
-from ..shapes import MAX_CONTEXT, MAX_INPUT, MIN_INPUT
+from ..limits import MAX_CONTEXT
 from . import rows
 from .pages import SequencePages
 

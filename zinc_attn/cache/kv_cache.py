@@ -17,18 +17,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.constants import LEAF
+from ..checks import check_array, check_int
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
+from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Use, memory_budget, no_room
-from ..shapes import (
-    LEAF,
-    MAX_CONTEXT,
-    AttnShape,
-    check_array,
-    check_int,
-    scale_words,
-    value_words,
-)
+from ..shapes import AttnShape, scale_words, value_words
 from . import rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .mover import HeadSlice, PageLayout, RowMover

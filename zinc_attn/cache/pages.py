@@ -33,8 +33,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_int, shown
 from ..errors import ArgumentError, ClosedError, LimitError, ZincAttnError
-from ..shapes import MAX_CONTEXT, check_int, shown
+from ..limits import MAX_CONTEXT
 from .registry import Registry
 
 MIN_PAGE_SIZE: Final = 16  # tokens

@@ -15,9 +15,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.reference import as_input
+from ..canonical.constants import CHUNK, LEAF, MAX_INPUT, MIN_INPUT
+from ..canonical.state import as_input
+from ..checks import check_array
 from ..errors import DTypeError, ValueRangeError
-from ..shapes import CHUNK, LEAF, MAX_INPUT, MIN_INPUT, Q8_BLOCK, check_array, scale_words, value_words
+from ..limits import Q8_BLOCK
+from ..shapes import scale_words, value_words
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
+from ..checks import check_int, parse_digits, shown
 from ..distributed.sharded import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError, ZincAttnError
+from ..limits import DTYPE_BYTES
 from ..runtime.device import RUNTIMES, Device, list_devices
 from ..runtime.protocol import DeviceInfo, choose
-from ..shapes import DTYPE_BYTES, AttnShape, check_int, parse_digits, shown
+from ..shapes import AttnShape
 from ..tools import check, cost, export, generate, rdna4
 from ..tools.cost import PRESETS, ModelPreset, find_model, slug
 from ..tools.sweep import (

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
-from ..canonical.reference import PartialState
+from ..canonical.partial import PartialState
+from ..checks import check_bool, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
-from ..shapes import check_bool, shown
 from .host_sequence import RecordedAttention
 from .partial import NodeRange, attend_nodes
 from .requests import CallRequest, Columns, check_columns, check_requests, hold_places, shaped_like

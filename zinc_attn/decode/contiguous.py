@@ -8,14 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.rows import pack_k, pack_v, tiles
-from ..canonical.reference import key_ranges
+from ..canonical.arguments import key_ranges
+from ..canonical.constants import LEAF
+from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, attend_call, merge_call
 from ..kernels.records import WorkBuffer
 from ..planning.items import Visible, item_records, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
-from ..shapes import LEAF, check_int, dtype_bytes
+from ..shapes import dtype_bytes
 from .scoring import Scoring, check_scale
 
 F32 = NDArray[np.float32]

@@ -8,6 +8,8 @@ from typing import Any
 
 from ..cache.pages import Reservation, StepError
 from ..cache.sequence import Sequence
+from ..canonical.constants import KEYS_PER_NODE, NODE
+from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..planning.call import (
     CallOptions,
@@ -20,7 +22,6 @@ from ..planning.call import (
 from ..planning.sizes import power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_splits
 from ..runtime.protocol import HostSequences, Use
-from ..shapes import KEYS_PER_NODE, NODE, check_int
 from .runner import CallRunner
 from .workspace import Tensors, TensorWords, Workspace
 

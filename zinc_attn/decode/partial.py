@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.reference import PartialState, empty_state, key_ranges
+from ..canonical.arguments import key_ranges
+from ..canonical.constants import KEYS_PER_NODE, NODE
+from ..canonical.partial import PartialState
+from ..canonical.state import empty_state
+from ..checks import check_int, shown
 from ..errors import ArgumentError
+from ..limits import MAX_CONTEXT
 from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
-from ..shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, check_int, shown
 from .requests import CallRequest
 from .runner import CallRunner
 from .scoring import Scoring

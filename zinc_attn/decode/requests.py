@@ -13,10 +13,11 @@ from ..cache.kv_cache import KVCache
 from ..cache.pages import Reservation
 from ..cache.rows import checked_values
 from ..cache.sequence import Sequence
+from ..checks import check_array
 from ..errors import ArgumentError, ShapeError
+from ..limits import MAX_CONTEXT
 from ..planning.call import Request
 from ..planning.items import Visible
-from ..shapes import MAX_CONTEXT, check_array
 from .scoring import check_score_bound
 
 

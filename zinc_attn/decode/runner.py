@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
+from ..canonical.constants import LEAF
 from ..planning.call import CallOptions, DeviceFacts, RecordingKey, SplitLayout, Submission, plan_call
 from ..planning.splits import first_seen
 from ..runtime.protocol import Recording
-from ..shapes import LEAF
 from .requests import CallRequest
 from .scoring import LayerScorings, Scoring
 from .workspace import Held, SharedTensors, Tensors, Workspace

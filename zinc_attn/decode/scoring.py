@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.rows import checked_values
-from ..canonical.reference import score_scale, sink_scores
+from ..canonical.constants import LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT
+from ..canonical.emulate import score_scale
+from ..canonical.state import sink_scores
+from ..checks import check_array, check_float, check_int
 from ..errors import ArgumentError, ShapeError, ValueRangeError
 from ..kernels import contract
-from ..shapes import LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT, check_array, check_float, check_int
 
 F32 = NDArray[np.float32]
 MAX_WINDOW = 1 << 62  # positions are int64

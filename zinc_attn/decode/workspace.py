@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
+from ..canonical.constants import LEAF
 from ..kernels import contract
 from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
 from ..kernels.records import ROW, Records, WorkBuffer
@@ -21,7 +22,6 @@ from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Dispatch, Use
-from ..shapes import LEAF
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]

@@ -35,16 +35,19 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import MAX_LAYERS, KVCache
 from ..cache.pages import MAX_PAGE_SIZE, CapacityError, PagePool, Reservation, SequencePages, commit_all
 from ..cache.sequence import Sequence
-from ..canonical.reference import PartialState, gather
+from ..canonical.constants import KEYS_PER_NODE, NODE
+from ..canonical.partial import PartialState, gather
+from ..checks import check_bool, check_float, check_int, shown
 from ..decode.attention import Attention
 from ..errors import ArgumentError, ClosedError, ShapeError, ZincAttnError
 from ..kernels.contract import SCRATCH_BYTES
 from ..kernels.dispatches import merge_call
 from ..kernels.records import WorkBuffer
+from ..limits import MAX_CONTEXT
 from ..planning.sizes import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use, memory_budget
-from ..shapes import KEYS_PER_NODE, MAX_CONTEXT, NODE, AttnShape, check_bool, check_float, check_int, shown
+from ..shapes import AttnShape
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..cache.pages import PagePool, StepError
 from ..cache.sequence import Sequence
+from ..checks import check_bool, check_float, check_int, shown
 from ..decode.attention import Attention
 from ..decode.one_shot import attention, default_device
 from ..decode.scoring import check_scale, check_softcap, check_window
@@ -39,9 +40,10 @@ from ..errors import (
     UnsupportedError,
     ValueRangeError,
 )
+from ..limits import MAX_CONTEXT
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
-from ..shapes import MAX_CONTEXT, AttnShape, check_bool, check_float, check_int, shown
+from ..shapes import AttnShape
 
 try:
     import torch

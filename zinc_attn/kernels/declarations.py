@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from .. import shapes
+from .. import limits
 
 Access = Literal["read", "write"]
 
@@ -125,7 +125,7 @@ _ATTEND_BINDINGS: Final = (
 
 Build = Literal["single", "loop"]
 BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
-STORAGE: Final = tuple(shapes.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialisation constant
+STORAGE: Final = tuple(limits.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialisation constant
 
 
 def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:

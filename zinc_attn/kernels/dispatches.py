@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..shapes import CHUNK, AttnShape, scale_words, value_words
+from ..canonical.constants import CHUNK
+from ..shapes import AttnShape, scale_words, value_words
 from . import contract
 from .contract import Build, KernelDecl
 

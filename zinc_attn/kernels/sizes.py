@@ -10,15 +10,15 @@ from functools import lru_cache
 from types import CodeType
 from typing import Final
 
-from .. import shapes
+from .. import limits
 from .declarations import STORAGE, Build
 from .tuning import chunks_ahead
 
 # What the formulas start from: attend's specialisation constants and its macro LOOP.
 INPUTS: Final = ("HEAD_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LOOP")
 KNOWN: Final = {
-    "WAVE": shapes.WAVE,
-    "MAX_ACCUMULATORS": shapes.MAX_ACCUMULATORS,
+    "WAVE": limits.WAVE,
+    "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
 # name: (expression, meaning). The expressions use //, *, +, comparisons, `or` and conditionals of integers that are not

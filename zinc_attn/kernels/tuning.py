@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .. import shapes
+from .. import limits
+from ..canonical import constants
+
+if TYPE_CHECKING:
+    from ..shapes import AttnShape
 
 SHARED_HEADS: Final = 16  # query heads, over all rows, that a workgroup of a GPU serves where rows share keys
 SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its scalar registers
@@ -13,15 +17,15 @@ SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer cal
 
 def chunks_ahead(kind: str, head_dim: int) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return 1 if kind == "cpu" else 4 if head_dim % (4 * shapes.CHUNK) == 0 else 2
+    return 1 if kind == "cpu" else 4 if head_dim % (4 * constants.CHUNK) == 0 else 2
 
 
 def merge_lanes(kind: str) -> int:
     """Invocations of a workgroup of pass 2, by device kind: 8 waves of a GPU have 256 states in flight."""
-    return shapes.WAVE if kind == "cpu" else 8 * shapes.WAVE
+    return limits.WAVE if kind == "cpu" else 8 * limits.WAVE
 
 
-def shared_rows(kind: str, shape: shapes.AttnShape, wherever: bool = False) -> int:
+def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
     """Query rows that one workgroup serves where rows share keys, by device kind; 1 means that none share.
 
     With more rows, K and V are loaded and converted less often. A GPU's vector registers hold SHARED_HEADS at half the
@@ -30,7 +34,7 @@ def shared_rows(kind: str, shape: shapes.AttnShape, wherever: bool = False) -> i
     passes, take longer than they save. ``wherever``: where a CPU would share nothing, take a GPU's number.
     """
     if kind == "cpu":
-        own = min(shapes.MAX_ACCUMULATORS // shape.head_dim, 8) // shape.group
+        own = min(limits.MAX_ACCUMULATORS // shape.head_dim, 8) // shape.group
         if own > 1 or not wherever:
             return max(own, 1)
     return max(min(SHARED_HEADS // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.reference import key_ranges
+from ..canonical.arguments import key_ranges
 from ..kernels.contract import SCRATCH_BYTES, Build, shared_rows
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..shapes import AttnShape

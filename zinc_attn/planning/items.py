@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.constants import LEAF
 from ..kernels.records import ITEM, NEVER, ROW, Records
-from ..shapes import LEAF
 from .splits import SplitPlan
 
 Indices = NDArray[np.int64]

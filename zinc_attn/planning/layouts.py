@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ..shapes import LEAF, AttnShape
+from ..canonical.constants import LEAF
+from ..shapes import AttnShape
 from .call import SplitLayout
 from .splits import SplitPlan, first_seen, plan_splits
 

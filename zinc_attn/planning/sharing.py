@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.constants import LEAF
 from ..kernels.records import ITEM, NEVER, Records, no_records
-from ..shapes import LEAF
 from .items import Indices
 
 

@@ -31,8 +31,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from ..canonical.constants import LEAF, NODE
+from ..checks import check_int, check_text, shown
 from ..errors import ArgumentError, LimitError
-from ..shapes import LEAF, MAX_CONTEXT, NODE, AttnShape, check_int, check_text, dtype_bytes, shown
+from ..limits import MAX_CONTEXT
+from ..shapes import AttnShape, dtype_bytes
 
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..checks import check_int, shown
 from ..errors import ArgumentError, KernelError, RuntimeUnavailableError
 from ..kernels.contract import KernelDecl
 from ..kernels.dispatches import KernelCall
-from ..shapes import check_int, shown
 from . import protocol as machine
 from .kompute import KomputeRuntime
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Runtime

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_int, parse_digits, shown
 from ..errors import (
     ArgumentError,
     ClosedError,
@@ -35,7 +36,6 @@ from ..errors import (
     ZincAttnError,
 )
 from ..kernels.contract import KernelDecl
-from ..shapes import check_int, parse_digits, shown
 
 Words = NDArray[np.uint32]
 

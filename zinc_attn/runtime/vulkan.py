@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ..checks import check_int
 from ..errors import (
     ArgumentError,
     ClosedError,
@@ -35,7 +36,7 @@ from ..errors import (
     ZincAttnError,
 )
 from ..kernels.contract import KernelDecl
-from ..shapes import WAVE, check_int
+from ..limits import WAVE
 from .protocol import (
     API_1_1,
     API_1_3,

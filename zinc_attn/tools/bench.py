@@ -25,16 +25,18 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from .. import reference
 from ..cache.rows import pack_k, pack_v
-from ..canonical import reference
+from ..checks import check_int
 from ..decode.contiguous import ContiguousKV, RecordedCall
 from ..decode.scoring import check_scale
 from ..errors import ArgumentError, LimitError
 from ..kernels import contract as kernels
+from ..limits import MAX_CONTEXT, WAVE
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
 from ..runtime.protocol import Dispatch, Use, Words
-from ..shapes import MAX_CONTEXT, WAVE, AttnShape, check_int
+from ..shapes import AttnShape
 from . import cost
 from .cost import ModelPreset
 from .sweep import F32, ORACLE_PRODUCTS, Inputs, Progress, SweepRow, difference

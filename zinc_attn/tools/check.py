@@ -27,18 +27,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
+from .. import __version__, reference
 from ..cache import kv_cache as cache
 from ..cache import rows
 from ..cache.sequence import Sequence as CachedSequence
-from ..canonical import reference
+from ..canonical.constants import KEYS_PER_NODE
 from ..decode.attention import Attention
 from ..decode.scoring import check_scale, check_softcap, check_window
 from ..distributed.sharded import ShardedAttention, ShardedKVCache
 from ..errors import ArgumentError, LimitError
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import RUNTIMES, Device, build_record, list_devices
-from ..shapes import KEYS_PER_NODE, AttnShape, value_words
+from ..shapes import AttnShape, value_words
 from .sweep import Layout, Progress, parse_contexts, parse_layouts, write_file
 
 F32 = NDArray[np.float32]

@@ -16,19 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from ..canonical.constants import KEYS_PER_NODE, LEAF, NODE
+from ..checks import check_int
 from ..errors import ArgumentError
 from ..kernels import contract as kernels
 from ..kernels.contract import SCRATCH_BYTES
+from ..limits import MAX_CONTEXT
 from ..planning.splits import SplitPlan, plan_splits, sharing_pays
-from ..shapes import (
-    KEYS_PER_NODE,
-    LEAF,
-    MAX_CONTEXT,
-    NODE,
-    AttnShape,
-    check_int,
-    dtype_bytes,
-)
+from ..shapes import AttnShape, dtype_bytes
 
 # --- models ------------------------------------------------------------------------------------------------
 

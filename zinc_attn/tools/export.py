@@ -16,28 +16,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from .. import __version__, shapes
+from .. import __version__, limits, shapes
 from ..cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ..canonical.constants import CHUNK, LEAF, NODE
 from ..canonical.tensorfile import PathLike, plain, read_regular
+from ..checks import check_int, check_path, shown
 from ..errors import ArgumentError
 from ..kernels import contract as kernels
 from ..kernels.contract import KernelDecl
+from ..limits import DTYPE_BYTES, MAX_CONTEXT, Q8_BLOCK
 from ..planning import splits as planner
 from ..planning.splits import split_rule
 from ..runtime.device import build_record, load_spirv
-from ..shapes import (
-    CHUNK,
-    DTYPE_BYTES,
-    LEAF,
-    MAX_CONTEXT,
-    NODE,
-    Q8_BLOCK,
-    AttnShape,
-    check_int,
-    check_path,
-    shown,
-    value_words,
-)
+from ..shapes import AttnShape, value_words
 from .sweep import write_file
 
 FORMAT: Final = "zinc_attn export"
@@ -186,7 +177,7 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     "merge.head_dim": ("head_dim", "head dimension"),
     "merge.lanes": (
         "merge_lanes",
-        f"invocations of a workgroup, a multiple of {shapes.WAVE}; never shows in the bits",
+        f"invocations of a workgroup, a multiple of {limits.WAVE}; never shows in the bits",
     ),
     "append.row_values": ("value_words", "words of K (or V) values per token and KV head"),
     "append.scales": ("scale_words", "words of their scales"),
@@ -219,7 +210,7 @@ ROLES: Final = {
 SIZES: Final[dict[str, tuple[str, str]]] = {
     "group": ("q_heads // kv_heads", "query heads per KV head; head h reads KV head h // group"),
     "head_chunks": (
-        f"ceil_div(group, min({shapes.MAX_HEADS_PER_WORKGROUP}, {shapes.MAX_ACCUMULATORS} // head_dim))",
+        f"ceil_div(group, min({limits.MAX_HEADS_PER_WORKGROUP}, {limits.MAX_ACCUMULATORS} // head_dim))",
         "workgroups that share one KV head",
     ),
     "heads_per_workgroup": ("ceil_div(group, head_chunks)", "query heads of one workgroup of pass 1"),
@@ -244,7 +235,7 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
     ),
     "merge_lanes": (
         f"{kernels.merge_lanes('cpu')} if kind == 'cpu' else {kernels.merge_lanes('gpu')}",
-        f"invocations of a workgroup of pass 2; {shapes.WAVE} where maxComputeWorkGroupInvocations is less",
+        f"invocations of a workgroup of pass 2; {limits.WAVE} where maxComputeWorkGroupInvocations is less",
     ),
     "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),
     "first_leaf": (f"begin // {LEAF}", "leaf of that key"),
@@ -521,7 +512,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         "sha256": digest,
         "bytes": size,
         "entry_point": "main",
-        "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{shapes.WAVE}", "1", "1"],
+        "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}", "1", "1"],
         "bindings": bindings,
         "push_constants": [],
         "specialisation_constants": constants,
@@ -656,10 +647,10 @@ def manifest(
             "extensions": [],
             "storage_buffers_per_stage": max(len(decl.bindings) for decl in kernels.KERNELS),
             "subgroup_size": {
-                "request": shapes.WAVE,
+                "request": limits.WAVE,
                 "how": "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo, where Vulkan 1.3 or "
                 "VK_EXT_subgroup_size_control offers subgroupSizeControl for compute and "
-                f"minSubgroupSize <= {shapes.WAVE} <= maxSubgroupSize; else nothing",
+                f"minSubgroupSize <= {limits.WAVE} <= maxSubgroupSize; else nothing",
                 "require_full_subgroups": False,
                 "for": "speed only: the modules use no subgroup operation and give the same bits at every size",
             },

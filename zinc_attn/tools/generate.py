@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache import rows
+from ..checks import check_int
 from ..errors import ArgumentError, DeviceMemoryError, LimitError, UnsupportedError, ZincAttnError
 from ..runtime.device import Device
-from ..shapes import AttnShape, check_int, dtype_bytes
+from ..shapes import AttnShape, dtype_bytes
 from .sweep import PAGE_SIZE, Layout, Progress, difference
 
 F32 = NDArray[np.float32]

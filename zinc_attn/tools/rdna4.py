@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .. import shapes
+from .. import limits, shapes
+from ..canonical import constants
 from ..errors import ArgumentError, KernelError, NoVulkanError, ZincAttnError
 from ..kernels import contract as kernels
 from ..runtime.device import SPIRV
@@ -69,7 +70,7 @@ class Spec:
                 self.head_dim,
                 self.heads,
                 kernels.chunks_ahead("discrete", self.head_dim),
-                shapes.LEAF,
+                constants.LEAF,
                 self.softcap,
                 self.rows,
             )
@@ -135,7 +136,7 @@ class VariantReport:
     def waves_per_simd_lds(self) -> float:
         """Waves per SIMD that the LDS holds, on average over a CU: workgroups have one wave, those of pass 2 eight."""
         steps = -(-self.lds_bytes // LDS_STEP)
-        waves = 1 if self.spec.heads else kernels.merge_lanes("discrete") // shapes.WAVE
+        waves = 1 if self.spec.heads else kernels.merge_lanes("discrete") // limits.WAVE
         return min(WAVE_SLOTS, waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else WAVE_SLOTS
 
     @property
@@ -193,8 +194,8 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
         ):
             if got > most and (what != "VGPRs" or r.family.startswith("gfx12")):
                 found.append(f"{name(r.spec)}: {got} {what}, at most {most} allowed")
-        if r.wave != shapes.WAVE:
-            found.append(f"{name(r.spec)}: wave{r.wave}, wave{shapes.WAVE} needed")
+        if r.wave != limits.WAVE:
+            found.append(f"{name(r.spec)}: wave{r.wave}, wave{limits.WAVE} needed")
     return found
 
 
@@ -254,8 +255,8 @@ def main_loops(isa: str, head_dim: int, dtype_bytes: int) -> tuple[Issue | None,
     for loop, straight in innermost_loops(isa):
         if per_trip := sum(_load_bytes(op) for op, _ in loop):
             reads_lds = any(op.startswith(("ds_read", "ds_load")) for op, _ in loop)
-            keys = shapes.LEAF * kernels.value_slice(head_dim) if reads_lds else 2 * head_dim
-            trips_per_key = keys * dtype_bytes / per_trip / shapes.LEAF
+            keys = constants.LEAF * kernels.value_slice(head_dim) if reads_lds else 2 * head_dim
+            trips_per_key = keys * dtype_bytes / per_trip / constants.LEAF
             groups[reads_lds].append(_issue(loop, trips_per_key) if straight else None)
     qk, pv = (g[0] if len(g) == 1 else None for g in groups)
     return qk, pv
@@ -316,7 +317,7 @@ def missing(family: str = "gfx1201") -> str | None:
 
 
 def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
-    dtype_bytes = shapes.DTYPE_BYTES.get(spec.kernel.rsplit("_", 1)[-1])
+    dtype_bytes = limits.DTYPE_BYTES.get(spec.kernel.rsplit("_", 1)[-1])
     loops = main_loops(one["isa"], spec.head_dim, dtype_bytes) if spec.heads and dtype_bytes else (None, None)
     return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops)
 
@@ -465,7 +466,7 @@ def _compile(
         pData=vk.array("uint32_t", constants),
     )
     main_name = ffi.new("char[]", b"main")
-    size = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=shapes.WAVE)
+    size = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=limits.WAVE)
     stage = vk.struct(
         "VkPipelineShaderStageCreateInfo",
         pNext=size if several else ffi.NULL,

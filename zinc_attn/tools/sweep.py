@@ -30,20 +30,23 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import reference
 from ..cache.kv_cache import KVCache
 from ..cache.pages import PagePool
 from ..cache.rows import checked_values, stored, stored_values, tiles
 from ..cache.sequence import Sequence as CachedSequence
-from ..canonical import reference
+from ..canonical.constants import KEYS_PER_NODE, LEAF
+from ..checks import check_int, parse_digits, shown
 from ..decode.attention import Attention
 from ..decode.contiguous import ContiguousKV, RecordedCall
 from ..decode.one_shot import check_arrays
 from ..decode.scoring import check_scale, check_score_bound
 from ..distributed.sharded import RankError, Ranks, ShardedAttention, ShardedKVCache
 from ..errors import ArgumentError, DTypeError, LimitError, ShapeError
+from ..limits import MAX_CONTEXT
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
-from ..shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT, AttnShape, check_int, parse_digits, shown, value_words
+from ..shapes import AttnShape, value_words
 
 F32 = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all

@@ -1,0 +1,66 @@
+"""Arguments of the oracles: checks, and the keys that each query row sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import check_array, check_bool, check_float, check_int
+from ..errors import ShapeError, ValueRangeError
+from ..limits import MAX_CONTEXT
+from . import constants
+
+
+def with_rows(q: NDArray[Any]) -> NDArray[Any]:
+    return q[None] if q.ndim == 2 else q
+
+
+def key_ranges(tokens: int, q_len: int, causal: bool, window: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(first, limit) of each of q_len rows: row i sees keys [first, limit), first >= limit where it sees none."""
+    behind = np.maximum(tokens - q_len + 1 + np.arange(q_len), 0)  # its own position and what comes before
+    limits = behind if causal else np.full(q_len, tokens)
+    firsts = np.zeros(q_len, np.int64) if window is None else np.maximum(behind - window, 0)
+    return firsts, limits
+
+
+def checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """q, k and v as arrays that fit each other and hold numbers that the kernels take: see ``attention``."""
+    qa, ka, va = (check_array(name, x, dtypes) for name, x in (("q", q), ("k", k), ("v", v)))
+    if qa.ndim not in (2, 3) or 0 in qa.shape:
+        raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
+    if ka.ndim != 3 or not ka.shape[1] or ka.shape[2] != qa.shape[-1] or qa.shape[-2] % ka.shape[1]:
+        raise ShapeError(
+            f"k: got shape {ka.shape}, expected (tokens, kv_heads, {qa.shape[-1]}) with a kv_heads that divides q's "
+            f"{qa.shape[-2]} heads"
+        )
+    if va.shape != ka.shape:
+        raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
+    for name, x in (("q", qa), ("k", ka)):
+        if x.ndim == 3 and len(x) > MAX_CONTEXT:
+            raise ShapeError(f"{name}: got {len(x):,} tokens, expected at most {MAX_CONTEXT:,}")
+    for name, x in (("q", qa), ("k", ka), ("v", va)):
+        if x.size and not max(-float(x.min()), float(x.max())) <= constants.MAX_INPUT:  # false for NaN too
+            raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    return qa, ka, va
+
+
+def checked_options(
+    q_heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
+) -> tuple[float | None, int | None, float | None, NDArray[Any] | None]:
+    """scale, window, softcap and sinks; refused where they are not what ``attention`` says."""
+    check_bool("causal", causal)
+    factor = None if scale is None else check_float("scale", scale)
+    if factor is not None and not abs(factor) * constants.LOG2E < 2.0**127:
+        raise ValueRangeError(f"scale: got {factor:g}, expected a finite float32 number")
+    keys = None if window is None else check_int("window", window, 1, 1 << 62)  # positions are int64
+    cap = None if softcap is None else check_float("softcap", softcap)
+    if cap is not None and not constants.MIN_INPUT <= cap <= constants.MAX_INPUT:
+        raise ValueRangeError(f"softcap: got {cap:g}, expected a number from 2**-40 to 2**60, or None for no cap")
+    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64"))
+    if array is not None and array.shape != (q_heads,):
+        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
+    if array is not None and not np.all(np.abs(array) <= constants.MAX_INPUT):
+        raise ValueRangeError("sinks: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    return factor, keys, cap, array

@@ -1,0 +1,143 @@
+"""The float32 oracle: ``emulate`` gives the kernels' bits. It reads like the shaders: same states, same order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ShapeError
+from . import constants
+from .arguments import checked_arrays, checked_options, key_ranges, with_rows
+from .constants import CHUNK, LANES, LEAF, NODE
+from .state import (
+    F32,
+    State,
+    as_input,
+    empty_state,
+    f32,
+    flush,
+    fold_ascending,
+    merge,
+    normalize,
+    sink_scores,
+    sink_state,
+    soft_capped,
+    weight,
+)
+
+_BLOCK_ELEMENTS: Final = 1 << 17  # float32 elements of the value accumulator that are worked on at a time
+
+
+def score_scale(head_dim: int, scale: float | None, softcap: float | None = None) -> np.float32:
+    """The one factor of the scores, rounded once: scale * log2(e), with softcap scale. None: 1 / sqrt(head_dim)."""
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    return f32(factor * constants.LOG2E if softcap is None else factor)
+
+
+def _scores(q: F32, keys: F32, scale: np.float32) -> F32:
+    """(vectors, tokens) from q (vectors, head_dim) and keys (head_dim, tokens), in chunks of 8 dimensions."""
+    dot = np.zeros((q.shape[0], keys.shape[1]), np.float32)
+    product = np.empty_like(dot)
+    for c in range(0, q.shape[1], CHUNK):
+        part = q[:, c, None] * keys[c]
+        for d in range(c + 1, c + CHUNK):
+            np.multiply(q[:, d, None], keys[d], out=product)
+            part += product
+        dot += part
+    dot *= scale
+    return dot
+
+
+def _leaf_states(
+    q: F32,
+    k: F32,
+    v: F32,
+    seen: tuple[NDArray[Any], NDArray[Any]],
+    first: int,
+    scale: np.float32,
+    softcap: float | None,
+) -> State:
+    """States (leaves, vectors) of whole leaves: q (vectors, head_dim), k and v (leaves * 64, head_dim).
+
+    ``seen``: (first, limit) of each vector, absolute positions; ``first`` is the absolute position of k[0].
+    """
+    vectors, head_dim = q.shape
+    leaves = k.shape[0] // LEAF
+    s = _scores(q, np.ascontiguousarray(k.T), scale)
+    if softcap is not None:
+        s = soft_capped(s, softcap)
+    position = (first + np.arange(k.shape[0]))[None]
+    present = (position >= seen[0][:, None]) & (position < seen[1][:, None])
+    s = np.where(present, s, f32(constants.EMPTY_M)).reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
+    present = present.reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
+    m = np.rint(s.max(axis=2))
+    p = np.where(present, weight(s, m[..., None]), f32(0.0))
+    c = np.zeros((leaves, vectors, LANES), np.float32)
+    for t in range(0, LEAF, LANES):
+        c += p[:, :, t : t + LANES]
+    total = (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
+    values = v.reshape(leaves, LEAF, head_dim)
+    o = np.zeros((leaves, vectors, head_dim), np.float32)
+    product = np.empty_like(o)
+    for t in range(LEAF):
+        np.multiply(p[:, :, t, None], values[:, None, t], out=product)
+        o += product
+    return State(m, total, flush(o))
+
+
+def emulate(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
+) -> tuple[F32, F32]:
+    """The bits every kernel, layout, driver and device gives: (out, lse), float32.
+
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim) float32 or float16; k, v: (tokens, kv_heads, head_dim)
+    float32 or float16. Semantics as in ``attention``.
+    """
+    q, k, v = checked_arrays(q, k, v, ("float32", "float16"))
+    scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
+    if q.shape[-1] % CHUNK:
+        raise ShapeError(f"q: got head_dim {q.shape[-1]}, expected a multiple of {CHUNK}")
+    rows = as_input(with_rows(q))
+    q_len, q_heads, head_dim = rows.shape
+    tokens, kv_heads, _ = k.shape
+    group = q_heads // kv_heads
+    factor = score_scale(head_dim, scale, softcap)
+    firsts, limits = key_ranges(tokens, q_len, causal, window)
+    vectors = q_len * group
+    block = max(1, _BLOCK_ELEMENTS // (vectors * head_dim * NODE)) * NODE * LEAF
+    out = np.empty((q_len, q_heads, head_dim), np.float32)
+    lse = np.empty((q_len, q_heads), np.float32)
+    for head in range(kv_heads):
+        heads = slice(head * group, (head + 1) * group)
+        mine = np.ascontiguousarray(rows[:, heads]).reshape(vectors, head_dim)
+        seen = np.repeat(firsts, group), np.repeat(limits, group)
+        total = empty_state((vectors,), head_dim)
+        for first in range(int(firsts.min()) // (NODE * LEAF) * NODE * LEAF, tokens, block):
+            last = min(first + block, tokens)
+            padded = -(-(last - first) // (LEAF * NODE)) * LEAF * NODE
+            keys = np.zeros((padded, head_dim), np.float32)
+            values = np.zeros((padded, head_dim), np.float32)
+            keys[: last - first] = as_input(k[first:last, head])
+            values[: last - first] = as_input(v[first:last, head])
+            leaf = _leaf_states(mine, keys, values, seen, first, factor, softcap)
+            by_node = State(*(x.reshape(-1, NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
+            nodes = fold_ascending(by_node)
+            for i in range(nodes.m.shape[0]):
+                total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
+        if sinks is not None:
+            total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
+        part_out, part_lse = normalize(total)
+        out[:, heads] = part_out.reshape(q_len, group, head_dim)
+        lse[:, heads] = part_lse.reshape(q_len, group)
+    return out.reshape(q.shape), lse.reshape(q.shape[:-1])

@@ -1,0 +1,112 @@
+"""Checks of arguments: each returns the value in the type that the package works with, or raises a typed refusal."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+
+
+def shown(value: object, most: int = 100) -> str:
+    """The value's repr for an error's text, cut to ``most`` characters; the type alone where it has none."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"  # Python refuses to print very large ones
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # a caller's own class; the refusal must be raised, and not this error in its place
+        return f"a {type(value).__name__} (its repr raises {type(error).__name__})"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """``value`` as an int within [least, most], or ArgumentError naming ``name``. A bool is no int."""
+    try:
+        number = operator.index(value)
+    except Exception:  # whatever an object that is no integer raises when it is asked to be one
+        raise ArgumentError(f"{name}: got {shown(value)}, expected an int") from None
+    if isinstance(value, (bool, np.ma.MaskedArray)) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise ArgumentError(f"{name}: got {shown(value)}, expected an int")
+    if number < least or (most is not None and number > most):
+        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ArgumentError(f"{name}: got {shown(number)}, expected an int {bound}")
+    return number
+
+
+def check_float(name: str, value: Any, expected: str = "a finite number") -> float:
+    """``value``, a real number, as a float. ArgumentError for anything else, ValueRangeError for NaN and infinities.
+
+    An int, a float, a NumPy number and an array of no axes with a real dtype are numbers; a bool and a text are not.
+    """
+    is_array = isinstance(value, (np.ndarray, np.generic))
+    real = value.ndim == 0 and value.dtype.kind in "iuf" if is_array else isinstance(value, Real)
+    if not real or isinstance(value, (bool, np.ma.MaskedArray)):
+        raise ArgumentError(f"{name}: got {shown(value)}, expected {expected}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        given = f"{number:g}" if not isinstance(value, int) else shown(value)
+        raise ValueRangeError(f"{name}: got {given}, expected {expected}")
+    return number
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """``value`` if it is True or False, or ArgumentError naming ``name``."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{name}: got {shown(value)}, expected True or False")
+    return bool(value)
+
+
+def check_text(name: str, value: Any, expected: str) -> str:
+    """``value`` if it is a str, or ArgumentError naming ``name``."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"{name}: got {shown(value)}, expected {expected}")
+    return value
+
+
+def check_path(name: str, value: Any) -> Path:
+    """``value`` as a path that an operating system can take, or ArgumentError naming ``name``."""
+    try:
+        text = os.fspath(value)
+    except Exception:  # whatever an object that is no path raises
+        raise ArgumentError(f"{name}: got {shown(value)}, expected a path") from None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ArgumentError(f"{name}: got {shown(value)}, expected a path, a str or a pathlib.Path without NUL bytes")
+    return Path(text)
+
+
+def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[Any]:
+    """``value`` as an array in this machine's byte order, of one of ``dtypes`` (their names) where some are given.
+
+    Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter.
+    ArgumentError: None, and arrays with a mask, which would be lost; ShapeError: ragged lists; DTypeError.
+    """
+    if value is None:
+        raise ArgumentError(f"{name}: got None, expected an array")
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(f"{name}: got a masked array, expected a plain one; use filled(), or leave the rows out")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{name}: {error}") from error
+    except Exception as error:  # whatever the conversion of another library's or of the caller's own class raises
+        raise ArgumentError(f"{name}: got a {type(value).__name__}, expected an array: {error}") from error
+    if dtypes and array.dtype.name not in dtypes:
+        expected = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
+        raise DTypeError(f"{name}: got dtype {array.dtype}, expected {expected}")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def parse_digits(text: str) -> int | None:
+    """The number that a text of at most 18 ASCII digits says, else None."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
