@@ -24,7 +24,7 @@ from ..runtime.device import RUNTIMES, Device, list_devices
 from ..runtime.protocol import DeviceInfo, choose
 from ..shapes import DTYPE_BYTES, AttnShape, check_int
 from ..tools import check, cost, export, generate, rdna4
-from ..tools.cost import PRESETS, ModelPreset, find_model, slug
+from ..tools.models import PRESETS, ModelPreset, find_model, slug
 from ..tools.sweep import (
     PAGE_SIZE,
     Inputs,

@@ -35,7 +35,7 @@ from ..runtime.device import Device
 from ..runtime.protocol import Dispatch, Use, Words
 from ..shapes import MAX_CONTEXT, WAVE, AttnShape, check_int
 from . import cost
-from .cost import ModelPreset
+from .models import ModelPreset
 from .sweep import F32, ORACLE_PRODUCTS, Inputs, Progress, SweepRow, difference
 
 WARM_UP_ROUNDS: Final = 2
