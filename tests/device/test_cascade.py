@@ -120,7 +120,7 @@ def test_the_builds_and_the_rules_of_a_gpu(any_device: za.Device, text: str, mon
         layout = cost.cascade_layout(shape, 7, 2100, 64, 2, "f16", "discrete", PAGE)
         for attn in (za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)):  # leaves; nodes
             outs, lses = attn(qs, seqs, 0, return_lse=True)
-            assert attn.num_splits or attn.keys_read == layout.keys_read < layout.keys_alone
+            assert attn.num_splits or attn.keys_read == layout.keys_read < layout.alone.keys_read
             for q, kv, out, lse in zip(qs, held, outs, lses, strict=True):
                 want = reference.emulate(q, *kv)
                 assert not differing(out, want[0]) and not differing(lse, want[1])
@@ -157,7 +157,7 @@ def test_the_cost_model_counts_the_same_keys(
     want = cost.cascade_layout(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
     with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, _ = family(cache, prefix, [suffix] * requests, np.random.default_rng(0))
-        for cascade, keys in ((None, want.keys_read), (False, want.keys_alone)):
+        for cascade, keys in ((None, want.keys_read), (False, want.alone.keys_read)):
             attn = za.Attention(cache, cascade=cascade)
             attn([np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests, seqs, 0)
             assert attn.keys_read == keys
