@@ -10,6 +10,7 @@ import pytest
 from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import rdna4
+from zinc_attn.tools.cost import CARDS
 from zinc_attn.tools.rdna4 import Issue, Spec, VariantReport
 
 STATISTICS = {
@@ -89,14 +90,14 @@ def compiler_missing() -> str | None:
 @pytest.mark.usefixtures("compiler")
 def test_shipped_kernels_keep_their_gates() -> None:
     specs = [s for shape in ("16/2/256", "32/4/128") for s in rdna4.specs_for(AttnShape.parse(shape))]
-    reports = rdna4.report(specs)
+    reports = rdna4.compile_variants(specs)
     assert [r.spec for r in reports] == specs
     assert rdna4.violations(reports) == []
     for r in reports:
         assert 0 < r.statistics["Instructions"] < r.statistics["Code size"]
         # fresh builds have two score loops, q8_0 loads scales beside the values: no trip count from the bytes
         unknown = r.spec.kernel == "merge" or "fresh" in r.spec.kernel or "q8_0" in r.spec.kernel
-        assert (r.issue_per_key is None) == unknown, rdna4.name(r.spec)
+        assert (r.issue_per_key is None) == unknown, r.spec.name
     assert len(rdna4.table(reports).splitlines()) == 1 + len(specs)
 
 
@@ -143,7 +144,7 @@ def test_violations(report: VariantReport, text: list[str]) -> None:
     [(0, 16), (96, 16), (97, 12), (120, 12), (144, 10), (168, 9), (192, 8), (216, 7), (240, 6), (256, 5)],
 )
 def test_occupancy(vgprs: int, waves: int) -> None:
-    assert rdna4.occupancy(vgprs) == waves
+    assert CARDS["r9700"].waves(vgprs) == waves
 
 
 @pytest.mark.parametrize(("lds", "waves"), [(0, 16), (1, 16), (2048, 16), (2049, 32 / 3), (4096, 8)])
@@ -207,7 +208,7 @@ def test_wrong_requests() -> None:
     with pytest.raises(ArgumentError, match="family: got 'gfx9', expected one of gfx1201, gfx1200, gfx1100"):
         rdna4.missing("gfx9")
     with pytest.raises(ArgumentError, match="variant: got attend_single_f16:64, expected a kernel of attend_"):
-        rdna4.report([Spec("attend_single_f16", 64)])
+        rdna4.compile_variants([Spec("attend_single_f16", 64)])
 
 
 def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +218,7 @@ def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "not know the chip, newer ones compile for real cards only)"
     )
     with pytest.raises(NoVulkanError, match="there is no /nowhere"):
-        rdna4.report([SINGLE])
+        rdna4.compile_variants([SINGLE])
 
 
 @pytest.mark.usefixtures("compiler")
@@ -229,7 +230,7 @@ def test_unknown_chip(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_missing_module(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(KernelError, match=r"attend_single_f16\.spv"):
-        rdna4.report([SINGLE], spirv=tmp_path_factory.mktemp("empty"))
+        rdna4.compile_variants([SINGLE], spirv=tmp_path_factory.mktemp("empty"))
 
 
 @pytest.mark.usefixtures("compiler")
