@@ -12,12 +12,7 @@ from typing import Any, Final
 from ..errors import ArgumentError
 from ..shapes import AttnShape
 
-_TEXT_PARTS: Final = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "thinker_config",
-)  # of multimodal models
+_TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # of multimodal models
 _FULL: Final = ("full_attention", "attention")  # entries of layer_types
 _WINDOWED: Final = ("sliding_attention", "chunked_attention")
 _ALTERNATING: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}  # where old files do not state the pattern
@@ -27,8 +22,8 @@ _ALTERNATING: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}  # where old 
 class ModelPreset:
     """The attention of one model.
 
-    shape: of the layers that attend to the whole context; attention_layers: how many of these there are;
-    windowed_layers: those that see the last ``window`` keys only, counted apart. Others hold no K and V.
+    shape: of the layers that attend to the whole context. attention_layers: how many of these there are.
+    windowed_layers: how many see the last ``window`` keys only. Other layers hold no K and V.
     """
 
     name: str
@@ -57,7 +52,7 @@ PRESETS: Final = {
 
 
 def find_model(text: str) -> ModelPreset:
-    """A preset by name (any case), or ``from_config`` of a path. ArgumentError lists the presets."""
+    """A preset by its name in any case, or what ``from_config`` reads at a path. ArgumentError lists the presets."""
     preset = PRESETS.get(text.strip().lower())
     if preset is not None:
         return preset
@@ -74,14 +69,7 @@ def from_config(path: str | Path) -> ModelPreset:
     num_hidden_layers; which of them attend: layer_types, full_attention_interval, sliding_window_pattern or
     sliding_window. ArgumentError names the file and the key.
     """
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArgumentError(f"model: cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ArgumentError(f"model: {file} is not JSON: {error}") from error
+    file, data = read_config(path)
     config = _text_part(data)
     if config is None:
         kind = "a JSON object" if isinstance(data, dict) else type(data).__name__
@@ -90,13 +78,26 @@ def from_config(path: str | Path) -> ModelPreset:
             "states it; otherwise give --shape and --layers"
         )
     try:
-        return _read(config, file.resolve().parent.name if file.name == "config.json" else file.stem)
+        return _preset(config, file.resolve().parent.name if file.name == "config.json" else file.stem)
     except ArgumentError as error:
         raise ArgumentError(f"{file}: {error}") from error
 
 
+def read_config(path: str | Path) -> tuple[Path, Any]:
+    """The path of a config.json, given itself or its folder, and what it holds. ArgumentError names the file."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        return file, json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        text = f"model: cannot read {file}: {error.strerror}; expected a Hugging Face config.json"
+        raise ArgumentError(text) from error
+    except ValueError as error:
+        raise ArgumentError(f"model: {file} is not JSON: {error}") from error
+
+
 def slug(text: str) -> str:
-    """Lower-case letters, digits, dots and hyphens: fit for a file name."""
+    """``text`` as a file name: lower-case letters, digits, dots and hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "model"
 
 
@@ -119,7 +120,8 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     return value
 
 
-def _read(config: Mapping[str, Any], name: str) -> ModelPreset:
+def _preset(config: Mapping[str, Any], name: str) -> ModelPreset:
+    """The attention that a text model's config describes."""
     if config.get("kv_lora_rank"):
         raise ArgumentError("kv_lora_rank: latent attention (MLA), expected grouped-query attention")
     heads = _count(config, "num_attention_heads")
