@@ -332,7 +332,7 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     """Where the append kernel puts each value is where the manifest says."""
     shape, tokens = za.AttnShape(4, 2, 96), 300
     pages = -(-tokens // page_size)
-    names = {**asdict(shape), **export._dtype(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
+    names = {**asdict(shape), **export.dtype_bits(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
     names |= evaluate_all(export.SIZES, names)
     k, v = rng.standard_normal((2, tokens, 2, 96)).astype(np.float16)
     if dtype == "bf16":

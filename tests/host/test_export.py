@@ -51,7 +51,7 @@ def folder(exported, tmp_path):
 
 
 def test_every_name_has_a_description_and_no_description_is_left_over():
-    """Where this fails: describe the new name in the table of zinc_attn/export.py that the message names."""
+    """Where this fails: describe the new name in the table of zinc_attn/tools/export that the message names."""
     declared = kernels.KERNELS
     names = {
         "FIELDS": {f"{key}.{word}" for key, table in RECORDS.items() for word in getattr(kernels, table)},
@@ -166,7 +166,7 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
     table = export.split_table(shape, units, kind)
     assert table[0]["from"] == 0 and table[-1]["to"] == shapes.MAX_CONTEXT
     assert all(a["to"] + 1 == b["from"] for a, b in pairwise(table))
-    rule = export._split_rule()
+    rule = export.split_rule_formulas()
     for context in contexts(table):
         leaves = -(-context // 64)
         row = next(r for r in table if r["from"] <= context <= r["to"])
