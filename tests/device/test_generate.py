@@ -22,7 +22,7 @@ from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.runtime import protocol as machine  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
-from zinc_attn.tools.generate import hf_model  # noqa: E402
+from zinc_attn.tools.generate import checks, hf_model  # noqa: E402
 
 BASE = {
     "vocab_size": 300,
@@ -203,7 +203,7 @@ def test_selfcheck(kind: str, checkpoints: Callable[[str], Path], capsys: pytest
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     rows = [line for line in lines if line[:1] in (["layout"], ["page"], ["chunks"])]
-    assert [row[:2] for row in rows if row[0] == "layout"] == [["layout", x] for x in generate.CHECK_LAYOUTS]
+    assert [row[:2] for row in rows if row[0] == "layout"] == [["layout", x] for x in checks.CHECK_LAYOUTS]
     assert [row[2] for row in rows if row[0] == "page"] == ["16", "64", "256"]
     assert [row[1] for row in rows if row[0] == "chunks"] == ["1", "7", "64", "all"]
     assert all(row[-1] == "equal" for row in rows) and "DIFFERENT" not in shown
@@ -393,7 +393,15 @@ def test_validate_a_checkpoint_as_a_table(
 def test_validate_finds_a_wrong_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(monkeypatch, lambda one: one._layout == {"num_splits": 8})
+    layouts: list[int | None] = []
+    choose = hf.ZincCache.set_layout
+
+    def set_layout(self: Any, num_splits: int | None = None, split_size: int | None = None) -> None:
+        layouts.append(num_splits)
+        choose(self, num_splits, split_size)
+
+    monkeypatch.setattr(hf.ZincCache, "set_layout", set_layout)
+    spoil(monkeypatch, lambda _: layouts[-1] == 8)
     file = config_file(tmp_path / "c.json")
     assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2,8,auto") == 1
     shown = capsys.readouterr().out

@@ -13,8 +13,14 @@ import pytest
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools import cost, rdna4
-from zinc_attn.tools.cost import CARDS, ISSUE, best_splits, card_with, find_card, ideal, predict
+from zinc_attn.tools import cost
+from zinc_attn.tools.cost import CARDS, best_splits, card_with, find_card, ideal, predict
+from zinc_attn.tools.cost.cards import READ_EFFICIENCY
+from zinc_attn.tools.cost.cascade import cascade_layout, cascade_us
+from zinc_attn.tools.cost.pass1 import DTYPE_ISSUE, ISSUE, START_US, issue_per_key
+from zinc_attn.tools.cost.predict import GAP_US, Prediction
+from zinc_attn.tools.rdna4 import compiler
+from zinc_attn.tools.rdna4.variants import Spec
 
 QWEN = AttnShape(16, 2, 256)
 R9700 = CARDS["r9700"]
@@ -31,7 +37,7 @@ def test_article() -> None:
     assert ours[0].bound == "latency"
 
 
-def _us(p: cost.Prediction) -> float:
+def _us(p: Prediction) -> float:
     return p.total_us
 
 
@@ -54,7 +60,7 @@ def test_terms(shape: AttnShape, card: cost.Card) -> None:
         before = p.total_us
         assert p.total_us == pytest.approx(p.pass1_us + p.merge_us)
         assert p.pass1_us >= max(p.memory_us + p.partial_us, p.waves_us) >= p.issue_us * 0.999
-        assert 0 < p.fraction < cost.READ_EFFICIENCY and p.total_us > p.ideal_us
+        assert 0 < p.fraction < READ_EFFICIENCY and p.total_us > p.ideal_us
         assert p.kv_bytes == context * shape.kv_bytes_per_token()
         if context in (1024, 16384):
             _, best = best_splits(context, shape, card)
@@ -92,7 +98,7 @@ def test_h200_is_bound_by_issue_at_8_heads() -> None:
     """Pass 1 there at 8 query heads per KV head: PEERS.md expects 60 to 70 % of the read rate."""
     p = predict(SplitPlan.fixed(131072, QWEN, split_size=64), CARDS["h200"])
     assert p.bound == "issue"
-    assert 0.6 < p.ideal_us / p.pass1_us / cost.READ_EFFICIENCY < 0.7
+    assert 0.6 < p.ideal_us / p.pass1_us / READ_EFFICIENCY < 0.7
     assert predict(SplitPlan.fixed(131072, QWEN, num_splits=8), CARDS["h200"]).bound == "latency"
 
 
@@ -105,19 +111,19 @@ def test_uneven_splits_cost() -> None:
 
 def test_no_keys() -> None:
     p = predict(plan_splits(0, QWEN), R9700)
-    assert (p.kv_bytes, p.merge_us, p.pass1_us) == (0, cost.GAP_US, cost.START_US)
+    assert (p.kv_bytes, p.merge_us, p.pass1_us) == (0, GAP_US, START_US)
 
 
 def test_head_chunks_share_their_keys() -> None:
     p = predict(plan_splits(131072, AttnShape(16, 1, 256)), R9700)
-    assert p.memory_us == pytest.approx(131072 * 1024 / (644.6e3 * cost.READ_EFFICIENCY))
+    assert p.memory_us == pytest.approx(131072 * 1024 / (644.6e3 * READ_EFFICIENCY))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
 def test_dtypes(dtype: str) -> None:
     p = predict(plan_splits(131072, QWEN, dtype=dtype), R9700, dtype)
     assert p.kv_bytes == 131072 * QWEN.kv_bytes_per_token(dtype)
-    assert cost.issue_per_key(256, 8, "loop", dtype) == ISSUE[256, 8][1] * cost.DTYPE_ISSUE[dtype]
+    assert issue_per_key(256, 8, "loop", dtype) == ISSUE[256, 8][1] * DTYPE_ISSUE[dtype]
 
 
 def test_line_through_the_table() -> None:
@@ -127,18 +133,18 @@ def test_line_through_the_table() -> None:
 
 
 def test_table_is_what_the_compiler_makes() -> None:
-    if why := rdna4.missing():
+    if why := compiler.missing():
         pytest.skip(why)
     builds = ("single", "loop")
-    specs = [rdna4.Spec(f"attend_{b}_f16", *key) for key in ISSUE for b in builds]
-    for spec, report in zip(specs, rdna4.compile_variants(specs), strict=True):
+    specs = [Spec(f"attend_{b}_f16", *key) for key in ISSUE for b in builds]
+    for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
         loop = "loop" in spec.kernel
         row = ISSUE[spec.head_dim, spec.heads]
         assert report.issue_per_key == pytest.approx(row[loop], abs=1), spec
         assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(row[2 + loop])
     for dtype in ("f32", "bf16"):
-        (report,) = rdna4.compile_variants([rdna4.Spec(f"attend_loop_{dtype}", 256, 8)])
-        assert report.issue_per_key == pytest.approx(cost.issue_per_key(256, 8, "loop", dtype), rel=0.05)
+        (report,) = compiler.compile_variants([Spec(f"attend_loop_{dtype}", 256, 8)])
+        assert report.issue_per_key == pytest.approx(issue_per_key(256, 8, "loop", dtype), rel=0.05)
 
 
 def test_timeline() -> None:
@@ -154,16 +160,16 @@ def test_timeline() -> None:
 
 def test_cascade_counts_keys_once_per_group() -> None:
     """The course's count: 8 requests share 512 keys and have 64 of their own. 4/4/64: 8 requests at a time on a CPU."""
-    found = cost.cascade_layout(AttnShape(4, 4, 64), 8, 512, 64, 4, "f16", "cpu", 64)
+    found = cascade_layout(AttnShape(4, 4, 64), 8, 512, 64, 4, "f16", "cpu", 64)
     assert (found.sharing(8)[0], found.keys_read, found.alone.keys_read) == (8, 512 + 8 * 64, 8 * (512 + 64))
-    assert cost.cascade_layout(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
-    cut = cost.cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
+    assert cascade_layout(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
+    cut = cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
     assert (cut.submissions, cut.keys_read) == ((15, 15, 2), 17 * 32768 + 32 * 256), "submissions share nothing"
-    grid = cost.cascade_layout(AttnShape(1, 1, 64), 600, 8192, 0)
+    grid = cascade_layout(AttnShape(1, 1, 64), 600, 8192, 0)
     assert grid.submissions == (511, 89), "65,535 workgroups of 128 splits a submission"
-    little = cost.cascade_layout(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
+    little = cascade_layout(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
     assert little.keys_read == little.alone.keys_read, "two times five leaves are not worth a dispatch"
-    wide = cost.cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
+    wide = cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
     assert wide.max_rows == 1 and wide.keys_read == wide.alone.keys_read == 8 * (4096 + 64) * 2
 
 
@@ -196,8 +202,8 @@ def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: 
     ):
         shape, keys = AttnShape.parse(text), prefix << 10
         one = cost.predict_cascade(shape, R9700, requests, keys, suffix, dtype)
-        layout = cost.cascade_layout(shape, requests, keys, suffix, R9700.compute_units, dtype)
-        shared_us = cost.cascade_us(replace(layout, pays=lambda saved: True), keys, R9700, dtype)
+        layout = cascade_layout(shape, requests, keys, suffix, R9700.compute_units, dtype)
+        shared_us = cascade_us(replace(layout, pays=lambda saved: True), keys, R9700, dtype)
         found.append(one.speed_up)
         best.append(max(one.alone_us / shared_us, 1.0))
     assert len(found) == 1848 and min(found) > worst and sum(one < 0.97 for one in found) == slower

@@ -14,7 +14,9 @@ from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
-from zinc_attn.tools.generate import Settings, blockwise_attention, chunk_sizes, narrow, stream_text
+from zinc_attn.tools.generate import Settings, stream_text, trace
+from zinc_attn.tools.generate.checks import chunk_sizes
+from zinc_attn.tools.generate.float64 import blockwise_attention, narrow
 from zinc_attn.tools.sweep import parse_layouts
 
 # --- arguments ---------------------------------------------------------------------------------------------
@@ -240,14 +242,14 @@ class Logits:
         return self.x
 
 
-def steps(change: Callable[[list[Any]], None] = lambda found: None) -> list[generate.Step]:
+def steps(change: Callable[[list[Any]], None] = lambda found: None) -> list[trace.Step]:
     found: list[Any] = [[[[layer, b"in", b"out"] for layer in (3, 7)], 1.0] for _ in range(2)]
     change(found)
-    return [generate.Step([generate.Call(*call) for call in calls], Logits(x)) for calls, x in found]
+    return [trace.Step([trace.Call(*call) for call in calls], Logits(x)) for calls, x in found]
 
 
 def test_differences_are_put_down_to_their_side() -> None:
-    assert generate.first_difference(steps(), steps()) is None
+    assert trace.first_difference(steps(), steps()) is None
 
     def output(found: list[Any]) -> None:
         found[1][0][1][2] = b"other"
@@ -269,4 +271,4 @@ def test_differences_are_put_down_to_their_side() -> None:
         (shorter, False, "step 0: another number of attention calls"),
     ]
     for change, ours, text in expected:
-        assert generate.first_difference(steps(change), steps()) == generate.Difference(ours, text)
+        assert trace.first_difference(steps(change), steps()) == trace.Difference(ours, text)

@@ -5,37 +5,28 @@ to the side that it comes from: if an attention call got the same q, k and v and
 wrong; if q, k or v differ first, or the logits after equal attention, the model's own arithmetic has moved.
 """
 
-from .checks import CHECK_LAYOUTS, Check, chunk_sizes, selfcheck
-from .float64 import blockwise_attention, narrow
+from .checks import Check, selfcheck
 from .generation import Generation, Settings, generate_ids, stream_text
 from .hf_model import HFModel, build_model, load_model, load_tokenizer
-from .trace import AttentionTrace, Call, Difference, Step, first_difference
+from .trace import AttentionTrace
 from .validation import BOUND, CONTEXTS, LAYOUTS, STEPS, ContextResult, ValidationOptions, validate
 
 __all__ = [
     "BOUND",
-    "CHECK_LAYOUTS",
     "CONTEXTS",
     "LAYOUTS",
     "STEPS",
     "AttentionTrace",
-    "Call",
     "Check",
     "ContextResult",
-    "Difference",
     "Generation",
     "HFModel",
     "Settings",
-    "Step",
     "ValidationOptions",
-    "blockwise_attention",
     "build_model",
-    "chunk_sizes",
-    "first_difference",
     "generate_ids",
     "load_model",
     "load_tokenizer",
-    "narrow",
     "selfcheck",
     "stream_text",
     "validate",
