@@ -62,8 +62,8 @@ def selfcheck(
             found.append(Check(kind, value, "equal" if equal else "ids differ", None, equal, text))
         else:
             part = first_difference(trace.steps, traced.steps)
-            status = "equal" if part is None else "DIFFERENT" if part.ours else "host differs"
-            found.append(Check(kind, value, status, part is None, equal, part.text if part else ""))
+            status, text = (part.status, part.text) if part else ("equal", "")
+            found.append(Check(kind, value, status, part is None, equal, text))
     return found
 
 

@@ -100,6 +100,11 @@ class Difference:
     ours: bool
     text: str
 
+    @property
+    def status(self) -> str:
+        """ "DIFFERENT" where attention is wrong, "host differs" where the model's own arithmetic has moved."""
+        return "DIFFERENT" if self.ours else "host differs"
+
 
 def first_difference(got: Sequence[Step], want: Sequence[Step]) -> Difference | None:
     """None where every attention output and all logits have the same bits."""

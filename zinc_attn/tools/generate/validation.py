@@ -216,9 +216,7 @@ class _Context:
         finally:
             twin.reset()
         part = first_difference(trace.steps, base.steps) if base else None
-        status = "baseline" if base is None else "equal"
-        if part:
-            status = "DIFFERENT" if part.ours else "host differs"
+        status = part.status if part else "equal" if base else "baseline"
         step_ms, attention_ms = (1e3 * float(np.median(x)) for x in (seconds, trace.steps_s))
         text = part.text if part else None
         return trace, LayoutResult(layout.label, self._splits(layout), status, step_ms, attention_ms, text)
