@@ -14,7 +14,7 @@ from zinc_attn import reference
 from zinc_attn.cache import rows
 from zinc_attn.planning import call
 from zinc_attn.planning.sharing import SharedKeys, shared_leaves
-from zinc_attn.tools import cost
+from zinc_attn.tools.cost.cascade import cascade_layout
 
 PAGE = 64
 
@@ -117,10 +117,10 @@ def test_the_builds_and_the_rules_of_a_gpu(any_device: za.Device, text: str, mon
     with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, held = family(cache, 2100, [64] * 7, rng)
         qs = [rng.standard_normal((1, shape.q_heads, shape.head_dim)).astype(np.float32) for _ in seqs]
-        layout = cost.cascade_layout(shape, 7, 2100, 64, 2, "f16", "discrete", PAGE)
+        layout = cascade_layout(shape, 7, 2100, 64, 2, "f16", "discrete", PAGE)
         for attn in (za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)):  # leaves; nodes
             outs, lses = attn(qs, seqs, 0, return_lse=True)
-            assert attn.num_splits or attn.keys_read == layout.keys_read < layout.keys_alone
+            assert attn.num_splits or attn.keys_read == layout.keys_read < layout.alone.keys_read
             for q, kv, out, lse in zip(qs, held, outs, lses, strict=True):
                 want = reference.emulate(q, *kv)
                 assert not differing(out, want[0]) and not differing(lse, want[1])
@@ -154,10 +154,10 @@ def test_the_cost_model_counts_the_same_keys(
     device: za.Device, text: str, requests: int, prefix: int, suffix: int
 ) -> None:
     shape, info = za.AttnShape.parse(text), device.info
-    want = cost.cascade_layout(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
+    want = cascade_layout(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
     with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, _ = family(cache, prefix, [suffix] * requests, np.random.default_rng(0))
-        for cascade, keys in ((None, want.keys_read), (False, want.keys_alone)):
+        for cascade, keys in ((None, want.keys_read), (False, want.alone.keys_read)):
             attn = za.Attention(cache, cascade=cascade)
             attn([np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests, seqs, 0)
             assert attn.keys_read == keys

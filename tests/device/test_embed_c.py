@@ -28,7 +28,7 @@ from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.call import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.tools import export
-from zinc_attn.tools.export import evaluate, evaluate_all
+from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_c"
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values
@@ -353,8 +353,8 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     """Where the append kernel puts each value is where the manifest says."""
     shape, tokens = za.AttnShape(4, 2, 96), 300
     pages = -(-tokens // page_size)
-    names = {**asdict(shape), **export._dtype(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
-    names |= evaluate_all(export.SIZES, names)
+    names = {**asdict(shape), **describe.dtype_bits(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
+    names |= evaluate_all(formulas.SIZES, names)
     k, v = rng.standard_normal((2, tokens, 2, 96)).astype(np.float16)
     if dtype == "bf16":
         k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
@@ -366,27 +366,27 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
     work.tables[:] = table
     runtime = device.runtime
-    size = evaluate(export.BUFFERS["k"][0], names)
+    size = evaluate(formulas.BUFFERS["k"][0], names)
     inputs, uploaded = runtime.buffer(4 * work.words.size, Use.INPUT), runtime.buffer(4 * words.size, Use.INPUT)
     caches = [runtime.buffer(size, Use.OUTPUT) for _ in "kv"]
     runtime.write(inputs, work.words)
     runtime.write(uploaded, words)
-    spec = tuple(evaluate(export.SPECIALISATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
-    grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in export.GRIDS["append"])
+    spec = tuple(evaluate(meanings.SPECIALISATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
+    grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in meanings.GRIDS["append"])
     kernel = device.kernel(kernels.APPEND_KERNEL, spec)
     runtime.run(runtime.record([Dispatch(kernel, (inputs, uploaded, *caches), grid)]))
     stored = [runtime.read(cache) for cache in caches]
     for token, head, dim in rng.integers(0, (tokens, 2, 96), (200, 3)).tolist():
         known = {**names, "token": token, "kv_head": head, "dim": dim, "row": token}
         known["page"] = int(table[token // page_size])
-        known |= {"tile_at": evaluate(export.CACHE_INDEX["tile_at"], known)}
-        known |= {"row_at": evaluate(export.ROW_INDEX["row_at"], known)}
+        known |= {"tile_at": evaluate(formulas.CACHE_INDEX["tile_at"], known)}
+        known |= {"row_at": evaluate(formulas.ROW_INDEX["row_at"], known)}
         for x, cache in zip("kv", stored, strict=True):
-            found = bits(cache, export.CACHE_INDEX, f"{x}_word", "bit", known, known["value_bits"])
-            assert found == bits(words, export.ROW_INDEX, f"{x}_word", "bit", known, known["value_bits"])
+            found = bits(cache, formulas.CACHE_INDEX, f"{x}_word", "bit", known, known["value_bits"])
+            assert found == bits(words, formulas.ROW_INDEX, f"{x}_word", "bit", known, known["value_bits"])
             if dtype == "q8_0":
-                found = bits(cache, export.CACHE_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
-                assert found == bits(words, export.ROW_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
+                found = bits(cache, formulas.CACHE_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
+                assert found == bits(words, formulas.ROW_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
 
 
 def bits(words, index, word, bit, names, width):
@@ -407,13 +407,13 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     steps = workspace.dispatches(0, softcap=False)
     names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
     values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialisation"]
-    assert [export.family(step.kernel.decl) for step in steps] == [
+    assert [describe.family(step.kernel.decl) for step in steps] == [
         step["kernel"] for step in entry["dispatch"] if "kernel" in step
     ]
     for step in steps:
-        key = export.family(step.kernel.decl)
+        key = describe.family(step.kernel.decl)
         assert step.kernel.spec == tuple(values[key][name] for name in step.kernel.decl.spec)
-        assert step.groups == tuple(evaluate(n, names) for n, _ in export.GRIDS[key])
+        assert step.groups == tuple(evaluate(n, names) for n, _ in meanings.GRIDS[key])
     workspace.close()
     tensors.close()
     cache.close()

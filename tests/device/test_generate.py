@@ -22,6 +22,7 @@ from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.runtime import protocol as machine  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
+from zinc_attn.tools.generate import checks, hf_model  # noqa: E402
 
 BASE = {
     "vocab_size": 300,
@@ -178,11 +179,11 @@ def test_temperature_draws_by_the_seed(
     host, found = generate.load_model(checkpoints("llama")), []
     for temperature, seed in ((0.0, 1), (1.5, 1), (1.5, 1), (1.5, 2)):
         settings = generate.Settings(max_new_tokens=16, temperature=temperature, seed=seed)
-        found.append(generate.generate(host, vulkan, [1, 2, 3], settings).ids)
+        found.append(generate.generate_ids(host, vulkan, [1, 2, 3], settings).ids)
     greedy, one, again, other = found
     assert one == again and one not in (greedy, other)
     monkeypatch.setattr(host.model.generation_config, "eos_token_id", [299, greedy[3]])
-    made = generate.generate(host, vulkan, [1, 2, 3], generate.Settings(max_new_tokens=16))
+    made = generate.generate_ids(host, vulkan, [1, 2, 3], generate.Settings(max_new_tokens=16))
     assert made.ids == greedy[: greedy.index(greedy[3]) + 1] and made.stopped == "eos"
 
 
@@ -202,7 +203,7 @@ def test_selfcheck(kind: str, checkpoints: Callable[[str], Path], capsys: pytest
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     rows = [line for line in lines if line[:1] in (["layout"], ["page"], ["chunks"])]
-    assert [row[:2] for row in rows if row[0] == "layout"] == [["layout", x] for x in generate.CHECK_LAYOUTS]
+    assert [row[:2] for row in rows if row[0] == "layout"] == [["layout", x] for x in checks.CHECK_LAYOUTS]
     assert [row[2] for row in rows if row[0] == "page"] == ["16", "64", "256"]
     assert [row[1] for row in rows if row[0] == "chunks"] == ["1", "7", "64", "all"]
     assert all(row[-1] == "equal" for row in rows) and "DIFFERENT" not in shown
@@ -236,9 +237,9 @@ def test_selfcheck_finds_a_wrong_bit(
 def test_selfcheck_does_not_take_the_blame_for_the_host(
     checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = generate.Host.logits
+    right = generate.HFModel.logits
     monkeypatch.setattr(
-        generate.Host, "logits", lambda self, ids, held: right(self, ids, held) + float(held.page_size == 64)
+        generate.HFModel, "logits", lambda self, ids, held: right(self, ids, held) + float(held.page_size == 64)
     )
     options = ("--prompt-ids", "1,2,3", "--max-new-tokens", 2, "--selfcheck")
     assert run("generate", "--model", checkpoints("llama"), *options) == 0
@@ -367,7 +368,7 @@ def test_validate(
 def test_the_example_is_built() -> None:
     path = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
     host, again, other = (generate.build_model(path, seed) for seed in (0, 0, 1))
-    assert generate.describe(host) == "2 attention layers 16/2/256 and 6 others"
+    assert host.describe() == "2 attention layers 16/2/256 and 6 others"
     weights = [one.model.lm_head.weight for one in (host, again, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
@@ -392,7 +393,15 @@ def test_validate_a_checkpoint_as_a_table(
 def test_validate_finds_a_wrong_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(monkeypatch, lambda one: one._layout == {"num_splits": 8})
+    layouts: list[int | None] = []
+    choose = hf.ZincCache.set_layout
+
+    def set_layout(self: Any, num_splits: int | None = None, split_size: int | None = None) -> None:
+        layouts.append(num_splits)
+        choose(self, num_splits, split_size)
+
+    monkeypatch.setattr(hf.ZincCache, "set_layout", set_layout)
+    spoil(monkeypatch, lambda _: layouts[-1] == 8)
     file = config_file(tmp_path / "c.json")
     assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2,8,auto") == 1
     shown = capsys.readouterr().out
@@ -404,8 +413,6 @@ def test_validate_finds_an_error_that_every_layout_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Here keys that were stored wrong."""
-    right = generate.narrow
-    monkeypatch.setattr(generate, "narrow", lambda x, dtype: right(x, dtype) if dtype == "f16" else right(x, "f16"))
     monkeypatch.setattr(hf.ZincCache, "append", _stores_others)
     file = config_file(tmp_path / "c.json")
     assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2", "--dtype", "f32") == 3
@@ -426,7 +433,7 @@ def test_validate_refuses_what_there_is_no_room_for(
     assert "16,777,216 keys: refused: " in shown and "64 keys against float64" in shown
     assert run("validate", "--config", config_file(tmp_path / "d.json"), "--contexts", "2k") == 2
     assert "contexts: got 2,048 tokens, expected at most max_position_embeddings = 1,024" in capsys.readouterr().err
-    monkeypatch.setattr(generate, "_check_memory", _no_room)
+    monkeypatch.setattr(hf_model, "check_memory", _no_room)
     assert run("validate", "--config", file) == 2
     assert "no room for random weights" in capsys.readouterr().err
 
@@ -447,7 +454,8 @@ def test_rows_appended_without_a_forward(vulkan: za.Device, rng: np.random.Gener
         held.append(lambda layer: (k[layer.index, 30:], v[layer.index, 30:]), torch.float32)
         assert held.get_seq_length() == 50 and [len(one) for row in held.sequences for one in row] == [50]
         q, key, value = (torch.randn(1, heads, 1, 64) for heads in (4, 2, 2))
-        found = []
+        found, seen = [], list[hf.AttendedCall]()
+        held.observer = seen.append
         for layout in ({}, {"num_splits": 3}, {"split_size": 16}):
             held.set_layout(**layout)
             twin = held.fork()
@@ -455,6 +463,9 @@ def test_rows_appended_without_a_forward(vulkan: za.Device, rng: np.random.Gener
             found.append(hf.attention_forward(torch.nn.Module(), q, *rows, None)[0])
             twin.reset()
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        for call, out in zip(seen, found, strict=True):
+            assert call.layer == 0 and call.query is q and call.new[0] is key and call.seconds > 0
+            assert np.array_equal(call.out, out.numpy())
         both = [np.concatenate([x[0], y[0].transpose(0, 1).numpy()]) for x, y in ((k, key), (v, value))]
         assert np.array_equal(found[0][0, 0].numpy(), za.reference.emulate(q[0, :, 0].numpy(), *both)[0])
         held.reset()

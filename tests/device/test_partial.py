@@ -12,8 +12,8 @@ from support import differing
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.canonical import constants
 from zinc_attn.cache import rows
+from zinc_attn.canonical import constants
 from zinc_attn.canonical.partial import PartialState, PartialStateError
 from zinc_attn.errors import ArgumentError
 

@@ -27,9 +27,20 @@ from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import export
-from zinc_attn.tools.export import ManifestError, evaluate, evaluate_all, load_manifest
+from zinc_attn.tools.export import (
+    ManifestError,
+    arithmetic,
+    describe,
+    evaluate,
+    evaluate_all,
+    formulas,
+    load_manifest,
+    meanings,
+)
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
+TABLES = dict.fromkeys(("FIELDS", "BINDINGS", "SPECIALISATION", "GRIDS"), meanings)
+TABLES |= {"CONSTANTS": arithmetic, "ENCODINGS": arithmetic}
 RECORDS = {"header": "HEADER", "item": "ITEM", "row": "ROW", "append": "APPEND", "copy": "COPY"}
 
 
@@ -54,19 +65,19 @@ def folder(exported, tmp_path):
 
 
 def test_every_name_has_a_description_and_no_description_is_left_over():
-    """Where this fails: describe the new name in the table of zinc_attn/export.py that the message names."""
+    """Where this fails: describe the new name in the table of zinc_attn/tools/export that the message names."""
     declared = kernels.KERNELS
     names = {
         "FIELDS": {f"{key}.{word}" for key, table in RECORDS.items() for word in getattr(kernels, table)},
-        "BINDINGS": {f"{export.family(d)}.{b.name}" for d in declared for b in d.bindings},
-        "SPECIALISATION": {f"{export.family(d)}.{name}" for d in declared for name in d.spec},
-        "GRIDS": {export.family(d) for d in declared},
+        "BINDINGS": {f"{describe.family(d)}.{b.name}" for d in declared for b in d.bindings},
+        "SPECIALISATION": {f"{describe.family(d)}.{name}" for d in declared for name in d.spec},
+        "GRIDS": {describe.family(d) for d in declared},
         "CONSTANTS": {n for n, x in vars(shapes).items() if n.isupper() and isinstance(x, int | float | tuple)}
         | {"MERGE_DIMS"},
         "ENCODINGS": set(DTYPE_BYTES),
     }
-    missing = {table: expected - set(getattr(export, table)) for table, expected in names.items()}
-    stale = {table: set(getattr(export, table)) - expected for table, expected in names.items()}
+    missing = {table: expected - set(getattr(TABLES[table], table)) for table, expected in names.items()}
+    stale = {table: set(getattr(TABLES[table], table)) - expected for table, expected in names.items()}
     assert (missing, stale) == ({t: set() for t in names}, {t: set() for t in names})
 
 
@@ -109,23 +120,28 @@ def test_constants_are_the_float32_that_the_shaders_have(made):
 
 def test_no_formula_uses_a_name_that_is_not_explained(made):
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
-    known = {*export.INPUTS, *export.SIZES, *export.QUANTITIES, *functions}
-    tables = [export.SIZES, export.QUANTITIES, export.SPECIALISATION, export.BUFFERS, *export.GRIDS.values()]
-    formulas = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
-    formulas += [value for _, value, _ in export.FIELDS.values()]
-    formulas += [step["when"] for step in made["dispatch"] if "when" in step]
+    known = {*formulas.INPUTS, *formulas.SIZES, *formulas.QUANTITIES, *functions}
+    tables = [formulas.SIZES, formulas.QUANTITIES, meanings.SPECIALISATION, formulas.BUFFERS, *meanings.GRIDS.values()]
+    texts = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
+    texts += [value for _, value, _ in meanings.FIELDS.values()]
+    texts += [step["when"] for step in made["dispatch"] if "when" in step]
     rule = made["split_rule"]
-    formulas += [*export.CACHE_INDEX.values(), *export.ROW_INDEX.values(), rule["boundary"], *rule["names"].values()]
-    formulas += [text for case in rule["first_that_holds"] for text in case.values()]
-    used = {n.id for text in formulas for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+    texts += [
+        *formulas.CACHE_INDEX.values(),
+        *formulas.ROW_INDEX.values(),
+        rule["boundary"],
+        *rule["names"].values(),
+    ]
+    texts += [text for case in rule["first_that_holds"] for text in case.values()]
+    used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
     assert used - known == {"tile_at", "row_at", "target"}  # each beside its own formula
-    assert set(export.INPUTS) <= used
+    assert set(formulas.INPUTS) <= used
 
 
 def names_of(shape, dtype, page_size):
     names = {**asdict(shape), "dtype": dtype, "page_size": page_size, "value_bits": 8 * DTYPE_BYTES[dtype]}
     names["values_per_word"] = 32 // names["value_bits"]
-    return {**names, **evaluate_all(export.SIZES, names)}
+    return {**names, **evaluate_all(formulas.SIZES, names)}
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
@@ -146,16 +162,16 @@ def test_sizes(dtype, page_size):
         assert 2 * n["page_words"] == n["token_words"] * page_size
         plan = plan_splits(100000, shape)
         call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "unit_leaves": 8}
-        states = evaluate_all(export.QUANTITIES, {**n, **call})
-        assert evaluate(export.BUFFERS["states"][0], {**n, **states}) == plan.scratch_bytes
+        states = evaluate_all(formulas.QUANTITIES, {**n, **call})
+        assert evaluate(formulas.BUFFERS["states"][0], {**n, **states}) == plan.scratch_bytes
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", describe.KINDS)
 def test_values_by_kind_of_device(kind):
     for head_dim in limits.HEAD_DIMS:
         names = {"kind": kind, "head_dim": head_dim}
-        assert evaluate(export.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
-        assert evaluate(export.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
+        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
+        assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
 
 
 def contexts(table):
@@ -164,14 +180,14 @@ def contexts(table):
     return sorted(x for x in near if 0 <= x <= limits.MAX_CONTEXT)
 
 
-@pytest.mark.parametrize("kind", export.KINDS)
+@pytest.mark.parametrize("kind", describe.KINDS)
 @pytest.mark.parametrize("shape,units", [*((s, 64) for s in SHAPES), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str)
 def test_split_tables_are_the_split_rule(shape, kind, units):
     """At every breakpoint and beside it; the expressions too, for several query rows."""
-    table = export.split_table(shape, units, kind)
+    table = describe.split_table(shape, units, kind)
     assert table[0]["from"] == 0 and table[-1]["to"] == limits.MAX_CONTEXT
     assert all(a["to"] + 1 == b["from"] for a, b in pairwise(table))
-    rule = export._split_rule()
+    rule = describe.split_rule_formulas()
     for context in contexts(table):
         leaves = -(-context // 64)
         row = next(r for r in table if r["from"] <= context <= r["to"])
@@ -183,7 +199,7 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
             names = {**names_of(shape, "f16", 256), "kind": kind, "compute_units": units, "q_len": q_len}
             names |= {"context_len": context, "window": window}
             for name in ("begin", "first_leaf", "leaves", "nodes"):
-                names[name] = evaluate(export.QUANTITIES[name][0], names)
+                names[name] = evaluate(formulas.QUANTITIES[name][0], names)
             names["target"] = evaluate(rule["names"]["target"], names)
             case = next(c for c in rule["first_that_holds"] if evaluate(c["when"], names))
             names["splits"] = evaluate(case["splits"], names)
@@ -206,7 +222,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     written, steps = recorded(plan, scoring)
     names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
     names |= {"rows": q_len, "unit_leaves": plan.unit_leaves, "appends": 0, "table_words": 1}
-    names |= evaluate_all(export.QUANTITIES, names)
+    names |= evaluate_all(formulas.QUANTITIES, names)
     names["sink_words"] = shape.q_heads if sinks else 0
     direct = names["direct"]
     items, records = [], []
@@ -217,22 +233,22 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
         for split, (begin, end) in enumerate(pairwise(plan.boundaries)):
             known = {**names, **seen, "split": split, "begin_key": begin, "end_key": end}
             known |= {"page_table": written["table"]}
-            known["leaf_begin"] = evaluate(export.FIELDS["item.leaf_begin"][1], known)
-            item = [evaluate(export.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
+            known["leaf_begin"] = evaluate(meanings.FIELDS["item.leaf_begin"][1], known)
+            item = [evaluate(meanings.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
             if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
                 items.append(item)
-        records.append([evaluate(export.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW])
+        records.append([evaluate(meanings.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW])
     names["items"] = len(items)
     assert (written["items"], written["rows"]) == (items, records)
-    assert 4 * written["words"] == evaluate(export.BUFFERS["work"][0], names)
+    assert 4 * written["words"] == evaluate(formulas.BUFFERS["work"][0], names)
     names["sink_table"] = written["words"] - names["sink_words"] if sinks else 0
     floats = {"score_scale", "softcap", "softcap_inverse"}
     cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
     for word in set(kernels.HEADER) - floats - cache:
-        assert written["header"][word] == evaluate(export.FIELDS[f"header.{word}"][1], names), word
+        assert written["header"][word] == evaluate(meanings.FIELDS[f"header.{word}"][1], names), word
     grids = {d.kernel.decl.name.split("_")[0]: d.groups for d in steps}
     for kernel, groups in grids.items():
-        assert groups == tuple(evaluate(n, names) for n, _ in export.GRIDS[kernel])
+        assert groups == tuple(evaluate(n, names) for n, _ in meanings.GRIDS[kernel])
     assert ("attend" in grids, "merge" in grids) == (bool(items), plan.states != 1)
 
 
@@ -281,7 +297,7 @@ def test_row_index_maps(rng, dtype):
     for row, head, dim in ((0, 0, 0), (2, 1, 127), (1, 0, 63), (1, 1, 70)):
         for x, values in zip("kv", expected, strict=True):
             known = {**names, "row": row, "kv_head": head, "dim": dim}
-            assert value_at(words, export.ROW_INDEX, known, x, dtype) == values[row, head, dim]
+            assert value_at(words, formulas.ROW_INDEX, known, x, dtype) == values[row, head, dim]
 
 
 def value_at(words, index, names, x, dtype):
@@ -327,7 +343,7 @@ def test_specialisation_values(made):
         "rows_shared": 1,
     }
     assert shape["kinds"]["cpu"]["specialisation"]["attend"]["chunks_ahead"] == 1
-    assert [shape["kinds"][kind]["specialisation"]["merge"]["lanes"] for kind in export.KINDS] == [256, 32]
+    assert [shape["kinds"][kind]["specialisation"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     assert sizes == {
         **{key: ["32", "1", "1"] for key in ("attend", "append", "copy")},

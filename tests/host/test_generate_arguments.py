@@ -14,7 +14,9 @@ from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
-from zinc_attn.tools.generate import Settings, TextStream, blockwise_attention, chunk_sizes, narrow
+from zinc_attn.tools.generate import Settings, stream_text, trace
+from zinc_attn.tools.generate.checks import chunk_sizes
+from zinc_attn.tools.generate.float64 import blockwise_attention, narrow
 from zinc_attn.tools.sweep import parse_layouts
 
 # --- arguments ---------------------------------------------------------------------------------------------
@@ -135,9 +137,10 @@ def test_without_transformers(
 
 
 def test_the_commands_need_no_transformers_to_show_their_help() -> None:
-    """The module itself imports neither torch nor transformers."""
-    source = Path(generate.__file__).read_text()
-    assert not [line for line in source.splitlines() if line.startswith(("import torch", "from transformers"))]
+    """Neither torch nor transformers is imported before a function needs it."""
+    for file in Path(generate.__file__).parent.glob("*.py"):
+        lines = file.read_text().splitlines()
+        assert not [line for line in lines if line.startswith(("import torch", "from transformers"))], file
 
 
 def test_default_layouts_and_the_example() -> None:
@@ -173,18 +176,28 @@ class Bytes:
         return bytes(ids).decode(errors="replace")
 
 
-@pytest.mark.parametrize("text", ["plain text", "ä €𝄞 end", "€"])
+@pytest.mark.parametrize("text", ["plain text", "ä €𝄞 end", "海は広い", "a\nb", "€"])
 def test_text_streams_in_whole_characters(text: str) -> None:
-    stream = TextStream(Bytes(), list("prompt ü".encode()))
-    pieces = [stream.push(byte) for byte in text.encode()]
-    assert "".join(pieces) + stream.flush() == text
-    assert [piece for piece in pieces if piece] == list(text)
+    pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+    pieces: list[str] = []
+    put, end = stream_text(Bytes(), pieces.append)
+    for byte in text.encode():
+        put(byte)
+    assert "\ufffd" not in "".join(pieces) and text.startswith("".join(pieces))
+    assert len([piece for piece in pieces if piece]) >= text.count(" ") + text.count("\n")
+    end()
+    assert "".join(pieces) == text
 
 
 def test_text_that_ends_inside_a_character() -> None:
-    stream = TextStream(Bytes(), [])
-    pieces = [stream.push(byte) for byte in "a€".encode()[:-1]]
-    assert pieces == ["a", "", ""] and stream.flush() == "\ufffd"
+    pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+    pieces: list[str] = []
+    put, end = stream_text(Bytes(), pieces.append)
+    for byte in "a €".encode()[:-1]:
+        put(byte)
+    assert "".join(pieces) == "a "
+    end()
+    assert "".join(pieces) == "a \ufffd"
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
@@ -229,14 +242,14 @@ class Logits:
         return self.x
 
 
-def steps(change: Callable[[list[Any]], None] = lambda found: None) -> list[generate.Step]:
+def steps(change: Callable[[list[Any]], None] = lambda found: None) -> list[trace.Step]:
     found: list[Any] = [[[[layer, b"in", b"out"] for layer in (3, 7)], 1.0] for _ in range(2)]
     change(found)
-    return [generate.Step([generate.Call(*call) for call in calls], Logits(x)) for calls, x in found]
+    return [trace.Step([trace.Call(*call) for call in calls], Logits(x)) for calls, x in found]
 
 
 def test_differences_are_put_down_to_their_side() -> None:
-    assert generate.first_difference(steps(), steps()) is None
+    assert trace.first_difference(steps(), steps()) is None
 
     def output(found: list[Any]) -> None:
         found[1][0][1][2] = b"other"
@@ -258,4 +271,4 @@ def test_differences_are_put_down_to_their_side() -> None:
         (shorter, False, "step 0: another number of attention calls"),
     ]
     for change, ours, text in expected:
-        assert generate.first_difference(steps(change), steps()) == generate.Difference(ours, text)
+        assert trace.first_difference(steps(change), steps()) == trace.Difference(ours, text)

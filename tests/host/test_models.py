@@ -1,4 +1,4 @@
-"""cost.py: model presets, and the config.json files that people have."""
+"""Model presets, and the config.json files that people have."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools.cost import PRESETS, find_model, from_config, slug
+from zinc_attn.tools.models import PRESETS, find_model, from_config, slug
 
 QWEN_NEXT = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 40}
 PERIOD = ["linear_attention"] * 3 + ["full_attention"]

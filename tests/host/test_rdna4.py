@@ -10,7 +10,11 @@ import pytest
 from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import rdna4
-from zinc_attn.tools.rdna4 import Issue, Spec, VariantReport
+from zinc_attn.tools.cost import CARDS
+from zinc_attn.tools.rdna4 import compiler, gates, isa, variants
+from zinc_attn.tools.rdna4.gates import VariantReport
+from zinc_attn.tools.rdna4.isa import Issue
+from zinc_attn.tools.rdna4.variants import Spec
 
 STATISTICS = {
     "VGPRs": 96,
@@ -76,35 +80,35 @@ def reported(spec: Spec = SINGLE, wave: int = 32, **changed: int) -> VariantRepo
 
 
 @pytest.fixture
-def compiler() -> None:
+def with_compiler() -> None:
     if why := compiler_missing():
         pytest.skip(why)
 
 
 @lru_cache
 def compiler_missing() -> str | None:
-    return rdna4.missing()
+    return compiler.missing()
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("with_compiler")
 def test_shipped_kernels_keep_their_gates() -> None:
-    specs = [s for shape in ("16/2/256", "32/4/128") for s in rdna4.specs_for(AttnShape.parse(shape))]
-    reports = rdna4.report(specs)
+    specs = [s for shape in ("16/2/256", "32/4/128") for s in variants.specs_for(AttnShape.parse(shape))]
+    reports = compiler.compile_variants(specs)
     assert [r.spec for r in reports] == specs
-    assert rdna4.violations(reports) == []
+    assert gates.violations(reports) == []
     for r in reports:
         assert 0 < r.statistics["Instructions"] < r.statistics["Code size"]
         # fresh builds have two score loops, q8_0 loads scales beside the values: no trip count from the bytes
         unknown = r.spec.kernel == "merge" or "fresh" in r.spec.kernel or "q8_0" in r.spec.kernel
-        assert (r.issue_per_key is None) == unknown, rdna4.name(r.spec)
-    assert len(rdna4.table(reports).splitlines()) == 1 + len(specs)
+        assert (r.issue_per_key is None) == unknown, r.spec.name
+    assert len(gates.table(reports).splitlines()) == 1 + len(specs)
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("with_compiler")
 def test_isa_text_names_every_main_loop_instruction() -> None:
-    isa = rdna4.isa_text(Spec("attend_single_f32", 64, 3))
-    assert "v_dual_mul_f32" in isa
-    qk, pv = rdna4.main_loops(isa, 64, 4)
+    text = compiler.isa_text(Spec("attend_single_f32", 64, 3))
+    assert "v_dual_mul_f32" in text
+    qk, pv = isa.main_loops(text, 64, 4)
     assert qk is not None
     assert pv is not None
     # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
@@ -135,7 +139,7 @@ def test_isa_text_names_every_main_loop_instruction() -> None:
     ],
 )
 def test_violations(report: VariantReport, text: list[str]) -> None:
-    assert rdna4.violations([report]) == text
+    assert gates.violations([report]) == text
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_violations(report: VariantReport, text: list[str]) -> None:
     [(0, 16), (96, 16), (97, 12), (120, 12), (144, 10), (168, 9), (192, 8), (216, 7), (240, 6), (256, 5)],
 )
 def test_occupancy(vgprs: int, waves: int) -> None:
-    assert rdna4.occupancy(vgprs) == waves
+    assert CARDS["r9700"].waves(vgprs) == waves
 
 
 @pytest.mark.parametrize(("lds", "waves"), [(0, 16), (1, 16), (2048, 16), (2049, 32 / 3), (4096, 8)])
@@ -155,14 +159,14 @@ def test_main_loops() -> None:
     # 8 chunks of K and 32 trips of two value rows per leaf of 64 keys
     qk = Issue(valu=2 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=3 / 8)
     pv = Issue(valu=1 / 2, vopd=0, smem=0, vmem=2 / 2, lds=1 / 2, salu=1 / 2)
-    assert rdna4.main_loops(ACO, 64, 2) == (qk, pv)
+    assert isa.main_loops(ACO, 64, 2) == (qk, pv)
     assert qk.total == 5 / 8
     spec = Spec("attend_single_f16", 64, 8, chunks=2)
     assert VariantReport(spec, "gfx1201", 32, STATISTICS, qk, pv).issue_per_key == 2 * (5 / 8 + 2)
 
 
 def test_main_loops_in_llvm_notation() -> None:
-    qk, pv = rdna4.main_loops(LLVM, 64, 2)
+    qk, pv = isa.main_loops(LLVM, 64, 2)
     assert qk == Issue(valu=1 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=1 / 8)
     assert pv is None
 
@@ -179,22 +183,22 @@ def test_main_loops_in_llvm_notation() -> None:
 )
 def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> None:
     assert old in ACO
-    qk, pv = rdna4.main_loops(ACO.replace(old, new), 64, 2)
+    qk, pv = isa.main_loops(ACO.replace(old, new), 64, 2)
     assert qk is None
     assert pv is not None
 
 
 def test_vgpr_gates_are_for_rdna4() -> None:
-    assert rdna4.violations([dataclasses.replace(reported(VGPRs=144), family="gfx1100")]) == []
+    assert gates.violations([dataclasses.replace(reported(VGPRs=144), family="gfx1100")]) == []
 
 
 def test_default_specs() -> None:
-    specs = rdna4.default_specs()
+    specs = variants.default_specs()
     assert len(specs) == len(set(specs))
     assert {s.head_dim for s in specs} == {64, 80, 96, 112, 128, 192, 256, 512}
     assert Spec("attend_loop_f32", 256, 6) in specs
     assert Spec("merge", 64) in specs
-    assert rdna4.specs_for(AttnShape(8, 1, 512))[0].chunks == 2
+    assert variants.specs_for(AttnShape(8, 1, 512))[0].chunks == 2
 
 
 def test_to_dict() -> None:
@@ -205,34 +209,34 @@ def test_to_dict() -> None:
 
 def test_wrong_requests() -> None:
     with pytest.raises(ArgumentError, match="family: got 'gfx9', expected one of gfx1201, gfx1200, gfx1100"):
-        rdna4.missing("gfx9")
+        compiler.missing("gfx9")
     with pytest.raises(ArgumentError, match="variant: got attend_single_f16:64, expected a kernel of attend_"):
-        rdna4.report([Spec("attend_single_f16", 64)])
+        compiler.compile_variants([Spec("attend_single_f16", 64)])
 
 
 def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZINC_ATTN_RADV_ICD", "/nowhere/radeon_icd.json")
-    assert rdna4.missing() == (
+    assert compiler.missing() == (
         "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 (older ones do "
         "not know the chip, newer ones compile for real cards only)"
     )
     with pytest.raises(NoVulkanError, match="there is no /nowhere"):
-        rdna4.report([SINGLE])
+        compiler.compile_variants([SINGLE])
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("with_compiler")
 def test_unknown_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rdna4.FAMILIES, "gfx1299", "gfx1299")
-    assert "radv: Unknown family: gfx1299" in str(rdna4.missing("gfx1299"))
+    monkeypatch.setitem(variants.FAMILIES, "gfx1299", "gfx1299")
+    assert "radv: Unknown family: gfx1299" in str(compiler.missing("gfx1299"))
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("with_compiler")
 def test_missing_module(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(KernelError, match=r"attend_single_f16\.spv"):
-        rdna4.report([SINGLE], spirv=tmp_path_factory.mktemp("empty"))
+        compiler.compile_variants([SINGLE], spirv=tmp_path_factory.mktemp("empty"))
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("with_compiler")
 def test_main(capsys: pytest.CaptureFixture[str]) -> None:
     assert rdna4.main(["--isa", "merge:64"]) == 0
     assert "buffer_load" in capsys.readouterr().out

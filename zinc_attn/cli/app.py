@@ -27,7 +27,7 @@ from ..runtime.device import RUNTIMES, Device, list_devices
 from ..runtime.protocol import DeviceInfo, choose
 from ..shapes import AttnShape
 from ..tools import check, cost, export, generate, rdna4
-from ..tools.cost import PRESETS, ModelPreset, find_model, slug
+from ..tools.models import PRESETS, ModelPreset, find_model, slug
 from ..tools.sweep import (
     PAGE_SIZE,
     Inputs,
@@ -1071,7 +1071,6 @@ def run_generate(args: argparse.Namespace) -> int:
     text = read_stdin() if args.prompt == "-" else args.prompt
     prompt = given if tokenizer is None else [int(i) for i in tokenizer(text)["input_ids"]]
     assert prompt is not None
-    stream = generate.TextStream(tokenizer, prompt) if tokenizer else None
     pieces: list[str] = []
 
     def show(piece: str) -> None:
@@ -1079,17 +1078,18 @@ def run_generate(args: argparse.Namespace) -> int:
         if not args.json:
             print(piece, end="", flush=True)
 
-    def on_token(token: int) -> None:
-        show(stream.push(token) if stream else f"{',' if pieces else ''}{token}")
+    def show_id(token: int) -> None:
+        show(f"{',' if pieces else ''}{token}")
+
+    on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
 
     with Device.open(args.device, runtime=args.runtime) as device:
         note_cpu(device.info)
-        if stream is None:
+        if tokenizer is None:
             say("token ids in, token ids out: no tokenizer is used")
-        traced = generate.Watch(trace=args.selfcheck)
-        made = generate.generate(host, device, prompt, settings, on_token=on_token, watch=traced)
-        if stream:
-            show(stream.flush())
+        traced = generate.AttentionTrace(digests=args.selfcheck)
+        made = generate.generate_ids(host, device, prompt, settings, on_token=on_token, trace=traced)
+        end()
         if not args.json:
             print(flush=True)
             say_figures(host, device.info, made)
@@ -1100,7 +1100,7 @@ def run_generate(args: argparse.Namespace) -> int:
         if args.json:
             record: dict[str, Any] = {"model": host.name, "device": device.info.name, "driver": device.info.driver}
             record |= {"runtime": device.runtime.name, "settings": {**asdict(settings), "dtype": made.dtype}}
-            record |= {"ids": made.ids, "text": "".join(pieces) if stream else None, "stopped": made.stopped}
+            record |= {"ids": made.ids, "text": "".join(pieces) if tokenizer else None, "stopped": made.stopped}
             print_json([record | made.figures | {"selfcheck": [asdict(one) for one in checks] or None}])
     if checks and not args.json:
         print_checks(checks)
@@ -1123,7 +1123,7 @@ def parse_ids(text: str) -> list[int]:
     return [number for number in found if number is not None]
 
 
-def say_figures(host: generate.Host, info: DeviceInfo, made: generate.Generation) -> None:
+def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation) -> None:
     """Tokens per second and attention's share, on stderr."""
     figures = made.figures
     say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
@@ -1195,7 +1195,7 @@ def run_validate(args: argparse.Namespace) -> int:
     for context in contexts:
         check_int("contexts", context, generate.STEPS)
     host = generate.load_model(args.model) if args.model else generate.build_model(args.config, seed)
-    options: dict[str, Any] = {"dtype": args.dtype, "page_size": args.page_size, "seed": seed}
+    options = generate.ValidationOptions(args.dtype, args.page_size, seed)
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info
         note_cpu(info)
@@ -1208,11 +1208,11 @@ def run_validate(args: argparse.Namespace) -> int:
 
         with progress_bar() as progress:
             found = generate.validate(
-                host, device, contexts, layouts, **options, progress=progress, on_context=on_context
+                host, device, contexts, layouts, options, progress=progress, on_context=on_context
             )
     if not args.json:
         print(f"{info.name} ({info.driver}), {about['runtime']}")
-        print(f"{host.name}: {generate.describe(host)}; cache {found[0].dtype}")
+        print(f"{host.name}: {host.describe()}; cache {found[0].dtype}")
         print_validation(found)
     words = {one.status for one in found}
     if any(row.status == "DIFFERENT" for one in found for row in one.layouts):

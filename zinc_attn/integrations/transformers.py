@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from time import perf_counter
 from types import FunctionType, TracebackType
 from typing import Any, ClassVar, Final
 
@@ -451,6 +452,23 @@ def _marked(x: Any, layer: ZincLayer, serial: int) -> ZincRows:
     return rows
 
 
+@dataclass(frozen=True, eq=False)
+class AttendedCall:
+    """One attention call of a layer of a ZincCache, as its observer sees it.
+
+    query: (batch, q_heads, q_len, head_dim) as the model made it. new: k and v (batch, kv_heads, q_len, head_dim), None
+    where the module attends the rows of an earlier call. out: (batch, q_len, q_heads, head_dim) float32, before it is
+    rounded to query's dtype; an observer that keeps it copies it. seconds: the call's time on the host's clock.
+    """
+
+    layer: int
+    query: Any
+    new: tuple[Any, Any] | None
+    options: _Options
+    out: F32
+    seconds: float
+
+
 class ZincLayer(CacheLayerMixin):
     """One attention layer of a ZincCache. Sequences span the layers: crop, reset and reorder the cache, not a layer."""
 
@@ -490,7 +508,11 @@ class ZincLayer(CacheLayerMixin):
 
     def attend(self, query: Any, rows: ZincRows, pattern: _Pattern, options: _Options) -> F32:
         """Append what is pending, then attend ``query``'s rows: (batch, q_len, q_heads, head_dim)."""
-        return self.cache.attend(self, query, rows, pattern, options)
+        cache, new, begin = self.cache, self.pending, perf_counter()
+        out = cache.attend(self, query, rows, pattern, options)
+        if cache.observer is not None:
+            cache.observer(AttendedCall(self.index, query, new, options, out, perf_counter() - begin))
+        return out
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(keys, offset) of the mask: all tokens, also where a window hides some."""
@@ -586,6 +608,7 @@ class ZincCache(Cache):
     config: the model's config; capacity: tokens per batch row; device: a Device, None for the best one, kept open;
     dtype: f32, f16, bf16 or q8_0, None for that of the model's keys (a narrower one rounds the rows); page_size:
     tokens; max_batch: batch rows, times beams; num_splits, split_size: a fixed layout, which no bit depends on.
+    observer: called after each attention call of a layer; it may be set at any time, and forks begin with it.
     Memory is taken by the first forward. Pass it as ``generate(past_key_values=...)``, also of the next turn.
     UnsupportedError: a layer type that neither this nor transformers' linear-attention layers serve; ArgumentError:
     a head_dim or another argument that is not supported.
@@ -611,6 +634,7 @@ class ZincCache(Cache):
         self.device, self.dtype, self.page_size = device, dtype, page_size
         layout = {"num_splits": num_splits, "split_size": split_size}
         self._layout = {name: value for name, value in layout.items() if value is not None}
+        self.observer: Callable[[AttendedCall], None] | None = None
         PagePool(1, page_size)  # refuses what is no page size
         text = config.get_text_config(decoder=True)
         kinds, arguments = get_layer_types_and_kwargs(text)

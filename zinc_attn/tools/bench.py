@@ -38,7 +38,7 @@ from ..runtime.device import Device
 from ..runtime.protocol import Dispatch, Use, Words
 from ..shapes import AttnShape
 from . import cost
-from .cost import ModelPreset
+from .models import ModelPreset
 from .sweep import F32, ORACLE_PRODUCTS, Inputs, Progress, SweepRow, difference
 
 WARM_UP_ROUNDS: Final = 2

@@ -1,0 +1,109 @@
+"""What the cost model knows of each card. A field that no document gives is assumed, and listed in ``assumed``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ...checks import check_int
+from ...errors import ArgumentError
+
+# Share of the peak rate that a long read reaches. llama.cpp at 224K on an R9700 reads about 610 of 644.6 GB/s.
+READ_EFFICIENCY: Final = 0.95
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card's figures: GHz, GB/s (1e9 bytes), MiB, ns.
+
+    simds: per compute unit. registers: of a SIMD, per lane, allocated in steps of ``register_step``. wave_slots:
+    one-wave workgroups that a SIMD holds at most. latency_ns: of a memory read while memory is not saturated. near_ns:
+    of a read from the cache in which partial states wait for pass 2.
+    """
+
+    title: str
+    compute_units: int
+    clock_ghz: float
+    bandwidth: float
+    l2_mib: float
+    infinity_mib: float
+    source: str
+    simds: int = 2
+    registers: int = 1536
+    register_step: int = 24
+    wave_slots: int = 16
+    latency_ns: float = 400.0
+    near_ns: float = 200.0
+    dual_issue: bool = True
+    assumed: tuple[str, ...] = ("latency_ns", "near_ns")
+
+    @property
+    def all_simds(self) -> int:
+        """SIMDs of the whole card."""
+        return self.compute_units * self.simds
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes that the L2 and the Infinity Cache hold together."""
+        return (self.l2_mib + self.infinity_mib) * 2**20
+
+    @property
+    def read_rate(self) -> float:
+        """Bytes per µs of a long read."""
+        return self.bandwidth * 1e3 * READ_EFFICIENCY
+
+    def waves(self, vgprs: int) -> int:
+        """One-wave workgroups of so many vector registers that a SIMD holds at the same time."""
+        allocated = max(1, -(-vgprs // self.register_step)) * self.register_step
+        return max(1, min(self.wave_slots, self.registers // allocated))
+
+
+_GUESS: Final = ("latency_ns", "near_ns")
+_NVIDIA: Final[dict[str, Any]] = {
+    "infinity_mib": 0,
+    "simds": 4,
+    "registers": 512,  # 64 K words per multiprocessor, over 4 schedulers and 32 lanes
+    "register_step": 8,
+    "wave_slots": 8,  # 32 workgroups per multiprocessor
+    "latency_ns": 600.0,
+    "near_ns": 250.0,
+    "dual_issue": False,
+    "assumed": (*_GUESS, "clock_ghz"),
+}
+CARDS: Final = {
+    "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64, "AMD's figures"),
+    "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64, "AMD's launch figures (2.97 GHz boost)"),
+    "rx9070": Card("Radeon RX 9070", 56, 2.52, 640.0, 8, 64, "AMD's launch figures (2.52 GHz boost)"),
+    "rx9070gre": Card(
+        "Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, "press reports", assumed=(*_GUESS, "l2_mib", "infinity_mib")
+    ),
+    "rx9060xt": Card(
+        "Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, "press reports", assumed=(*_GUESS, "clock_ghz", "l2_mib")
+    ),
+    "a100": Card("A100-80GB", 108, 1.41, 2000.0, 40, source="the review's 108 SMs and 2.0 TB/s", **_NVIDIA),
+    "h200": Card("H200", 132, 1.98, 4800.0, 50, source="NVIDIA's data sheet", **_NVIDIA),
+}
+
+
+def find_card(name: str) -> Card:
+    """A card by name in any case; spaces, hyphens and a leading 'rx' may be left out. ArgumentError lists the cards."""
+    word = "".join(c for c in name.lower() if c.isalnum())
+    for key in (word, f"rx{word}"):
+        if key in CARDS:
+            return CARDS[key]
+    raise ArgumentError(f"card: got {name!r}, expected one of {', '.join(CARDS)}")
+
+
+def card_with(compute_units: int) -> Card:
+    """An RDNA4 card of so many compute units, with the R9700's clock and its bandwidth per compute unit."""
+    model, units = CARDS["r9700"], check_int("cu", compute_units, 1)
+    if units == model.compute_units:
+        return model
+    return replace(
+        model,
+        title=f"{units} compute units like an R9700's",
+        compute_units=units,
+        bandwidth=model.bandwidth * units / model.compute_units,
+        assumed=(*model.assumed, "clock_ghz", "bandwidth"),
+        source="the R9700, scaled",
+    )

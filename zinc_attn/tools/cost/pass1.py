@@ -1,0 +1,150 @@
+"""Pass 1: what a leaf costs on a one-wave workgroup, and what all workgroups cost a card.
+
+The instruction counts are those of the kernels as RADV compiles them for gfx1201; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from ...canonical.constants import LEAF
+from ...kernels import contract as kernels
+from .cards import Card
+
+# No document gives the following figures. docs/cost-model.md shows what depends on them.
+KNEE: Final = 4.0  # sharpness of the bend between too few bytes in flight and full memory: time = (a^p + b^p)^(1/p)
+START_US: Final = 1.0  # first workgroup: launch, then the work words and the page table, one after the other
+TRIP_CYCLES: Final = 100  # a main loop's trip waits for scalar loads and addresses before its vector loads
+LEAF_CYCLES: Final = 1500  # a leaf's waits outside the main loops: LDS round trips of the maximum and the weights
+CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
+SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
+SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
+
+# (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); float16.
+ISSUE: Final = {
+    (256, 8): (181, 189, 120, 168),
+    (256, 6): (155, 149, 120, 168),
+    (256, 4): (112, 110, 120, 120),
+    (256, 2): (72, 71, 96, 96),
+    (128, 8): (94, 98, 120, 168),
+    (128, 4): (59, 57, 96, 120),
+    (64, 8): (53, 51, 120, 120),
+    (64, 3): (28, 27, 96, 96),
+    (512, 4): (226, 214, 120, 168),
+}
+DTYPE_ISSUE: Final = {"f32": 0.87, "f16": 1.0, "bf16": 0.9, "q8_0": 1.5}  # q8_0 is assumed: its loops were not read
+
+
+def issue_per_key(head_dim: int, vectors: int, build: kernels.Build, dtype: str = "f16") -> float:
+    """Issue cycles of a workgroup's main loops per key: from the table, or from a line through it."""
+    if row := ISSUE.get((head_dim, vectors)):
+        cycles: float = row[build == "loop"]
+    else:
+        cycles = head_dim * (0.076 * vectors + 0.106) + 6.4
+    return cycles * DTYPE_ISSUE[dtype]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Workgroups as they lie on the card's SIMDs.
+
+    demand: (µs that some SIMDs would take alone, their bytes). issue_us: arithmetic of the busiest SIMD. leaves: that
+    one wave attends one after another. resident: waves at a time, over all SIMDs.
+    """
+
+    card: Card
+    demand: list[tuple[float, float]]
+    issue_us: float
+    leaves: float
+    resident: int
+
+    @property
+    def alone_us(self) -> float:
+        """Time of the slowest SIMD if memory were infinitely wide."""
+        return max((us for us, _ in self.demand), default=0.0)
+
+    @property
+    def us(self) -> float:
+        """SIMDs run at their own speed until together they ask for more than memory gives.
+
+        Between two finishing times the bytes asked for per µs are constant; time stretches by (1 + x**p)**(1/p), where
+        x is their ratio to the read rate. Uneven splits are slow because few SIMDs ask for little at the end.
+        """
+        time, begin = 0.0, 0.0
+        for end in sorted({us for us, _ in self.demand}):
+            asked = sum(nbytes / us for us, nbytes in self.demand if us >= end)
+            time += (end - begin) * (1 + (asked / self.card.read_rate) ** KNEE) ** (1 / KNEE)
+            begin = end
+        return time
+
+
+@dataclass(frozen=True)
+class Workgroup:
+    """A workgroup of pass 1: one wave attends ``vectors`` query vectors to one leaf after another.
+
+    The vectors are query heads of one row, or of several rows that share the keys.
+    """
+
+    card: Card
+    head_dim: int
+    vectors: int
+    build: kernels.Build
+    dtype: str
+
+    @property
+    def vgprs(self) -> int:
+        """Vector registers, from the table where it has the variant."""
+        if row := ISSUE.get((self.head_dim, self.vectors)):
+            return row[2 + (self.build == "loop")]
+        if self.vectors > 8:
+            if self.build == "loop" and kernels.value_passes(self.head_dim, self.vectors) == 1:
+                return SHARED_VGPRS["loop"]
+            return SHARED_VGPRS["single"] + 24 * (self.dtype == "f32")
+        return 168 if self.head_dim * self.vectors > 1024 and self.build == "loop" else 120
+
+    @cached_property
+    def trips(self) -> int:
+        """Trips of a leaf's main loops, each of which waits for memory once.
+
+        A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 to 8 rows.
+        """
+        passes = kernels.value_passes(self.head_dim, self.vectors)
+        keys = -(-self.head_dim // (8 * kernels.chunks_ahead("discrete", self.head_dim)))
+        values = passes * LEAF // kernels.keys_ahead("discrete", self.head_dim, self.vectors, self.build, self.dtype)
+        between = passes if passes > 1 and self.build == "loop" else 0  # the node's sums so far come from memory
+        return keys + values + between
+
+    @cached_property
+    def issue(self) -> float:
+        """Cycles of a leaf in which the wave issues instructions."""
+        per_value = 0.15 if self.build == "loop" else 0.08
+        beside = self.vectors * (1.1 + per_value * kernels.value_slice(self.head_dim))  # softmax, fold, emit
+        cycles = LEAF * (issue_per_key(self.head_dim, self.vectors, self.build, self.dtype) + beside)
+        return cycles * (1.0 if self.card.dual_issue else SCALAR_ISSUE)
+
+    @cached_property
+    def stall(self) -> float:
+        """Cycles of a leaf in which the wave waits, while memory is not saturated."""
+        return self.trips * (self.card.latency_ns * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES
+
+    def spread(self, sizes: list[int], nbytes: float) -> Spread:
+        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt round over the card's SIMDs.
+
+        Waves of one SIMD fill each other's waits first, and then the issue slots.
+        """
+        simds, slots, per_leaf = self.card.all_simds, self.card.waves(self.vgprs), nbytes / max(sum(sizes), 1)
+        loads = Counter((tuple(sorted(Counter(sizes[i::simds]).items()))) for i in range(min(simds, len(sizes))))
+        demand: list[tuple[float, float]] = []
+        issue_us, in_turn, waves = 0.0, 0.0, 0
+        for load, alike in loads.items():
+            count, total, most = sum(c for _, c in load), sum(s * c for s, c in load), max(s for s, _ in load)
+            resident = min(count, slots)
+            leaves = max(most, total / resident)
+            cycles = max(self.stall + self.issue, resident * self.issue)
+            demand.append((leaves * cycles / self.card.clock_ghz / 1e3, alike * total * per_leaf))
+            issue_us = max(issue_us, total * self.issue / self.card.clock_ghz / 1e3)
+            in_turn, waves = max(in_turn, leaves), waves + alike * resident
+        return Spread(self.card, demand, issue_us, in_turn, waves)

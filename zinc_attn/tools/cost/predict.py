@@ -1,0 +1,191 @@
+"""The time of one decode call: pass 1, the gap, pass 2. Times are in µs, rates in GB/s (1e9 bytes)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, ClassVar, Final
+
+from ...canonical.constants import LEAF, NODE
+from ...kernels import contract as kernels
+from ...planning.splits import SplitPlan
+from ...shapes import AttnShape, dtype_bytes
+from .cards import Card
+from .pass1 import CACHED_RATE, START_US, Workgroup
+
+LABEL: Final = "modelled"
+
+# No document gives the following figures either, but for the instruction counts.
+GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
+MERGE_FOLD_CYCLES: Final = 20  # one node into the total: four dependent operations of five cycles (it issues 11)
+MERGE_ISSUE: Final = {1: 738, NODE: 390}  # instructions for a wave's 32 states before its turn, by leaves per state
+MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
+MERGE_TURN_CYCLES: Final = 100  # the total goes through the LDS to the next wave, behind a barrier
+MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
+
+
+class Modelled:
+    """A modelled result that JSON can hold, with the label and the derived numbers."""
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The label, the fields and the derived numbers; floats are rounded to four decimals."""
+        assert is_dataclass(self) and not isinstance(self, type)
+        found = asdict(self) | {name: getattr(self, name) for name in self.derived}
+        return {"label": LABEL} | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+
+
+@dataclass(frozen=True)
+class Prediction(Modelled):
+    """A modelled decode call, from the begin of pass 1 to the end of pass 2.
+
+    utilisation: share of the compute units that get a workgroup. in_flight_kib: bytes that the resident waves ask for
+    at a time; Little's law needs needed_kib = bandwidth x latency. memory_us: KV bytes at the read rate. partial_us:
+    writing the partial states. waves_us: pass 1 if memory were infinitely wide. issue_us: arithmetic of its busiest
+    SIMD. merge_us: pass 2 with the gap before it.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ("gb_s", "fraction", "overhead", "bound")
+
+    card: str
+    shape: str
+    dtype: str
+    context: int
+    splits: int
+    workgroups: int
+    workgroups_per_cu: float
+    utilisation: float
+    in_flight_kib: float
+    needed_kib: float
+    kv_bytes: int
+    partial_bytes: int
+    memory_us: float
+    partial_us: float
+    waves_us: float
+    issue_us: float
+    pass1_us: float
+    merge_us: float
+    total_us: float
+    ideal_us: float
+
+    @property
+    def gb_s(self) -> float:
+        """KV bytes over the whole time."""
+        return self.kv_bytes / self.total_us / 1e3
+
+    @property
+    def fraction(self) -> float:
+        """Share of the card's peak bandwidth."""
+        return self.ideal_us / self.total_us
+
+    @property
+    def overhead(self) -> float:
+        """Writing partial states and pass 2, as a share of the rest of pass 1."""
+        return (self.partial_us + self.merge_us) / (self.pass1_us - self.partial_us)
+
+    @property
+    def bound(self) -> str:
+        """What pass 1 waits for: bandwidth, latency (too few bytes in flight) or issue."""
+        if self.memory_us + self.partial_us >= self.waves_us:
+            return "bandwidth"
+        return "issue" if self.issue_us > 0.9 * self.waves_us else "latency"
+
+
+def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> float:
+    """µs to read each byte of K and V once at the peak rate."""
+    return context * shape.kv_bytes_per_token(dtype) / card.bandwidth / 1e3
+
+
+def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
+    """The time of ``plan`` on ``card``. Workgroups are dealt to the compute units in turn, then to their SIMDs."""
+    dtype_bytes(dtype)
+    shape, per_token = plan.shape, plan.shape.kv_bytes_per_token(dtype)
+    kv_bytes = (plan.context_len - plan.begin) * per_token
+    written = written_bytes(plan, kv_bytes, card)
+    group = Workgroup(card, shape.head_dim, shape.heads_per_workgroup, plan.build, dtype)
+    sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
+    work = group.spread(sizes, kv_bytes + written)  # chunks of a group's heads share K and V through the L2
+    pass1 = START_US + work.us
+    merge = merge_us(plan, card, kv_bytes, work.leaves) if plan.passes == 2 else 0.0
+    return Prediction(
+        card=card.title,
+        shape=str(shape),
+        dtype=dtype,
+        context=plan.context_len,
+        splits=plan.num_splits,
+        workgroups=plan.workgroups,
+        workgroups_per_cu=plan.workgroups / card.compute_units,
+        utilisation=min(1.0, plan.workgroups / card.compute_units),
+        in_flight_kib=work.resident * (LEAF * per_token / shape.kv_heads / shape.head_chunks / group.trips / 1024),
+        needed_kib=card.read_rate * card.latency_ns / 1e3 / 1024,
+        kv_bytes=kv_bytes,
+        partial_bytes=2 * plan.scratch_bytes,
+        memory_us=kv_bytes / card.read_rate,
+        partial_us=written / card.read_rate,
+        waves_us=work.alone_us,
+        issue_us=work.issue_us,
+        pass1_us=pass1,
+        merge_us=merge,
+        total_us=pass1 + merge,
+        ideal_us=ideal(shape, plan.context_len, card, dtype),
+    )
+
+
+def written_bytes(plan: SplitPlan, kv_bytes: float, card: Card) -> float:
+    """Bytes that writing the partial states counts as: fewer where the caches hold them beside K and V."""
+    held = kv_bytes + plan.scratch_bytes <= card.cache_bytes
+    return plan.scratch_bytes / CACHED_RATE if held else plan.scratch_bytes
+
+
+def merge_us(plan: SplitPlan, card: Card, kv_bytes: float, leaves: float) -> float:
+    """The gap and pass 2.
+
+    leaves: that a wave of pass 1 attended one after another. Its states come in as many steps as they make units, so
+    the first are that many steps old, and those that the caches no longer hold are read from memory.
+    """
+    steps, partial = max(1, round(leaves / plan.unit_leaves)), plan.scratch_bytes
+    held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
+    read = partial * (held / CACHED_RATE + 1 - held)
+    return GAP_US + max(_fold_us(plan, card), read / card.read_rate)
+
+
+def _fold_us(plan: SplitPlan, card: Card) -> float:
+    """Arithmetic of pass 2, in rounds: each wave loads and weighs 32 states at once, then folds them in turn."""
+    groups = plan.shape.q_heads * -(-plan.shape.head_dim // kernels.MERGE_DIMS) * plan.q_len
+    batches = -(-plan.states // 32)
+    rounds = -(-batches // MERGE_WAVES)
+    crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
+    turns = max(1.0, groups / card.all_simds)
+    at_once = rounds * (MERGE_ISSUE[plan.unit_leaves] * crowd + MERGE_WAIT_CYCLES)
+    in_turn = -(-plan.states * plan.unit_leaves // NODE) * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
+    return (rounds * 2 * card.near_ns + (at_once + in_turn * turns) / card.clock_ghz) / 1e3
+
+
+def best_splits(
+    context: int, shape: AttnShape, card: Card, dtype: str = "f16", most: int = 4096
+) -> tuple[SplitPlan, Prediction]:
+    """The even layout with the least modelled time, over split counts and both units of partial states."""
+    found = []
+    for unit in (1, NODE):
+        units = -(-context // (unit * LEAF))
+        for n in _counts(max(1, min(units, most))):
+            bounds = tuple(min(i * units // n * unit * LEAF, context) for i in range(n + 1))
+            plan = SplitPlan(context, shape, bounds, unit)
+            found.append((plan, predict(plan, card, dtype)))
+    return min(found, key=lambda pair: pair[1].total_us)
+
+
+def _counts(most: int) -> list[int]:
+    """Split counts worth trying: few, powers of two, and those that divide ``most`` nearly evenly."""
+    found = {-(-most // k) for k in range(1, 65)} | {1 << i for i in range(24)} | set(range(1, 17))
+    return sorted(n for n in found if n <= most)
+
+
+def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int, float, float, int]]:
+    """(compute unit, begin, end, split) of each workgroup of pass 1 in µs, for a picture: all resident at once."""
+    pass1_us = predict(plan, card, dtype).pass1_us
+    sizes = [(i, b - a) for i, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
+    jobs = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
+    per_unit = [jobs[i :: card.compute_units] for i in range(card.compute_units)]
+    scale = pass1_us / max((s for _, s in jobs), default=1)
+    return [(cu, 0.0, size * scale, split) for cu, unit in enumerate(per_unit) for split, size in unit]

@@ -1,0 +1,98 @@
+"""The arithmetic in words: encodings, constants, the reduction, and the order of a call's dispatches."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...limits import Q8_BLOCK
+
+ENCODINGS: Final = {
+    "f32": "IEEE 754 binary32",
+    "f16": "IEEE 754 binary16",
+    "bf16": "the upper half of a binary32",
+    "q8_0": f"int8 times the float16 scale of its {Q8_BLOCK} dimensions: scale = float16(max|x| / 127), "
+    "q = rint(x / scale) within -127 ... 127, 0 where the scale is 0",
+}
+
+CONSTANTS: Final = {
+    "LEAF": "keys per leaf; leaves lie at absolute multiples",
+    "NODE": "leaves per node; nodes lie at absolute multiples",
+    "KEYS_PER_NODE": "keys per node: NODE leaves of LEAF",
+    "CHUNK": "head dimensions summed on their own before they join the dot product",
+    "LANES": "weight sums of a leaf: keys congruent modulo LANES",
+    "CUTOFF": "2**d counts as 0 for d below it",
+    "FLUSH": "smaller magnitudes of l, o and out become +0",
+    "EMPTY_M": "m of the empty state; its l and o are 0",
+    "EXP2_POLY": "2**x on [-1/2, 1/2], c0 first, by Horner's rule",
+    "RCP_SEED": "1 / x starts from the float32 with bits RCP_SEED - bits(x); then three times y += y * (1 - x * y)",
+    "LN_POLY": "ln(1 + x) = x - x**2 / 2 + x**3 * (d0 + d1 x + ...)",
+    "LN2_HI": "ln 2 in two parts: its high part",
+    "LN2_LO": "its low part",
+    "SQRT2": "mantissas above it are halved before ln",
+    "LOG2E": "log2(e), used on the host in float64",
+    "TANH_POLY": "tanh x = x + x**3 * (e0 + e1 x**2 + ...) below TANH_SMALL",
+    "TANH_SMALL": "from here on tanh x = (1 - t) * rcp(1 + t), t = 2**(-2 x log2 e)",
+    "TANH_MAX": "larger magnitudes count as this",
+    "MIN_INPUT": "smaller magnitudes of float32 and bfloat16 q, k, v count as 0: the host flushes them to +0",
+    "MAX_INPUT": "largest magnitude of q, k, v; the host refuses larger ones, NaN and infinities",
+    "MAX_SCORE": "largest head_dim * max|q| * max|k| * max(1, 1.5 |scale|); the host refuses more",
+    "HEAD_DIMS": "supported head dimensions",
+    "MAX_GROUP": "most query heads per KV head",
+    "WAVE": "invocations of a wave; a workgroup of pass 2 has several",
+    "MAX_HEADS_PER_WORKGROUP": "most query heads of a workgroup of pass 1",
+    "MAX_ACCUMULATORS": "most head_dim * heads of a workgroup of pass 1 in one pass over V; more take two or four",
+    "MAX_CONTEXT": "most keys",
+    "Q8_BLOCK": "head dimensions that share a q8_0 scale",
+    "MERGE_DIMS": "head dimensions per workgroup of pass 2",
+}
+REDUCTION: Final = (
+    "All arithmetic is float32 with one rounding per operation, never fused. A state is (m, l, o).",
+    "Score: s = score_scale * sum over chunks, ascending, of each chunk's own ascending sum of q * k.",
+    "Softcap: with t = score_scale * that sum, s = (cap * tanh(t * (1 / cap))) * log2 e.",
+    "Leaf: m = roundEven(max s); a weight is P(s - roundEven(s)) * 2**(roundEven(s) - m); l = (c0 + c1) + (c2 + c3), "
+    "c_j the ascending sum of the weights of keys congruent to j; o = ascending sum of weight * v; o is flushed.",
+    "Merge of a and b: m = max(m_a, m_b); x = x_a * 2**(m_a - m) + x_b * 2**(m_b - m) for l and o; x is flushed.",
+    "2**d, d an integer, counts as 0 below CUTOFF; flushed: magnitudes below FLUSH become +0.",
+    "Fold: leaves fold ascending into nodes, nodes fold ascending into the total, each from the empty state. A sink "
+    "merges last: m = roundEven(sink), l = P(sink - m), o = 0.",
+    "Finish: out = flush(o * rcp(l)), lse = m * ln 2 + ln(l); 0 and -inf where neither key nor sink is seen.",
+)
+
+
+def _after_writes(stage: str, access: str) -> dict[str, str]:
+    """A barrier after which what kernels wrote is read by this stage."""
+    return {
+        "srcStageMask": "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT",
+        "srcAccessMask": "VK_ACCESS_SHADER_WRITE_BIT",
+        "dstStageMask": f"VK_PIPELINE_STAGE_{stage}_BIT",
+        "dstAccessMask": f"VK_ACCESS_{access}_READ_BIT",
+    }
+
+
+DISPATCH: Final[tuple[dict[str, Any], ...]] = (
+    {"host": "writes work, q and rows; vkQueueSubmit makes them visible to the device"},
+    {"kernel": "append", "when": "appends > 0"},
+    {
+        "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),
+        "when": "appends > 0",
+        "for": "attend reads the new rows of k and v. A fresh attend module reads them from rows instead: then append "
+        "comes last, behind a barrier of COMPUTE_SHADER with no access masks, and no barrier is needed here",
+    },
+    {
+        "kernel": "attend",
+        "when": "items > 0",
+        "module": "attend_single_* where no item has more than one leaf, "
+        "else attend_loop_*, which is right for every layout",
+    },
+    {
+        "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),
+        "when": "direct == 0",
+        "for": "merge reads states",
+    },
+    {"kernel": "merge", "when": "direct == 0"},
+    {
+        "barrier": _after_writes("HOST", "HOST"),
+        "for": "the host reads out once the fence is signalled; to kernels that read out, and before the next call "
+        "writes k, v, states or out: COMPUTE_SHADER, SHADER_READ | SHADER_WRITE",
+    },
+)

@@ -1,0 +1,275 @@
+"""The manifest: what is generated from the declarations, so that it cannot differ from what this package dispatches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from ... import __version__, limits, shapes
+from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ...canonical.constants import LEAF, NODE
+from ...checks import check_int
+from ...errors import ArgumentError
+from ...kernels import contract as kernels
+from ...kernels.contract import KernelDecl
+from ...limits import DTYPE_BYTES, MAX_CONTEXT
+from ...planning import splits
+from ...runtime.device import build_record, load_spirv
+from ...shapes import AttnShape, value_words
+from .arithmetic import CONSTANTS, DISPATCH, ENCODINGS, REDUCTION
+from .formulas import (
+    BUFFERS,
+    CACHE_INDEX,
+    CACHE_LAYOUT,
+    INPUTS,
+    QUANTITIES,
+    ROW_INDEX,
+    ROW_LAYOUT,
+    SIZES,
+    evaluate,
+    evaluate_all,
+)
+from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALISATION
+
+FORMAT: Final = "zinc_attn export"
+VERSION: Final = 1
+KINDS: Final = ("gpu", "cpu")
+
+
+def family(decl: KernelDecl) -> str:
+    """The key of a kernel in the tables of ``meanings``: the name of its source."""
+    return decl.source.removesuffix(".comp")
+
+
+def _constant(value: Any) -> dict[str, Any]:
+    """A number, or several, and its float32 bits if it is a float."""
+    if isinstance(value, tuple):
+        parts = [_constant(x) for x in value]
+        return {key: [part[key] for part in parts] for key in parts[0]}
+    if isinstance(value, float):
+        return {"value": value, "float32_bits": f"0x{kernels.float_bits(value):08X}"}
+    return {"value": value}
+
+
+def _constants() -> dict[str, Any]:
+    """Every number that ``shapes`` declares, and pass 2's."""
+    found = {n: x for n, x in vars(shapes).items() if n.isupper() and isinstance(x, int | float | tuple)}
+    found["MERGE_DIMS"] = kernels.MERGE_DIMS
+    return {name: {**_constant(value), "meaning": CONSTANTS[name]} for name, value in found.items()}
+
+
+def _record(name: str, fields: Iterable[str], words: int) -> dict[str, Any]:
+    """A record of the work buffer."""
+    described = []
+    for i, field in enumerate(fields):
+        kind, value, meaning = FIELDS[f"{name}.{field}"]
+        described.append({"name": field, "word": i, "byte": 4 * i, "type": kind, "value": value, "meaning": meaning})
+    return {"words": words, "fields": described}
+
+
+def _work() -> dict[str, Any]:
+    """The work buffer."""
+    return {
+        "element": "uint32",
+        "order": "header, item records, row records, append (or copy) records, page ids, sinks; unused words are 0",
+        "header": _record("header", kernels.HEADER, kernels.HEADER_WORDS),
+        "item": _record("item", kernels.ITEM, kernels.ITEM_WORDS),
+        "row": _record("row", kernels.ROW, kernels.ROW_WORDS),
+        "append": _record("append", kernels.APPEND, kernels.APPEND_WORDS),
+        "copy": _record("copy", kernels.COPY, kernels.COPY_WORDS),
+        "no_token": kernels.NO_TOKEN,
+    }
+
+
+def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -> dict[str, Any]:
+    """A kernel's module and interface."""
+    key = family(decl)
+    bindings = []
+    for i, binding in enumerate(decl.bindings):
+        element, meaning = BINDINGS[f"{key}.{binding.name}"]
+        bindings.append(
+            {"binding": i, "name": binding.name, "access": binding.access, "element": element, "meaning": meaning}
+        )
+    constants, fixed = [], dict(decl.fixed)
+    for i, name in enumerate(decl.constant_names):
+        value, meaning = SPECIALISATION[f"{key}.{name}"]
+        constants.append(
+            {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, "value": value, "meaning": meaning}
+        )
+        if name in fixed:  # the kernel's own, the same for every shape
+            constants[-1] |= {"value": str(fixed[name]), "fixed": fixed[name]}
+    grid = {axis: {"workgroups": n, "each": each} for axis, (n, each) in zip("xyz", GRIDS[key], strict=True)}
+    return {
+        "name": decl.name,
+        "family": key,
+        "role": ROLES[decl.name if decl.name in ROLES else key],
+        **variant,
+        "file": decl.file,
+        "sha256": digest,
+        "bytes": size,
+        "entry_point": "main",
+        "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}", "1", "1"],
+        "bindings": bindings,
+        "push_constants": [],
+        "specialisation_constants": constants,
+        "grid": grid,
+    }
+
+
+def split_rule_formulas() -> dict[str, Any]:
+    """The planner's split rule as formulas."""
+    return {
+        "names": {"target": f"ceil_div(compute_units * {splits.WORKGROUPS_PER_UNIT}, kv_heads * head_chunks * q_len)"},
+        "first_that_holds": [
+            {
+                "when": f"kind == 'cpu' and leaves * q_len <= {splits.MAX_CPU_STATES}",
+                "splits": "max(leaves, 1)",
+                "unit_leaves": "1",
+            },
+            {"when": f"leaves <= {splits.SINGLE_SPLIT_KEYS // LEAF}", "splits": "1", "unit_leaves": f"{NODE}"},
+            {
+                "when": f"kind == 'gpu' and leaves < {splits.NODE_KEYS // LEAF}",
+                "splits": f"min(leaves, target, {splits.MAX_LEAF_SPLITS})",
+                "unit_leaves": f"1 if splits > nodes else {NODE}",
+            },
+            {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "unit_leaves": f"{NODE}"},
+            {"when": "True", "splits": "min(nodes, target)", "unit_leaves": f"{NODE}"},
+        ],
+        "boundary": "max(min((first_leaf + split * ceil_div(leaves, unit_leaves) // splits * unit_leaves) * "
+        f"{LEAF}, context_len), begin)",
+        "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
+        f"included (with a window context_len - {LEAF} * first_leaf); the number of splits is splits where per is "
+        "'call', and leaves or nodes where it says so",
+    }
+
+
+def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[str, Any]]:
+    """The split rule for one query row as rows of contexts ``from`` ... ``to`` with one unit and one way to count.
+
+    ``splits`` per "call", or one per "leaf" or "node" of the context. Equal to ``plan_splits`` at every context.
+    """
+    rows: list[dict[str, Any]] = []
+    ways: dict[str, int] = {}  # that fit all contexts of the last row
+    for leaves in range(MAX_CONTEXT // LEAF + 1):
+        number, unit = splits.split_rule(leaves, shape, compute_units, 1, kind)
+        nodes = -(-leaves // NODE)
+        now = {"call": number, **({"leaf": 1} if number == leaves else {}), **({"node": 1} if number == nodes else {})}
+        left = {way: n for way, n in ways.items() if now.get(way) == n}
+        if not left or unit != rows[-1]["unit_leaves"]:
+            rows.append({"from": (leaves - 1) * LEAF + 1 if leaves else 0, "unit_leaves": unit})
+            left = now
+        ways = left
+        way = next(iter(ways))
+        rows[-1].update({"to": leaves * LEAF, "splits": ways[way], "per": way})
+    return [{key: row[key] for key in ("from", "to", "splits", "per", "unit_leaves")} for row in rows]
+
+
+def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> dict[str, Any]:
+    """Everything that is a number once shape, dtype and page size are known."""
+    value_words(shape.head_dim, dtype)  # refuses a dtype that the head_dim does not take
+    names = {**asdict(shape), **dtype_bits(dtype), "dtype": dtype, "page_size": page_size}
+    sizes = evaluate_all(SIZES, names)
+    kinds = {}
+    for kind in KINDS:
+        known = {**names, **sizes, "kind": kind, "softcap": 0}
+        known |= {name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
+        values: dict[str, dict[str, int]] = {}
+        for decl in kernels.KERNELS:
+            key = family(decl)
+            values[key] = {name: evaluate(SPECIALISATION[f"{key}.{name}"][0], known) for name in decl.spec}
+        kinds[kind] = {"specialisation": values, "splits": split_table(shape, compute_units, kind)}
+    return {
+        "shape": str(shape),
+        **asdict(shape),
+        "dtype": dtype,
+        "page_size": page_size,
+        "compute_units": compute_units,
+        "sizes": sizes,
+        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype),
+        "state_bytes": 4 * sizes["state_words"],
+        "kinds": kinds,
+    }
+
+
+def dtype_bits(dtype: str) -> dict[str, int]:
+    """The size of a value in the cache."""
+    bits = 8 * DTYPE_BYTES[dtype]
+    return {"value_bits": bits, "values_per_word": 32 // bits}
+
+
+def _described(table: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
+    """A table of (expression, meaning) for JSON."""
+    return {name: {"expression": expression, "meaning": meaning} for name, (expression, meaning) in table.items()}
+
+
+def _vulkan() -> dict[str, Any]:
+    """What the modules ask of a Vulkan device."""
+    return {
+        "api_version": "1.1",
+        "features": [],
+        "extensions": [],
+        "storage_buffers_per_stage": max(len(decl.bindings) for decl in kernels.KERNELS),
+        "subgroup_size": {
+            "request": limits.WAVE,
+            "how": "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo, where Vulkan 1.3 or "
+            "VK_EXT_subgroup_size_control offers subgroupSizeControl for compute and "
+            f"minSubgroupSize <= {limits.WAVE} <= maxSubgroupSize; else nothing",
+            "require_full_subgroups": False,
+            "for": "speed only: the modules use no subgroup operation and give the same bits at every size",
+        },
+    }
+
+
+def manifest(
+    attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
+) -> dict[str, Any]:
+    """The manifest as a JSON-serialisable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
+
+    dtype and page_size (tokens, a power of two from 16 on) of the cache; compute_units: of the device that the split
+    tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
+    """
+    shapes.dtype_bytes(dtype)
+    page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
+    if page_size & (page_size - 1):
+        raise ArgumentError(
+            f"page_size: got {page_size}, expected a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}"
+        )
+    compute_units = check_int("compute_units", compute_units, 1)
+    chosen = list(attn_shapes)
+    for shape in chosen:
+        if not isinstance(shape, AttnShape):
+            raise ArgumentError(f"attn_shapes: got {shape!r}, expected AttnShapes")
+    variants = {
+        kernels.attend(build, kv, fresh).name: {"build": build, "dtype": kv, "fresh": fresh}
+        for build in kernels.BUILDS
+        for kv in DTYPE_BYTES
+        for fresh in (False, True)
+    }
+    modules = []
+    for decl in kernels.KERNELS:
+        code = load_spirv(decl)
+        modules.append(_kernel(decl, hashlib.sha256(code).hexdigest(), len(code), variants.get(decl.name, {})))
+    build = build_record()
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "package": {"name": "zinc-attn", "version": __version__},
+        "build": {"compiler": build["compiler"], "sources_sha256": build["sources_sha256"]},
+        "vulkan": _vulkan(),
+        "expressions": "Python integer expressions; ceil_div(a, b) is the quotient rounded up, log2 of a power of two",
+        "inputs": INPUTS,
+        "quantities": {**_described(SIZES), **_described(QUANTITIES)},
+        "kernels": modules,
+        "work": _work(),
+        "buffers": {name: {"bytes": expression, "meaning": meaning} for name, (expression, meaning) in BUFFERS.items()},
+        "dtypes": {name: {**dtype_bits(name), "encoding": ENCODINGS[name]} for name in DTYPE_BYTES},
+        "cache": {"element": "uint32", "layout": CACHE_LAYOUT, "index": CACHE_INDEX},
+        "rows": {"element": "uint32", "layout": ROW_LAYOUT, "index": ROW_INDEX},
+        "split_rule": split_rule_formulas(),
+        "dispatch": list(DISPATCH),
+        "constants": _constants(),
+        "reduction": list(REDUCTION),
+        "shapes": [_shape(shape, dtype, page_size, compute_units) for shape in chosen],
+    }

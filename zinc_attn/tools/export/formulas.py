@@ -1,0 +1,155 @@
+"""The sizes and numbers of a call as formulas: Python integer expressions over names, each of them explained.
+
+Besides the operators there are ``ceil_div(a, b)`` for the quotient rounded up, ``log2``, ``min`` and ``max``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ... import limits
+from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ...canonical.constants import CHUNK, LEAF, NODE
+from ...kernels import contract as kernels
+from ...limits import MAX_CONTEXT, Q8_BLOCK
+
+# of a shape: expression, meaning; each uses only names before it
+SIZES: Final[dict[str, tuple[str, str]]] = {
+    "group": ("q_heads // kv_heads", "query heads per KV head; head h reads KV head h // group"),
+    "head_chunks": (
+        f"ceil_div(group, min({limits.MAX_HEADS_PER_WORKGROUP}, {limits.MAX_ACCUMULATORS} // head_dim))",
+        "workgroups that share one KV head",
+    ),
+    "heads_per_workgroup": ("ceil_div(group, head_chunks)", "query heads of one workgroup of pass 1"),
+    "value_words": ("head_dim * value_bits // 32", "words of one token's K (or V) values of one KV head"),
+    "scale_words": (
+        f"ceil_div(head_dim, {2 * Q8_BLOCK}) if dtype == 'q8_0' else 0",
+        "words of their float16 scales, two a word, the last word filled up",
+    ),
+    "chunk_words": (f"value_words // (head_dim // {CHUNK})", f"words of {CHUNK} dimensions"),
+    "token_words": ("kv_heads * 2 * (value_words + scale_words)", "words of one token: K and V of every KV head"),
+    "tile": (f"min({LEAF}, page_size)", "tokens per tile"),
+    "page_tiles": ("page_size // tile", "tiles per page and KV head"),
+    "tile_words": ("tile * (value_words + scale_words)", "words of K (or V) of a tile"),
+    "page_words": ("kv_heads * page_tiles * tile_words", "words of K (or V) of a page in one layer"),
+    "state_words": ("q_heads * (head_dim + 2)", "words of a state of all query heads"),
+}
+# of a kind of device, and of a call; the call's inputs are in ``INPUTS``
+QUANTITIES: Final[dict[str, tuple[str, str]]] = {
+    "chunks_ahead": (
+        f"1 if kind == 'cpu' else 4 if head_dim % {4 * CHUNK} == 0 else 2",
+        "chunks of K in flight: a GPU hides latency with it, a CPU only spills",
+    ),
+    "merge_lanes": (
+        f"{kernels.merge_lanes('cpu')} if kind == 'cpu' else {kernels.merge_lanes('gpu')}",
+        f"invocations of a workgroup of pass 2; {limits.WAVE} where maxComputeWorkGroupInvocations is less",
+    ),
+    "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),
+    "first_leaf": (f"begin // {LEAF}", "leaf of that key"),
+    "leaves": (f"ceil_div(context_len, {LEAF}) - first_leaf", "leaves of the context that some row sees"),
+    "nodes": (f"ceil_div(leaves, {NODE})", "as many nodes"),
+    "unit_keys": (f"{LEAF} * unit_leaves", "keys per emitted state"),
+    "first_unit": ("begin // unit_keys", "absolute index of the unit that holds key begin"),
+    "states_per_row": (
+        "ceil_div(context_len, unit_keys) - first_unit",
+        "states of a query row",
+    ),
+    "direct": ("1 if states_per_row == 1 else 0", "1: pass 2 is left out; of several sequences where all have 1"),
+    "states": ("rows * states_per_row", "states of the call"),
+}
+INPUTS: Final = {
+    "q_heads": "query heads of the shape",
+    "kv_heads": "KV heads of the shape",
+    "head_dim": "head dimension of the shape",
+    "dtype": "of the cache, see dtypes",
+    "value_bits": "the dtype's",
+    "values_per_word": "the dtype's",
+    "page_size": f"tokens per page, a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}",
+    "pages": "pages of the cache",
+    "kind": "'cpu' for a device of type VK_PHYSICAL_DEVICE_TYPE_CPU, else 'gpu'",
+    "compute_units": "of the device",
+    "context_len": f"keys of the sequence, the call's own among them, 0 to {MAX_CONTEXT}",
+    "q_len": "query rows of the sequence, the last tokens of it",
+    "rows": "query rows of the call: q_len. Of several sequences items, row records and states lie one behind the "
+    "other, and row and state count on",
+    "window": "keys that a row sees at most, its own position counted; 0 for no window",
+    "softcap": "1 where scores are capped, 0 else; the values in shapes are those for 0",
+    "cap": "of the softcap",
+    "scale": "of the scores",
+    "splits": "from split_rule, or any layout: bits never depend on it",
+    "unit_leaves": "from split_rule",
+    "split": "0 ... splits - 1",
+    "begin_key": "split_rule.boundary at split",
+    "end_key": "split_rule.boundary at split + 1",
+    "row": "query row of the call",
+    "limit": "keys up to the row's own position: for row i of q_len max(context_len - q_len + 1 + i, 0)",
+    "first": "lowest key that the row sees: max(limit - window, 0) with a window, else 0",
+    "row_leaves": f"ceil_div(limit, {LEAF}), and at least 1 where direct is 1",
+    "items": "item records: those that have leaf_begin < leaf_end",
+    "appends": "append records",
+    "copies": "copy records",
+    "table_words": "page ids in the work buffer",
+    "page_table": "word of the work buffer where a sequence's page ids begin",
+    "sink_words": "q_heads where there are sinks, else 0",
+    "sink_table": "word of the work buffer where the sinks begin, 0 for none",
+    "token": "position of a token in its sequence",
+    "page": "page id: of a token, word page_table + token // page_size of the work buffer",
+    "kv_head": "of a K or V value",
+    "dim": "head dimension of a K or V value",
+}
+BUFFERS: Final[dict[str, tuple[str, str]]] = {
+    "work": (
+        f"4 * ({kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS} "
+        f"+ appends * {kernels.APPEND_WORDS} + table_words + sink_words)",
+        "host-visible; written by the host before each call",
+    ),
+    "q": ("4 * rows * q_heads * head_dim", "host-visible, or written by a kernel before"),
+    "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before"),
+    "k": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
+    "v": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
+    "states": ("4 * states * state_words", "device-local scratch; not needed where header.direct is 1"),
+    "out": ("4 * rows * q_heads * (head_dim + 1)", "host-visible, or read by a kernel after"),
+}
+
+CACHE_LAYOUT: Final = {
+    "k": f"(pages, kv_heads, page_tiles) tiles of values (head_dim / {CHUNK}, tile, {CHUNK}), then scales "
+    "(scale_words, tile) words",
+    "v": "(pages, kv_heads, page_tiles) tiles of values (tile, head_dim), then scales (tile, scale_words) words",
+    "pages": "a page id names the same slots in K and V of every layer; word page_table + token // page_size of the "
+    "work buffer is the id of the page that holds token",
+}
+ROW_LAYOUT: Final = "(rows, kv_heads) times K values, V values, K scales, V scales"
+# words of the cache and of rows: an expression each
+CACHE_INDEX: Final = {
+    "tile_at": "((page * kv_heads + kv_head) * page_tiles + token // tile % page_tiles) * tile_words",
+    "k_word": f"tile_at + (dim // {CHUNK} * tile + token % tile) * chunk_words + dim % {CHUNK} // values_per_word",
+    "v_word": "tile_at + token % tile * value_words + dim // values_per_word",
+    "bit": "dim % values_per_word * value_bits",
+    "k_scale_word": f"tile_at + tile * value_words + dim // {2 * Q8_BLOCK} * tile + token % tile",
+    "v_scale_word": f"tile_at + tile * value_words + token % tile * scale_words + dim // {2 * Q8_BLOCK}",
+    "scale_bit": f"dim // {Q8_BLOCK} % 2 * 16",
+}
+ROW_INDEX: Final = {
+    "row_at": "(row * kv_heads + kv_head) * 2 * (value_words + scale_words)",
+    "k_word": "row_at + dim // values_per_word",
+    "v_word": "row_at + value_words + dim // values_per_word",
+    "bit": "dim % values_per_word * value_bits",
+    "k_scale_word": f"row_at + 2 * value_words + dim // {2 * Q8_BLOCK}",
+    "v_scale_word": f"row_at + 2 * value_words + scale_words + dim // {2 * Q8_BLOCK}",
+    "scale_bit": f"dim // {Q8_BLOCK} % 2 * 16",
+}
+
+
+def evaluate(expression: str, names: Mapping[str, Any]) -> int:
+    """The value of one of this module's expressions; never give it one from a file."""
+    functions = {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b), "log2": lambda a: a.bit_length() - 1}
+    return int(eval(expression, {"__builtins__": {}, **functions}, dict(names)))  # of the constants above
+
+
+def evaluate_all(table: Mapping[str, tuple[str, str]], names: Mapping[str, Any]) -> dict[str, int]:
+    """The values of a table of (expression, meaning), each of which may use those before it."""
+    found: dict[str, int] = {}
+    for name, (expression, _) in table.items():
+        found[name] = evaluate(expression, {**names, **found})
+    return found

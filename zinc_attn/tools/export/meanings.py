@@ -1,0 +1,173 @@
+"""What the kernels' names mean: words of the work buffer, bindings, specialisation constants, grids.
+
+Each table is keyed by the place of the name; a test asks for an entry for every declared name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ... import limits
+from ...canonical.constants import CHUNK, LEAF, NODE
+from ...kernels import contract as kernels
+
+# words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
+FIELDS: Final[dict[str, tuple[str, str, str]]] = {
+    "header.q_heads": ("uint32", "q_heads", "query heads"),
+    "header.kv_heads": ("uint32", "kv_heads", "KV heads in the K and V buffers: all of them, or a shard's"),
+    "header.kv_first": ("uint32", "0", "first KV head of the K and V buffers"),
+    "header.row_kv_heads": ("uint32", "kv_heads", "KV heads of the rows buffer: all of them"),
+    "header.group": ("uint32", "group", "query heads per KV head"),
+    "header.score_scale": (
+        "float32",
+        "float32(scale) if softcap else float32(scale * log2(e))",
+        "factor of the scores, the product taken in float64 and rounded once; scale is 1 / sqrt(head_dim) by default",
+    ),
+    "header.state_stride": ("uint32", "states", "states in the states buffer; the (m, l) pairs begin behind their o"),
+    "header.page_shift": ("uint32", "log2(page_tiles)", "log2 of the tiles per page"),
+    "header.page_tiles": ("uint32", "page_tiles", "tiles per page and KV head"),
+    "header.rows": ("uint32", "rows", "query rows of the call"),
+    "header.row_table": (
+        "uint32",
+        f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS}",
+        "word where the row records begin",
+    ),
+    "header.direct": (
+        "uint32",
+        "direct",
+        "1: each row has one state at most, and pass 1 writes the final output",
+    ),
+    "header.append_table": (
+        "uint32",
+        f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS}",
+        "word where the append records (or copy records) begin",
+    ),
+    "header.softcap": ("float32", "float32(cap)", "scores become cap * tanh(score / cap); read where softcap is 1"),
+    "header.softcap_inverse": ("float32", "float32(1 / cap)", "read where softcap is 1"),
+    "header.sink_table": (
+        "uint32",
+        "sink_table",
+        "word of the work buffer where q_heads attention sinks begin, float32(sink) * float32(log2(e)) each: logits "
+        "that join the softmax without a value; 0 for none",
+    ),
+    "item.row": ("uint32", "row", "query row"),
+    "item.limit": ("uint32", "limit", "the row sees keys first ... limit - 1"),
+    "item.leaf_begin": (
+        "uint32",
+        f"max(ceil_div(begin_key, unit_keys) * unit_leaves if split else first_leaf, first // {LEAF})",
+        "first leaf",
+    ),
+    "item.leaf_end": (
+        "uint32",
+        "min(ceil_div(end_key, unit_keys) * unit_leaves, row_leaves)",
+        "leaf behind the last; an item that has leaf_begin >= leaf_end leaves early, better not to make it",
+    ),
+    "item.rows": (
+        "uint32",
+        "1",
+        "query rows from row on that the item is for, at most attend.rows_shared; where more than one, all of them see "
+        "all keys of its leaves, in the same pages. A state per unit goes to row.state + unit - row.unit of each",
+    ),
+    "item.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
+    "item.fresh_begin": (
+        "uint32",
+        "0xFFFFFFFF",
+        "fresh kernels: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
+    ),
+    "item.fresh_row": ("uint32", "0", "fresh kernels: row of the rows buffer that holds token fresh_begin"),
+    "item.unit_leaves": ("uint32", "unit_leaves", f"leaves per emitted state: 1, or {NODE} (a node)"),
+    "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
+    "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
+    "row.count": (
+        "uint32",
+        "max(ceil_div(limit, unit_keys) - first // unit_keys, 0)",
+        "states of the row; 0 and no sinks give output 0 and lse -inf",
+    ),
+    "row.unit": ("uint32", "first // unit_keys", "absolute index of the first state's unit"),
+    "row.unit_leaves": ("uint32", "unit_leaves", "leaves per state, as in the row's items"),
+    "append.position": ("uint32", "token", "the new token's position in its sequence; no_token: nothing to append"),
+    "append.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
+    "copy.source": ("uint32", "page", "page id to read"),
+    "copy.target": ("uint32", "page", "page id to write"),
+}
+
+# bindings: element, meaning. All of descriptor set 0, storage buffers.
+BINDINGS: Final[dict[str, tuple[str, str]]] = {
+    "attend.work": ("uint32", "the work buffer"),
+    "attend.q": ("float32", "(rows, q_heads, head_dim)"),
+    "attend.k": ("uint32", "K of one layer, see cache"),
+    "attend.v": ("uint32", "V of one layer, see cache"),
+    "attend.states": (
+        "float32",
+        "o (states, q_heads, head_dim), then (m, l) (states, q_heads, 2); where header.direct is 1, any buffer, "
+        "for example out once more",
+    ),
+    "attend.out": (
+        "float32",
+        "out (rows, q_heads, head_dim), then lse (rows, q_heads); written where header.direct is 1, else any buffer, "
+        "for example states once more",
+    ),
+    "attend.rows": ("uint32", "fresh kernels: rows of the newest tokens, see rows; else any buffer, for example work"),
+    "merge.work": ("uint32", "the work buffer"),
+    "merge.states": ("float32", "what attend wrote"),
+    "merge.out": ("float32", "out (rows, q_heads, head_dim), then lse (rows, q_heads), natural log"),
+    "append.work": ("uint32", "the work buffer"),
+    "append.rows": ("uint32", "rows of tokens, one per append record, see rows (gather: written)"),
+    "append.k": ("uint32", "K of one layer, see cache (gather: read)"),
+    "append.v": ("uint32", "V of one layer, see cache (gather: read)"),
+    "copy.work": ("uint32", "the work buffer"),
+    "copy.k": ("uint32", "K of one layer, read and written"),
+    "copy.v": ("uint32", "V of one layer, read and written"),
+}
+
+# specialisation constants: value, meaning
+SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
+    "attend.head_dim": ("head_dim", "head dimension"),
+    "attend.heads": ("heads_per_workgroup", "query heads that one workgroup serves; never shows in the bits"),
+    "attend.chunks_ahead": (
+        "chunks_ahead",
+        f"chunks of {CHUNK} dimensions of K in flight; divides head_dim / {CHUNK}; never shows in the bits",
+    ),
+    "attend.tile": ("tile", "tokens per tile"),
+    "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
+    "attend.rows_shared": (
+        "1",
+        "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.direct 0. A GPU's "
+        f"registers hold min({kernels.SHARED_HEADS} // group, {kernels.SHARED_ADDRESSES} // (group + 1)) rows",
+    ),
+    "attend.storage": (
+        "storage",
+        f"storage type of K and V: {', '.join(f'{i} {n}' for i, n in enumerate(kernels.STORAGE))}",
+    ),
+    "attend.fresh": ("fresh", "1: the newest tokens are read from the rows buffer"),
+    "merge.head_dim": ("head_dim", "head dimension"),
+    "merge.lanes": (
+        "merge_lanes",
+        f"invocations of a workgroup, a multiple of {limits.WAVE}; never shows in the bits",
+    ),
+    "append.row_values": ("value_words", "words of K (or V) values per token and KV head"),
+    "append.scales": ("scale_words", "words of their scales"),
+    "append.chunk_words": ("chunk_words", f"words of {CHUNK} dimensions of K"),
+    "append.tile": ("tile", "tokens per tile"),
+    "append.gather": ("gather", "0: rows into the cache; 1: out of it"),
+    "copy.tile_words": ("tile_words", "words of a tile"),
+}
+
+# workgroups in x, y, z: count, meaning
+GRIDS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "attend": (("items", "item record"), ("kv_heads", "KV head"), ("head_chunks", "chunk of a KV head's query heads")),
+    "merge": (
+        (f"ceil_div(head_dim, {kernels.MERGE_DIMS})", f"{kernels.MERGE_DIMS} head dimensions"),
+        ("q_heads", "query head"),
+        ("rows", "query row"),
+    ),
+    "append": (("appends", "append record"), ("kv_heads", "KV head"), ("1", "")),
+    "copy": (("copies", "copy record"), ("kv_heads", "KV head"), ("page_tiles", "tile of the page")),
+}
+ROLES: Final = {
+    "attend": "pass 1: states of ranges of leaves",
+    "merge": "pass 2: folds a row's states, divides once",
+    "append": "rows of new tokens into the cache",
+    "gather": "rows of tokens out of the cache",
+    "copy": "whole pages within the cache, for a shared page that is about to be written",
+}

@@ -1,0 +1,33 @@
+"""Whole models on a ZincCache: generation, its self-check, and the validation of decode at long contexts.
+
+A model runs in transformers on the CPU, its attention on the Vulkan device. A difference between two runs is put down
+to the side that it comes from: if an attention call got the same q, k and v and gave another output, attention is
+wrong; if q, k or v differ first, or the logits after equal attention, the model's own arithmetic has moved.
+"""
+
+from .checks import Check, selfcheck
+from .generation import Generation, Settings, generate_ids, stream_text
+from .hf_model import HFModel, build_model, load_model, load_tokenizer
+from .trace import AttentionTrace
+from .validation import BOUND, CONTEXTS, LAYOUTS, STEPS, ContextResult, ValidationOptions, validate
+
+__all__ = [
+    "BOUND",
+    "CONTEXTS",
+    "LAYOUTS",
+    "STEPS",
+    "AttentionTrace",
+    "Check",
+    "ContextResult",
+    "Generation",
+    "HFModel",
+    "Settings",
+    "ValidationOptions",
+    "build_model",
+    "generate_ids",
+    "load_model",
+    "load_tokenizer",
+    "selfcheck",
+    "stream_text",
+    "validate",
+]

@@ -1,0 +1,69 @@
+"""The float64 reference of ``validate``, over keys and values that come in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+_MASKED: Final = -1e300  # a float64 score that weighs nothing beside a real one
+
+
+def narrow(x: F32, dtype: str) -> NDArray[Any]:
+    """float32 values rounded to nearest even to what a cache of ``dtype`` takes: float16 for f16, otherwise float32."""
+    if dtype == "f16":
+        return x.astype(np.float16)
+    if dtype == "bf16":
+        words = np.ascontiguousarray(x).view(np.uint32)
+        return ((words + np.uint32(0x7FFF) + (words >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return x
+
+
+def blockwise_attention(
+    q: F32,
+    blocks: Iterator[tuple[F32, F32]],
+    limits: NDArray[Any],
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: F32 | None = None,
+) -> F64:
+    """Softmax attention in float64 over keys and values that come in blocks: (n, q_heads, head_dim).
+
+    q: (n, q_heads, head_dim). blocks: k and v (tokens, kv_heads, head_dim), consecutive from position 0. limits: (n,);
+    row i sees the keys below limits[i], which is at least 1, and with ``window`` only the last ``window`` of these.
+    """
+    n, q_heads, head_dim = q.shape
+    top = np.full((n, q_heads), _MASKED) if sinks is None else np.tile(sinks.astype(np.float64), (n, 1))
+    total = np.zeros((n, q_heads)) if sinks is None else np.ones((n, q_heads))
+    sums = np.zeros(q.shape)
+    firsts = np.zeros_like(limits) if window is None else np.maximum(limits - window, 0)
+    begin = 0
+    for k, v in blocks:
+        tokens, kv_heads, _ = k.shape
+        position = begin + np.arange(tokens)
+        seen = (position < limits[:, None]) & (position >= firsts[:, None])  # (n, tokens)
+        begin += tokens
+        if not seen.any():
+            continue
+        group = q_heads // kv_heads
+        for head in range(kv_heads):
+            mine = slice(head * group, (head + 1) * group)
+            s = q[:, mine].astype(np.float64).reshape(n * group, head_dim) @ k[:, head].astype(np.float64).T * scale
+            if softcap is not None:
+                s = softcap * np.tanh(s / softcap)
+            s = np.where(seen[:, None], s.reshape(n, group, tokens), _MASKED)
+            higher = np.maximum(top[:, mine], s.max(axis=2))
+            kept = np.exp(top[:, mine] - higher)
+            p = np.exp(s - higher[..., None]) * seen[:, None]
+            total[:, mine] = total[:, mine] * kept + p.sum(axis=2)
+            added = p.reshape(n * group, tokens) @ v[:, head].astype(np.float64)
+            sums[:, mine] = sums[:, mine] * kept[..., None] + added.reshape(n, group, head_dim)
+            top[:, mine] = higher
+    return sums / total[..., None]

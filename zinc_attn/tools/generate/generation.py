@@ -1,0 +1,195 @@
+"""Generating text: prefill in chunks, then one token at a time, with the keys and values in a ZincCache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...checks import check_int
+from ...errors import ArgumentError
+from ...runtime.device import Device
+from ...shapes import dtype_bytes
+from ..sweep import PAGE_SIZE
+from .hf_model import HFModel, integration, quiet
+from .trace import AttentionTrace
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to generate. ArgumentError for a value that no run could have.
+
+    prefill_chunk: prompt tokens per forward, None for all at once. dtype: of the cache, None for the model's.
+    capacity: tokens of the cache, None for what is needed. num_splits, split_size: a fixed split layout.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    prefill_chunk: int | None = None
+    dtype: str | None = None
+    page_size: int = PAGE_SIZE
+    num_splits: int | None = None
+    split_size: int | None = None
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("max_new_tokens", self.max_new_tokens, 1)
+        check_int("seed", self.seed, 0)
+        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+            raise ArgumentError(f"temperature: got {self.temperature!r}, expected a finite number of at least 0")
+        for name in ("prefill_chunk", "num_splits", "split_size", "capacity"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
+        if self.num_splits is not None and self.split_size is not None:
+            raise ArgumentError("num_splits, split_size: got both, expected at most one")
+        check_int("page_size", self.page_size, 16)
+        if self.dtype is not None:
+            dtype_bytes(self.dtype)
+
+    def tokens(self, prompt: int) -> int:
+        """Tokens that the cache must hold; the last new one never enters it. ArgumentError beyond ``capacity``."""
+        needed = prompt + self.max_new_tokens - 1
+        if self.capacity is not None and self.capacity < needed:
+            raise ArgumentError(
+                f"capacity: got {self.capacity:,}, expected at least {needed:,} for {prompt:,} prompt tokens and "
+                f"{self.max_new_tokens:,} new ones"
+            )
+        return self.capacity or needed
+
+    def chunks(self, prompt: int) -> list[int]:
+        """Sizes of the chunks of a prompt."""
+        return even_chunks(prompt, self.prefill_chunk or prompt)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came out. Times are in seconds; decode is the forwards of single tokens and choosing the next ones.
+
+    stopped: "length" or "eos". margins: by how much the best logit led when each id was chosen.
+    """
+
+    ids: list[int]
+    prompt_tokens: int
+    stopped: str
+    dtype: str
+    prefill_s: float
+    decode_s: float
+    prefill_attention_s: float
+    decode_attention_s: float
+    steps_s: list[float]
+    margins: list[float]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Tokens per second and attention's share of decode; None where nothing was decoded."""
+        decoded = len(self.steps_s)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": len(self.ids),
+            "prefill_s": self.prefill_s,
+            "prefill_tokens_s": self.prompt_tokens / self.prefill_s,
+            "decode_s": self.decode_s,
+            "decode_tokens_s": decoded / self.decode_s if decoded else None,
+            "median_step_ms": 1e3 * float(np.median(self.steps_s)) if decoded else None,
+            "attention_share": self.decode_attention_s / self.decode_s if decoded else None,
+        }
+
+
+class _Sampler:
+    """Chooses the next token: at temperature 0 the best logit, otherwise one drawn from the seed's generator."""
+
+    def __init__(self, settings: Settings) -> None:
+        import torch
+
+        self.temperature, self.generator = settings.temperature, torch.Generator().manual_seed(settings.seed)
+        self.margins: list[float] = []
+
+    def choose(self, logits: Any) -> int:
+        import torch
+
+        best = logits.topk(2).values
+        self.margins.append(float(best[0] - best[1]))
+        if self.temperature == 0:
+            return int(logits.argmax())
+        return int(torch.multinomial(torch.softmax(logits / self.temperature, -1), 1, generator=self.generator))
+
+
+def generate_ids(
+    model: HFModel,
+    device: Device,
+    prompt: Sequence[int],
+    settings: Settings,
+    *,
+    on_token: Callable[[int], None] = lambda token: None,
+    trace: AttentionTrace | None = None,
+    chunks: Sequence[int] | None = None,
+) -> Generation:
+    """Prefill ``prompt`` (token ids) in chunks, then decode until a stop id or max_new_tokens.
+
+    on_token: called with each new id. trace: the cache's observer. chunks: sizes of the prompt's chunks, in place of
+    settings.prefill_chunk. ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that is too
+    small.
+    """
+    import torch
+
+    needed = _checked_tokens(model, prompt, settings)
+    trace, sampler = trace or AttentionTrace(), _Sampler(settings)
+    layout = {"num_splits": settings.num_splits, "split_size": settings.split_size}
+    options = {"device": device, "dtype": settings.dtype, "page_size": settings.page_size, **layout}
+    ids, prefill_s, steps_s = list[int](), list[float](), list[float]()
+    with integration().ZincCache(model.model.config, needed, **options) as cache, torch.no_grad(), quiet():
+        cache.allocate(model.dtype)
+        cache.observer = trace
+        parts = torch.tensor([list(prompt)]).split(list(chunks or settings.chunks(len(prompt))), dim=1)
+        while not ids or (len(ids) < settings.max_new_tokens and ids[-1] not in model.stop_ids):
+            with trace.timed(steps_s if ids else prefill_s):
+                for part in (torch.tensor([[ids[-1]]]),) if ids else parts:
+                    logits = model.logits(part, cache)
+                trace.end_step(logits)
+                ids.append(sampler.choose(logits))
+            on_token(ids[-1])
+        dtype = cache.caches[0].dtype
+    return Generation(
+        ids=ids,
+        prompt_tokens=len(prompt),
+        stopped="eos" if ids[-1] in model.stop_ids else "length",
+        dtype=dtype,
+        prefill_s=prefill_s[0],
+        decode_s=sum(steps_s),
+        prefill_attention_s=trace.steps_s[0],
+        decode_attention_s=sum(trace.steps_s[1:]),
+        steps_s=steps_s,
+        margins=sampler.margins,
+    )
+
+
+def _checked_tokens(model: HFModel, prompt: Sequence[int], settings: Settings) -> int:
+    """Tokens that the cache must hold for a prompt that the model takes."""
+    if not prompt:
+        raise ArgumentError("prompt: got no token, expected at least one")
+    for one in prompt:
+        check_int("prompt", one, 0, model.config.vocab_size - 1)
+    needed = settings.tokens(len(prompt))
+    model.check_positions(len(prompt) + settings.max_new_tokens, "prompt, max_new_tokens")
+    return needed
+
+
+def even_chunks(tokens: int, size: int) -> list[int]:
+    """Sizes of chunks of ``size`` tokens; the last one has what is left."""
+    return [min(size, tokens - at) for at in range(0, tokens, size)]
+
+
+def stream_text(tokenizer: Any, show: Callable[[str], None]) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """(what takes each new token id, what ends the text); ``show`` gets whole words, as transformers forms them."""
+    import torch
+    from transformers import TextStreamer
+
+    class Streamer(TextStreamer):  # type: ignore[misc]
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            show(text)
+
+    streamer = Streamer(tokenizer, skip_special_tokens=True)
+    return lambda token: streamer.put(torch.tensor([token])), streamer.end

@@ -1,0 +1,132 @@
+"""What a model's attention did: an observer of a ZincCache, and the first difference between two observed runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sweep import difference
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer's attention. inputs: digest of q and the new k and v. The arrays are there if they are kept.
+
+    q, out: float32 (q_len, q_heads, head_dim). k, v: torch tensors (kv_heads, q_len, head_dim) of the model's dtype,
+    None where the module attends the rows of an earlier call. options: scale, window, softcap and sinks.
+    """
+
+    layer: int
+    inputs: bytes
+    output: bytes
+    q: F32 | None = None
+    k: Any = None
+    v: Any = None
+    out: F32 | None = None
+    options: Any = None
+
+
+@dataclass(eq=False)
+class Step:
+    """One forward: its attention calls, and the float32 logits (vocab,) of its last token."""
+
+    calls: list[Call] = field(default_factory=list)
+    logits: Any = None
+
+
+class AttentionTrace:
+    """The observer of a ZincCache of one batch row. It adds up the time that attention takes.
+
+    digests: also keep digests of inputs and outputs, and the logits. keep: keep the arrays, too.
+    """
+
+    def __init__(self, *, digests: bool = False, keep: bool = False) -> None:
+        self.digests, self.keep = digests or keep, keep
+        self.seconds = 0.0  # in attention
+        self.steps_s: list[float] = []  # the same, per step
+        self.steps: list[Step] = [Step()]
+        self._own_seconds = 0.0  # in this observer
+
+    def __call__(self, call: Any) -> None:
+        """Take an ``AttendedCall``."""
+        begin = perf_counter()
+        self.seconds += call.seconds
+        if self.digests:
+            arrays = [x.detach().to("cpu").float().contiguous().numpy() for x in (call.query, *(call.new or ()))]
+            kept: dict[str, Any] = {}
+            if self.keep:
+                k, v = (x[0].detach().to("cpu") for x in call.new) if call.new else (None, None)
+                q = np.ascontiguousarray(arrays[0][0].transpose(1, 0, 2))
+                kept = {"q": q, "k": k, "v": v, "out": call.out[0].copy(), "options": call.options}
+            self.steps[-1].calls.append(Call(call.layer, _digest(*arrays), _digest(call.out), **kept))
+        self._own_seconds += perf_counter() - begin
+
+    def end_step(self, logits: Any) -> None:
+        """A forward has ended with these logits."""
+        self.steps_s.append(self.seconds - sum(self.steps_s))
+        if self.digests:
+            self.steps[-1].logits = logits
+            self.steps.append(Step())
+
+    @contextmanager
+    def timed(self, seconds: list[float]) -> Iterator[None]:
+        """Append the time of the block to ``seconds``, without what this observer took of it."""
+        begin, own = perf_counter(), self._own_seconds
+        yield
+        seconds.append(perf_counter() - begin - (self._own_seconds - own))
+
+
+def _digest(*arrays: Any) -> bytes:
+    made = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        made.update(np.ascontiguousarray(array).data)
+    return made.digest()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two runs part. ours: attention gave other bits on the same q, k and v."""
+
+    ours: bool
+    text: str
+
+    @property
+    def status(self) -> str:
+        """ "DIFFERENT" where attention is wrong, "host differs" where the model's own arithmetic has moved."""
+        return "DIFFERENT" if self.ours else "host differs"
+
+
+def first_difference(got: Sequence[Step], want: Sequence[Step]) -> Difference | None:
+    """None where every attention output and all logits have the same bits."""
+    host = "the model's own arithmetic moved"
+    for step, (a, b) in enumerate(zip_longest(got, want, fillvalue=Step())):
+        for one, other in zip_longest(a.calls, b.calls):
+            if one is None or other is None:
+                return Difference(False, f"step {step}: another number of attention calls")
+            where = f"step {step}, layer {other.layer}"
+            if one.inputs != other.inputs:
+                return Difference(False, f"{where}: q, k or v differ after equal attention: {host}")
+            if one.output != other.output:
+                text: str | None = "outputs differ"
+                if one.out is not None and other.out is not None:
+                    text = difference("out", one.out, other.out)
+                return Difference(True, f"{where}: {text} on equal q, k and v")
+        if not _same_bits(a.logits, b.logits):
+            return Difference(False, f"step {step}: logits differ after equal attention: {host}")
+    return None
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool(np.array_equal(a.numpy().view(np.uint32), b.numpy().view(np.uint32)))

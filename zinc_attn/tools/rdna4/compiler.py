@@ -1,0 +1,114 @@
+"""RADV's compiler for RDNA4, without the card.
+
+Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing. Environment
+variables choose it, so ``worker`` does the compiling in child processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from ... import limits
+from ...errors import ArgumentError, KernelError, NoVulkanError
+from ...kernels import contract as kernels
+from ...runtime.device import SPIRV
+from .gates import VariantReport
+from .isa import main_loops
+from .variants import FAMILIES, Spec, default_specs
+
+ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
+NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones compile for real cards only)"
+PACKAGE_ROOT: Final = Path(__file__).parents[3]
+
+
+def compile_variants(
+    specs: Sequence[Spec] | None = None, family: str = "gfx1201", spirv: Path = SPIRV
+) -> list[VariantReport]:
+    """Compile ``specs`` (default: ``default_specs()``) from the modules in folder ``spirv``.
+
+    NoVulkanError with the text of ``missing(family)`` where there is no such compiler; KernelError where it refuses.
+    """
+    wanted = default_specs() if specs is None else list(specs)
+    count = max(1, min(len(wanted), os.cpu_count() or 1))
+    shares = [wanted[i::count] for i in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        made = list(pool.map(lambda share: _compile(share, family, spirv), shares))
+    return [_read(spec, family, made[i % count][i // count]) for i, spec in enumerate(wanted)]
+
+
+def isa_text(spec: Spec, family: str = "gfx1201", spirv: Path = SPIRV) -> str:
+    """The compiled program of one variant; RADV prints its own notation where LLVM does not know the chip."""
+    return str(_compile([spec], family, spirv)[0]["isa"])
+
+
+def missing(family: str = "gfx1201") -> str | None:
+    """Why nothing can be compiled for ``family`` on this machine, in one sentence; None where it can."""
+    try:
+        _compile([], family, SPIRV)
+    except NoVulkanError as e:
+        return str(e)
+    return None
+
+
+def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
+    """A worker's answer for one variant."""
+    dtype_bytes = limits.DTYPE_BYTES.get(spec.kernel.rsplit("_", 1)[-1])
+    loops = main_loops(one["isa"], spec.head_dim, dtype_bytes) if spec.heads and dtype_bytes else (None, None)
+    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops)
+
+
+def _environment(family: str) -> Mapping[str, str]:
+    """The environment in which the loader offers RADV alone, and RADV the chip alone."""
+    if family not in FAMILIES:
+        raise ArgumentError(f"family: got {family!r}, expected one of {', '.join(FAMILIES)}")
+    chosen = os.environ.get("ZINC_ATTN_RADV_ICD")  # for a Mesa unpacked beside the system's
+    paths = [Path(chosen)] if chosen else [p for d in ICD_FOLDERS for p in sorted(Path(d).glob("radeon_icd*.json"))]
+    icd = next((str(p) for p in paths if p.is_file()), None)
+    if icd is None:
+        where = chosen or f"radeon_icd*.json in {', '.join(ICD_FOLDERS)}"
+        raise NoVulkanError(f"there is no {where}: install mesa-vulkan-drivers with {NEEDED_MESA}")
+    dropped = ("VK_ADD_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE", "VK_INSTANCE_LAYERS")
+    kept = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("RADV_")}
+    return kept | {
+        "RADV_FORCE_FAMILY": FAMILIES[family],
+        "VK_ICD_FILENAMES": icd,
+        "VK_DRIVER_FILES": icd,
+        "MESA_SHADER_CACHE_DISABLE": "true",  # statistics exist only for what is compiled now
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), kept.get("PYTHONPATH")))),
+    }
+
+
+def _compile(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, Any]]:
+    """{"wave", "statistics", "isa"} per spec, from one child process."""
+    declared = {k.name: k for k in kernels.KERNELS}
+    jobs = []
+    for spec in specs:
+        if spec.kernel not in declared or len(spec.constants) != len(declared[spec.kernel].spec):
+            raise ArgumentError(
+                f"variant: got {spec.name}, expected a kernel of {', '.join(declared)} with its constants"
+            )
+        several = not spec.heads  # a workgroup of pass 2 has several waves
+        decl = declared[spec.kernel]
+        jobs.append([str(spirv / decl.file), len(decl.bindings), several, decl.constants(spec.constants)])
+    ran = subprocess.run(
+        [sys.executable, "-m", f"{__package__}.worker"],
+        input=json.dumps({"family": family, "jobs": jobs}),
+        env=_environment(family),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        said = [line for line in ran.stderr.splitlines() if "conformant" not in line]
+        raise NoVulkanError(f"compiling for {family} needs {NEEDED_MESA}; here: {said[-1] if said else 'it died'}")
+    answer = json.loads(ran.stdout)
+    if "refused" in answer:
+        raise KernelError(answer["refused"])
+    return list(answer["made"])

@@ -1,0 +1,123 @@
+"""What the compiler made of each variant, the gates that every variant must keep, and the table of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ... import limits
+from ...kernels import contract as kernels
+from ..cost import CARDS
+from .isa import Issue
+from .variants import Spec
+
+RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA4 chip's
+LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
+
+MAX_LDS_BYTES: Final = 4096
+# (kernel name prefix, head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on RDNA4 only.
+VGPR_GATES: Final = (
+    ("attend_single_", 256, 120),  # 12 waves per SIMD
+    ("attend_loop_", 256, 168),  # 9
+    ("attend_", 512, 192),  # 8
+    ("merge", 512, 120),  # 12, of workgroups of 8
+)
+SHARED_GATE: Final = 240  # 6 waves per SIMD where rows share keys; each wave then has twice the work per byte
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """What the compiler made of one variant. Sizes are in bytes; ``statistics`` has every number as RADV names it.
+
+    qk, pv: the two main loops (scores, values), None where they were not recognised beyond doubt.
+    """
+
+    spec: Spec
+    family: str
+    wave: int
+    statistics: Mapping[str, int]
+    qk: Issue | None
+    pv: Issue | None
+
+    @property
+    def vgprs(self) -> int:
+        """Vector registers."""
+        return self.statistics["VGPRs"]
+
+    @property
+    def spills(self) -> int:
+        """Spilled vector and scalar registers."""
+        return self.statistics["Spilled VGPRs"] + self.statistics["Spilled SGPRs"]
+
+    @property
+    def lds_bytes(self) -> int:
+        """LDS of a workgroup."""
+        return self.statistics["LDS size"]
+
+    @property
+    def waves_per_simd(self) -> int:
+        """Waves that the chip's registers hold. RADV's 'Subgroups per SIMD' assumes a file of 1024."""
+        return RDNA4.waves(self.vgprs)
+
+    @property
+    def waves_per_simd_lds(self) -> float:
+        """Waves per SIMD that the LDS holds, on average over a CU: workgroups have one wave, those of pass 2 eight."""
+        steps = -(-self.lds_bytes // LDS_STEP)
+        waves = 1 if self.spec.heads else kernels.merge_lanes("discrete") // limits.WAVE
+        return min(RDNA4.wave_slots, waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else RDNA4.wave_slots
+
+    @property
+    def issue_per_key(self) -> float | None:
+        """Issue cycles of the main loops per key and KV head, over all head chunks."""
+        return None if self.qk is None or self.pv is None else self.spec.chunks * (self.qk.total + self.pv.total)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with the derived numbers."""
+        derived = ("waves_per_simd", "waves_per_simd_lds", "issue_per_key")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+def violations(reports: Iterable[VariantReport]) -> list[str]:
+    """One sentence per broken gate."""
+    found = []
+    for r in reports:
+        gate = next(n for p, dim, n in VGPR_GATES if r.spec.kernel.startswith(p) and r.spec.head_dim <= dim)
+        for what, got, most in (
+            ("spilled registers", r.spills, 0),
+            ("scratch bytes", r.statistics["Scratch size"], 0),
+            ("LDS bytes", r.lds_bytes, MAX_LDS_BYTES),
+            ("VGPRs", r.vgprs, SHARED_GATE if r.spec.rows > 1 else gate),
+        ):
+            if got > most and (what != "VGPRs" or r.family.startswith("gfx12")):
+                found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
+        if r.wave != limits.WAVE:
+            found.append(f"{r.spec.name}: wave{r.wave}, wave{limits.WAVE} needed")
+    return found
+
+
+_COLUMNS: Final = (
+    "kernel dim heads wave VGPR SGPR spill LDS code instr VALU VOPD VMEM SMEM latency sub/SIMD waves wavesLDS "
+    "QK PV issue/key"
+)
+
+
+def table(reports: Sequence[VariantReport]) -> str:
+    """Plain text, one line per variant.
+
+    sub/SIMD is RADV's figure, for 1024 registers; waves is for the chip's 1536, wavesLDS for its LDS. QK, PV and
+    issue/key are issue cycles per key and KV head.
+    """
+    rows = [_COLUMNS.split()]
+    names = ("Code size", "Instructions", "VALU", "VOPD", "VMEM", "SMEM", "Latency", "Subgroups per SIMD")
+    for r in reports:
+        cells: list[Any] = [r.spec.kernel, r.spec.head_dim, r.spec.heads, r.wave]
+        cells += [r.vgprs, r.statistics["SGPRs"], r.spills, r.lds_bytes]
+        cells += [r.statistics.get(name, "-") for name in names]
+        cells += [r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]
+        issue = [None if x is None else x.total * r.spec.chunks for x in (r.qk, r.pv)]
+        cells += ["-" if x is None else f"{x:.0f}" for x in (*issue, r.issue_per_key)]
+        rows.append([str(c) for c in cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows)
+    return "\n".join("  ".join(line) for line in lines)

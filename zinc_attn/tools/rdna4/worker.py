@@ -1,0 +1,148 @@
+"""The child process: it compiles on the device that its environment offers, and prints what the driver made.
+
+It reads {"family", "jobs"} from stdin and writes {"made": [...]} or {"refused": why} to stdout. It ends soon, so no
+Vulkan object is destroyed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import ZincAttnError
+from ...limits import WAVE
+from ...runtime.protocol import Vulkan, loader
+from .variants import FAMILIES
+
+_EXTENSIONS: Final = ("VK_KHR_pipeline_executable_properties", "VK_EXT_subgroup_size_control")
+_CAPTURE: Final = 0x40 | 0x80  # VK_PIPELINE_CREATE_CAPTURE_{STATISTICS,INTERNAL_REPRESENTATIONS}_BIT_KHR
+_STORAGE_BUFFER: Final = 7
+_COMPUTE_STAGE: Final = 0x20
+_FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
+
+
+def main() -> None:
+    """Answer one order, or exit with a sentence where the device is not the chip that was asked for."""
+    order = json.load(sys.stdin)
+    try:
+        vk = loader()
+        device = _open(vk, order["family"])
+    except ZincAttnError as e:
+        sys.exit(str(e))
+    try:
+        answer: dict[str, Any] = {"made": [_compile(vk, device, *job) for job in order["jobs"]]}
+    except (OSError, ZincAttnError) as e:
+        answer = {"refused": str(e)}
+    print(json.dumps(answer))
+
+
+def _open(vk: Vulkan, family: str) -> Any:
+    """A VkDevice of the chip, with a queue of RADV's first family, which can do everything."""
+    physical = vk.physical_devices(vk.create_instance()[0])[0]
+    chip = vk.text(vk.properties(physical)[0].deviceName)
+    if FAMILIES[family] not in chip.lower():  # a Mesa that ignores the forced family
+        sys.exit(f"the driver offers {chip!r}")
+    sizes = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
+    feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR"
+    priority = vk.array("float", [1.0])
+    names = [vk.ffi.new("char[]", name.encode()) for name in _EXTENSIONS]
+    create = vk.struct(
+        "VkDeviceCreateInfo",
+        pNext=vk.struct(feature, pNext=sizes, pipelineExecutableInfo=1),
+        queueCreateInfoCount=1,
+        pQueueCreateInfos=vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority),
+        enabledExtensionCount=len(names),
+        ppEnabledExtensionNames=vk.array("char*", names),
+    )
+    device = vk.ffi.new("VkDevice*")
+    result = vk.lib.vkCreateDevice(physical, create, vk.ffi.NULL, device)
+    vk.check(result, f"a device with {', '.join(_EXTENSIONS)}")
+    return device[0]
+
+
+def _make(vk: Vulkan, device: Any, kind: str, **fields: Any) -> Any:
+    """A new Vulkan object of this kind."""
+    made = vk.ffi.new(f"Vk{kind}*")
+    create = vk.struct(f"Vk{kind}CreateInfo", **fields)
+    vk.check(getattr(vk.lib, f"vkCreate{kind}")(device, create, vk.ffi.NULL, made), f"vkCreate{kind}")
+    return made[0]
+
+
+def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, constants: Sequence[int]) -> Any:
+    """A compute pipeline that keeps its statistics and its program.
+
+    several: the workgroup has several waves, so wave32 is required, as the plain Vulkan runtime does. One wave gets it
+    without, which is how Kompute makes it.
+    """
+    ffi = vk.ffi
+    each = {"descriptorType": _STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": _COMPUTE_STAGE}
+    table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
+    table = vk.array("VkDescriptorSetLayoutBinding", table)
+    sets = [_make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)]
+    sets = vk.array("VkDescriptorSetLayout", sets)
+    code = Path(path).read_bytes()
+    words = ffi.from_buffer("uint32_t[]", code)
+    entries = [vk.struct("VkSpecializationMapEntry", constantID=i, offset=4 * i, size=4) for i in range(len(constants))]
+    special = vk.struct(
+        "VkSpecializationInfo",
+        mapEntryCount=len(entries),
+        pMapEntries=vk.array("VkSpecializationMapEntry", entries),
+        dataSize=4 * len(entries),
+        pData=vk.array("uint32_t", constants),
+    )
+    wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
+    stage = vk.struct(
+        "VkPipelineShaderStageCreateInfo",
+        pNext=wave if several else ffi.NULL,
+        flags=_FULL_SUBGROUPS if several else 0,
+        stage=_COMPUTE_STAGE,
+        module=_make(vk, device, "ShaderModule", codeSize=len(code), pCode=words),
+        pName=ffi.new("char[]", b"main"),
+        pSpecializationInfo=special,
+    )
+    layout = _make(vk, device, "PipelineLayout", setLayoutCount=1, pSetLayouts=sets)
+    create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
+    pipeline = ffi.new("VkPipeline*")
+    result = vk.lib.vkCreateComputePipelines(device, ffi.NULL, 1, create, ffi.NULL, pipeline)
+    vk.check(result, f"compiling {path} with {list(constants)}")
+    return pipeline[0]
+
+
+def _listed(vk: Vulkan, device: Any, what: str, ctype: str, about: Any) -> tuple[Any, list[Any]]:
+    """What vkGetPipelineExecutable...KHR tells of a pipeline: an array, and its elements' texts if they have any."""
+    name = f"vkGetPipelineExecutable{what}KHR"
+    function = vk.ffi.cast(f"PFN_{name}", vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode())))
+    count = vk.ffi.new("uint32_t*")
+    vk.check(function(device, about, count, vk.ffi.NULL), what)
+    items = vk.ffi.new(f"{ctype}[]", count[0])
+    vk.check(function(device, about, count, items), what)
+    if what != "InternalRepresentations":
+        return items, []
+    texts = [vk.ffi.new("char[]", item.dataSize) for item in items]
+    for i, text in enumerate(texts):
+        items[i].pData = text
+    vk.check(function(device, about, count, items), what)  # now there is room for the texts
+    return items, texts
+
+
+def _compile(
+    vk: Vulkan, device: Any, path: str, bindings: int, several: bool, constants: Sequence[int]
+) -> dict[str, Any]:
+    """One variant: its wave size, RADV's statistics, and the program's text."""
+    pipeline = _pipeline(vk, device, path, bindings, several, constants)
+    about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
+    stages, _ = _listed(vk, device, "Properties", "VkPipelineExecutablePropertiesKHR", about)
+    about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
+    numbers, _ = _listed(vk, device, "Statistics", "VkPipelineExecutableStatisticKHR", about)
+    kind = "VkPipelineExecutableInternalRepresentationKHR"
+    forms, texts = _listed(vk, device, "InternalRepresentations", kind, about)
+    isa = next(text for form, text in zip(forms, texts, strict=True) if vk.text(form.name) == "Assembly")
+    statistics = {vk.text(number.name): int(number.value.u64) for number in numbers}
+    return {"wave": int(stages[0].subgroupSize), "statistics": statistics, "isa": vk.text(isa)}
+
+
+if __name__ == "__main__":
+    main()
