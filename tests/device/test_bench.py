@@ -20,20 +20,21 @@ from zinc_attn.cli import app as cli
 from zinc_attn.decode.one_shot import AttentionStep, ResidentKV
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
 from zinc_attn.tools import bench
-from zinc_attn.tools.bench import BenchRow
-from zinc_attn.tools.sweep import Inputs
+from zinc_attn.tools.bench import BenchRow, BenchSpec
+from zinc_attn.tools.harness.files import csv_text, json_line
+from zinc_attn.tools.harness.inputs import Inputs
 
 SHAPE = za.AttnShape(6, 2, 64)
 
 
 @pytest.fixture(autouse=True)
-def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "HOST_ROUNDS", 3)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
 
 
 def run(device: za.Device, contexts: list[int], **options: Any) -> list[BenchRow]:
-    return bench.bench([device], [SHAPE], contexts, repeats=2, **options)
+    watch = {name: options.pop(name) for name in ("progress", "on_row") if name in options}
+    return bench.bench([device], BenchSpec([SHAPE], contexts, repeats=2, host_rounds=3, **options), **watch)
 
 
 @pytest.mark.parametrize("dtype", ("f16", "f32"))
@@ -70,8 +71,8 @@ def test_rows(device: za.Device, dtype: str) -> None:
     units, kind = device.info.compute_units, device.info.kind
     assert auto.plan == za.plan_splits(700, SHAPE, units, dtype, kind=kind).fingerprint()
     assert auto.kv_gb_s == pytest.approx(700 * SHAPE.kv_bytes_per_token(dtype) / auto.median_us / 1e3)
-    records = list(csv.DictReader(io.StringIO(bench.to_csv(rows))))
-    assert [r["measure"] for r in records] == [json.loads(bench.to_json(r))["measure"] for r in rows]
+    records = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert [r["measure"] for r in records] == [json.loads(json_line(r))["measure"] for r in rows]
     host, main = bench.table_cells(rows)
     assert {len(line) for line in host} == {len(bench.HOST_COLUMNS)}
     assert {len(line) for line in main} == {len(bench.COLUMNS)} and len(main) == 2 * (1 + len(bench.LAYOUTS) + 2)
@@ -80,7 +81,7 @@ def test_rows(device: za.Device, dtype: str) -> None:
 def test_two_runtimes_share_a_run() -> None:
     pytest.importorskip("kp")
     with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:
-        rows = bench.bench([one, other], [SHAPE], [200], repeats=1)
+        rows = bench.bench([one, other], BenchSpec([SHAPE], [200], repeats=1, host_rounds=3))
     assert {r.runtime for r in rows} == {"kompute", "vulkan", "numpy", "torch"}
     assert {r.status for r in rows if r.runtime != "torch"} == {"ok"}
 
@@ -102,9 +103,8 @@ def test_wrong_bits_have_no_time(device: za.Device, monkeypatch: pytest.MonkeyPa
     assert all((r.note or "").startswith("out[1, 2]: got ") for r in rows)
 
 
-def test_sampled_heads(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "ORACLE_PRODUCTS", 0)
-    rows = [r for r in run(device, [130]) if r.layout in bench.LAYOUTS and r.context]
+def test_sampled_heads(device: za.Device) -> None:
+    rows = [r for r in run(device, [130], oracle_products=0) if r.layout in bench.LAYOUTS and r.context]
     assert {(r.status, r.verified) for r in rows} == {("ok", "bits (last KV head)")}
 
 
@@ -128,7 +128,7 @@ def test_yardstick_reads_every_word(device: za.Device) -> None:
     for text, tokens in (("6/2/64", 1), ("2/1/80", 700), ("3/1/112", 65), ("1/1/512", 1000)):
         data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
         kv = ResidentKV(device, data.k, data.v)
-        yard = bench._Read(kv, False)
+        yard = bench.ReadYardstick(kv)
         k, v = rows.pack_k(data.k), rows.pack_v(data.v)
         assert yard.wrong(k, v) is None
         v[-1] ^= 1
@@ -206,10 +206,15 @@ def test_torch_is_a_row_where_it_is_installed(device: za.Device, monkeypatch: py
         ({"shapes": []}, "shapes: got none, expected one or more"),
     ),
 )
-def test_refusals(device: za.Device, options: dict[str, Any], text: str) -> None:
+def test_refusals(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ArgumentError) as error:
-        bench.bench(**{"devices": [device], "shapes": [SHAPE], "contexts": [64], **options})
+        BenchSpec(**{"shapes": [SHAPE], "contexts": [64], **options})
     assert str(error.value).startswith(text)
+
+
+def test_no_device_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^devices: got none, expected one or more$"):
+        bench.bench([], BenchSpec([SHAPE], [64]))
 
 
 @pytest.mark.parametrize("as_json", (False, True))

@@ -14,7 +14,9 @@ from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import check
-from zinc_attn.tools.check import Case, Data, Masking, Result, compare
+from zinc_attn.tools.check import Case, Data, Masking, compare
+from zinc_attn.tools.check.__main__ import main as write_record
+from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)
 
@@ -98,7 +100,7 @@ def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
 )
 def test_committed_digests_are_the_oracles(case: Case) -> None:
     digests = {name: digest for entry in committed() for name, digest in entry["cases"].items()}
-    result, first = check.oracle(case, case.data())
+    result, first = check.oracle_output(case, case.data())
     assert first == 0 and result.digest() == digests[str(case)]
 
 
@@ -106,9 +108,9 @@ def test_committed_digests_are_the_oracles(case: Case) -> None:
 def test_sampled_heads_are_the_last_ones(masking: str) -> None:
     case = Case(SHAPE, "q8_0", 100, Masking.parse(masking))
     data = case.data()
-    (every, zero), (some, first) = check.oracle(case, data), check.oracle(case, data, products=0)
+    (every, zero), (some, first) = check.oracle_output(case, data), check.oracle_output(case, data, products=0)
     assert (zero, first) == (0, 2)
-    assert not compare(10, "", Result(every.out[2:], every.lse[2:]), some)
+    assert not compare(10, "", Output(every.out[2:], every.lse[2:]), some)
 
 
 # --- masking options ---------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def test_every_masking_option_changes_the_bits() -> None:
     texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks"]
     cases = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
     assert [str(case.masking) for case in cases] == texts
-    assert len({check.oracle(case, case.data())[0].digest() for case in cases}) == len(texts)
+    assert len({check.oracle_output(case, case.data())[0].digest() for case in cases}) == len(texts)
 
 
 def test_sinks_are_seeded() -> None:
@@ -146,7 +148,7 @@ def test_sinks_are_seeded() -> None:
 
 
 def test_digests() -> None:
-    result = Result(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
+    result = Output(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
     assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
     assert check.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
 
@@ -155,8 +157,8 @@ def test_digests() -> None:
 
 
 def test_first_difference_has_its_distance() -> None:
-    want = Result(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
-    got = Result(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
+    want = Output(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
+    got = Output(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
     assert compare(2, "layout 8", want, want) is None
     fault = compare(2, "layout 8", got, want, first_head=6)
     assert fault is not None and (fault.array, fault.index, fault.ulp) == ("lse", (6,), 1)
@@ -243,21 +245,15 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str],
     assert line == f"zinc-attn: error: {message}"
 
 
-def test_make_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (
-        ("SHAPES", "4/2/64"),
-        ("DTYPES", "f16,bf16"),
-        ("CONTEXTS", "3,70"),
-        ("QUICK", ("4/2/64 f32 5",)),
-        ("MASKED", ("4/2/64 f32 9 sinks",)),
-    ):
-        monkeypatch.setattr(check, name, text)
-    monkeypatch.setattr(check, "RECORD", tmp_path / "record.json")
-    assert check.main(["--make-record"]) == 0
-    quick, default = committed()
+def test_make_record(tmp_path: Path) -> None:
+    default = [*Case.matrix("4/2/64", "f16,bf16", "3,70"), Case.parse("4/2/64 f32 9 sinks")]
+    sets = {"quick": [Case.parse("4/2/64 f32 5")], "default": default}
+    assert write_record(["--make-record", str(tmp_path / "record.json")], sets) == 0
+    quick, other = json.loads((tmp_path / "record.json").read_text())["records"]
     assert list(quick["cases"]) == ["4/2/64 f32 5"]
     matrix = ["4/2/64 f16 3", "4/2/64 f16 70", "4/2/64 bf16 3", "4/2/64 bf16 70"]
-    assert list(default["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
+    assert list(other["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
+    assert (quick["made_by"]["set"], other["made_by"]["set"]) == ("quick", "default")
     seen: list[str] = []
-    check.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"))
+    check.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"), sets)
     assert seen[0] == "4/2/64 f32 5 0 6" and len(seen) == 6

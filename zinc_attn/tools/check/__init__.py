@@ -1,0 +1,44 @@
+"""``zinc-attn check``: do the output bits stay the same, on this device and on others?
+
+A case is a shape, a dtype of K and V, a context and masking options: one decode row over seeded values that are the
+same on every machine. Its base result is that of the split rule on pages of 256 tokens. Every property but the last is
+a set of variations that must give the bits of the base result. The base result itself must have the digest that the
+NumPy oracle gave (``reference_record.json``), or, for a case that the record does not have, the bits of the oracle
+computed here.
+"""
+
+from .cases import CONTEXTS, DTYPES, MASKED, QUICK, ROWS, SHAPES, Case, Data, Masking, values, words
+from .examine import COMPUTE_UNITS, Observer, check, examine
+from .outcome import PROPERTIES, Fault, Outcome, compare
+from .record import FORMAT, RECORD, load_record, make_record, oracle_output, run_digest
+from .report import add_arguments, run
+
+__all__ = [
+    "COMPUTE_UNITS",
+    "CONTEXTS",
+    "DTYPES",
+    "FORMAT",
+    "MASKED",
+    "PROPERTIES",
+    "QUICK",
+    "RECORD",
+    "ROWS",
+    "SHAPES",
+    "Case",
+    "Data",
+    "Fault",
+    "Masking",
+    "Observer",
+    "Outcome",
+    "add_arguments",
+    "check",
+    "compare",
+    "examine",
+    "load_record",
+    "make_record",
+    "oracle_output",
+    "run",
+    "run_digest",
+    "values",
+    "words",
+]

@@ -1,0 +1,49 @@
+"""Attention whose plans a tool gives, and whose output is NaN until a kernel writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache, Sequence
+from ...decode.attention import Attention
+from ...planning.splits import SplitPlan
+from .bits import F32, Output
+
+PlanRule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and window to a plan
+
+
+class PlannedAttention(Attention):
+    """Attention that lays its calls out by ``rule`` in place of the split rule.
+
+    This class stands in for the keyword arguments ``plan`` and ``observer`` of Attention, and it is the only place in
+    the tools that knows Attention from inside.
+    """
+
+    def __init__(self, cache: KVCache, rule: PlanRule, **options: Any) -> None:
+        super().__init__(cache, cascade=True, **options)
+        self.rule = rule
+
+    def lay_out(self, rule: PlanRule, cascade: bool = True) -> None:
+        """Take another rule. Recordings are kept, and work words that were filled for the old rule are not."""
+        self.rule, self.cascade = rule, cascade
+        self._frames.clear()
+
+    def _plan(self, tokens: int, q_len: int, window: int | None) -> Any:
+        plan = self.rule(tokens, q_len, window)
+        return plan, np.array(plan.leaf_ranges()), plan.build
+
+    def _recording(self, bucket: Any, rig: Any, layer: int) -> Any:
+        recording = super()._recording(bucket, rig, layer)
+        self.device.runtime.write(rig.out, np.full(rig.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
+        return recording
+
+    def output(self, q: F32, seq: Sequence, k: Any = None, v: Any = None) -> Output:
+        """The output of a call on one sequence."""
+        return Output(*self(q, seq, 0, k, v, return_lse=True))
+
+    def outputs(self, queries: list[F32], seqs: list[Sequence]) -> list[Output]:
+        """The outputs of a call on a batch, one per sequence."""
+        return list(map(Output, *self(queries, seqs, 0, return_lse=True)))

@@ -1,0 +1,220 @@
+"""K and V on devices, and the calls on them that a sweep verifies and times."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache
+from ...cache.kv_cache import Sequence as CachedSequence
+from ...cache.rows import tiles
+from ...decode.attention import Attention
+from ...decode.one_shot import AttentionStep, ResidentKV
+from ...distributed.sharded import Ranks, ShardedAttention, ShardedKVCache
+from ...errors import LimitError
+from ...planning.splits import SplitPlan
+from ...runtime.device import Device
+from ...shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT
+from ..harness.bits import F32, Output
+from ..harness.inputs import Inputs
+from ..harness.split_spec import SplitSpec
+from .spec import SweepSpec
+
+
+class AttentionCall(Protocol):
+    """A call under one layout."""
+
+    def spoil(self) -> None:
+        """Leave an output other than that of the call, so that an element which the call does not write is seen."""
+
+    def run(self) -> float:
+        """Make the call; the seconds it took."""
+
+    def result(self) -> Output:
+        """out (batch, q_len, q_heads, head_dim) and lse (batch, q_len, q_heads) of the last call."""
+
+
+class ResidentInputs(Protocol):
+    """K and V of every sequence of a batch on a device."""
+
+    def add(self, data: Inputs) -> None:
+        """Make the next sequence, of ``data``."""
+
+    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        """The call under a layout, whose plan is ``plan``."""
+
+    def close(self) -> None:
+        """Free the device memory."""
+
+
+def make_resident(device: Device, spec: SweepSpec, context: int) -> ResidentInputs:
+    """Room for the sequences of one context. LimitError and MemoryError where the device has none."""
+    if spec.page_size is None:
+        return ContiguousInputs(device, spec, context)
+    return CachedInputs(device, spec, context, spec.page_size)
+
+
+class CachedInputs:
+    """The sequences in a KVCache of one layer, and the q_len rows that every call appends to each of them."""
+
+    def __init__(self, device: Device, spec: SweepSpec, context: int, page_size: int) -> None:
+        capacity = spec.batch * -(-context // page_size) * page_size
+        if capacity > MAX_CONTEXT:
+            asked = f"{spec.batch} x {context:,} tokens"
+            raise LimitError(f"{asked}: a cache holds at most {MAX_CONTEXT:,}, in whole pages")
+        self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, page_size)
+        self.before = context - spec.q_len  # tokens of each sequence between the calls
+        self.sequences: list[CachedSequence] = []
+        self.new: list[Inputs] = []  # the rows of a call, per sequence
+
+    def add(self, data: Inputs) -> None:
+        """Make the next sequence, of ``data``."""
+        sequence, n = self.cache.new_sequence(), self.before
+        if n:
+            self.cache.append(sequence, 0, data.k[:n], data.v[:n])
+        self.sequences.append(sequence)
+        self.new.append(Inputs(data.rows, data.k[n:].copy(), data.v[n:].copy(), data.source))
+
+    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        """The call under a layout; Attention makes ``plan`` of it by itself."""
+        return CachedCall(self, Attention(self.cache, num_splits=split.num_splits, split_size=split.split_size))
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.cache.close()
+
+
+class CachedCall:
+    """Append the new rows to every sequence and attend them. The rows are cut off again outside the clock."""
+
+    def __init__(self, inputs: CachedInputs, attention: Attention) -> None:
+        self._inputs, self._attention = inputs, attention
+        self._q = [new.q for new in inputs.new]
+        self._k, self._v = [new.k for new in inputs.new], [new.v for new in inputs.new]
+        self._got: tuple[list[F32], list[F32]] = [], []
+
+    def spoil(self) -> None:
+        """Call with other query rows."""
+        self._call([-q for q in self._q])
+
+    def run(self) -> float:
+        """Call with the query rows."""
+        return self._call(self._q)
+
+    def _call(self, q: list[F32]) -> float:
+        attention, sequences, k, v = self._attention, self._inputs.sequences, self._k, self._v
+        if len(sequences) == 1:
+            begin = perf_counter()
+            out, lse = attention(q[0], sequences[0], 0, k=k[0], v=v[0], return_lse=True)
+            end = perf_counter()
+            self._got = [out], [lse]
+        else:
+            begin = perf_counter()
+            self._got = attention(q, sequences, 0, k=k, v=v, return_lse=True)
+            end = perf_counter()
+        for sequence in sequences:
+            sequence.truncate(self._inputs.before)
+        return end - begin
+
+    def result(self) -> Output:
+        """out and lse of the last call."""
+        return Output(*map(np.stack, self._got))
+
+
+class ContiguousInputs:
+    """K and V of one sequence as two arrays on the device."""
+
+    def __init__(self, device: Device, spec: SweepSpec, context: int) -> None:
+        nbytes = tiles(context) * LEAF * spec.shape.kv_bytes_per_token(spec.dtype) // 2
+        if nbytes > device.info.max_buffer_bytes:
+            raise LimitError(
+                f"K of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes in "
+                "one storage buffer; use a shorter context, a smaller dtype, or the cache"
+            )
+        self._device, self._stack = device, ExitStack()
+
+    def add(self, data: Inputs) -> None:
+        """Upload ``data``."""
+        self._q = data.rows
+        self._kv = ResidentKV(self._device, data.k, data.v)
+        self._stack.callback(self._kv.close)
+
+    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        """The call under ``plan``."""
+        step = AttentionStep(self._kv, plan)
+        self._stack.callback(step.close)
+        step.write_q(self._q)
+        return ContiguousCall(step)
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self._stack.close()
+
+
+class ContiguousCall:
+    """Submit the recorded call and wait."""
+
+    def __init__(self, step: AttentionStep) -> None:
+        self._step = step
+
+    def spoil(self) -> None:
+        """Fill the output with NaN."""
+        self._step.poison()
+
+    def run(self) -> float:
+        """Submit and wait."""
+        begin = perf_counter()
+        self._step.run()
+        return perf_counter() - begin
+
+    def result(self) -> Output:
+        """out and lse of the last call."""
+        out, lse = self._step.result()
+        return Output(out[None], lse[None])
+
+
+class RankedInputs:
+    """A sequence whose nodes lie on the ranks, and the call that appends its last rows and attends them."""
+
+    def __init__(self, ranks: Ranks, device: Device, spec: SweepSpec, context: int) -> None:
+        assert spec.page_size is not None
+        shape = spec.shape
+        self.cache = ShardedKVCache([device], shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
+        self.before = context - spec.q_len
+        others = int(np.sum(self.cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))  # their nodes
+        self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.head_dim + 2) * 4
+
+    def add(self, data: Inputs) -> None:
+        """Make the sequence, of ``data``."""
+        n = self.before
+        self.attention, self.sequence = ShardedAttention(self.cache), self.cache.new_sequence()
+        if n:
+            self.cache.append(self.sequence, 0, data.k[:n], data.v[:n])
+        self._q, self._k, self._v = data.rows, data.k[n:].copy(), data.v[n:].copy()
+
+    def spoil(self) -> None:
+        """Call with other query rows."""
+        self._call(-self._q)
+
+    def run(self) -> float:
+        """Call with the query rows."""
+        return self._call(self._q)
+
+    def _call(self, q: F32) -> float:
+        begin = perf_counter()
+        self._got = self.attention(q, self.sequence, 0, self._k, self._v, return_lse=True)
+        end = perf_counter()
+        self.sequence.truncate(self.before)
+        return end - begin
+
+    def result(self) -> Output:
+        """out and lse of the last call."""
+        out, lse = self._got
+        return Output(out[None], lse[None])
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.cache.close()
