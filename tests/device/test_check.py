@@ -21,6 +21,9 @@ from zinc_attn.kernels import contract as kernels
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case, Observer
+from zinc_attn.tools.check.cases import QUICK
+from zinc_attn.tools.check.properties import COMPUTE_UNITS
+from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +48,11 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
     text = capsys.readouterr().out
     lines = text.splitlines()
     cases = [re.split(" {2,}", line) for line in lines if line.startswith("pass")]
-    assert {words[1] for words in cases} == set(check.QUICK)
+    assert {words[1] for words in cases} == set(QUICK)
     assert all(words[3] == "record" for words in cases)
     assert [line.split()[0] for line in lines if re.match(r" ?\d+ \S", line)] == [str(prop) for prop in range(1, 11)]
     assert all(re.search(r"  pass, \d+ comparisons$", line) for line in lines[-11:-1])
-    entry = json.loads(check.RECORD.read_text())["records"][0]
+    entry = json.loads(RECORD.read_text())["records"][0]
     assert lines[-1] == f"run {entry['run']}  {device.info.name}, {device.runtime.name}"
 
 
@@ -98,7 +101,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
     case = Case(shape, "f16", 1000)
     outcome = check.examine(device, case, case.data(), splits, observer=Plans())
     wanted = [za.SplitPlan.fixed(1000, shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
-    wanted += [za.plan_splits(1000, shape, units) for units in check.COMPUTE_UNITS]
+    wanted += [za.plan_splits(1000, shape, units) for units in COMPUTE_UNITS]
     assert {plan.boundaries for plan in wanted} <= laid_out
     assert outcome.status == "pass"
 

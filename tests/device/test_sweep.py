@@ -12,10 +12,12 @@ from zinc_attn.canonical import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import sweep
-from zinc_attn.tools.harness.bits import Output
+from zinc_attn.tools.harness.bits import ORACLE_PRODUCTS, Output
 from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.harness.split_spec import parse_split_specs
-from zinc_attn.tools.sweep import AttentionCall, Expected, Sample, SweepRow, SweepSpec
+from zinc_attn.tools.sweep import SweepRow, SweepSpec
+from zinc_attn.tools.sweep.calls import AttentionCall
+from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Expected, Sample, expected_output
 
 SHAPE = za.AttnShape(4, 2, 64)
 
@@ -106,7 +108,7 @@ def test_timed_calls_are_calls_of_the_cache(device: za.Device, monkeypatch: pyte
 
     monkeypatch.setattr(za.Attention, "__call__", watch)
     run(device, [100], "auto", batch=2, q_len=3)
-    assert seen == [([97, 97], [100, 100])] * (2 + sweep.WARM_UP_RUNS + 2)
+    assert seen == [([97, 97], [100, 100])] * (2 + WARM_UP_RUNS + 2)
 
 
 def test_own_values_of_many_rows(device: za.Device) -> None:
@@ -131,14 +133,14 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
 def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], sampled: bool) -> None:
     def wrong(data: Inputs, dtype: str, sample: Sample) -> Expected:
-        expected = sweep.expected_output(data, dtype, sample)
+        expected = expected_output(data, dtype, sample)
         if sample.sequence != at[0]:
             return expected
         where = tuple(i - j for i, j in zip(at[1:], (*expected.first[1:], 0), strict=False))
         output = expected.output
         return expected._replace(output=output._replace(**{name: flip(getattr(output, name), where)}))
 
-    products = 0 if sampled else sweep.ORACLE_PRODUCTS
+    products = 0 if sampled else ORACLE_PRODUCTS
     for row in run(device, [100], batch=2, q_len=3, oracle_products=products, oracle=wrong):
         assert (row.status, row.verified, row.median_us, row.tokens_s) == ("failed", None, None, None)
         assert row.error is not None and row.error.startswith(f"{name}[{', '.join(map(str, at))}]: got ")
@@ -168,14 +170,14 @@ def test_a_wrong_bit_while_timing_fails(device: za.Device, page_size: int | None
     calls: list[AttentionCall] = []
 
     class WrongLater(Wrapped):
-        """Wrong in the second timed call; the first result is the verified one."""
+        """Wrong in the second timed call, which comes after the verified one and the warm-up runs."""
 
         results = 0
 
         def result(self) -> Output:
             self.results += 1
             out, lse = self.call.result()
-            return Output(flip(out, (0, 0, 1, 2)) if self.results == 3 else out, lse)
+            return Output(flip(out, (0, 0, 1, 2)) if self.results == 1 + WARM_UP_RUNS + 2 else out, lse)
 
     def second_is_wrong(call: AttentionCall) -> AttentionCall:
         calls.append(call)

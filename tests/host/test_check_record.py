@@ -13,9 +13,10 @@ import pytest
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools import check
-from zinc_attn.tools.check import Case, Data, Masking, compare
+from zinc_attn.tools.check import cases, record
 from zinc_attn.tools.check.__main__ import main as write_record
+from zinc_attn.tools.check.cases import Case, Data, Masking
+from zinc_attn.tools.check.outcome import compare
 from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)
@@ -34,11 +35,11 @@ def splitmix64(name: str, i: int) -> int:
 
 
 def test_words_are_splitmix64() -> None:
-    assert check.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
+    assert cases.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
 
 
 def test_values_are_three_fields_of_a_word() -> None:
-    got = check.values("b", (3, 5))
+    got = cases.values("b", (3, 5))
     field = (1 << 21) - 1
     for i, x in enumerate(got.reshape(-1)):
         w = splitmix64("b", i)
@@ -47,14 +48,14 @@ def test_values_are_three_fields_of_a_word() -> None:
 
 
 def test_values_are_nearly_normal_and_a_prefix_of_more() -> None:
-    long, short = (check.values("c", (n, 64)) for n in (8192, 100))
+    long, short = (cases.values("c", (n, 64)) for n in (8192, 100))
     assert np.array_equal(long[:100], short)
     assert abs(float(long.mean())) < 0.01 and abs(float(long.std()) - 1) < 0.01 and float(abs(long).max()) < 3
 
 
 def test_dtypes_round_the_same_values() -> None:
-    exact = check.values("d", (1000,))
-    half, brain = (check.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
+    exact = cases.values("d", (1000,))
+    half, brain = (cases.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
     assert half.dtype == np.float16 and np.array_equal(half, exact.astype(np.float16))
     bits = exact.view(np.uint32).astype(np.uint64)
     low, up = bits & ~np.uint64(0xFFFF), bits & np.uint64(0xFFFF)
@@ -65,26 +66,26 @@ def test_dtypes_round_the_same_values() -> None:
 
 def test_query_heads_are_sharper_by_turns() -> None:
     q = Data.make(SHAPE, "f16", 1).q
-    assert q.shape == (check.ROWS, 4, 64)
-    assert np.array_equal(q[:, 3], 8 * check.values("4/2/64 q", q.shape)[:, 3])
+    assert q.shape == (cases.ROWS, 4, 64)
+    assert np.array_equal(q[:, 3], 8 * cases.values("4/2/64 q", q.shape)[:, 3])
 
 
 # --- the committed record ----------------------------------------------------------------------------------
 
 
 def committed() -> list[dict[str, Any]]:
-    content = json.loads(check.RECORD.read_text())
-    assert content["format"] == check.FORMAT
+    content = json.loads(record.RECORD.read_text())
+    assert content["format"] == record.FORMAT
     return list(content["records"])
 
 
 def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
     quick, default = committed()
     assert list(quick["cases"]) == [str(case) for case in Case.quick()]
-    matrix = Case.matrix(check.SHAPES, check.DTYPES, check.CONTEXTS)
-    assert list(default["cases"]) == [*map(str, matrix), *check.MASKED]
+    matrix = Case.matrix(cases.SHAPES, cases.DTYPES, cases.CONTEXTS)
+    assert list(default["cases"]) == [*map(str, matrix), *cases.MASKED]
     for entry in (quick, default):
-        assert entry["run"] == check.run_digest(entry["cases"])
+        assert entry["run"] == record.run_digest(entry["cases"])
         assert entry["made_by"]["runtime"] == "reference.emulate"
 
 
@@ -92,15 +93,15 @@ def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
     "case",
     [
         *Case.quick(),
-        *Case.matrix(check.SHAPES, check.DTYPES, "1000"),
+        *Case.matrix(cases.SHAPES, cases.DTYPES, "1000"),
         *Case.matrix("16/2/256", "f16", "8191"),
-        *map(Case.parse, check.MASKED),
+        *map(Case.parse, cases.MASKED),
     ],
     ids=str,
 )
 def test_committed_digests_are_the_oracles(case: Case) -> None:
     digests = {name: digest for entry in committed() for name, digest in entry["cases"].items()}
-    result, first = check.oracle_output(case, case.data())
+    result, first = record.oracle_output(case, case.data())
     assert first == 0 and result.digest() == digests[str(case)]
 
 
@@ -108,7 +109,7 @@ def test_committed_digests_are_the_oracles(case: Case) -> None:
 def test_sampled_heads_are_the_last_ones(masking: str) -> None:
     case = Case(SHAPE, "q8_0", 100, Masking.parse(masking))
     data = case.data()
-    (every, zero), (some, first) = check.oracle_output(case, data), check.oracle_output(case, data, products=0)
+    (every, zero), (some, first) = record.oracle_output(case, data), record.oracle_output(case, data, products=0)
     assert (zero, first) == (0, 2)
     assert not compare(10, "", Output(every.out[2:], every.lse[2:]), some)
 
@@ -134,14 +135,14 @@ def test_masking_has_one_text(text: str, masking: Masking) -> None:
 
 def test_every_masking_option_changes_the_bits() -> None:
     texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks"]
-    cases = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
-    assert [str(case.masking) for case in cases] == texts
-    assert len({check.oracle_output(case, case.data())[0].digest() for case in cases}) == len(texts)
+    matrix = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
+    assert [str(case.masking) for case in matrix] == texts
+    assert len({record.oracle_output(case, case.data())[0].digest() for case in matrix}) == len(texts)
 
 
 def test_sinks_are_seeded() -> None:
     sinks = Case(SHAPE, "f16", 5, Masking(sinks=True)).options()["sinks"]
-    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * check.values("4/2/64 sinks", (4,)))
+    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * cases.values("4/2/64 sinks", (4,)))
 
 
 # --- digests -----------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_sinks_are_seeded() -> None:
 def test_digests() -> None:
     result = Output(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
     assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
-    assert check.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
+    assert record.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
 
 
 # --- differences -------------------------------------------------------------------------------------------
@@ -180,8 +181,8 @@ TEXTS = {
     "{": "not a file of zinc-attn check --record (JSONDecodeError('Expecting property name enclosed in double quotes: "
     "line 1 column 2 (char 1)'))",
     "{}": "not a file of zinc-attn check --record (KeyError('format'))",
-    '{"format": 0}': f"got format 0, expected {check.FORMAT}",
-    f'{{"format": {check.FORMAT}, "records": [{{"cases": {{}}}}]}}': "not a file of zinc-attn check --record "
+    '{"format": 0}': f"got format 0, expected {record.FORMAT}",
+    f'{{"format": {record.FORMAT}, "records": [{{"cases": {{}}}}]}}': "not a file of zinc-attn check --record "
     "(KeyError('made_by'))",
 }
 
@@ -191,13 +192,13 @@ def test_bad_record_files(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ArgumentError) as error:
-        check.load_record(path)
+        record.load_record(path)
     assert str(error.value) == f"{path}: {TEXTS[text]}"
 
 
 def test_missing_record_file(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as error:
-        check.load_record(tmp_path / "none.json")
+        record.load_record(tmp_path / "none.json")
     assert str(error.value) == (
         f"{tmp_path}/none.json: No such file or directory, expected a file of zinc-attn check --record"
     )
@@ -239,7 +240,7 @@ def test_missing_record_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    path = str(check.RECORD)
+    path = str(record.RECORD)
     assert cli.main(["check", *(path if word == "RECORD" else word for word in options)]) == 2
     line = capsys.readouterr().err.replace(path, "RECORD").removesuffix(" of them\n").rstrip()
     assert line == f"zinc-attn: error: {message}"
@@ -255,5 +256,5 @@ def test_make_record(tmp_path: Path) -> None:
     assert list(other["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
     assert (quick["made_by"]["set"], other["made_by"]["set"]) == ("quick", "default")
     seen: list[str] = []
-    check.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"), sets)
+    record.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"), sets)
     assert seen[0] == "4/2/64 f32 5 0 6" and len(seen) == 6

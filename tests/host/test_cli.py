@@ -23,7 +23,8 @@ from zinc_attn.tools.harness.bits import Output, compare, first_difference
 from zinc_attn.tools.harness.files import csv_text, json_line, write_file
 from zinc_attn.tools.harness.inputs import Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
-from zinc_attn.tools.sweep import Sample, SweepRow, SweepSpec, samples
+from zinc_attn.tools.sweep import SweepRow, SweepSpec
+from zinc_attn.tools.sweep.points import Sample, samples
 
 SHAPE = AttnShape(4, 2, 64)
 GPU = DeviceInfo(

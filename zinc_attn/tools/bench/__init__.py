@@ -4,25 +4,10 @@ Everything of one shape and context takes turns, runtimes and layouts alike, so 
 The baselines follow, since their thread pools spin on after each call. What has wrong bits has no time.
 """
 
-from .baselines import numpy_attention
 from .measure import bench
 from .plots import bench_png
 from .report import COLUMNS, HOST_COLUMNS, table_cells
-from .rows import DEVICE_CLOCK, HOST_CLOCK, LAYOUTS, MEASURES, BenchRow, BenchSpec
-from .subjects import ReadYardstick
+from .rows import DEVICE_CLOCK, HOST_CLOCK, BenchRow, BenchSpec
 
-__all__ = [
-    "COLUMNS",
-    "DEVICE_CLOCK",
-    "HOST_CLOCK",
-    "HOST_COLUMNS",
-    "LAYOUTS",
-    "MEASURES",
-    "BenchRow",
-    "BenchSpec",
-    "ReadYardstick",
-    "bench",
-    "bench_png",
-    "numpy_attention",
-    "table_cells",
-]
+__all__ = ["COLUMNS", "DEVICE_CLOCK", "HOST_CLOCK", "HOST_COLUMNS", "BenchRow", "BenchSpec"]
+__all__ += ["bench", "bench_png", "table_cells"]

@@ -15,11 +15,10 @@ from ...cache.rows import pack_k, pack_v
 from ...decode.one_shot import ResidentKV
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
-from ..harness.bits import Output, compare
+from ..harness.bits import Output, compare, oracle
 from ..harness.inputs import Inputs
-from ..harness.oracle import oracle
 from ..harness.progress import Progress, Steps
-from ..harness.timing import rounds
+from ..harness.timing import in_turns
 from .baselines import baselines
 from .rows import HOST_CLOCK, LAYOUTS, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times
 from .subjects import AttentionSubject, DeviceSubject, ReadYardstick, Subject
@@ -79,7 +78,7 @@ def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, repeats: in
         subject.row = replace(subject.row, verified="bits")
         subject.clocked = {"empty submit": device.runtime.empty_submit, **subject.clocked}
         subjects.append(subject)
-    samples = _in_turns(subjects, repeats)
+    samples = in_turns([subject.sample for subject in subjects], repeats, BUDGET_S, WARM_UP_ROUNDS)
     for one in itertools.chain(*samples):
         pairs = zip(one["steady call"], one["empty submit"], strict=True)
         one["host per call"] = tuple(steady - empty for steady, empty in pairs)
@@ -95,9 +94,11 @@ def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Benc
     for device in devices:
         verifier.verify(stack, device, data)
     others, untimed = baselines(data, want.out)
-    subjects, done = [*verifier.passed, *others], verifier.untimed
-    samples = _in_turns(verifier.passed, spec.repeats) + _in_turns(others, spec.repeats)
-    for one, mine in zip(subjects, samples, strict=True):
+    done, timed = verifier.untimed, list[tuple[Subject, list[dict[str, Times]]]]()
+    for subjects in (verifier.passed, others):
+        samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
+        timed += zip(subjects, samples, strict=True)
+    for one, mine in timed:
         if isinstance(one, AttentionSubject) and (wrong := verifier.unlike_first(one.output())):
             done.append(one.row.without_time("failed", f"after timing: {wrong}"))
         else:
@@ -150,15 +151,6 @@ class _Verifier:
         """How an output differs from that of the first layout."""
         found = compare(output, self._first or output)
         return found.text() if found else None
-
-
-def _in_turns(subjects: Sequence[Subject], repeats: int | None) -> list[list[dict[str, Times]]]:
-    """Samples of each subject, the subjects in turns; as many as ``repeats``, or as fit the time."""
-    for _ in range(WARM_UP_ROUNDS):
-        for subject in subjects:
-            subject.sample()
-    taken = [[subject.sample() for subject in subjects] for _ in rounds(repeats, BUDGET_S)]
-    return [list(mine) for mine in zip(*taken, strict=True)]
 
 
 def _beside_yardstick(rows: Sequence[BenchRow]) -> list[BenchRow]:

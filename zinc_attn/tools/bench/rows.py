@@ -12,8 +12,8 @@ import numpy as np
 from ...errors import ArgumentError
 from ...runtime.device import Device
 from ...shapes import MAX_CONTEXT, AttnShape, check_int
+from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import NUMPY_DTYPES, Inputs
-from ..harness.oracle import ORACLE_PRODUCTS
 from ..harness.timing import Spread
 
 WARM_UP_ROUNDS: Final = 2

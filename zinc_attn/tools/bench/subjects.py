@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time, thread_time
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -21,19 +21,6 @@ from ..harness.inputs import Inputs
 from .rows import BenchRow, Times
 
 READ_LOADS: Final = 16  # uvec4 a lane of the yardstick, or the next larger number that divides the buffer
-
-
-class RecordedCall(Protocol):
-    """A recorded call: AttentionStep, and the yardstick's."""
-
-    def run(self) -> None:
-        """Submit and wait."""
-
-    def timings(self) -> list[tuple[float, float]]:
-        """Begin and end of each dispatch on the device's clock."""
-
-    def close(self) -> None:
-        """Free it."""
 
 
 class ReadYardstick:
@@ -71,6 +58,9 @@ class ReadYardstick:
         self.recording.close()
         for buffer in self.out:
             buffer.close()
+
+
+RecordedCall = AttentionStep | ReadYardstick
 
 
 class Subject:

@@ -7,38 +7,8 @@ NumPy oracle gave (``reference_record.json``), or, for a case that the record do
 computed here.
 """
 
-from .cases import CONTEXTS, DTYPES, MASKED, QUICK, ROWS, SHAPES, Case, Data, Masking, values, words
-from .examine import COMPUTE_UNITS, Observer, check, examine
-from .outcome import PROPERTIES, Fault, Outcome, compare
-from .record import FORMAT, RECORD, load_record, make_record, oracle_output, run_digest
+from .cases import Case
+from .properties import Observer, check, examine
 from .report import add_arguments, run
 
-__all__ = [
-    "COMPUTE_UNITS",
-    "CONTEXTS",
-    "DTYPES",
-    "FORMAT",
-    "MASKED",
-    "PROPERTIES",
-    "QUICK",
-    "RECORD",
-    "ROWS",
-    "SHAPES",
-    "Case",
-    "Data",
-    "Fault",
-    "Masking",
-    "Observer",
-    "Outcome",
-    "add_arguments",
-    "check",
-    "compare",
-    "examine",
-    "load_record",
-    "make_record",
-    "oracle_output",
-    "run",
-    "run_digest",
-    "values",
-    "words",
-]
+__all__ = ["Case", "Observer", "add_arguments", "check", "examine", "run"]

@@ -1,4 +1,4 @@
-"""``python -m zinc_attn.tools.check --make-record``: write the record of the oracle's digests."""
+"""``python -m zinc_attn.tools.check --make-record [FILE]``: write the record of the oracle's digests."""
 
 from __future__ import annotations
 
@@ -13,23 +13,12 @@ from .record import RECORD, make_record
 
 
 def main(argv: Sequence[str] | None = None, sets: Mapping[str, Sequence[Case]] | None = None) -> int:
-    """Write the record that the package has. ``sets`` are the cases, see ``make_record``."""
-    parser = argparse.ArgumentParser(prog="python -m zinc_attn.tools.check", description="Write the committed record.")
-    parser.add_argument(
-        "--make-record",
-        metavar="FILE",
-        nargs="?",
-        type=Path,
-        const=RECORD,
-        required=True,
-        help="where to write it (default: %(const)s)",
-    )
-    args = parser.parse_args(argv)
-
-    def say(what: str, done: int, total: int) -> None:
-        print(f"{done}/{total} {what}", file=sys.stderr)
-
-    write_file(args.make_record, make_record(say, sets).encode(), "choose another file with --make-record")
+    """Write the record. ``sets`` are the cases, see ``make_record``."""
+    parser = argparse.ArgumentParser(prog="python -m zinc_attn.tools.check", description="Write the record of digests.")
+    parser.add_argument("--make-record", metavar="FILE", nargs="?", type=Path, const=RECORD, required=True)
+    path = parser.parse_args(argv).make_record
+    text = make_record(lambda what, done, total: print(f"{done}/{total} {what}", file=sys.stderr), sets)
+    write_file(path, text.encode(), "choose another file with --make-record")
     return 0
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from ... import __version__
 from ...errors import ArgumentError
 from ...runtime.device import Device, build_record
-from ..harness.bits import Output
-from ..harness.oracle import ORACLE_PRODUCTS, oracle
+from ..harness.bits import ORACLE_PRODUCTS, Output, oracle
 from ..harness.progress import Progress, Steps
 from .cases import Case, Data
 from .outcome import Fault, Outcome

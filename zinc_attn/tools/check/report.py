@@ -18,8 +18,8 @@ from ..harness.files import write_file
 from ..harness.progress import Progress
 from ..harness.split_spec import parse_split_specs
 from .cases import CONTEXTS, DTYPES, SHAPES, Case
-from .examine import check, title
 from .outcome import PROPERTIES, Fault, Outcome
+from .properties import check, title
 from .record import Digests, describe, load_record, make_entry, record_text
 
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"

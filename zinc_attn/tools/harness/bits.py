@@ -1,16 +1,21 @@
-"""The output of attention calls, and how two of them differ in their bits. There is no tolerance anywhere."""
+"""The output of attention calls, what the oracle says it must be, and how two outputs differ in their bits."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache.rows import stored
+from ...canonical import reference
+
 F32 = NDArray[np.float32]
+ORACLE_PRODUCTS: Final = 1 << 30  # rows * context * q_heads * head_dim up to which a tool computes every head
 
 
 class Output(NamedTuple):
@@ -22,6 +27,36 @@ class Output(NamedTuple):
     def digest(self) -> str:
         """SHA-256 of the bytes of out, then those of lse, as little-endian float32."""
         return hashlib.sha256(b"".join(np.ascontiguousarray(x, "<f4").tobytes() for x in self)).hexdigest()
+
+
+def oracle(
+    q: F32,
+    k: NDArray[Any],
+    v: NDArray[Any],
+    dtype: str,
+    kv_heads: int | None = None,
+    masking: Mapping[str, Any] | None = None,
+) -> Output:
+    """The oracle's output for the query heads of the last ``kv_heads`` KV heads (None: of all of them).
+
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim) as a cache of ``dtype``
+    takes them; masking: keyword arguments of ``reference.emulate``. The last heads are those whose buffer offsets are
+    the largest. KV heads are computed one after the other, so that only one is held as float32.
+    """
+    held = k.shape[1]
+    group, options = q.shape[-2] // held, dict(masking or {})
+    sinks = options.get("sinks")
+    parts = []
+    for head in range(held - (held if kv_heads is None else kv_heads), held):
+        served = slice(head * group, (head + 1) * group)
+        keys, values = k[:, head : head + 1], v[:, head : head + 1]
+        if dtype in ("bf16", "q8_0"):
+            keys, values = stored(keys, values, dtype)
+        if sinks is not None:
+            options["sinks"] = sinks[served]
+        parts.append(reference.emulate(q[..., served, :], keys, values, **options))
+    out, lse = zip(*parts, strict=True)
+    return Output(np.concatenate(out, axis=-2), np.concatenate(lse, axis=-1))
 
 
 @dataclass(frozen=True)

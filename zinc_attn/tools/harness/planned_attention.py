@@ -16,15 +16,14 @@ PlanRule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and
 
 
 class PlannedAttention(Attention):
-    """Attention that lays its calls out by ``rule`` in place of the split rule.
+    """Attention that lays its calls out by ``rule`` in place of the split rule, and shows ``planned`` every plan.
 
-    This class stands in for the keyword arguments ``plan`` and ``observer`` of Attention, and it is the only place in
-    the tools that knows Attention from inside.
+    It stands in for keyword arguments of Attention, and only this class of the tools knows Attention from inside.
     """
 
-    def __init__(self, cache: KVCache, rule: PlanRule, **options: Any) -> None:
+    def __init__(self, cache: KVCache, rule: PlanRule, planned: Callable[[SplitPlan], Any], **options: Any) -> None:
         super().__init__(cache, cascade=True, **options)
-        self.rule = rule
+        self.rule, self.planned = rule, planned
 
     def lay_out(self, rule: PlanRule, cascade: bool = True) -> None:
         """Take another rule. Recordings are kept, and work words that were filled for the old rule are not."""
@@ -33,6 +32,7 @@ class PlannedAttention(Attention):
 
     def _plan(self, tokens: int, q_len: int, window: int | None) -> Any:
         plan = self.rule(tokens, q_len, window)
+        self.planned(plan)
         return plan, np.array(plan.leaf_ranges()), plan.build
 
     def _recording(self, bucket: Any, rig: Any, layer: int) -> Any:

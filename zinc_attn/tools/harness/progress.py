@@ -11,15 +11,15 @@ class Steps:
     """Counts the steps of a tool and tells ``progress``, where there is one, what begins."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self.done = progress, total, 0
+        self._progress, self.total, self.done = progress, total, 0
 
     def begin(self, what: str, steps: int = 1) -> None:
         """Say what begins; it counts as ``steps`` when the next step begins."""
         if self._progress:
-            self._progress(what, self.done, self._total)
+            self._progress(what, self.done, self.total)
         self.done += steps
 
     def finish(self) -> None:
         """Say that every step is done."""
-        self.done = self._total
+        self.done = self.total
         self.begin("done", 0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ...errors import ArgumentError
 from ...planning.splits import SplitPlan, plan_splits
-from ...runtime.protocol import DeviceInfo
 from ...shapes import AttnShape
 
 
@@ -44,12 +43,6 @@ class SplitSpec:
             return plan_splits(context, shape, compute_units, dtype, q_len, kind, window)
         sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
-
-    def plan_on(
-        self, info: DeviceInfo, context: int, shape: AttnShape, dtype: str, q_len: int = 1, window: int | None = None
-    ) -> SplitPlan:
-        """``plan`` with the facts of a device."""
-        return self.plan(context, shape, info.compute_units, dtype, info.kind, q_len, window)
 
 
 def parse_split_specs(text: str) -> list[SplitSpec]:

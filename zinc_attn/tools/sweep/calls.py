@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...cache.kv_cache import KVCache
-from ...cache.kv_cache import Sequence as CachedSequence
 from ...cache.rows import tiles
 from ...decode.attention import Attention
 from ...decode.one_shot import AttentionStep, ResidentKV
@@ -21,7 +20,7 @@ from ...shapes import KEYS_PER_NODE, LEAF, MAX_CONTEXT
 from ..harness.bits import F32, Output
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
-from .spec import SweepSpec
+from .rows import SweepSpec
 
 
 class AttentionCall(Protocol):
@@ -54,77 +53,87 @@ def make_resident(device: Device, spec: SweepSpec, context: int) -> ResidentInpu
     """Room for the sequences of one context. LimitError and MemoryError where the device has none."""
     if spec.page_size is None:
         return ContiguousInputs(device, spec, context)
-    return CachedInputs(device, spec, context, spec.page_size)
+    capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
+    if capacity > MAX_CONTEXT:
+        asked = f"{spec.batch} x {context:,} tokens"
+        raise LimitError(f"{asked}: a cache holds at most {MAX_CONTEXT:,}, in whole pages")
+    return CachedInputs(KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size), context - spec.q_len)
 
 
-class CachedInputs:
-    """The sequences in a KVCache of one layer, and the q_len rows that every call appends to each of them."""
+class CachedInputs(ResidentInputs):
+    """The sequences in a cache of one layer, which have ``before`` tokens each between the calls."""
 
-    def __init__(self, device: Device, spec: SweepSpec, context: int, page_size: int) -> None:
-        capacity = spec.batch * -(-context // page_size) * page_size
-        if capacity > MAX_CONTEXT:
-            asked = f"{spec.batch} x {context:,} tokens"
-            raise LimitError(f"{asked}: a cache holds at most {MAX_CONTEXT:,}, in whole pages")
-        self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, page_size)
-        self.before = context - spec.q_len  # tokens of each sequence between the calls
-        self.sequences: list[CachedSequence] = []
-        self.new: list[Inputs] = []  # the rows of a call, per sequence
+    def __init__(self, cache: KVCache | ShardedKVCache, before: int) -> None:
+        self.cache, self.before = cache, before
+        self.sequences: list[Any] = []
+        self.q: list[F32] = []  # of each sequence, as k and v are: the rows that a call appends
+        self.k: list[F32] = []
+        self.v: list[F32] = []
 
     def add(self, data: Inputs) -> None:
-        """Make the next sequence, of ``data``."""
-        sequence, n = self.cache.new_sequence(), self.before
+        cache: Any = self.cache
+        sequence, n = cache.new_sequence(), self.before
         if n:
-            self.cache.append(sequence, 0, data.k[:n], data.v[:n])
+            cache.append(sequence, 0, data.k[:n], data.v[:n])
         self.sequences.append(sequence)
-        self.new.append(Inputs(data.rows, data.k[n:].copy(), data.v[n:].copy(), data.source))
+        self.q.append(data.rows)
+        self.k.append(data.k[n:].copy())
+        self.v.append(data.v[n:].copy())
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
-        """The call under a layout; Attention makes ``plan`` of it by itself."""
+        if isinstance(self.cache, ShardedKVCache):
+            return CachedCall(self, ShardedAttention(self.cache))
         return CachedCall(self, Attention(self.cache, num_splits=split.num_splits, split_size=split.split_size))
 
     def close(self) -> None:
-        """Free the device memory."""
         self.cache.close()
 
 
-class CachedCall:
+class RankedInputs(CachedInputs):
+    """A sequence whose nodes lie on ranks. formula_bytes: those that this rank should get in a call."""
+
+    def __init__(self, ranks: Ranks, device: Device, spec: SweepSpec, context: int) -> None:
+        assert spec.page_size is not None
+        shape = spec.shape
+        cache = ShardedKVCache([device], shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
+        super().__init__(cache, context - spec.q_len)
+        others = int(np.sum(cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))  # nodes of other ranks
+        self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.head_dim + 2) * 4
+
+
+class CachedCall(AttentionCall):
     """Append the new rows to every sequence and attend them. The rows are cut off again outside the clock."""
 
-    def __init__(self, inputs: CachedInputs, attention: Attention) -> None:
+    def __init__(self, inputs: CachedInputs, attention: Attention | ShardedAttention) -> None:
         self._inputs, self._attention = inputs, attention
-        self._q = [new.q for new in inputs.new]
-        self._k, self._v = [new.k for new in inputs.new], [new.v for new in inputs.new]
         self._got: tuple[list[F32], list[F32]] = [], []
 
     def spoil(self) -> None:
-        """Call with other query rows."""
-        self._call([-q for q in self._q])
+        self._call([-q for q in self._inputs.q])
 
     def run(self) -> float:
-        """Call with the query rows."""
-        return self._call(self._q)
+        return self._call(self._inputs.q)
 
     def _call(self, q: list[F32]) -> float:
-        attention, sequences, k, v = self._attention, self._inputs.sequences, self._k, self._v
+        attention, sequences, k, v = self._attention, self._inputs.sequences, self._inputs.k, self._inputs.v
         if len(sequences) == 1:
             begin = perf_counter()
-            out, lse = attention(q[0], sequences[0], 0, k=k[0], v=v[0], return_lse=True)
+            out, lse = attention(q[0], sequences[0], 0, k[0], v[0], return_lse=True)
             end = perf_counter()
             self._got = [out], [lse]
         else:
             begin = perf_counter()
-            self._got = attention(q, sequences, 0, k=k, v=v, return_lse=True)
+            self._got = attention(q, sequences, 0, k, v, return_lse=True)
             end = perf_counter()
         for sequence in sequences:
             sequence.truncate(self._inputs.before)
         return end - begin
 
     def result(self) -> Output:
-        """out and lse of the last call."""
         return Output(*map(np.stack, self._got))
 
 
-class ContiguousInputs:
+class ContiguousInputs(ResidentInputs):
     """K and V of one sequence as two arrays on the device."""
 
     def __init__(self, device: Device, spec: SweepSpec, context: int) -> None:
@@ -137,84 +146,34 @@ class ContiguousInputs:
         self._device, self._stack = device, ExitStack()
 
     def add(self, data: Inputs) -> None:
-        """Upload ``data``."""
         self._q = data.rows
         self._kv = ResidentKV(self._device, data.k, data.v)
         self._stack.callback(self._kv.close)
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
-        """The call under ``plan``."""
         step = AttentionStep(self._kv, plan)
         self._stack.callback(step.close)
         step.write_q(self._q)
         return ContiguousCall(step)
 
     def close(self) -> None:
-        """Free the device memory."""
         self._stack.close()
 
 
-class ContiguousCall:
+class ContiguousCall(AttentionCall):
     """Submit the recorded call and wait."""
 
     def __init__(self, step: AttentionStep) -> None:
         self._step = step
 
     def spoil(self) -> None:
-        """Fill the output with NaN."""
         self._step.poison()
 
     def run(self) -> float:
-        """Submit and wait."""
         begin = perf_counter()
         self._step.run()
         return perf_counter() - begin
 
     def result(self) -> Output:
-        """out and lse of the last call."""
         out, lse = self._step.result()
         return Output(out[None], lse[None])
-
-
-class RankedInputs:
-    """A sequence whose nodes lie on the ranks, and the call that appends its last rows and attends them."""
-
-    def __init__(self, ranks: Ranks, device: Device, spec: SweepSpec, context: int) -> None:
-        assert spec.page_size is not None
-        shape = spec.shape
-        self.cache = ShardedKVCache([device], shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
-        self.before = context - spec.q_len
-        others = int(np.sum(self.cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))  # their nodes
-        self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.head_dim + 2) * 4
-
-    def add(self, data: Inputs) -> None:
-        """Make the sequence, of ``data``."""
-        n = self.before
-        self.attention, self.sequence = ShardedAttention(self.cache), self.cache.new_sequence()
-        if n:
-            self.cache.append(self.sequence, 0, data.k[:n], data.v[:n])
-        self._q, self._k, self._v = data.rows, data.k[n:].copy(), data.v[n:].copy()
-
-    def spoil(self) -> None:
-        """Call with other query rows."""
-        self._call(-self._q)
-
-    def run(self) -> float:
-        """Call with the query rows."""
-        return self._call(self._q)
-
-    def _call(self, q: F32) -> float:
-        begin = perf_counter()
-        self._got = self.attention(q, self.sequence, 0, self._k, self._v, return_lse=True)
-        end = perf_counter()
-        self.sequence.truncate(self.before)
-        return end - begin
-
-    def result(self) -> Output:
-        """out and lse of the last call."""
-        out, lse = self._got
-        return Output(out[None], lse[None])
-
-    def close(self) -> None:
-        """Free the device memory."""
-        self.cache.close()

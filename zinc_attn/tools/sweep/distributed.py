@@ -15,14 +15,12 @@ from ...errors import LimitError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import KEYS_PER_NODE
-from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import FEWEST_REPEATS, MOST_REPEATS
 from .calls import RankedInputs
-from .points import BUDGET_S, Expected, Oracle, Point, expected_output, is_everything, samples, time_points
-from .rows import SweepRow
-from .spec import SweepSpec
+from .points import BUDGET_S, Oracle, Point, each_context, expected_output, samples, time_points
+from .rows import SweepRow, SweepSpec
 
 NODES = SplitSpec("nodes", split_size=KEYS_PER_NODE)
 
@@ -43,18 +41,16 @@ def distributed_sweep(
     rank 0 says how many calls are timed. RankError: see Ranks.
     """
     ranks.agree(_set_up(spec), 1.0)
-    steps, rows = Steps(progress, 4 * len(spec.contexts)), list[SweepRow]()
-    for i, context in enumerate(spec.contexts):
-        steps.done = 4 * i
+    steps = Steps(progress, 4 * len(spec.contexts))
+
+    def rows(context: int) -> list[SweepRow]:
         plan = SplitPlan.fixed(context, spec.shape, split_size=KEYS_PER_NODE, q_len=spec.q_len)
         point = Point(SweepRow.of(spec, device, context, NODES.label, plan, ranks=ranks.size), NODES, plan)
         with ExitStack() as stack:
             _measure(stack, ranks, device, spec, point, oracle, steps)
-        rows.append(point.row)
-        if on_row:
-            on_row(point.row)
-    steps.finish()
-    return rows
+        return [point.row]
+
+    return each_context(spec, steps, rows, on_row)
 
 
 def _set_up(spec: SweepSpec) -> str:
@@ -70,11 +66,13 @@ def _measure(
     stack: ExitStack, ranks: Ranks, device: Device, spec: SweepSpec, point: Point, oracle: Oracle, steps: Steps
 ) -> None:
     """Verify one point on all ranks, then time it."""
-    context = point.row.context
-    trouble, resident, data, expected = "", None, None, None
+    context, trouble = point.row.context, ""
     try:
         resident = stack.enter_context(closing(RankedInputs(ranks, device, spec, context)))
-        data, expected = _prepare(spec, context, oracle, steps)
+        steps.begin(f"making data · {context:,} keys")
+        data = spec.inputs(context)
+        steps.begin(f"computing the oracle · {context:,} keys")
+        expected = [oracle(data, spec.dtype, sample) for sample in samples(spec, context)]
     except (LimitError, MemoryError, RankError) as error:
         if ranks.lost:
             raise
@@ -82,32 +80,21 @@ def _measure(
     if trouble := _first_trouble(ranks, trouble):
         point.row = point.row.refused(trouble)
         return
-    assert resident is not None and data is not None and expected is not None
     steps.begin(f"compiling shaders, checking bits · {context:,} keys")
     resident.add(data)  # only here, so that every rank appends or none does
-    point.call = resident
-    resident.spoil()
+    point.call = call = resident.call(NODES, point.plan)
+    call.spoil()
     before = ranks.received_bytes
-    seconds = resident.run()
-    received, point.output = ranks.received_bytes - before, resident.result()
+    seconds = call.run()
+    received, point.output = ranks.received_bytes - before, call.result()
     point.row = replace(point.row, received_bytes=received, formula_bytes=resident.formula_bytes)
-    everything = is_everything(spec, samples(spec, context))
-    point.verify([expected], None, "bits" if everything else "bits (sampled)")
+    point.verify(expected, None)
     _share_verdict(ranks, point)
     if point.row.status == "ok":
         steps.begin(f"timing · {context:,} keys")
         likely = int(np.clip(BUDGET_S / seconds, FEWEST_REPEATS, MOST_REPEATS))
         time_points([point], spec.repeats or int(ranks.exchange(str(likely).encode())[0]))
         _share_verdict(ranks, point)
-
-
-def _prepare(spec: SweepSpec, context: int, oracle: Oracle, steps: Steps) -> tuple[Inputs, Expected]:
-    """The values of the sequence, and what the oracle says of them."""
-    steps.begin(f"making data · {context:,} keys")
-    data = spec.inputs(context)
-    steps.begin(f"computing the oracle · {context:,} keys")
-    (sample,) = samples(spec, context)
-    return data, oracle(data, spec.dtype, sample)
 
 
 def _first_trouble(ranks: Ranks, mine: str) -> str:

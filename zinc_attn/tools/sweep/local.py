@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import LimitError
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
 from .calls import AttentionCall, ResidentInputs, make_resident
-from .points import Expected, Oracle, Point, expected_output, is_everything, samples, time_points
-from .rows import SweepRow
-from .spec import SweepSpec
+from .points import Expected, Oracle, Point, each_context, expected_output, samples, time_points
+from .rows import SweepRow, SweepSpec
 
 WrapCall = Callable[[AttentionCall], AttentionCall]
 
@@ -24,7 +24,7 @@ def sweep(
     progress: Progress | None = None,
     on_row: Callable[[SweepRow], Any] | None = None,
     oracle: Oracle = expected_output,
-    wrap_call: WrapCall | None = None,
+    wrap_call: WrapCall = lambda call: call,
 ) -> list[SweepRow]:
     """Verify and time a call of ``spec`` at every context under every layout.
 
@@ -32,80 +32,61 @@ def sweep(
     oracle: says what a sequence must give; wrap_call: is given every call and returns the one that is made in its
     place. Both are there for tests, which put faults in.
     """
-    per_context = 2 * spec.batch + 2 * len(spec.splits)
-    steps, rows = Steps(progress, len(spec.contexts) * per_context), list[SweepRow]()
-    for i, context in enumerate(spec.contexts):
-        steps.done = i * per_context
-        points = []
+    steps = Steps(progress, len(spec.contexts) * 2 * (spec.batch + len(spec.splits)))
+    return each_context(spec, steps, _Sweep(device, spec, oracle, wrap_call, steps).rows, on_row)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    device: Device
+    spec: SweepSpec
+    oracle: Oracle
+    wrap_call: WrapCall
+    steps: Steps
+
+    def rows(self, context: int) -> list[SweepRow]:
+        """The rows of one context."""
+        points, info, spec = [], self.device.info, self.spec
         for split in spec.splits:
-            plan = split.plan_on(device.info, context, spec.shape, spec.dtype, spec.q_len)
-            points.append(Point(SweepRow.of(spec, device, context, split.label, plan), split, plan))
-        _run_context(device, spec, points, oracle, wrap_call, steps)
+            plan = split.plan(context, spec.shape, info.compute_units, spec.dtype, info.kind, spec.q_len)
+            points.append(Point(SweepRow.of(spec, self.device, context, split.label, plan), split, plan))
+        with ExitStack() as stack:
+            try:
+                resident = stack.enter_context(closing(make_resident(self.device, spec, context)))
+                expected = self._fill(resident, context)
+            except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
+                return [point.row.refused(error) for point in points]
+            self._measure(resident, points, expected)
+        return [point.row for point in points]
+
+    def _fill(self, resident: ResidentInputs, context: int) -> list[Expected]:
+        """Make the sequences; what the oracle says of them."""
+        expected = []
+        for sample in samples(self.spec, context):
+            self.steps.begin(f"making data · {context:,} keys")
+            data = self.spec.inputs(context, sample.sequence)
+            resident.add(data)
+            self.steps.begin(f"computing the oracle · {context:,} keys")
+            if sample.kv_heads:
+                expected.append(self.oracle(data, self.spec.dtype, sample))
+            del data  # before the next sequence's is made
+        return expected
+
+    def _measure(self, resident: ResidentInputs, points: list[Point], expected: list[Expected]) -> None:
+        """Verify every point, then time those that pass."""
+        good: list[Point] = []
         for point in points:
-            rows.append(point.row)
-            if on_row:
-                on_row(point.row)
-    steps.finish()
-    return rows
-
-
-def _run_context(
-    device: Device,
-    spec: SweepSpec,
-    points: list[Point],
-    oracle: Oracle,
-    wrap_call: WrapCall | None,
-    steps: Steps,
-) -> None:
-    """Verify and time the points of one context, or refuse them where there is no room for its sequences."""
-    with ExitStack() as stack:
-        try:
-            resident = stack.enter_context(closing(make_resident(device, spec, points[0].row.context)))
-            expected = _fill(resident, spec, points[0].row.context, oracle, steps)
-        except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
-            for point in points:
+            self.steps.begin(f"compiling shaders, checking bits · {point.row.context:,} keys")
+            try:
+                point.call = self.wrap_call(resident.call(point.split, point.plan))
+                point.call.spoil()
+                point.call.run()
+                point.output = point.call.result()
+            except (LimitError, MemoryError) as error:
                 point.row = point.row.refused(error)
-            return
-        _measure(resident, spec, points, expected, wrap_call, steps)
-
-
-def _fill(resident: ResidentInputs, spec: SweepSpec, context: int, oracle: Oracle, steps: Steps) -> list[Expected]:
-    """Make the sequences of one context; what the oracle says of them."""
-    expected = []
-    for sample in samples(spec, context):
-        steps.begin(f"making data · {context:,} keys")
-        data = spec.inputs(context, sample.sequence)
-        resident.add(data)
-        steps.begin(f"computing the oracle · {context:,} keys")
-        if sample.kv_heads:
-            expected.append(oracle(data, spec.dtype, sample))
-        del data  # before the next sequence's is made
-    return expected
-
-
-def _measure(
-    resident: ResidentInputs,
-    spec: SweepSpec,
-    points: list[Point],
-    expected: list[Expected],
-    wrap_call: WrapCall | None,
-    steps: Steps,
-) -> None:
-    """Verify every point of one context, then time those that passed."""
-    context = points[0].row.context
-    everything = is_everything(spec, samples(spec, context))
-    first_layout: Point | None = None  # the first without a wrong bit
-    for point in points:
-        steps.begin(f"compiling shaders, checking bits · {context:,} keys")
-        try:
-            call = resident.call(point.split, point.plan)
-            point.call = wrap_call(call) if wrap_call else call
-            point.run_after_spoiling()
-        except (LimitError, MemoryError) as error:
-            point.row = point.row.refused(error)
-            continue
-        point.verify(expected, None if everything else first_layout, "bits" if everything else "bits (sampled)")
-        if point.row.status == "ok":
-            first_layout = first_layout or point
-    steps.begin(f"timing · {context:,} keys", len(points))
-    time_points([point for point in points if point.row.status == "ok"], spec.repeats)
+                continue
+            point.verify(expected, good[0] if good else None)
+            if point.row.status == "ok":
+                good.append(point)
+        self.steps.begin(f"timing · {points[0].row.context:,} keys", len(points))
+        time_points(good, self.spec.repeats)

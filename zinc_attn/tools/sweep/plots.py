@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..harness.plots import MINOR_GRID, finish_axes, new_figure, to_png
+from ..harness.plots import finish_axes, new_figure, to_png
 from .rows import SweepRow
 
 if TYPE_CHECKING:
@@ -28,9 +28,11 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
     if with_weights:
         axes.set_ylim(0, 1.08 * max(row.tokens_s_with_weights or 0 for row in rows))
     else:
-        axes.yaxis.set_minor_formatter(_minor_label(axes.get_ylim()))
+        low, high = axes.get_ylim()
+        few = high / low < 200  # decades, so that 2 and 5 of each have room for a label
+        axes.yaxis.set_minor_formatter(lambda y, _: f"{y:,.4g}" if few and f"{y:e}"[0] in "25" else "")
     axes.set_ylabel(f"tokens/s, attention {'and weights' if with_weights else 'alone (log scale)'}")
-    axes.grid(True, which="minor", color=MINOR_GRID, linewidth=0.5)
+    axes.grid(True, which="minor", color="#ebebeb", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     first = rows[0]
@@ -55,13 +57,3 @@ def _draw_lines(axes: Axes, rows: Sequence[SweepRow], figure: str) -> None:
         else:
             label = f"{layout} splits" if layout.isdecimal() else f"splits of {layout.removeprefix('size:')} keys"
             axes.plot(x, y, ".:", color=next(others), linewidth=1.4, markersize=7, label=label)
-
-
-def _minor_label(limits: tuple[float, float]) -> Callable[[float, object], str]:
-    """Labels 2 and 5 of each decade where the axis spans few decades."""
-    few = limits[1] / limits[0] < 200
-
-    def label(y: float, _: object) -> str:
-        return f"{y:,.4g}" if few and f"{y:e}"[0] in "25" else ""
-
-    return label

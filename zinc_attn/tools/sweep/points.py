@@ -1,20 +1,19 @@
-"""Verifying and timing the points of one context."""
+"""The points of one context: verified against the oracle, then timed in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...planning.splits import SplitPlan
-from ..harness.bits import Output, compare
+from ..harness.bits import Output, compare, oracle
 from ..harness.inputs import Inputs
-from ..harness.oracle import oracle
+from ..harness.progress import Steps
 from ..harness.split_spec import SplitSpec
-from ..harness.timing import rounds
+from ..harness.timing import in_turns
 from .calls import AttentionCall
-from .rows import SweepRow
-from .spec import SweepSpec
+from .rows import SweepRow, SweepSpec
 
 WARM_UP_RUNS: Final = 3
 BUDGET_S: Final = 3.0  # timed runs of a point where ``repeats`` is not given
@@ -41,19 +40,14 @@ Oracle = Callable[[Inputs, str, Sample], Expected]
 def samples(spec: SweepSpec, context: int) -> list[Sample]:
     """What the oracle computes of each sequence within ``spec.oracle_products``.
 
-    Where that is not everything, the last KV head of every sequence comes first; at least the last sequences have one.
+    Where that is not everything, the last KV head of every sequence comes first; at least the last sequence has one.
     """
-    shape, batch, q_len = spec.shape, spec.batch, spec.q_len
+    shape, batch = spec.shape, spec.batch
     row = context * shape.group * shape.head_dim  # products of a row and KV head
-    pairs = min(max(spec.oracle_products // (row * q_len), 1), batch * shape.kv_heads)
+    pairs = min(max(spec.oracle_products // (row * spec.q_len), 1), batch * shape.kv_heads)
     each, more = divmod(pairs, batch)
-    rows = min(max(spec.oracle_products // row, 1), q_len)
+    rows = min(max(spec.oracle_products // row, 1), spec.q_len)
     return [Sample(i, rows, each + (i >= batch - more)) for i in range(batch)]
-
-
-def is_everything(spec: SweepSpec, chosen: Sequence[Sample]) -> bool:
-    """Whether the samples are of all rows and heads."""
-    return all((one.rows, one.kv_heads) == (spec.q_len, spec.shape.kv_heads) for one in chosen)
 
 
 def expected_output(data: Inputs, dtype: str, sample: Sample) -> Expected:
@@ -72,50 +66,54 @@ class Point:
     plan: SplitPlan
     call: AttentionCall | None = None
     output: Output | None = None  # that was compared with the oracle's
+    timed_runs: int = -WARM_UP_RUNS
 
-    def run(self) -> float:
-        """Make the call; the seconds it took."""
-        assert self.call is not None
-        return self.call.run()
-
-    def run_after_spoiling(self) -> None:
-        """Spoil the output, make the call, and keep its output for ``verify``."""
-        assert self.call is not None
-        self.call.spoil()
-        self.call.run()
-        self.output = self.call.result()
-
-    def verify(self, expected: Sequence[Expected], first_layout: Point | None, verified: str) -> None:
-        """Compare the output with the oracle's, and with that of the context's first good layout where it is given."""
+    def verify(self, expected: Sequence[Expected], leader: Point | None) -> None:
+        """Compare the output with the oracle's; where that is not everything, also with that of ``leader``."""
         assert self.output is not None
-        out, lse = self.output
         for (sequence, row, head), want in expected:
-            found = compare((out[sequence, row:, head:], lse[sequence, row:, head:]), want, (row, head))
-            if found:
+            got = (x[sequence, row:, head:] for x in self.output)
+            if found := compare(Output(*got), want, (row, head)):
                 self.row = self.row.failed(replace(found, index=(sequence, *found.index)).text())
                 return
-        if first_layout and first_layout.output and (found := compare(self.output, first_layout.output)):
-            self.row = self.row.failed(f"unlike layout {first_layout.row.layout}: {found.text()}")
-            return
-        self.row = replace(self.row, verified=verified)
+        everything = sum(want.out.size for _, want in expected) == self.output.out.size
+        if not everything and leader and leader.output and (found := compare(self.output, leader.output)):
+            self.row = self.row.failed(f"unlike layout {leader.row.layout}: {found.text()}")
+        else:
+            self.row = replace(self.row, verified="bits" if everything else "bits (sampled)")
 
-    def compare_timed(self, run: int) -> None:
-        """Compare the output of a timed call with the verified one."""
+    def timed_run(self) -> float:
+        """Make the call and compare its output with the verified one; the seconds it took."""
         assert self.call is not None and self.output is not None
+        seconds = self.call.run()
+        self.timed_runs += 1
         if self.row.status == "ok" and (found := compare(self.call.result(), self.output)):
-            self.row = self.row.failed(f"in timed run {run}: {found.text()}")
+            when = f"timed run {self.timed_runs}" if self.timed_runs > 0 else "a warm-up run"
+            self.row = self.row.failed(f"in {when}: {found.text()}")
+        return seconds
 
 
 def time_points(points: list[Point], repeats: int | None) -> None:
     """Time the points in turns, compare the output of every call, and complete the rows of those that pass."""
-    seconds: list[list[float]] = [[] for _ in points]
-    for point in points:
-        for _ in range(WARM_UP_RUNS):
-            point.run()
-    for done in rounds(repeats, BUDGET_S * len(points)) if points else ():
-        for point, times in zip(points, seconds, strict=True):
-            times.append(point.run())
-            point.compare_timed(done + 1)
+    seconds = in_turns([point.timed_run for point in points], repeats, BUDGET_S * len(points), WARM_UP_RUNS)
     for point, times in zip(points, seconds, strict=True):
         if point.row.status == "ok":
             point.row = point.row.timed(times)
+
+
+def each_context(
+    spec: SweepSpec,
+    steps: Steps,
+    rows_of: Callable[[int], list[SweepRow]],
+    on_row: Callable[[SweepRow], Any] | None,
+) -> list[SweepRow]:
+    """What ``rows_of`` gives for every context; on_row sees each row when it is ready."""
+    rows: list[SweepRow] = []
+    for i, context in enumerate(spec.contexts):
+        steps.done = i * (steps.total // len(spec.contexts))
+        for row in rows_of(context):
+            rows.append(row)
+            if on_row:
+                on_row(row)
+    steps.finish()
+    return rows

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from ...cache import kv_cache as cache
+from ...cache.kv_cache import KVCache, Sequence
 from ...cache.rows import stored
 from ...distributed.sharded import ShardedAttention, ShardedKVCache
 from ...errors import LimitError
@@ -43,9 +43,9 @@ class Observer:
 
 
 def check(
-    devices: Sequence[Device],
-    cases: Sequence[Case],
-    splits: Sequence[SplitSpec],
+    devices: Seq[Device],
+    cases: Seq[Case],
+    splits: Seq[SplitSpec],
     *,
     against: Mapping[str, Digests] | None = None,
     progress: Progress | None = None,
@@ -91,8 +91,8 @@ def examine(
     device: Device,
     case: Case,
     data: Data,
-    splits: Sequence[SplitSpec],
-    beside: Sequence[Device] = (),
+    splits: Seq[SplitSpec],
+    beside: Seq[Device] = (),
     observer: Observer | None = None,
 ) -> Outcome:
     """Properties 1 to 9 of a case on a device. ``data`` has the case's tokens.
@@ -107,14 +107,6 @@ def examine(
     return outcome
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A sequence that holds the values of a case, and attention over it by the split rule."""
-
-    attention: PlannedAttention
-    seq: cache.Sequence
-
-
 class _Examination:
     """The variations of one case on one device, each compared in ``outcome``."""
 
@@ -123,75 +115,66 @@ class _Examination:
         self.case = outcome.case
         self.split_rule = self._by_split(SplitSpec("auto"))
 
-    def run(self, splits: Sequence[SplitSpec], beside: Sequence[Device]) -> None:
+    def run(self, splits: Seq[SplitSpec], beside: Seq[Device]) -> None:
         """Properties 1 to 9, where the case can show them."""
         case, data = self.case, self.data
-        with self._filled(case, data, 256, spare=SPARE * (case.context < LONG)) as held:
-            self.outcome.result = held.attention.output(data.q[-1], held.seq)
-            self._repeats(held)
-            self._layouts(held, splits)
-            self._batches(held)
-            at_once = self._chunks(held)
-            self._cascades(held)
+        with self._filled(case, data, 256, spare=SPARE * (case.context < LONG)) as (attention, seq):
+            self.outcome.result = attention.output(data.q[-1], seq)
+            self._repeats(attention, seq)
+            self._layouts(attention, seq, splits)
+            self._batches(attention, seq)
+            at_once = self._chunks(attention, seq)
+            self._cascades(attention, seq)
         self._pages()
         if case.dtype != "f32":
             same = data._replace(**dict(zip("kv", stored(data.k, data.v, case.dtype), strict=True)))
-            with self._filled(case._replace(dtype="f32"), same, 256) as held:
-                self.outcome.compare(7, "stored as f32", held.attention.output(data.q[-1], held.seq))
+            with self._filled(case._replace(dtype="f32"), same, 256) as (attention, seq):
+                self.outcome.compare(7, "stored as f32", attention.output(data.q[-1], seq))
         if case.context > KEYS_PER_NODE:  # a single node has one place
             self._shards([self.device, *(beside or [self.device])], at_once)
 
-    # --- what a variation is made of ------------------------------------------------------------------------
-
-    def _observed(self, rule: PlanRule) -> PlanRule:
-        def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
-            made = rule(tokens, q_len, window)
-            self.observer.planned(made)
-            return made
-
-        return plan
-
     def _by_split(self, split: SplitSpec) -> PlanRule:
         info, shape, dtype = self.device.info, self.case.shape, self.case.dtype
-        return self._observed(lambda n, q_len, window: split.plan_on(info, n, shape, dtype, q_len, window))
+        units, kind = info.compute_units, info.kind
+        return lambda tokens, q_len, window: split.plan(tokens, shape, units, dtype, kind, q_len, window)
 
     def _by_units(self, units: int) -> PlanRule:
         shape, dtype = self.case.shape, self.case.dtype
-        return self._observed(lambda n, q_len, window: plan_splits(n, shape, units, dtype, q_len, window=window))
+        return lambda tokens, q_len, window: plan_splits(tokens, shape, units, dtype, q_len, window=window)
 
     @contextmanager
-    def _filled(self, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0) -> Iterator[_Held]:
-        """``data`` in a cache of that size and ``spare`` pages more."""
+    def _filled(
+        self, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0
+    ) -> Iterator[tuple[PlannedAttention, Sequence]]:
+        """A sequence of ``data`` in a cache of that size and ``spare`` pages more, and attention by the split rule."""
         pages = -(-len(data.k) // page) + spare
         order = np.argsort(words("pages", pages), kind="stable").tolist() if shuffled else None
-        with closing(
-            cache.KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, page_order=order)
-        ) as kv_cache:
-            seq = kv_cache.new_sequence()
-            _append(kv_cache, seq, data, 0, len(data.k), PIECE)
-            with closing(PlannedAttention(kv_cache, self.split_rule, **case.options())) as attention:
-                yield _Held(attention, seq)
+        cache = KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, page_order=order)
+        with closing(cache):
+            seq = cache.new_sequence()
+            _append(cache, seq, data, 0, len(data.k), PIECE)
+            attention = PlannedAttention(cache, self.split_rule, self.observer.planned, **case.options())
+            with closing(attention):
+                yield attention, seq
 
-    # --- the properties -------------------------------------------------------------------------------------
-
-    def _repeats(self, held: _Held) -> None:
+    def _repeats(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 1: the call again, with another query in between."""
         for i in (2, 3):
-            held.attention.output(self.data.q[0], held.seq)
-            self.outcome.compare(1, f"run {i}", held.attention.output(self.data.q[-1], held.seq))
+            attention.output(self.data.q[0], seq)
+            self.outcome.compare(1, f"run {i}", attention.output(self.data.q[-1], seq))
 
-    def _layouts(self, held: _Held, splits: Sequence[SplitSpec]) -> None:
+    def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
         """Properties 2 and 3: every layout, and the split rule for other numbers of compute units."""
         rules = {(2, f"layout {one.label}"): self._by_split(one) for one in splits}
         rules |= {(3, f"{units} compute units"): self._by_units(units) for units in COMPUTE_UNITS}
         for (prop, variation), rule in rules.items():
-            held.attention.lay_out(rule)
-            self.outcome.compare(prop, variation, held.attention.output(self.data.q[-1], held.seq))
-        held.attention.lay_out(self.split_rule)
+            attention.lay_out(rule)
+            self.outcome.compare(prop, variation, attention.output(self.data.q[-1], seq))
+        attention.lay_out(self.split_rule)
 
-    def _batches(self, held: _Held) -> None:
+    def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 4: beside other sequences and queries, whose outputs must be what they are alone, too."""
-        attention, seq, q = held.attention, held.seq, self.data.q
+        q = self.data.q
         seqs, queries = [seq.fork(), seq.fork(), seq], [q[:1], q[1], q[-1]]
         seqs[0].truncate(len(seq) // 3)
         seqs[1].truncate(len(seq) - 1)
@@ -204,9 +187,9 @@ class _Examination:
         seqs[0].free()
         seqs[1].free()
 
-    def _chunks(self, held: _Held) -> Output:
+    def _chunks(self, attention: PlannedAttention, seq: Sequence) -> Output:
         """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
-        attention, seq, data = held.attention, held.seq, self.data
+        data = self.data
         n = len(seq)
         count, tail = min(ROWS, n), min(TAIL, n)
         q, begin = data.q[-count:], n - count
@@ -222,12 +205,12 @@ class _Examination:
                 self.outcome.compare(5, f"rows {at} to {end - 1} of {count} appended and attended", got, want)
         return at_once
 
-    def _cascades(self, held: _Held) -> None:
+    def _cascades(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 8: keys that sequences or rows share, attended once for several rows, or apart.
 
         Counted where the device attends keys for several rows at once. Changes the sequence.
         """
-        attention, seq, data = held.attention, held.seq, self.data
+        data = self.data
         if len(seq) >= LONG:
             seq.truncate(len(seq) - len(seq) // 4)
         n, tail = len(seq), min(TAIL, len(seq))
@@ -256,11 +239,11 @@ class _Examination:
     def _pages(self) -> None:
         """Property 6: other page sizes, and pages in another order."""
         for page, shuffled in ((16, True), (1024, False)):
-            with self._filled(self.case, self.data, page, shuffled=shuffled) as held:
+            with self._filled(self.case, self.data, page, shuffled=shuffled) as (attention, seq):
                 variation = f"pages of {page}{', shuffled' * shuffled}"
-                self.outcome.compare(6, variation, held.attention.output(self.data.q[-1], held.seq))
+                self.outcome.compare(6, variation, attention.output(self.data.q[-1], seq))
 
-    def _shards(self, devices: Sequence[Device], at_once: Output) -> None:
+    def _shards(self, devices: Seq[Device], at_once: Output) -> None:
         """Property 9: nodes of 512 keys, dealt unevenly to shards on ``devices``, the first of which folds.
 
         at_once: the output of the last rows, which are appended and attended; then the last one by itself.
