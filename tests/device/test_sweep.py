@@ -1,6 +1,9 @@
 """The sweep on a device: it verifies, it times, and it catches a wrong bit."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 from zinc_attn.tools.sweep import SweepRow, SweepSpec
 from zinc_attn.tools.sweep.calls import AttentionCall
-from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Expected, Sample, expected_output
+from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Sample, expected_output
 
 SHAPE = za.AttnShape(4, 2, 64)
 
@@ -26,22 +29,6 @@ def run(device: za.Device, contexts: list[int], splits: str = "auto,1", **option
     seams = {name: options.pop(name) for name in ("progress", "on_row", "oracle", "wrap_call") if name in options}
     spec = SweepSpec(SHAPE, 10, contexts, parse_split_specs(splits), repeats=2, **options)
     return sweep.sweep(device, spec, **seams)
-
-
-class Wrapped:
-    """A call like ``call``; tests override what they change."""
-
-    def __init__(self, call: AttentionCall) -> None:
-        self.call = call
-
-    def spoil(self) -> None:
-        self.call.spoil()
-
-    def run(self) -> float:
-        return self.call.run()
-
-    def result(self) -> Output:
-        return self.call.result()
 
 
 def test_rows(device: za.Device) -> None:
@@ -100,9 +87,9 @@ def test_timed_calls_are_calls_of_the_cache(device: za.Device, monkeypatch: pyte
     seen: list[tuple[list[int], list[int]]] = []
     call = za.Attention.__call__
 
-    def watch(self: Any, q: Any, seq: Any, layer: int, **options: Any) -> Any:
+    def watch(self: Any, q: Any, seq: Any, *rest: Any, **options: Any) -> Any:
         before = [len(s) for s in seq]
-        result = call(self, q, seq, layer, **options)
+        result = call(self, q, seq, *rest, **options)
         seen.append((before, [len(s) for s in seq]))
         return result
 
@@ -132,13 +119,13 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize(("name", "at"), [("out", (1, 2, 3, 17)), ("lse", (1, 2, 2))])
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
 def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], sampled: bool) -> None:
-    def wrong(data: Inputs, dtype: str, sample: Sample) -> Expected:
-        expected = expected_output(data, dtype, sample)
+    def wrong(data: Inputs, dtype: str, sample: Sample) -> Output:
+        output = expected_output(data, dtype, sample)
         if sample.sequence != at[0]:
-            return expected
-        where = tuple(i - j for i, j in zip(at[1:], (*expected.first[1:], 0), strict=False))
-        output = expected.output
-        return expected._replace(output=output._replace(**{name: flip(getattr(output, name), where)}))
+            return output
+        end = (3, 4, 0)  # rows and heads are counted from the end, where the oracle's are
+        where = tuple(i - j for i, j in zip(at[1:], end, strict=False))
+        return output._replace(**{name: flip(getattr(output, name), where)})
 
     products = 0 if sampled else ORACLE_PRODUCTS
     for row in run(device, [100], batch=2, q_len=3, oracle_products=products, oracle=wrong):
@@ -148,44 +135,32 @@ def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], 
         assert row.error.endswith(f"; 1 of {elements} elements differ")
 
 
+def wrong_second(element: tuple[int, ...], result: int) -> Callable[[AttentionCall], AttentionCall]:
+    """Flips a bit of ``out`` in one of the results of the second call that is wrapped; the first result is number 1."""
+    calls, results = count(1), count(1)
+
+    def wrap(call: AttentionCall) -> AttentionCall:
+        def flipped() -> Output:
+            out, lse = call.result()
+            return Output(flip(out, element) if next(results) == result else out, lse)
+
+        return replace(call, result=flipped) if next(calls) == 2 else call
+
+    return wrap
+
+
 def test_a_wrong_bit_outside_the_sample_fails(device: za.Device) -> None:
-    calls: list[AttentionCall] = []
-
-    class Wrong(Wrapped):
-        def result(self) -> Output:
-            out, lse = self.call.result()
-            return Output(flip(out, (0, 0, 0, 5)), lse)
-
-    def second_is_wrong(call: AttentionCall) -> AttentionCall:
-        calls.append(call)
-        return Wrong(call) if len(calls) == 2 else call
-
-    first, second = run(device, [100], oracle_products=0, wrap_call=second_is_wrong)
+    first, second = run(device, [100], oracle_products=0, wrap_call=wrong_second((0, 0, 0, 5), 1))
     assert first.status == "ok"
     assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 0, 0, 5]: got ")
 
 
 @pytest.mark.parametrize("page_size", [None, 64])
-def test_a_wrong_bit_while_timing_fails(device: za.Device, page_size: int | None) -> None:
-    calls: list[AttentionCall] = []
-
-    class WrongLater(Wrapped):
-        """Wrong in the second timed call, which comes after the verified one and the warm-up runs."""
-
-        results = 0
-
-        def result(self) -> Output:
-            self.results += 1
-            out, lse = self.call.result()
-            return Output(flip(out, (0, 0, 1, 2)) if self.results == 1 + WARM_UP_RUNS + 2 else out, lse)
-
-    def second_is_wrong(call: AttentionCall) -> AttentionCall:
-        calls.append(call)
-        return WrongLater(call) if len(calls) == 2 else call
-
-    first, second = run(device, [100], page_size=page_size, wrap_call=second_is_wrong)
+@pytest.mark.parametrize(("result", "when"), [(2, "a warm-up run"), (1 + WARM_UP_RUNS + 2, "timed run 2")])
+def test_a_wrong_bit_while_timing_fails(device: za.Device, page_size: int | None, result: int, when: str) -> None:
+    first, second = run(device, [100], page_size=page_size, wrap_call=wrong_second((0, 0, 1, 2), result))
     assert (first.status, second.status, second.verified, second.median_us) == ("ok", "failed", None, None)
-    assert second.error is not None and second.error.startswith("in timed run 2: out[0, 0, 1, 2]: got ")
+    assert second.error is not None and second.error.startswith(f"in {when}: out[0, 0, 1, 2]: got ")
 
 
 @pytest.mark.parametrize("page_size", [None, 256])
@@ -193,13 +168,15 @@ def test_what_no_kernel_writes_fails(device: za.Device, monkeypatch: pytest.Monk
     """A call whose submission does nothing does not pass with the right output of an earlier one."""
     submit = device.runtime.run
 
-    class Idle(Wrapped):
-        def spoil(self) -> None:
-            self.call.run()
-            self.call.spoil()
+    def idle(call: AttentionCall) -> AttentionCall:
+        def spoil() -> None:
+            call.run()
+            call.spoil()
             monkeypatch.setattr(device.runtime, "run", lambda recording: None)
 
-    (row,) = run(device, [100], "1", page_size=page_size, wrap_call=Idle)
+        return replace(call, spoil=spoil)
+
+    (row,) = run(device, [100], "1", page_size=page_size, wrap_call=idle)
     monkeypatch.setattr(device.runtime, "run", submit)
     assert row.status == "failed"
 

@@ -204,20 +204,19 @@ def test_difference_names_the_first_bit() -> None:
     assert first_difference("out", got, want) is None
     got[2, 1] = np.nextafter(np.float32(5), np.float32(6))
     got[3, 0] = np.nan
-    found = first_difference("out", got, want, (8,))
+    more = np.concatenate([np.ones((8, 2), np.float32), got])  # its last rows are compared
+    found = first_difference("out", more, want)
     assert found is not None and found.text() == (
         "out[10, 1]: got 5.00000048 (0x40a00001), expected 5 (0x40a00000); 2 of 8 elements differ"
     )
-    found = first_difference("out", got, want, (4, 2))
-    assert found is not None and found.text().startswith("out[6, 3]: got 5.0")
     zero = np.zeros(1, np.float32)
     assert first_difference("lse", -zero, zero) is not None  # equal numbers, other bits
 
 
 def test_out_is_compared_before_lse() -> None:
     want = Output(np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
-    lse = compare((want.out, want.lse + 1), want)
-    both = compare((want.out + 1, want.lse + 1), want)
+    lse = compare(want._replace(lse=want.lse + 1), want)
+    both = compare(Output(want.out + 1, want.lse + 1), want)
     assert compare(want, want) is None
     assert lse is not None and both is not None and (lse.array, both.array) == ("lse", "out")
 

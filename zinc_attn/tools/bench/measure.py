@@ -99,7 +99,7 @@ def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Benc
         samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
         timed += zip(subjects, samples, strict=True)
     for one, mine in timed:
-        if isinstance(one, AttentionSubject) and (wrong := verifier.unlike_first(one.output())):
+        if isinstance(one, AttentionSubject) and (wrong := verifier.fault(one.output())):
             done.append(one.row.without_time("failed", f"after timing: {wrong}"))
         else:
             done += one.row.timed(mine, len(data.k) * shape.kv_bytes_per_token(spec.dtype))
@@ -130,9 +130,7 @@ class _Verifier:
             for layout in LAYOUTS:
                 row = replace(row, layout=layout)
                 subject = _attention(stack, kv, data, replace(row, verified=self._word))
-                output = subject.output()
-                self._first = self._first or output
-                self._sort(subject, self._unlike_oracle(output) or self.unlike_first(output))
+                self._sort(subject, self.fault(subject.output()))
         except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
             self.untimed.append(row.without_time("refused", str(error)))
 
@@ -142,14 +140,10 @@ class _Verifier:
         else:
             self.passed.append(subject)
 
-    def _unlike_oracle(self, output: Output) -> str | None:
-        first = len(output.lse) - len(self._want.lse)
-        found = compare((output.out[first:], output.lse[first:]), self._want, (first,))
-        return found.text() if found else None
-
-    def unlike_first(self, output: Output) -> str | None:
-        """How an output differs from that of the first layout."""
-        found = compare(output, self._first or output)
+    def fault(self, output: Output) -> str | None:
+        """How an output differs from the oracle's, or from that of the first layout."""
+        self._first = self._first or output
+        found = compare(output, self._want) or compare(output, self._first)
         return found.text() if found else None
 
 

@@ -38,9 +38,9 @@ class Fault:
         return f"{self.property} {PROPERTIES[self.property]}, {self.variation}: {self.text}"
 
 
-def compare(prop: int, variation: str, got: Output, want: Output, first_head: int = 0) -> Fault | None:
-    """The first element whose bits differ, None where all are equal. The heads of one row count from ``first_head``."""
-    found = bits.compare(got, want, (first_head,) if first_head else ())
+def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:
+    """The first element whose bits differ, None where all are equal. ``want`` may be of the last heads alone."""
+    found = bits.compare(got, want)
     return Fault(prop, variation, found.text(ulp=True), found.array, found.index, found.ulp) if found else None
 
 
@@ -66,12 +66,12 @@ class Outcome:
         """pass, FAIL, or refused where there is no room for the case."""
         return "FAIL" if self.faults else "refused" if self.refused else "pass"
 
-    def compare(self, prop: int, variation: str, got: Output, want: Output | None = None, first_head: int = 0) -> None:
+    def compare(self, prop: int, variation: str, got: Output, want: Output | None = None) -> None:
         """Count a variation, and note its fault. ``want`` is the base result where it is not given."""
         want = want or self.result
         assert want is not None
         self.shown[prop] = self.shown.get(prop, 0) + 1
-        fault = compare(prop, variation, got, want, first_head)
+        fault = compare(prop, variation, got, want)
         if fault:
             self.faults.append(fault)
 

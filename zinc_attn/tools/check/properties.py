@@ -133,9 +133,9 @@ class _Examination:
         if case.context > KEYS_PER_NODE:  # a single node has one place
             self._shards([self.device, *(beside or [self.device])], at_once)
 
-    def _by_split(self, split: SplitSpec) -> PlanRule:
-        info, shape, dtype = self.device.info, self.case.shape, self.case.dtype
-        units, kind = info.compute_units, info.kind
+    def _by_split(self, split: SplitSpec, dtype: str | None = None) -> PlanRule:
+        shape, units, kind = self.case.shape, self.device.info.compute_units, self.device.info.kind
+        dtype = dtype or self.case.dtype
         return lambda tokens, q_len, window: split.plan(tokens, shape, units, dtype, kind, q_len, window)
 
     def _by_units(self, units: int) -> PlanRule:
@@ -153,7 +153,8 @@ class _Examination:
         with closing(cache):
             seq = cache.new_sequence()
             _append(cache, seq, data, 0, len(data.k), PIECE)
-            attention = PlannedAttention(cache, self.split_rule, self.observer.planned, **case.options())
+            rule = self._by_split(SplitSpec("auto"), case.dtype)
+            attention = PlannedAttention(cache, rule, self.observer.planned, **case.options())
             with closing(attention):
                 yield attention, seq
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -90,17 +89,21 @@ class Difference:
         )
 
 
-def first_difference(array: str, got: F32, want: F32, first: tuple[int, ...] = ()) -> Difference | None:
-    """The first element whose bits differ, None where all are equal. The leading axes count from ``first``."""
+def first_difference(array: str, got: F32, want: F32) -> Difference | None:
+    """The first element of ``got`` whose bits are not those of ``want``, None where all are equal.
+
+    ``want`` may be smaller: it is compared with the last elements of every axis. The index counts in ``got``.
+    """
+    first = tuple(size - wanted for size, wanted in zip(got.shape, want.shape, strict=True))
+    got = got[tuple(slice(begin, None) for begin in first)]
     differs = np.ascontiguousarray(got).view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
     if not differs.any():
         return None
     at = np.unravel_index(int(differs.argmax()), differs.shape)
-    index = tuple(int(i) + origin for i, origin in zip_longest(at, first[: len(at)], fillvalue=0))
+    index = tuple(int(i) + begin for i, begin in zip(at, first, strict=True))
     return Difference(array, index, got[at], want[at], int(differs.sum()), differs.size)
 
 
-def compare(got: tuple[F32, F32], want: tuple[F32, F32], first: tuple[int, ...] = ()) -> Difference | None:
-    """``first_difference`` of two pairs of out and lse, out before lse."""
-    pairs = zip(Output._fields, got, want, strict=True)
-    return next(filter(None, (first_difference(*pair, first) for pair in pairs)), None)
+def compare(got: Output, want: Output) -> Difference | None:
+    """``first_difference`` of out, then of lse. ``want`` may be of the last rows and heads alone."""
+    return first_difference("out", got.out, want.out) or first_difference("lse", got.lse, want.lse)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -23,17 +25,18 @@ from ..harness.split_spec import SplitSpec
 from .rows import SweepSpec
 
 
-class AttentionCall(Protocol):
-    """A call under one layout."""
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call under one layout.
 
-    def spoil(self) -> None:
-        """Leave an output other than that of the call, so that an element which the call does not write is seen."""
+    spoil: leaves an output other than that of the call, so that an element which the call does not write is seen;
+    run: makes the call and returns the seconds it took; result: out (batch, q_len, q_heads, head_dim) and lse (batch,
+    q_len, q_heads) of the last call.
+    """
 
-    def run(self) -> float:
-        """Make the call; the seconds it took."""
-
-    def result(self) -> Output:
-        """out (batch, q_len, q_heads, head_dim) and lse (batch, q_len, q_heads) of the last call."""
+    spoil: Callable[[], object]
+    run: Callable[[], float]
+    result: Callable[[], Output]
 
 
 class ResidentInputs(Protocol):
@@ -82,8 +85,11 @@ class CachedInputs(ResidentInputs):
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
         if isinstance(self.cache, ShardedKVCache):
-            return CachedCall(self, ShardedAttention(self.cache))
-        return CachedCall(self, Attention(self.cache, num_splits=split.num_splits, split_size=split.split_size))
+            call = _CachedCall(self, ShardedAttention(self.cache))
+        else:
+            call = _CachedCall(self, Attention(self.cache, num_splits=split.num_splits, split_size=split.split_size))
+        others = [-q for q in self.q]
+        return AttentionCall(lambda: call(others), lambda: call(self.q), lambda: Output(*map(np.stack, call.got)))
 
     def close(self) -> None:
         self.cache.close()
@@ -101,36 +107,27 @@ class RankedInputs(CachedInputs):
         self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.head_dim + 2) * 4
 
 
-class CachedCall(AttentionCall):
+class _CachedCall:
     """Append the new rows to every sequence and attend them. The rows are cut off again outside the clock."""
 
     def __init__(self, inputs: CachedInputs, attention: Attention | ShardedAttention) -> None:
         self._inputs, self._attention = inputs, attention
-        self._got: tuple[list[F32], list[F32]] = [], []
+        self.got: tuple[list[F32], list[F32]] = [], []
 
-    def spoil(self) -> None:
-        self._call([-q for q in self._inputs.q])
-
-    def run(self) -> float:
-        return self._call(self._inputs.q)
-
-    def _call(self, q: list[F32]) -> float:
+    def __call__(self, q: list[F32]) -> float:
         attention, sequences, k, v = self._attention, self._inputs.sequences, self._inputs.k, self._inputs.v
         if len(sequences) == 1:
             begin = perf_counter()
             out, lse = attention(q[0], sequences[0], 0, k[0], v[0], return_lse=True)
             end = perf_counter()
-            self._got = [out], [lse]
+            self.got = [out], [lse]
         else:
             begin = perf_counter()
-            self._got = attention(q, sequences, 0, k, v, return_lse=True)
+            self.got = attention(q, sequences, 0, k, v, return_lse=True)
             end = perf_counter()
         for sequence in sequences:
             sequence.truncate(self._inputs.before)
         return end - begin
-
-    def result(self) -> Output:
-        return Output(*map(np.stack, self._got))
 
 
 class ContiguousInputs(ResidentInputs):
@@ -154,26 +151,13 @@ class ContiguousInputs(ResidentInputs):
         step = AttentionStep(self._kv, plan)
         self._stack.callback(step.close)
         step.write_q(self._q)
-        return ContiguousCall(step)
+
+        def run() -> float:
+            begin = perf_counter()
+            step.run()
+            return perf_counter() - begin
+
+        return AttentionCall(step.poison, run, lambda: Output(*(x[None] for x in step.result())))
 
     def close(self) -> None:
         self._stack.close()
-
-
-class ContiguousCall(AttentionCall):
-    """Submit the recorded call and wait."""
-
-    def __init__(self, step: AttentionStep) -> None:
-        self._step = step
-
-    def spoil(self) -> None:
-        self._step.poison()
-
-    def run(self) -> float:
-        begin = perf_counter()
-        self._step.run()
-        return perf_counter() - begin
-
-    def result(self) -> Output:
-        out, lse = self._step.result()
-        return Output(out[None], lse[None])

@@ -9,9 +9,10 @@ from typing import Any
 
 from ...errors import LimitError
 from ...runtime.device import Device
+from ..harness.bits import Output
 from ..harness.progress import Progress, Steps
 from .calls import AttentionCall, ResidentInputs, make_resident
-from .points import Expected, Oracle, Point, each_context, expected_output, samples, time_points
+from .points import Oracle, Point, each_context, expected_output, samples, time_points
 from .rows import SweepRow, SweepSpec
 
 WrapCall = Callable[[AttentionCall], AttentionCall]
@@ -59,20 +60,20 @@ class _Sweep:
             self._measure(resident, points, expected)
         return [point.row for point in points]
 
-    def _fill(self, resident: ResidentInputs, context: int) -> list[Expected]:
-        """Make the sequences; what the oracle says of them."""
-        expected = []
+    def _fill(self, resident: ResidentInputs, context: int) -> dict[int, Output]:
+        """Make the sequences; what the oracle says of them, by sequence."""
+        expected = {}
         for sample in samples(self.spec, context):
             self.steps.begin(f"making data · {context:,} keys")
             data = self.spec.inputs(context, sample.sequence)
             resident.add(data)
             self.steps.begin(f"computing the oracle · {context:,} keys")
             if sample.kv_heads:
-                expected.append(self.oracle(data, self.spec.dtype, sample))
+                expected[sample.sequence] = self.oracle(data, self.spec.dtype, sample)
             del data  # before the next sequence's is made
         return expected
 
-    def _measure(self, resident: ResidentInputs, points: list[Point], expected: list[Expected]) -> None:
+    def _measure(self, resident: ResidentInputs, points: list[Point], expected: dict[int, Output]) -> None:
         """Verify every point, then time those that pass."""
         good: list[Point] = []
         for point in points:

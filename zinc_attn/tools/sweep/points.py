@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -27,14 +27,7 @@ class Sample(NamedTuple):
     kv_heads: int
 
 
-class Expected(NamedTuple):
-    """The oracle's output from ``first`` (sequence, row, query head) on."""
-
-    first: tuple[int, int, int]
-    output: Output
-
-
-Oracle = Callable[[Inputs, str, Sample], Expected]
+Oracle = Callable[[Inputs, str, Sample], Output]
 
 
 def samples(spec: SweepSpec, context: int) -> list[Sample]:
@@ -50,11 +43,9 @@ def samples(spec: SweepSpec, context: int) -> list[Sample]:
     return [Sample(i, rows, each + (i >= batch - more)) for i in range(batch)]
 
 
-def expected_output(data: Inputs, dtype: str, sample: Sample) -> Expected:
+def expected_output(data: Inputs, dtype: str, sample: Sample) -> Output:
     """What the oracle computes of a sequence with the values ``data``."""
-    output = oracle(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
-    first_head = (data.shape.kv_heads - sample.kv_heads) * data.shape.group
-    return Expected((sample.sequence, len(data.rows) - sample.rows, first_head), output)
+    return oracle(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
 
 
 @dataclass
@@ -68,15 +59,14 @@ class Point:
     output: Output | None = None  # that was compared with the oracle's
     timed_runs: int = -WARM_UP_RUNS
 
-    def verify(self, expected: Sequence[Expected], leader: Point | None) -> None:
-        """Compare the output with the oracle's; where that is not everything, also with that of ``leader``."""
+    def verify(self, expected: Mapping[int, Output], leader: Point | None) -> None:
+        """Compare the output with the oracle's, by sequence; where that is not everything, also with ``leader``'s."""
         assert self.output is not None
-        for (sequence, row, head), want in expected:
-            got = (x[sequence, row:, head:] for x in self.output)
-            if found := compare(Output(*got), want, (row, head)):
+        for sequence, want in expected.items():
+            if found := compare(Output(self.output.out[sequence], self.output.lse[sequence]), want):
                 self.row = self.row.failed(replace(found, index=(sequence, *found.index)).text())
                 return
-        everything = sum(want.out.size for _, want in expected) == self.output.out.size
+        everything = sum(want.out.size for want in expected.values()) == self.output.out.size
         if not everything and leader and leader.output and (found := compare(self.output, leader.output)):
             self.row = self.row.failed(f"unlike layout {leader.row.layout}: {found.text()}")
         else:
