@@ -12,7 +12,6 @@ Without a page size there is no cache: K and V of one sequence are two arrays, a
 
 from ..harness.bits import F32, first_difference
 from ..harness.files import write_file
-from ..harness.inputs import parse_contexts
 from ..harness.progress import Progress
 from ..harness.split_spec import SplitSpec as Layout
 from ..harness.split_spec import parse_split_specs as parse_layouts
@@ -22,8 +21,8 @@ from .plots import plot_png
 from .rows import PAGE_SIZE, SweepRow, SweepSpec
 
 __all__ = ["PAGE_SIZE", "SweepRow", "SweepSpec", "distributed_sweep", "plot_png", "sweep"]
-# What generate.py, export.py, their tests and examples/cascade.py still import from here, until they name the harness.
-__all__ += ["Layout", "Progress", "difference", "parse_contexts", "parse_layouts", "write_file"]
+# What generate.py, export.py and their tests still import from here, until they name the harness.
+__all__ += ["Layout", "Progress", "difference", "parse_layouts", "write_file"]
 
 
 def difference(name: str, got: F32, want: F32) -> str | None:
