@@ -12,7 +12,7 @@ from time import perf_counter, process_time
 import numpy as np
 
 import zinc_attn as za
-from zinc_attn.tools.sweep import parse_contexts
+from zinc_attn.tools.harness.inputs import parse_contexts
 
 parser = argparse.ArgumentParser(description="Time a batch that shares a prefix, with and without cascade.")
 parser.add_argument("--shapes", default="9/3/64,32/8/128,16/2/256", help="default: %(default)s")

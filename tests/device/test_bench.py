@@ -20,20 +20,24 @@ from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
 from zinc_attn.tools import bench
-from zinc_attn.tools.bench import BenchRow
-from zinc_attn.tools.sweep import Inputs
+from zinc_attn.tools.bench import BenchRow, BenchSpec
+from zinc_attn.tools.bench.baselines import numpy_attention
+from zinc_attn.tools.bench.rows import LAYOUTS, MEASURES
+from zinc_attn.tools.bench.subjects import ReadYardstick
+from zinc_attn.tools.harness.files import csv_text, json_line
+from zinc_attn.tools.harness.inputs import Inputs
 
 SHAPE = za.AttnShape(6, 2, 64)
 
 
 @pytest.fixture(autouse=True)
-def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "HOST_ROUNDS", 3)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
 
 
 def run(device: za.Device, contexts: list[int], **options: Any) -> list[BenchRow]:
-    return bench.bench([device], [SHAPE], contexts, repeats=2, **options)
+    watch = {name: options.pop(name) for name in ("progress", "on_row") if name in options}
+    return bench.bench([device], BenchSpec([SHAPE], contexts, repeats=2, host_rounds=3, **options), **watch)
 
 
 @pytest.mark.parametrize("dtype", ("f16", "f32"))
@@ -46,7 +50,7 @@ def test_rows(device: za.Device, dtype: str) -> None:
     clocked = {"device"} if device.info.timestamp_period_ns else set()
     for context in (100, 700):
         expected |= {(context, "read", m) for m in {"call"} | clocked} | {(context, "baseline", "call")}
-        for name in bench.LAYOUTS:
+        for name in LAYOUTS:
             expected |= {(context, name, m) for m in {"call", "steady call"} | clocked}
             expected |= {(context, name, m) for m in ("pass 1", "gap", "pass 2") if clocked}
     got = {(r.context, r.layout, r.measure) for r in rows if r.status == "ok"}
@@ -60,7 +64,7 @@ def test_rows(device: za.Device, dtype: str) -> None:
         assert (row.verified or "").startswith(words.get(row.layout, "bits"))
         assert row.q1_us is not None and row.median_us is not None and row.q3_us is not None and row.min_us is not None
         assert row.min_us <= row.q1_us <= row.median_us <= row.q3_us
-        assert (row.repeats, row.latency_mode) == (2 if row.context else row.repeats, bench.MEASURES[row.measure])
+        assert (row.repeats, row.latency_mode) == (2 if row.context else row.repeats, MEASURES[row.measure])
         assert row.dtype == dtype and row.shape == "6/2/64"
         if row.layout != "baseline":
             assert (row.device, row.driver, row.runtime) == (device.info.name, device.info.driver, device.runtime.name)
@@ -70,17 +74,17 @@ def test_rows(device: za.Device, dtype: str) -> None:
     units, kind = device.info.compute_units, device.info.kind
     assert auto.plan == za.plan_splits(700, SHAPE, units, dtype, kind=kind).fingerprint()
     assert auto.kv_gb_s == pytest.approx(700 * SHAPE.kv_bytes_per_token(dtype) / auto.median_us / 1e3)
-    records = list(csv.DictReader(io.StringIO(bench.to_csv(rows))))
-    assert [r["measure"] for r in records] == [json.loads(bench.to_json(r))["measure"] for r in rows]
+    records = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert [r["measure"] for r in records] == [json.loads(json_line(r))["measure"] for r in rows]
     host, main = bench.table_cells(rows)
     assert {len(line) for line in host} == {len(bench.HOST_COLUMNS)}
-    assert {len(line) for line in main} == {len(bench.COLUMNS)} and len(main) == 2 * (1 + len(bench.LAYOUTS) + 2)
+    assert {len(line) for line in main} == {len(bench.COLUMNS)} and len(main) == 2 * (1 + len(LAYOUTS) + 2)
 
 
 def test_two_runtimes_share_a_run() -> None:
     pytest.importorskip("kp")
     with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:
-        rows = bench.bench([one, other], [SHAPE], [200], repeats=1)
+        rows = bench.bench([one, other], BenchSpec([SHAPE], [200], repeats=1, host_rounds=3))
     assert {r.runtime for r in rows} == {"kompute", "vulkan", "numpy", "torch"}
     assert {r.status for r in rows if r.runtime != "torch"} == {"ok"}
 
@@ -95,16 +99,15 @@ def test_wrong_bits_have_no_time(device: za.Device, monkeypatch: pytest.MonkeyPa
         return out, lse
 
     monkeypatch.setattr(reference, "emulate", flipped)
-    rows = [r for r in run(device, [130]) if r.layout in bench.LAYOUTS and r.context]
+    rows = [r for r in run(device, [130]) if r.layout in LAYOUTS and r.context]
     assert [(r.layout, r.status, r.median_us, r.verified) for r in rows] == [
-        (name, "failed", None, None) for name in bench.LAYOUTS
+        (name, "failed", None, None) for name in LAYOUTS
     ]
     assert all((r.note or "").startswith("out[1, 2]: got ") for r in rows)
 
 
-def test_sampled_heads(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "ORACLE_PRODUCTS", 0)
-    rows = [r for r in run(device, [130]) if r.layout in bench.LAYOUTS and r.context]
+def test_sampled_heads(device: za.Device) -> None:
+    rows = [r for r in run(device, [130], oracle_products=0) if r.layout in LAYOUTS and r.context]
     assert {(r.status, r.verified) for r in rows} == {("ok", "bits (last KV head)")}
 
 
@@ -128,7 +131,7 @@ def test_yardstick_reads_every_word(device: za.Device) -> None:
     for text, tokens in (("6/2/64", 1), ("2/1/80", 700), ("3/1/112", 65), ("1/1/512", 1000)):
         data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
         kv = ContiguousKV(device, data.k, data.v)
-        yard = bench._Read(kv, False)
+        yard = ReadYardstick(kv)
         k, v = rows.pack_k(data.k), rows.pack_v(data.v)
         assert yard.wrong(k, v) is None
         v[-1] ^= 1
@@ -182,7 +185,7 @@ def test_torch_is_a_row_where_it_is_installed(device: za.Device, monkeypatch: py
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, enable_gqa: bool) -> Tensor:
         assert enable_gqa and q.x.shape == (1, 6, 1, 64) and k.x.shape == v.x.shape == (1, 2, 130, 64)
-        return Tensor(bench.numpy_attention(q.x[0, :, 0], k.x[0], v.x[0], scale)[None, :, None])
+        return Tensor(numpy_attention(q.x[0, :, 0], k.x[0], v.x[0], scale)[None, :, None])
 
     fake = SimpleNamespace(
         __version__="9.9",
@@ -206,10 +209,15 @@ def test_torch_is_a_row_where_it_is_installed(device: za.Device, monkeypatch: py
         ({"shapes": []}, "shapes: got none, expected one or more"),
     ),
 )
-def test_refusals(device: za.Device, options: dict[str, Any], text: str) -> None:
+def test_refusals(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ArgumentError) as error:
-        bench.bench(**{"devices": [device], "shapes": [SHAPE], "contexts": [64], **options})
+        BenchSpec(**{"shapes": [SHAPE], "contexts": [64], **options})
     assert str(error.value).startswith(text)
+
+
+def test_no_device_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^devices: got none, expected one or more$"):
+        bench.bench([], BenchSpec([SHAPE], [64]))
 
 
 @pytest.mark.parametrize("as_json", (False, True))

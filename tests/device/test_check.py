@@ -20,7 +20,11 @@ from zinc_attn.kernels import contract as kernels
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
-from zinc_attn.tools.check import Case
+from zinc_attn.tools.check import Case, Observer
+from zinc_attn.tools.check.cases import QUICK
+from zinc_attn.tools.check.properties import COMPUTE_UNITS
+from zinc_attn.tools.check.record import RECORD
+from zinc_attn.tools.harness.split_spec import parse_split_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "1000", "--layouts", "1,7,auto,size:100")
@@ -44,11 +48,11 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
     text = capsys.readouterr().out
     lines = text.splitlines()
     cases = [re.split(" {2,}", line) for line in lines if line.startswith("pass")]
-    assert {words[1] for words in cases} == set(check.QUICK)
+    assert {words[1] for words in cases} == set(QUICK)
     assert all(words[3] == "record" for words in cases)
     assert [line.split()[0] for line in lines if re.match(r" ?\d+ \S", line)] == [str(prop) for prop in range(1, 11)]
     assert all(re.search(r"  pass, \d+ comparisons$", line) for line in lines[-11:-1])
-    entry = json.loads(check.RECORD.read_text())["records"][0]
+    entry = json.loads(RECORD.read_text())["records"][0]
     assert lines[-1] == f"run {entry['run']}  {device.info.name}, {device.runtime.name}"
 
 
@@ -64,46 +68,41 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
 )
 def test_what_a_case_shows(any_device: za.Device, case: str, missing: set[int]) -> None:
     """What the record does not have is compared with the oracle. Two keys have nothing to share, one node no shards."""
-    (outcome,) = check.check([any_device], [Case.parse(case)], check.parse_layouts("1,auto"))
+    (outcome,) = check.check([any_device], [Case.parse(case)], parse_split_specs("1,auto"))
     assert (outcome.status, outcome.verified, outcome.faults) == ("pass", "oracle", [])
     assert set(outcome.shown) == {*range(1, 11)} - missing
 
 
-def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_lie_on_every_device(device: za.Device) -> None:
     used: list[list[za.Device]] = []
 
-    class Spy(za.ShardedKVCache):
-        def __init__(self, devices: Any, *rest: Any, **options: Any) -> None:
-            used.append(list(devices))
-            super().__init__(devices, *rest, **options)
-            assert set(self.owners) == set(range(len(devices)))
+    class Shards(Observer):
+        def sharded(self, cache: za.ShardedKVCache) -> None:
+            used.append(cache.devices)
+            assert set(cache.owners) == set(range(len(cache.devices)))
 
-    monkeypatch.setattr(check, "ShardedKVCache", Spy)
-    case, layouts = Case.parse("9/3/64 f16 1100"), check.parse_layouts("auto")
+    case, splits = Case.parse("9/3/64 f16 1100"), parse_split_specs("auto")
     with za.Device.open(device.info.index, runtime="vulkan") as other:
-        (alone,) = check.check([device], [case], layouts)
-        both = check.check([device, other], [case], layouts)
+        (alone,) = check.check([device], [case], splits, observer=Shards())
+        both = check.check([device, other], [case], splits, observer=Shards())
         assert used == [[device, device], [device, other], [other, device]]
     assert [outcome.shown[9] for outcome in (alone, *both)] == [2, 2, 2]
     assert {outcome.status for outcome in (alone, *both)} == {"pass"}
 
 
-def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled: list[tuple[int, ...]] = []
-    inner = check._Attention._ruled
+def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
+    laid_out: set[tuple[int, ...]] = set()
 
-    def ruled(self: Any, *call: Any) -> Any:
-        plan = inner(self, *call)
-        filled.append(plan.boundaries)
-        return plan
+    class Plans(Observer):
+        def planned(self, plan: za.SplitPlan) -> None:
+            laid_out.add(plan.boundaries)
 
-    monkeypatch.setattr(check._Attention, "_ruled", ruled)
-    shape, layouts = za.AttnShape(9, 3, 64), check.parse_layouts("1,8,size:100")
+    shape, splits = za.AttnShape(9, 3, 64), parse_split_specs("1,8,size:100")
     case = Case(shape, "f16", 1000)
-    outcome = check.examine(device, case, case.data(), layouts, "")
+    outcome = check.examine(device, case, case.data(), splits, observer=Plans())
     wanted = [za.SplitPlan.fixed(1000, shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
-    wanted += [za.plan_splits(1000, shape, units) for units in check.COMPUTE_UNITS]
-    assert {plan.boundaries for plan in wanted} <= set(filled)
+    wanted += [za.plan_splits(1000, shape, units) for units in COMPUTE_UNITS]
+    assert {plan.boundaries for plan in wanted} <= laid_out
     assert outcome.status == "pass"
 
 
@@ -153,7 +152,7 @@ def test_a_case_without_room_is_refused(
     def no_room(*_: Any) -> Any:
         raise za.errors.LimitError("buffer: too much")
 
-    monkeypatch.setattr(check, "_batches", no_room)
+    monkeypatch.setattr(za.Sequence, "fork", no_room)
     assert run(device, *SMALL) == 2
     text = capsys.readouterr().out
     assert text.startswith("refused 9/3/64 f16 1000") and "\n        buffer: too much\n" in text

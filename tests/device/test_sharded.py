@@ -919,9 +919,9 @@ PROGRAMS = {
     "ended": "raise SystemExit(2)",
     "silent": """
 import sys, time
+from zinc_attn import reference
 from zinc_attn.cli import app as cli
-from zinc_attn.tools import sweep
-sweep._oracle = lambda *_: time.sleep(60)
+reference.emulate = lambda *_: time.sleep(60)
 sys.exit(cli.main())
 """,
     "no room": """
@@ -938,14 +938,14 @@ sys.exit(cli.main())
 """,
     "wrong bit": """
 import sys
+from zinc_attn import reference
 from zinc_attn.cli import app as cli
-from zinc_attn.tools import sweep
-oracle = sweep._oracle
-def wrong(*arguments):
-    expected = oracle(*arguments)
-    expected.out.view('u4')[1, 3, 5] ^= 1
-    return expected
-sweep._oracle = wrong
+emulate = reference.emulate
+def wrong(q, k, v):  # one KV head, with its three query heads
+    out, lse = emulate(q, k, v)
+    out.view('u4')[1, 2, 5] ^= 1
+    return out, lse
+reference.emulate = wrong
 sys.exit(cli.main())
 """,
 }
@@ -1022,7 +1022,7 @@ def test_what_one_rank_has_no_room_for_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_bit_on_one_rank_fails_on_all(tmp_path: Path) -> None:
     done = distributed(tmp_path, ("cli", "wrong bit"))
     assert done.returncode == 1, done
-    assert done.stdout.count("FAILED: rank 1: out[0, 1, 3, 5]: got ") == 2
+    assert done.stdout.count("FAILED: rank 1: out[0, 1, 2, 5]: got ") == 2
 
 
 def test_distributed_needs_mpi4py(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """The sweep on a device: it verifies, it times, and it catches a wrong bit."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,20 @@ from zinc_attn import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import sweep
-from zinc_attn.tools.sweep import Inputs, SweepRow, parse_layouts
+from zinc_attn.tools.harness.bits import ORACLE_PRODUCTS, Output
+from zinc_attn.tools.harness.inputs import Inputs
+from zinc_attn.tools.harness.split_spec import parse_split_specs
+from zinc_attn.tools.sweep import SweepRow, SweepSpec
+from zinc_attn.tools.sweep.calls import AttentionCall
+from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Sample, expected_output
 
 SHAPE = za.AttnShape(4, 2, 64)
 
 
 def run(device: za.Device, contexts: list[int], splits: str = "auto,1", **options: Any) -> list[SweepRow]:
-    return sweep.sweep(device, SHAPE, 10, contexts, parse_layouts(splits), repeats=2, **options)
+    seams = {name: options.pop(name) for name in ("progress", "on_row", "oracle", "wrap_call") if name in options}
+    spec = SweepSpec(SHAPE, 10, contexts, parse_split_specs(splits), repeats=2, **options)
+    return sweep.sweep(device, spec, **seams)
 
 
 def test_rows(device: za.Device) -> None:
@@ -76,17 +85,17 @@ def test_calls(device: za.Device, dtype: str, batch: int, q_len: int, page_size:
 def test_timed_calls_are_calls_of_the_cache(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call appends to all sequences at the same context, and only that is within the clock."""
     seen: list[tuple[list[int], list[int]]] = []
-    call = sweep.Attention.__call__
+    call = za.Attention.__call__
 
-    def watch(self: Any, q: Any, seq: Any, layer: int, **options: Any) -> Any:
+    def watch(self: Any, q: Any, seq: Any, *rest: Any, **options: Any) -> Any:
         before = [len(s) for s in seq]
-        result = call(self, q, seq, layer, **options)
+        result = call(self, q, seq, *rest, **options)
         seen.append((before, [len(s) for s in seq]))
         return result
 
-    monkeypatch.setattr(sweep.Attention, "__call__", watch)
+    monkeypatch.setattr(za.Attention, "__call__", watch)
     run(device, [100], "auto", batch=2, q_len=3)
-    assert seen == [([97, 97], [100, 100])] * (2 + sweep.WARM_UP_RUNS + 2)
+    assert seen == [([97, 97], [100, 100])] * (2 + WARM_UP_RUNS + 2)
 
 
 def test_own_values_of_many_rows(device: za.Device) -> None:
@@ -109,72 +118,65 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize(("name", "at"), [("out", (1, 2, 3, 17)), ("lse", (1, 2, 2))])
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
-def test_one_wrong_bit_fails(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, name: str, at: tuple[int, ...], sampled: bool
-) -> None:
-    oracle = sweep._oracle
+def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], sampled: bool) -> None:
+    def wrong(data: Inputs, dtype: str, sample: Sample) -> Output:
+        output = expected_output(data, dtype, sample)
+        if sample.sequence != at[0]:
+            return output
+        end = (3, 4, 0)  # rows and heads are counted from the end, where the oracle's are
+        where = tuple(i - j for i, j in zip(at[1:], end, strict=False))
+        return output._replace(**{name: flip(getattr(output, name), where)})
 
-    def wrong(*arguments: Any) -> Any:
-        expected = oracle(*arguments)
-        if expected.first[0] != at[0]:
-            return expected
-        where = tuple(i - j for i, j in zip(at[1:], (*expected.first[1:], 0), strict=False))
-        return replace(expected, **{name: flip(getattr(expected, name), where)})
-
-    monkeypatch.setattr(sweep, "_oracle", wrong)
-    products = 0 if sampled else sweep.ORACLE_PRODUCTS
-    for row in run(device, [100], batch=2, q_len=3, oracle_products=products):
+    products = 0 if sampled else ORACLE_PRODUCTS
+    for row in run(device, [100], batch=2, q_len=3, oracle_products=products, oracle=wrong):
         assert (row.status, row.verified, row.median_us, row.tokens_s) == ("failed", None, None, None)
         assert row.error is not None and row.error.startswith(f"{name}[{', '.join(map(str, at))}]: got ")
         elements = (2 if sampled else 3 * 4) * (1 if name == "lse" else 64)
         assert row.error.endswith(f"; 1 of {elements} elements differ")
 
 
-def test_a_wrong_bit_outside_the_sample_fails(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = sweep._run, [0]
+def wrong_second(element: tuple[int, ...], result: int) -> Callable[[AttentionCall], AttentionCall]:
+    """Flips a bit of ``out`` in one of the results of the second call that is wrapped; the first result is number 1."""
+    calls, results = count(1), count(1)
 
-    def wrong(step: Any) -> Any:
-        calls[0] += 1
-        out, lse = real(step)
-        return (flip(out, (0, 0, 0, 5)), lse) if calls[0] == 2 else (out, lse)
+    def wrap(call: AttentionCall) -> AttentionCall:
+        def flipped() -> Output:
+            out, lse = call.result()
+            return Output(flip(out, element) if next(results) == result else out, lse)
 
-    monkeypatch.setattr(sweep, "_run", wrong)
-    first, second = run(device, [100], oracle_products=0)
+        return replace(call, result=flipped) if next(calls) == 2 else call
+
+    return wrap
+
+
+def test_a_wrong_bit_outside_the_sample_fails(device: za.Device) -> None:
+    first, second = run(device, [100], oracle_products=0, wrap_call=wrong_second((0, 0, 0, 5), 1))
     assert first.status == "ok"
     assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 0, 0, 5]: got ")
 
 
 @pytest.mark.parametrize("page_size", [None, 64])
-def test_a_wrong_bit_while_timing_fails(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None
-) -> None:
-    real = sweep._Point.result
-    calls = [0]
-
-    def wrong(point: Any) -> Any:
-        calls[0] += 1
-        out, lse = real(point)
-        return (flip(out, (0, 0, 1, 2)), lse) if calls[0] == 4 else (out, lse)  # the second layout's second timed call
-
-    monkeypatch.setattr(sweep._Point, "result", wrong)
-    first, second = run(device, [100], page_size=page_size)
+@pytest.mark.parametrize(("result", "when"), [(2, "a warm-up run"), (1 + WARM_UP_RUNS + 2, "timed run 2")])
+def test_a_wrong_bit_while_timing_fails(device: za.Device, page_size: int | None, result: int, when: str) -> None:
+    first, second = run(device, [100], page_size=page_size, wrap_call=wrong_second((0, 0, 1, 2), result))
     assert (first.status, second.status, second.verified, second.median_us) == ("ok", "failed", None, None)
-    assert second.error is not None and second.error.startswith("in timed run 2: out[0, 0, 1, 2]: got ")
+    assert second.error is not None and second.error.startswith(f"in {when}: out[0, 0, 1, 2]: got ")
 
 
 @pytest.mark.parametrize("page_size", [None, 256])
 def test_what_no_kernel_writes_fails(device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None) -> None:
     """A call whose submission does nothing does not pass with the right output of an earlier one."""
-    kind = sweep._CachedStep if page_size else sweep._ContiguousStep
-    other, submit = kind.other, device.runtime.run
+    submit = device.runtime.run
 
-    def behind_a_right_call(step: Any) -> None:
-        step.run()
-        other(step)
-        monkeypatch.setattr(device.runtime, "run", lambda recording: None)
+    def idle(call: AttentionCall) -> AttentionCall:
+        def spoil() -> None:
+            call.run()
+            call.spoil()
+            monkeypatch.setattr(device.runtime, "run", lambda recording: None)
 
-    monkeypatch.setattr(kind, "other", behind_a_right_call)
-    (row,) = run(device, [100], "1", page_size=page_size)
+        return replace(call, spoil=spoil)
+
+    (row,) = run(device, [100], "1", page_size=page_size, wrap_call=idle)
     monkeypatch.setattr(device.runtime, "run", submit)
     assert row.status == "failed"
 

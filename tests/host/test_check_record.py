@@ -13,8 +13,11 @@ import pytest
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools import check
-from zinc_attn.tools.check import Case, Data, Masking, Result, compare
+from zinc_attn.tools.check import cases, record
+from zinc_attn.tools.check.__main__ import main as write_record
+from zinc_attn.tools.check.cases import Case, Data, Masking
+from zinc_attn.tools.check.outcome import compare
+from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)
 
@@ -32,11 +35,11 @@ def splitmix64(name: str, i: int) -> int:
 
 
 def test_words_are_splitmix64() -> None:
-    assert check.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
+    assert cases.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
 
 
 def test_values_are_three_fields_of_a_word() -> None:
-    got = check.values("b", (3, 5))
+    got = cases.values("b", (3, 5))
     field = (1 << 21) - 1
     for i, x in enumerate(got.reshape(-1)):
         w = splitmix64("b", i)
@@ -45,14 +48,14 @@ def test_values_are_three_fields_of_a_word() -> None:
 
 
 def test_values_are_nearly_normal_and_a_prefix_of_more() -> None:
-    long, short = (check.values("c", (n, 64)) for n in (8192, 100))
+    long, short = (cases.values("c", (n, 64)) for n in (8192, 100))
     assert np.array_equal(long[:100], short)
     assert abs(float(long.mean())) < 0.01 and abs(float(long.std()) - 1) < 0.01 and float(abs(long).max()) < 3
 
 
 def test_dtypes_round_the_same_values() -> None:
-    exact = check.values("d", (1000,))
-    half, brain = (check.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
+    exact = cases.values("d", (1000,))
+    half, brain = (cases.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
     assert half.dtype == np.float16 and np.array_equal(half, exact.astype(np.float16))
     bits = exact.view(np.uint32).astype(np.uint64)
     low, up = bits & ~np.uint64(0xFFFF), bits & np.uint64(0xFFFF)
@@ -63,26 +66,26 @@ def test_dtypes_round_the_same_values() -> None:
 
 def test_query_heads_are_sharper_by_turns() -> None:
     q = Data.make(SHAPE, "f16", 1).q
-    assert q.shape == (check.ROWS, 4, 64)
-    assert np.array_equal(q[:, 3], 8 * check.values("4/2/64 q", q.shape)[:, 3])
+    assert q.shape == (cases.ROWS, 4, 64)
+    assert np.array_equal(q[:, 3], 8 * cases.values("4/2/64 q", q.shape)[:, 3])
 
 
 # --- the committed record ----------------------------------------------------------------------------------
 
 
 def committed() -> list[dict[str, Any]]:
-    content = json.loads(check.RECORD.read_text())
-    assert content["format"] == check.FORMAT
+    content = json.loads(record.RECORD.read_text())
+    assert content["format"] == record.FORMAT
     return list(content["records"])
 
 
 def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
     quick, default = committed()
     assert list(quick["cases"]) == [str(case) for case in Case.quick()]
-    matrix = Case.matrix(check.SHAPES, check.DTYPES, check.CONTEXTS)
-    assert list(default["cases"]) == [*map(str, matrix), *check.MASKED]
+    matrix = Case.matrix(cases.SHAPES, cases.DTYPES, cases.CONTEXTS)
+    assert list(default["cases"]) == [*map(str, matrix), *cases.MASKED]
     for entry in (quick, default):
-        assert entry["run"] == check.run_digest(entry["cases"])
+        assert entry["run"] == record.run_digest(entry["cases"])
         assert entry["made_by"]["runtime"] == "reference.emulate"
 
 
@@ -90,25 +93,25 @@ def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
     "case",
     [
         *Case.quick(),
-        *Case.matrix(check.SHAPES, check.DTYPES, "1000"),
+        *Case.matrix(cases.SHAPES, cases.DTYPES, "1000"),
         *Case.matrix("16/2/256", "f16", "8191"),
-        *map(Case.parse, check.MASKED),
+        *map(Case.parse, cases.MASKED),
     ],
     ids=str,
 )
 def test_committed_digests_are_the_oracles(case: Case) -> None:
     digests = {name: digest for entry in committed() for name, digest in entry["cases"].items()}
-    result, first = check.oracle(case, case.data())
-    assert first == 0 and result.digest() == digests[str(case)]
+    result = record.oracle_output(case, case.data())
+    assert len(result.lse) == case.shape.q_heads and result.digest() == digests[str(case)]
 
 
 @pytest.mark.parametrize("masking", ["none", "window=70+sinks"])
 def test_sampled_heads_are_the_last_ones(masking: str) -> None:
     case = Case(SHAPE, "q8_0", 100, Masking.parse(masking))
     data = case.data()
-    (every, zero), (some, first) = check.oracle(case, data), check.oracle(case, data, products=0)
-    assert (zero, first) == (0, 2)
-    assert not compare(10, "", Result(every.out[2:], every.lse[2:]), some)
+    every, some = record.oracle_output(case, data), record.oracle_output(case, data, products=0)
+    assert (len(every.lse), len(some.lse)) == (4, 2)
+    assert not compare(10, "", every, some)
 
 
 # --- masking options ---------------------------------------------------------------------------------------
@@ -132,33 +135,34 @@ def test_masking_has_one_text(text: str, masking: Masking) -> None:
 
 def test_every_masking_option_changes_the_bits() -> None:
     texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks"]
-    cases = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
-    assert [str(case.masking) for case in cases] == texts
-    assert len({check.oracle(case, case.data())[0].digest() for case in cases}) == len(texts)
+    matrix = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
+    assert [str(case.masking) for case in matrix] == texts
+    assert len({record.oracle_output(case, case.data()).digest() for case in matrix}) == len(texts)
 
 
 def test_sinks_are_seeded() -> None:
     sinks = Case(SHAPE, "f16", 5, Masking(sinks=True)).options()["sinks"]
-    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * check.values("4/2/64 sinks", (4,)))
+    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * cases.values("4/2/64 sinks", (4,)))
 
 
 # --- digests -----------------------------------------------------------------------------------------------
 
 
 def test_digests() -> None:
-    result = Result(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
+    result = Output(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
     assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
-    assert check.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
+    assert record.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
 
 
 # --- differences -------------------------------------------------------------------------------------------
 
 
 def test_first_difference_has_its_distance() -> None:
-    want = Result(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
-    got = Result(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
+    want = Output(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
+    got = Output(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
     assert compare(2, "layout 8", want, want) is None
-    fault = compare(2, "layout 8", got, want, first_head=6)
+    heads = Output(np.zeros((8, 4), np.float32), np.full(8, got.lse[0]))  # the last two of them are compared
+    fault = compare(2, "layout 8", heads, want)
     assert fault is not None and (fault.array, fault.index, fault.ulp) == ("lse", (6,), 1)
     assert str(fault) == (
         "2 split layout, layout 8: lse[6]: got 1.00000012 (0x3f800001), expected 1 (0x3f800000), 1 ulp apart; "
@@ -178,8 +182,8 @@ TEXTS = {
     "{": "not a file of zinc-attn check --record (JSONDecodeError('Expecting property name enclosed in double quotes: "
     "line 1 column 2 (char 1)'))",
     "{}": "not a file of zinc-attn check --record (KeyError('format'))",
-    '{"format": 0}': f"got format 0, expected {check.FORMAT}",
-    f'{{"format": {check.FORMAT}, "records": [{{"cases": {{}}}}]}}': "not a file of zinc-attn check --record "
+    '{"format": 0}': f"got format 0, expected {record.FORMAT}",
+    f'{{"format": {record.FORMAT}, "records": [{{"cases": {{}}}}]}}': "not a file of zinc-attn check --record "
     "(KeyError('made_by'))",
 }
 
@@ -189,13 +193,13 @@ def test_bad_record_files(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ArgumentError) as error:
-        check.load_record(path)
+        record.load_record(path)
     assert str(error.value) == f"{path}: {TEXTS[text]}"
 
 
 def test_missing_record_file(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as error:
-        check.load_record(tmp_path / "none.json")
+        record.load_record(tmp_path / "none.json")
     assert str(error.value) == (
         f"{tmp_path}/none.json: No such file or directory, expected a file of zinc-attn check --record"
     )
@@ -237,27 +241,21 @@ def test_missing_record_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    path = str(check.RECORD)
+    path = str(record.RECORD)
     assert cli.main(["check", *(path if word == "RECORD" else word for word in options)]) == 2
     line = capsys.readouterr().err.replace(path, "RECORD").removesuffix(" of them\n").rstrip()
     assert line == f"zinc-attn: error: {message}"
 
 
-def test_make_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (
-        ("SHAPES", "4/2/64"),
-        ("DTYPES", "f16,bf16"),
-        ("CONTEXTS", "3,70"),
-        ("QUICK", ("4/2/64 f32 5",)),
-        ("MASKED", ("4/2/64 f32 9 sinks",)),
-    ):
-        monkeypatch.setattr(check, name, text)
-    monkeypatch.setattr(check, "RECORD", tmp_path / "record.json")
-    assert check.main(["--make-record"]) == 0
-    quick, default = committed()
+def test_make_record(tmp_path: Path) -> None:
+    default = [*Case.matrix("4/2/64", "f16,bf16", "3,70"), Case.parse("4/2/64 f32 9 sinks")]
+    sets = {"quick": [Case.parse("4/2/64 f32 5")], "default": default}
+    assert write_record(["--make-record", str(tmp_path / "record.json")], sets) == 0
+    quick, other = json.loads((tmp_path / "record.json").read_text())["records"]
     assert list(quick["cases"]) == ["4/2/64 f32 5"]
     matrix = ["4/2/64 f16 3", "4/2/64 f16 70", "4/2/64 bf16 3", "4/2/64 bf16 70"]
-    assert list(default["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
+    assert list(other["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
+    assert (quick["made_by"]["set"], other["made_by"]["set"]) == ("quick", "default")
     seen: list[str] = []
-    check.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"))
+    record.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"), sets)
     assert seen[0] == "4/2/64 f32 5 0 6" and len(seen) == 6

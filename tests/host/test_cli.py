@@ -20,8 +20,12 @@ from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools import sweep
-from zinc_attn.tools.sweep import Inputs, Layout, SweepRow, difference, parse_contexts, parse_layouts, to_csv, to_json
+from zinc_attn.tools.harness.bits import Output, compare, first_difference
+from zinc_attn.tools.harness.files import csv_text, json_line, write_file
+from zinc_attn.tools.harness.inputs import Inputs, parse_contexts
+from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
+from zinc_attn.tools.sweep import SweepRow, SweepSpec
+from zinc_attn.tools.sweep.points import Sample, samples
 
 SHAPE = AttnShape(4, 2, 64)
 GPU = DeviceInfo(
@@ -85,27 +89,27 @@ def test_contexts_refused(text: str) -> None:
         parse_contexts(text)
 
 
-def test_layouts() -> None:
-    assert parse_layouts("auto,1, Size:2048,01") == [
-        Layout("auto"),
-        Layout("1", num_splits=1),
-        Layout("size:2048", split_size=2048),
+def test_split_specs() -> None:
+    assert parse_split_specs("auto,1, Size:2048,01") == [
+        SplitSpec("auto"),
+        SplitSpec("1", num_splits=1),
+        SplitSpec("size:2048", split_size=2048),
     ]
 
 
 @pytest.mark.parametrize("text", ["", "0", "auto,", "size:", "size:0", ":8", "size:size:8", "two"])
-def test_layouts_refused(text: str) -> None:
+def test_split_specs_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"^splits: got '.*', expected auto, a number of splits"):
-        parse_layouts(text)
+        parse_split_specs(text)
 
 
-def test_layout_plans() -> None:
+def test_split_spec_plans() -> None:
     def splits(text: str) -> int:
-        return Layout.parse(text).plan(8192, SHAPE, 64, "f16", "gpu").num_splits
+        return SplitSpec.parse(text).plan(8192, SHAPE, 64, "f16", "gpu").num_splits
 
     assert (splits("1"), splits("7"), splits("size:2048")) == (1, 7, 4)
     assert splits("auto") == plan_splits(8192, SHAPE, 64).num_splits
-    rows = Layout.parse("auto").plan(8192, SHAPE, 64, "q8_0", "gpu", q_len=4)
+    rows = SplitSpec.parse("auto").plan(8192, SHAPE, 64, "q8_0", "gpu", q_len=4)
     assert rows == plan_splits(8192, SHAPE, 64, "q8_0", 4)
 
 
@@ -144,7 +148,8 @@ def test_query_rows() -> None:
     ],
 )
 def test_what_the_oracle_computes(batch: int, q_len: int, products: int, heads: list[int], rows: int) -> None:
-    assert sweep._sample(SHAPE, 100, batch, q_len, products) == (heads, rows)
+    spec = SweepSpec(SHAPE, 1, [100], batch=batch, q_len=q_len, oracle_products=products)
+    assert samples(spec, 100) == [Sample(i, rows, count) for i, count in enumerate(heads)]
 
 
 def save(path: Path, **arrays: Any) -> Path:
@@ -197,53 +202,60 @@ def test_kv_file_missing(tmp_path: Path) -> None:
 def test_difference_names_the_first_bit() -> None:
     want = np.arange(8, dtype=np.float32).reshape(4, 2)
     got = want.copy()
-    assert difference("out", got, want) is None
+    assert first_difference("out", got, want) is None
     got[2, 1] = np.nextafter(np.float32(5), np.float32(6))
     got[3, 0] = np.nan
-    assert difference("out", got, want, first=8) == (
+    more = np.concatenate([np.ones((8, 2), np.float32), got])  # its last rows are compared
+    found = first_difference("out", more, want)
+    assert found is not None and found.text() == (
         "out[10, 1]: got 5.00000048 (0x40a00001), expected 5 (0x40a00000); 2 of 8 elements differ"
     )
-    place = difference("out", got, want, first=(4, 2))
-    assert place is not None and place.startswith("out[6, 3]: got 5.0")
     zero = np.zeros(1, np.float32)
-    assert difference("lse", -zero, zero) is not None  # equal numbers, other bits
+    assert first_difference("lse", -zero, zero) is not None  # equal numbers, other bits
+
+
+def test_out_is_compared_before_lse() -> None:
+    want = Output(np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
+    lse = compare(want._replace(lse=want.lse + 1), want)
+    both = compare(Output(want.out + 1, want.lse + 1), want)
+    assert compare(want, want) is None
+    assert lse is not None and both is not None and (lse.array, both.array) == ("lse", "out")
 
 
 def test_figures() -> None:
-    figures = sweep._figures(replace(ROW, weights_ms=9.0), np.array([1e-4, 1e-4, 3e-4]))
-    assert figures["median_us"] == pytest.approx(100)
-    assert (figures["min_us"], figures["max_us"], figures["iqr_us"]) == pytest.approx((100, 300, 100))
-    assert figures["kv_gb_s"] == pytest.approx(1024 * 2 * 2 * 64 * 2 / 1e-4 / 1e9)
-    assert figures["attention_ms_per_step"] == pytest.approx(1)
-    assert (figures["tokens_s"], figures["tokens_s_with_weights"]) == pytest.approx((1000, 100))
+    row = replace(ROW, weights_ms=9.0).timed([1e-4, 1e-4, 3e-4])
+    assert row.median_us == pytest.approx(100) and row.repeats == 3
+    assert (row.min_us, row.max_us, row.iqr_us) == pytest.approx((100, 300, 100))
+    assert row.kv_gb_s == pytest.approx(1024 * 2 * 2 * 64 * 2 / 1e-4 / 1e9)
+    assert row.attention_ms_per_step == pytest.approx(1)
+    assert (row.tokens_s, row.tokens_s_with_weights) == pytest.approx((1000, 100))
 
 
 def test_figures_of_a_batch() -> None:
-    row = replace(ROW, dtype="q8_0", batch=3, q_len=2, weights_ms=9.0)
-    figures = sweep._figures(row, np.array([1e-4]))
+    row = replace(ROW, dtype="q8_0", batch=3, q_len=2, weights_ms=9.0).timed([1e-4])
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
-    assert figures["kv_gb_s"] == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)
-    assert figures["attention_ms_per_step"] == pytest.approx(1)
-    assert (figures["tokens_s"], figures["tokens_s_with_weights"]) == pytest.approx((6000, 600))
+    assert row.kv_gb_s == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)
+    assert row.attention_ms_per_step == pytest.approx(1)
+    assert (row.tokens_s, row.tokens_s_with_weights) == pytest.approx((6000, 600))
 
 
 def test_json_and_csv_agree() -> None:
-    record = json.loads(to_json(TIMED))
+    record = json.loads(json_line(TIMED))
     assert record["kv_gb_s"] == 0.333333
     assert record["weights_ms"] is None
-    lines = list(csv.DictReader(io.StringIO(to_csv([TIMED, ROW]))))
+    lines = list(csv.DictReader(io.StringIO(csv_text([TIMED, ROW]))))
     assert list(lines[0]) == list(record)
     assert (lines[0]["median_us"], lines[1]["median_us"]) == ("100.0", "")
 
 
 def test_write_file_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.csv"
-    sweep.write_file(path, b"one")
-    sweep.write_file(path, b"two")
+    write_file(path, b"one")
+    write_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(path.parent.iterdir()) == [path]
     with pytest.raises(ArgumentError, match=r"cannot write .*a\.csv: .*; choose another folder with --out"):
-        sweep.write_file(path / "a.csv", b"")
+        write_file(path / "a.csv", b"")
 
 
 def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +281,8 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plot() -> None:
     pytest.importorskip("matplotlib")
-    from zinc_attn.tools.bench import keys_label, plot_png
+    from zinc_attn.tools.harness.plots import keys_label
+    from zinc_attn.tools.sweep import plot_png
 
     rows = [
         replace(TIMED, context=context, layout=layout, tokens_s=1e6 / context)

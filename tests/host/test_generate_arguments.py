@@ -17,7 +17,7 @@ from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text, trace
 from zinc_attn.tools.generate.checks import chunk_sizes
 from zinc_attn.tools.generate.float64 import blockwise_attention, narrow
-from zinc_attn.tools.sweep import parse_layouts
+from zinc_attn.tools.harness.split_spec import parse_layouts
 
 # --- arguments ---------------------------------------------------------------------------------------------
 

@@ -27,22 +27,12 @@ from ..runtime.device import RUNTIMES, Device, list_devices
 from ..runtime.protocol import DeviceInfo, choose
 from ..shapes import AttnShape
 from ..tools import check, cost, export, generate, rdna4
+from ..tools.harness.files import json_line, write_file, write_report
+from ..tools.harness.inputs import Inputs, parse_contexts
+from ..tools.harness.progress import Progress
+from ..tools.harness.split_spec import SplitSpec, parse_split_specs
 from ..tools.models import PRESETS, ModelPreset, find_model, slug
-from ..tools.sweep import (
-    PAGE_SIZE,
-    Inputs,
-    Layout,
-    Progress,
-    SweepRow,
-    check_sweep,
-    distributed_sweep,
-    parse_contexts,
-    parse_layouts,
-    sweep,
-    to_csv,
-    to_json,
-    write_file,
-)
+from ..tools.sweep import PAGE_SIZE, SweepRow, SweepSpec, distributed_sweep, plot_png, sweep
 from .streams import NO_READER, Unwritable, guarded_streams
 
 if TYPE_CHECKING:
@@ -345,7 +335,7 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.requests or args.shards:
         assert card is not None
         return (run_plan_requests if args.requests else run_plan_shards)(args, chosen_model(args), card)
-    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_layouts(args.splits or "auto")
+    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_split_specs(args.splits or "auto")
     model = chosen_model(args)
     units, kind = card.compute_units if card else DEFAULT_COMPUTE_UNITS, "gpu"
     if args.draw:
@@ -522,7 +512,7 @@ def plan_card(args: argparse.Namespace) -> cost.Card | None:
 
 
 def print_modelled(
-    model: ModelPreset, contexts: Sequence[int], layouts: Sequence[Layout], card: cost.Card, dtype: str
+    model: ModelPreset, contexts: Sequence[int], layouts: Sequence[SplitSpec], card: cost.Card, dtype: str
 ) -> None:
     """The model's word on a single split, the layouts asked for, and the best split count."""
     print(f"\nmodelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
@@ -531,7 +521,7 @@ def print_modelled(
     for context in contexts:
         plans = {
             layout.label: layout.plan(context, model.shape, card.compute_units, dtype, "gpu")
-            for layout in (Layout("1", num_splits=1), *layouts)
+            for layout in (SplitSpec("1", num_splits=1), *layouts)
         }
         plans["best"] = cost.best_splits(context, model.shape, card, dtype)[0]
         for label, plan in plans.items():
@@ -544,7 +534,7 @@ def print_modelled(
 
 def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:
     """Write the picture of --draw."""
-    from ..tools.bench import plan_png
+    from ..tools.plan_plots import plan_png
 
     write_file(path, plan_png(model, context, card, dtype))
     say(f"written: {path}")
@@ -668,72 +658,84 @@ def run_sweep(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
     """The sweep of this process alone, or as one of ``ranks``, of which rank 0 prints and writes."""
     need("rich", "matplotlib")
-    from ..tools.bench import plot_png
-
-    model, kv = sweep_subject(args)
-    contexts = parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))
-    dtype = args.dtype or (kv.dtype if kv else "f16")
-    q_len = (len(kv.rows) if kv else 1) if args.q_len is None else args.q_len
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "q_len": q_len,
-        "page_size": None if args.contiguous else args.page_size,
-        "repeats": args.repeats,
-        "weights_ms": args.weights_ms,
-        "seed": args.seed,
-        "kv": kv,
-    }
-    if ranks is None:
-        layouts, options["batch"] = parse_layouts(args.splits or "auto,1"), args.batch
-        check_sweep(model.shape, model.attention_layers, contexts, **options)
-    for name, given in (("batch", args.batch > 1), ("contiguous", args.contiguous), ("splits", args.splits)):
-        if ranks and given:
-            raise ArgumentError(
-                f"{name}: got --{name} with --distributed, expected neither batch nor layout: one sequence in a cache, "
-                "a split per node"
-            )
-    call = f"{plural(args.batch, 'sequence')}, {plural(q_len, 'row')}{' each' if args.batch > 1 else ''} per call"
+    if ranks:
+        check_distributed(args)
+    model, spec = sweep_spec(args)
     quiet = ranks is not None and ranks.rank > 0
+    options: dict[str, Any] = {}
     with ExitStack() as stack:
         device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
-        info = device.info
         if not quiet:
-            note_cpu(info)
-        if not quiet and not args.json:
-            where = f", rank 0 of {ranks.size}" if ranks else ""
-            print(f"{info.name} ({info.driver}), {device.runtime.name}{where}")
-            print(f"{title(model, dtype)}, {layer_text(model)}")
-            memory = "contiguous K and V" if args.contiguous else f"cache with pages of {args.page_size} tokens"
-            print(f"{call}; {memory}", flush=True)
-        options["model"] = model.name
-        if not quiet:
+            note_cpu(device.info)
+            if args.json:
+                options["on_row"] = lambda row: print(json_line(row), flush=True)
+            else:
+                print_sweep_head(device, model, spec, ranks)
             options["progress"] = stack.enter_context(progress_bar())
-        if args.json and not quiet:
-            options["on_row"] = lambda row: print(to_json(row), flush=True)
-        if ranks:
-            rows = distributed_sweep(ranks, device, model.shape, model.attention_layers, contexts, **options)
-        else:
-            rows = sweep(device, model.shape, model.attention_layers, contexts, layouts, **options)
+        rows = distributed_sweep(ranks, device, spec, **options) if ranks else sweep(device, spec, **options)
+        folder = Path(args.out or f"sweep-{slug(model.name)}-{slug(device.info.name)}")
     if not quiet:
         if not args.json:
             print_table(sweep_table(rows))
             for line in sweep_notes(rows):
                 print(line)
-        layers = plural(model.attention_layers, "layer")
-        folder = Path(args.out) if args.out else Path(f"sweep-{slug(model.name)}-{slug(info.name)}")
-        files = {
-            "sweep.csv": to_csv(rows).encode(),
-            "sweep.jsonl": "".join(f"{to_json(row)}\n" for row in rows).encode(),
-        }
-        if any(row.tokens_s for row in rows):
-            subject = "decode attention" if args.batch == q_len == 1 else f"attention\n{call}"
-            subject += f", {plural(ranks.size, 'rank')}" if ranks else ""
-            files["sweep.png"] = plot_png(rows, f"{title(model, dtype)}, {layers}: {subject}")
-        for name, data in files.items():
-            write_file(folder / name, data)
-        say(f"written: {', '.join(str(folder / name) for name in files)}")
+        png = plot_png(rows, sweep_title(model, spec, ranks)) if any(row.tokens_s for row in rows) else None
+        say(f"written: {', '.join(map(str, write_report(folder, 'sweep', rows, png)))}")
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
+
+
+def check_distributed(args: argparse.Namespace) -> None:
+    """Refuse what a sweep over ranks does not have."""
+    for name, given in (("batch", args.batch > 1), ("contiguous", args.contiguous), ("splits", args.splits)):
+        if given:
+            raise ArgumentError(
+                f"{name}: got --{name} with --distributed, expected neither batch nor layout: one sequence in a cache, "
+                "a split per node"
+            )
+
+
+def sweep_spec(args: argparse.Namespace) -> tuple[ModelPreset, SweepSpec]:
+    """The model, and what of it is measured."""
+    model, kv = sweep_subject(args)
+    spec = SweepSpec(
+        model.shape,
+        model.attention_layers,
+        tuple(parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))),
+        tuple(parse_split_specs(args.splits or "auto,1")),
+        dtype=args.dtype or (kv.dtype if kv else "f16"),
+        batch=args.batch,
+        q_len=(len(kv.rows) if kv else 1) if args.q_len is None else args.q_len,
+        page_size=None if args.contiguous else args.page_size,
+        repeats=args.repeats,
+        weights_ms=args.weights_ms,
+        seed=args.seed,
+        kv=kv,
+        model=model.name,
+    )
+    return model, spec
+
+
+def call_text(spec: SweepSpec) -> str:
+    """How many sequences and rows a call has."""
+    each = " each" if spec.batch > 1 else ""
+    return f"{plural(spec.batch, 'sequence')}, {plural(spec.q_len, 'row')}{each} per call"
+
+
+def print_sweep_head(device: Device, model: ModelPreset, spec: SweepSpec, ranks: Ranks | None) -> None:
+    """Say what is measured, before it is."""
+    where = f", rank 0 of {ranks.size}" if ranks else ""
+    print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}{where}")
+    print(f"{title(model, spec.dtype)}, {layer_text(model)}")
+    memory = f"cache with pages of {spec.page_size} tokens" if spec.page_size else "contiguous K and V"
+    print(f"{call_text(spec)}; {memory}", flush=True)
+
+
+def sweep_title(model: ModelPreset, spec: SweepSpec, ranks: Ranks | None) -> str:
+    """The title of the picture."""
+    subject = "decode attention" if spec.batch == spec.q_len == 1 else f"attention\n{call_text(spec)}"
+    subject += f", {plural(ranks.size, 'rank')}" if ranks else ""
+    return f"{title(model, spec.dtype)}, {plural(model.attention_layers, 'layer')}: {subject}"
 
 
 def sweep_subject(args: argparse.Namespace) -> tuple[ModelPreset, Inputs | None]:
@@ -921,10 +923,14 @@ def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
     from ..tools import bench
-    from ..tools.bench import bench_png
 
-    shapes = [AttnShape.parse(text.strip()) for text in args.shapes.split(",")]
-    contexts = parse_contexts(args.contexts)
+    spec = bench.BenchSpec(
+        [AttnShape.parse(text.strip()) for text in args.shapes.split(",")],
+        parse_contexts(args.contexts),
+        dtype=args.dtype,
+        repeats=args.repeats,
+        seed=args.seed,
+    )
     with ExitStack() as stack:
         runtimes = dict.fromkeys(name.strip() for name in args.runtimes.split(","))
         devices = [stack.enter_context(Device.open(args.device, runtime=name)) for name in runtimes]
@@ -932,10 +938,9 @@ def run_bench(args: argparse.Namespace) -> int:
         note_cpu(info)
         if not args.json:
             print(f"{info.name} ({info.driver}), {args.dtype}, one layer", flush=True)
-        on_row = (lambda row: print(bench.to_json(row), flush=True)) if args.json else None
-        options = {"dtype": args.dtype, "repeats": args.repeats, "seed": args.seed}
+        on_row = (lambda row: print(json_line(row), flush=True)) if args.json else None
         with progress_bar() as progress:
-            rows = bench.bench(devices, shapes, contexts, **options, progress=progress, on_row=on_row)
+            rows = bench.bench(devices, spec, progress=progress, on_row=on_row)
     if not args.json:
         for columns, lines in zip((bench.HOST_COLUMNS, bench.COLUMNS), bench.table_cells(rows), strict=True):
             table = new_table(*columns, left=2 if columns is bench.HOST_COLUMNS else 5)
@@ -945,16 +950,9 @@ def run_bench(args: argparse.Namespace) -> int:
             print()
         print(f"Times: {bench.HOST_CLOCK}; passes by {bench.DEVICE_CLOCK}; medians. of read: of the rate at which a")
         print("kernel that does nothing else reads K and V. GB/s counts each stored byte of K and V once.")
-    folder = Path(args.out or f"bench-{slug(info.name)}")
-    files = {
-        "bench.csv": bench.to_csv(rows).encode(),
-        "bench.jsonl": "".join(f"{bench.to_json(row)}\n" for row in rows).encode(),
-    }
-    if any(row.kv_gb_s for row in rows):
-        files["bench.png"] = bench_png(rows)
-    for name, data in files.items():
-        write_file(folder / name, data)
-    say(f"written: {', '.join(str(folder / name) for name in files)}")
+    png = bench.bench_png(rows) if any(row.kv_gb_s for row in rows) else None
+    paths = write_report(Path(args.out or f"bench-{slug(info.name)}"), "bench", rows, png)
+    say(f"written: {', '.join(map(str, paths))}")
     return 1 if any(row.status == "failed" for row in rows) else 0
 
 
@@ -1190,7 +1188,7 @@ def add_validate(subparsers: Subparsers) -> None:
 def run_validate(args: argparse.Namespace) -> int:
     """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
     need("rich")
-    contexts, layouts = parse_contexts(args.contexts), parse_layouts(args.layouts)
+    contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.layouts)
     seed = check_int("seed", args.seed, 0)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)

@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...kernels import contract as kernels
 from ...runtime.device import load_spirv
 from ...shapes import AttnShape
-from ..sweep import write_file
+from ..harness.files import write_file
 from .describe import FORMAT, VERSION, manifest
 
 MANIFEST: Final = "manifest.json"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...runtime.device import Device
-from ..sweep import Layout, Progress
+from ..harness.progress import Progress
+from ..harness.split_spec import SplitSpec
 from .generation import Generation, Settings, even_chunks, generate_ids
 from .hf_model import HFModel
 from .trace import AttentionTrace, first_difference
@@ -69,7 +70,7 @@ def selfcheck(
 
 def _runs(settings: Settings, tokens: int) -> list[tuple[str, str, Settings, list[int] | None]]:
     """(kind, value, settings, chunk sizes where these vary) of every run."""
-    layouts = [Layout.parse(text) for text in CHECK_LAYOUTS]
+    layouts = [SplitSpec.parse(text) for text in CHECK_LAYOUTS]
     runs: list[tuple[str, str, Settings, list[int] | None]] = [
         ("layout", x.label, replace(settings, num_splits=x.num_splits, split_size=x.split_size), None) for x in layouts
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sweep import difference
+from ..harness.bits import first_difference as first_unequal
 
 F32 = NDArray[np.float32]
 
@@ -119,7 +119,8 @@ def first_difference(got: Sequence[Step], want: Sequence[Step]) -> Difference | 
             if one.output != other.output:
                 text: str | None = "outputs differ"
                 if one.out is not None and other.out is not None:
-                    text = difference("out", one.out, other.out)
+                    unequal = first_unequal("out", one.out, other.out)
+                    text = unequal.text() if unequal else None
                 return Difference(True, f"{where}: {text} on equal q, k and v")
         if not _same_bits(a.logits, b.logits):
             return Difference(False, f"step {step}: logits differ after equal attention: {host}")

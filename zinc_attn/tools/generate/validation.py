@@ -20,7 +20,9 @@ from ...checks import check_int
 from ...errors import LimitError
 from ...runtime.device import Device
 from ...shapes import AttnShape
-from ..sweep import PAGE_SIZE, Layout, Progress
+from ..harness.progress import Progress
+from ..harness.split_spec import SplitSpec
+from ..sweep import PAGE_SIZE
 from .float64 import blockwise_attention, narrow
 from .hf_model import HFModel, check_memory, integration, quiet
 from .trace import F32, AttentionTrace, Call, first_difference
@@ -105,7 +107,7 @@ def validate(
     model: HFModel,
     device: Device,
     contexts: Sequence[int],
-    layouts: Sequence[Layout],
+    layouts: Sequence[SplitSpec],
     options: ValidationOptions,
     *,
     progress: Progress | None = None,
@@ -119,7 +121,7 @@ def validate(
     for context in contexts:
         check_int("contexts", context, STEPS)
         model.check_positions(context, "contexts")
-    every = list(dict.fromkeys([Layout.parse("1"), *layouts]))
+    every = list(dict.fromkeys([SplitSpec.parse("1"), *layouts]))
     found = []
     for context in contexts:
         run = _Context(model, device, context, options, progress)
@@ -149,7 +151,7 @@ class _Context:
             self.progress(f"{self.context:,} keys: {what}", self.done, self.total)
         self.done += count
 
-    def validate(self, layouts: Sequence[Layout]) -> None:
+    def validate(self, layouts: Sequence[SplitSpec]) -> None:
         """Fill, decode with every layout, and compare."""
         fixed, result = self.context - STEPS, self.result
         blocks, keys = -(-fixed // BLOCK), -(-self.context // REFERENCE_BLOCK)
@@ -197,7 +199,9 @@ class _Context:
             cache.append(lambda layer, a=begin, b=until: next(self._values(layer, a, b)), self.model.dtype)
             begin = until
 
-    def _decode(self, layout: Layout, whole: int, base: AttentionTrace | None) -> tuple[AttentionTrace, LayoutResult]:
+    def _decode(
+        self, layout: SplitSpec, whole: int, base: AttentionTrace | None
+    ) -> tuple[AttentionTrace, LayoutResult]:
         """The last STEPS positions on a fork of ``whole`` tokens, compared with the single split's trace."""
         import torch
 
@@ -222,7 +226,7 @@ class _Context:
         text = part.text if part else None
         return trace, LayoutResult(layout.label, self._splits(layout), status, step_ms, attention_ms, text)
 
-    def _splits(self, layout: Layout) -> int:
+    def _splits(self, layout: SplitSpec) -> int:
         info = self.device.info
         shape: AttnShape = self.layers[0].shape
         return layout.plan(self.context, shape, info.compute_units, self.dtype, info.kind).num_splits

@@ -1,0 +1,67 @@
+"""Attention without Vulkan: NumPy, and PyTorch where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from ...decode.scoring import check_scale
+from ..harness.bits import F32
+from ..harness.inputs import Inputs
+from .rows import BenchRow
+from .subjects import Subject
+
+MAX_ERROR: Final = {"float32": 1e-4, "float16": 3e-3}  # relative L2 error of a baseline, by what it computes in
+
+
+def numpy_attention(q: F32, k: F32, v: F32, scale: float) -> F32:
+    """(q_heads, head_dim) from q of that shape and k, v (kv_heads, tokens, head_dim): two matmuls and a softmax."""
+    scores = q.reshape(len(k), -1, q.shape[1]) @ k.swapaxes(1, 2) * np.float32(scale)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    out: F32 = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
+    return out
+
+
+def _torch_attention(q: F32, k: F32, v: F32, scale: float, dtype: str) -> tuple[str, str, Callable[[], F32]]:
+    """(device, version and dtype, call) of scaled_dot_product_attention, on the GPU where torch sees one."""
+    torch: Any = importlib.import_module("torch")
+    gpu = torch.cuda.is_available()
+    kind = torch.float16 if gpu and dtype == "f16" else torch.float32
+    arrays = [torch.from_numpy(x)[None].to("cuda" if gpu else "cpu", kind) for x in (q[:, None], k, v)]
+
+    def call() -> F32:
+        out = torch.nn.functional.scaled_dot_product_attention(*arrays, scale=scale, enable_gqa=True)
+        return np.asarray(out[0, :, 0].float().cpu().numpy(), np.float32)  # waits for the GPU
+
+    where = torch.cuda.get_device_name() if gpu else "CPU"
+    return where, f"torch {torch.__version__}, {str(kind).removeprefix('torch.')}", call
+
+
+def baselines(data: Inputs, want: F32) -> tuple[list[Subject], list[BenchRow]]:
+    """The baselines on float32 copies of K and V, contiguous per head, and the rows of those that cannot be timed.
+
+    want: the oracle's out, of the last query heads at least.
+    """
+    scale = check_scale(None, data.shape.head_dim)
+    k, v = (np.ascontiguousarray(x.swapaxes(0, 1), np.float32) for x in (data.k, data.v))
+    version = f"NumPy {np.__version__}, float32"
+    row = BenchRow("CPU", "cpu", version, "numpy", str(data.shape), data.dtype, len(data.k), "baseline")
+    found: list[tuple[BenchRow, Callable[[], F32]]] = [(row, lambda: numpy_attention(data.q, k, v, scale))]
+    row, untimed = replace(row, runtime="torch", driver="torch"), []
+    try:
+        where, version, call = _torch_attention(data.q, k, v, scale, data.dtype)
+        found.append((replace(row, device=where, driver=version), call))
+    except ModuleNotFoundError:
+        untimed.append(row.without_time("refused", "torch not installed"))
+    subjects = []
+    for row, call in found:
+        apart = float(np.linalg.norm(call()[-len(want) :].astype(np.float64) - want) / np.linalg.norm(want))
+        if apart <= MAX_ERROR[row.driver.rsplit(" ", 1)[-1]]:
+            subjects.append(Subject(replace(row, verified=f"error {apart:.1e}"), {"call": call}))
+        else:
+            untimed.append(row.without_time("failed", f"relative error {apart:.1e}"))
+    return subjects, untimed

@@ -1,0 +1,157 @@
+"""The benchmark: every subject of a shape and context is verified, then all are timed in turns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from ...cache.rows import pack_k, pack_v
+from ...decode.contiguous import ContiguousKV
+from ...errors import ArgumentError, LimitError
+from ...runtime.device import Device
+from ..harness.bits import Output, compare, oracle
+from ..harness.inputs import Inputs
+from ..harness.progress import Progress, Steps
+from ..harness.timing import in_turns
+from .baselines import baselines
+from .rows import HOST_CLOCK, LAYOUTS, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times
+from .subjects import AttentionSubject, DeviceSubject, ReadYardstick, Subject
+
+BUDGET_S: Final = 10.0  # rounds of a shape and context where ``repeats`` is not given
+
+
+def bench(
+    devices: Sequence[Device],
+    spec: BenchSpec,
+    *,
+    progress: Progress | None = None,
+    on_row: Callable[[BenchRow], Any] | None = None,
+) -> list[BenchRow]:
+    """Verify and time the calls of ``spec`` on every device.
+
+    devices: one physical device, opened once per runtime. on_row sees each row when it is ready.
+    """
+    if not devices:
+        raise ArgumentError("devices: got none, expected one or more")
+    rows: list[BenchRow] = []
+    points = list(itertools.product(spec.shapes, (0, *spec.contexts)))
+    steps = Steps(progress, len(points))
+    for shape, context in points:
+        steps.begin(f"{shape} · {f'{context:,} keys' if context else 'host work per call'}")
+        data = Inputs.normal(shape, context, spec.dtype, spec.seed)
+        with ExitStack() as stack:
+            made = _point(stack, devices, data, spec) if context else _host(stack, devices, data, spec.host_rounds)
+        for row in made:
+            rows.append(row)
+            if on_row:
+                on_row(row)
+    steps.finish()
+    return rows
+
+
+def _resident(stack: ExitStack, device: Device, data: Inputs) -> ContiguousKV:
+    kv = ContiguousKV(device, data.k, data.v)
+    stack.callback(kv.close)
+    return kv
+
+
+def _attention(stack: ExitStack, kv: ContiguousKV, data: Inputs, row: BenchRow) -> AttentionSubject:
+    subject = AttentionSubject(row, kv, data)
+    stack.callback(subject.close)
+    return subject
+
+
+def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, repeats: int) -> list[BenchRow]:
+    """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
+    subjects = []
+    for device in devices:
+        subject = _attention(stack, _resident(stack, device, data), data, BenchRow.of(device, data, "auto"))
+        out, lse = subject.output()
+        if out.any() or not (lse == -np.inf).all():
+            return [subject.row.without_time("failed", "without keys: expected out 0 and lse -inf")]
+        subject.row = replace(subject.row, verified="bits")
+        subject.clocked = {"empty submit": device.runtime.empty_submit, **subject.clocked}
+        subjects.append(subject)
+    samples = in_turns([subject.sample for subject in subjects], repeats, BUDGET_S, WARM_UP_ROUNDS)
+    for one in itertools.chain(*samples):
+        pairs = zip(one["steady call"], one["empty submit"], strict=True)
+        one["host per call"] = tuple(steady - empty for steady, empty in pairs)
+    return [row for subject, mine in zip(subjects, samples, strict=True) for row in subject.row.timed(mine)]
+
+
+def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: BenchSpec) -> list[BenchRow]:
+    """All rows of one shape and context."""
+    shape = data.shape
+    sampled = len(data.k) * shape.q_heads * shape.head_dim > spec.oracle_products
+    want = oracle(data.q, data.k, data.v, spec.dtype, 1 if sampled else None)
+    verifier = _Verifier(want, "bits (last KV head)" if sampled else "bits")
+    for device in devices:
+        verifier.verify(stack, device, data)
+    others, untimed = baselines(data, want.out)
+    done, timed = verifier.untimed, list[tuple[Subject, list[dict[str, Times]]]]()
+    for subjects in (verifier.passed, others):
+        samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
+        timed += zip(subjects, samples, strict=True)
+    for one, mine in timed:
+        if isinstance(one, AttentionSubject) and (wrong := verifier.fault(one.output())):
+            done.append(one.row.without_time("failed", f"after timing: {wrong}"))
+        else:
+            done += one.row.timed(mine, len(data.k) * shape.kv_bytes_per_token(spec.dtype))
+    return _beside_yardstick(done) + untimed
+
+
+class _Verifier:
+    """Sorts the subjects of one shape and context into those with the oracle's bits and rows of the others.
+
+    want: the oracle's output, of the last query heads at least; word: what a row says of a comparison with it.
+    """
+
+    def __init__(self, want: Output, word: str) -> None:
+        self.passed: list[Subject] = []
+        self.untimed: list[BenchRow] = []
+        self._want, self._word = want, word
+        self._first: Output | None = None  # of the first layout, all heads
+
+    def verify(self, stack: ExitStack, device: Device, data: Inputs) -> None:
+        """The yardstick and every layout on a device."""
+        row = BenchRow.of(device, data, "read")
+        try:
+            kv = _resident(stack, device, data)
+            yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
+            stack.callback(yardstick.close)
+            assert isinstance(yardstick.call, ReadYardstick)
+            self._sort(yardstick, yardstick.call.wrong(pack_k(data.k), pack_v(data.v)))
+            for layout in LAYOUTS:
+                row = replace(row, layout=layout)
+                subject = _attention(stack, kv, data, replace(row, verified=self._word))
+                self._sort(subject, self.fault(subject.output()))
+        except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
+            self.untimed.append(row.without_time("refused", str(error)))
+
+    def _sort(self, subject: Subject, wrong: str | None) -> None:
+        if wrong:
+            self.untimed.append(subject.row.without_time("failed", wrong))
+        else:
+            self.passed.append(subject)
+
+    def fault(self, output: Output) -> str | None:
+        """How an output differs from the oracle's, or from that of the first layout."""
+        self._first = self._first or output
+        found = compare(output, self._want) or compare(output, self._first)
+        return found.text() if found else None
+
+
+def _beside_yardstick(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The rows with their rates over those of the yardstick."""
+    read = {(row.runtime, row.measure): row.kv_gb_s for row in rows if row.layout == "read" and row.kv_gb_s}
+    made = []
+    for row in rows:
+        best = read.get((row.runtime, "call" if row.latency_mode == HOST_CLOCK else "device"))
+        made.append(replace(row, of_read=row.kv_gb_s / best if row.kv_gb_s and best else None))
+    return made

@@ -1,0 +1,54 @@
+"""The tables of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from .rows import BenchRow
+
+COLUMNS: Final = (
+    *("shape", "context", "runtime", "layout", "verified", "call\nµs", "IQR\nµs", "CPU\nµs", "steady\ncall µs"),
+    *("pass 1\nµs", "gap\nµs", "pass 2\nµs", "KV\nGB/s", "of\nread", "device\nGB/s", "of\nread"),
+)
+HOST_MEASURES: Final = ("empty submit", "call", "steady call", "host per call")
+HOST_COLUMNS: Final = (
+    *("shape", "runtime", *(f"{measure}\nµs" for measure in HOST_MEASURES)),
+    *("IQR\nµs", "of it caller's\nCPU µs"),
+)
+
+
+def table_cells(rows: Iterable[BenchRow]) -> tuple[list[list[str]], list[list[str]]]:
+    """Lines of HOST_COLUMNS, one per shape and runtime; and lines of COLUMNS, one per context and layout too.
+
+    IQR: between the quartiles of the host per call, or of the call. CPU: of the call, all threads.
+    """
+    subjects: dict[tuple[str, int, str, str], dict[str, BenchRow]] = {}
+    for row in rows:
+        subjects.setdefault((row.shape, row.context, row.runtime, row.layout), {})[row.measure] = row
+    host, main = [], []
+    for (shape, context, runtime, layout), mine in subjects.items():
+        if context:
+            figures = [("call", "median_us"), ("call", "iqr_us"), ("call", "cpu_us")]
+            figures += [(measure, "median_us") for measure in ("steady call", "pass 1", "gap", "pass 2")]
+            figures += [(measure, field) for measure in ("call", "device") for field in ("kv_gb_s", "of_read")]
+            row = next(iter(mine.values()))
+            word = (row.verified or "") if row.status == "ok" else f"{row.status.upper()}: {row.note}"
+            main.append([shape, f"{context:,}", runtime, layout, word, *(_cell(mine, *one) for one in figures)])
+        else:
+            figures = [(measure, "median_us") for measure in HOST_MEASURES]
+            figures += [("host per call", "iqr_us"), ("host per call", "caller_us")]
+            host.append([shape, runtime, *(_cell(mine, *one) for one in figures)])
+    return host, main
+
+
+def _cell(mine: Mapping[str, BenchRow], measure: str, field: str) -> str:
+    """One field of one measure; the field iqr_us is the distance of the quartiles."""
+    row = mine.get(measure)
+    if field == "iqr_us":
+        x = None if row is None or row.q1_us is None or row.q3_us is None else row.q3_us - row.q1_us
+    else:
+        x = getattr(row, field, None)
+    if x is None:
+        return "–"
+    return f"{x:.1%}" if field == "of_read" else f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"

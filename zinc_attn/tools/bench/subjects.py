@@ -1,0 +1,160 @@
+"""What is timed as one: the calls of a layout, and the yardstick that reads K and V and does nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter, process_time, thread_time
+from typing import Final
+
+import numpy as np
+
+from ...decode.contiguous import ContiguousKV, RecordedCall
+from ...kernels import contract as kernels
+from ...limits import WAVE
+from ...planning.splits import SplitPlan, plan_splits
+from ...runtime.device import Device
+from ...runtime.protocol import Dispatch, Use, Words
+from ..harness.bits import Output
+from ..harness.inputs import Inputs
+from .rows import BenchRow, Times
+
+READ_LOADS: Final = 16  # uvec4 a lane of the yardstick, or the next larger number that divides the buffer
+
+
+class ReadYardstick:
+    """A kernel that reads the buffers of a ContiguousKV once and does nothing else."""
+
+    def __init__(self, kv: ContiguousKV, timestamps: bool = False) -> None:
+        self.runtime = kv.device.runtime
+        lanes, most = kv.k.nbytes // (16 * WAVE), self.runtime.info.max_workgroups[0]  # lanes: rows of 32 uvec4
+        rows = (n for n in itertools.count(min(READ_LOADS, lanes)) if lanes % n == 0 and lanes // n <= most)
+        loads = next(rows)
+        self.groups = lanes // loads
+        kernel, data = kv.device.kernel(kernels.READ, (loads,)), (kv.k, kv.v)
+        self.out = [self.runtime.buffer(4 * self.groups, Use.OUTPUT) for _ in data]
+        steps = [Dispatch(kernel, pair, (self.groups, 1, 1)) for pair in zip(data, self.out, strict=True)]
+        self.recording = self.runtime.record(steps, timestamps)
+
+    def run(self) -> None:
+        """Submit and wait."""
+        self.runtime.run(self.recording)
+
+    def timings(self) -> list[tuple[float, float]]:
+        """Begin and end of each dispatch on the device's clock."""
+        return self.runtime.timings(self.recording)
+
+    def wrong(self, *data: Words) -> str | None:
+        """What is wrong with a run: whether it leaves any word of ``data``, K's words and V's, unread."""
+        self.run()
+        for words, out in zip(data, self.out, strict=True):
+            if not np.array_equal(np.bitwise_xor.reduce(words.reshape(self.groups, -1), 1), self.runtime.read(out)):
+                return "the yardstick did not read every word"
+        return None
+
+    def close(self) -> None:
+        """Free the command buffer and the output."""
+        self.recording.close()
+        for buffer in self.out:
+            buffer.close()
+
+
+TimedCall = RecordedCall | ReadYardstick
+
+
+class Subject:
+    """A row, and the calls that are timed for its measures by the host's clock."""
+
+    def __init__(self, row: BenchRow, clocked: dict[str, Callable[[], object]]) -> None:
+        self.row, self.clocked = row, clocked
+
+    def sample(self) -> dict[str, Times]:
+        """One time of every measure."""
+        return {name: _clock(call) for name, call in self.clocked.items()}
+
+
+class DeviceSubject(Subject):
+    """A recorded call, timed by the host's clock, and by the device's where it has one.
+
+    make: the recording, with timestamps or without.
+    """
+
+    def __init__(self, row: BenchRow, device: Device, make: Callable[[bool], TimedCall]) -> None:
+        self.call, self._make = make(False), make
+        super().__init__(row, {"call": self.call.run})
+        self._timed: TimedCall | None = None
+        stamped = bool(row.context and device.info.timestamp_period_ns)
+        # Kompute never resets its queries, so a recording can be timed in one run only. The drivers of CPUs allow
+        # more runs, and need them, since they compile a pipeline in its first run.
+        self._once = stamped and device.runtime.name == "kompute" and device.info.kind != "cpu"
+        if stamped and not self._once:
+            try:
+                self._timed = make(True)
+            except BaseException:
+                self.call.close()
+                raise
+
+    def sample(self) -> dict[str, Times]:
+        """One time of every measure."""
+        made = super().sample()
+        call = self._make(True) if self._once else self._timed
+        if call:
+            call.run()
+            marks = call.timings()
+            made["device"] = (marks[-1][1] - marks[0][0],)
+            if self.row.layout != "read":
+                made["pass 1"] = (marks[0][1] - marks[0][0],)
+                if len(marks) == 2:
+                    made["gap"], made["pass 2"] = (marks[1][0] - marks[0][1],), (marks[1][1] - marks[1][0],)
+            if self._once:
+                call.close()
+        return made
+
+    def close(self) -> None:
+        """Free the recordings."""
+        self.call.close()
+        if self._timed:
+            self._timed.close()
+
+
+class AttentionSubject(DeviceSubject):
+    """One of LAYOUTS on a device: ``row`` names it."""
+
+    def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs) -> None:
+        shape, info = data.shape, kv.device.info
+        if row.layout == "auto":
+            plan = plan_splits(kv.tokens, shape, info.compute_units, kv.dtype, kind=info.kind)
+        else:
+            plan = SplitPlan.fixed(kv.tokens, shape, num_splits=1)
+        heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup
+        row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads)
+        self._rows = data.rows
+
+        def make(timestamps: bool) -> RecordedCall:
+            step = RecordedCall(kv, plan, timestamps=timestamps, heads_per_workgroup=heads)
+            step.write_q(self._rows)
+            return step
+
+        super().__init__(row, kv.device, make)
+        assert isinstance(self.call, RecordedCall)
+        self._step = self.call
+        self.clocked["steady call"] = self._steady
+
+    def _steady(self) -> None:
+        self._step.write_q(self._rows)
+        self._step.run()
+        self._step.result()
+
+    def output(self) -> Output:
+        """out (q_heads, head_dim) and lse (q_heads,) of a run into an output that was all NaN."""
+        self._step.poison()
+        self._step.run()
+        out, lse = self._step.result()
+        return Output(out[0], lse[0])
+
+
+def _clock(call: Callable[[], object]) -> Times:
+    caller, cpu, start = thread_time(), process_time(), perf_counter()
+    call()
+    return perf_counter() - start, process_time() - cpu, thread_time() - caller

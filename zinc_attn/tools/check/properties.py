@@ -1,0 +1,270 @@
+"""The properties of a case on devices: every variation must give the bits of the base result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import closing, contextmanager
+from itertools import groupby, pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache
+from ...cache.rows import stored
+from ...cache.sequence import Sequence
+from ...canonical.constants import KEYS_PER_NODE
+from ...distributed.sharded import ShardedAttention, ShardedKVCache
+from ...errors import LimitError
+from ...planning.splits import SplitPlan, plan_splits
+from ...runtime.device import Device
+from ..harness.bits import Output
+from ..harness.planned_attention import PlannedAttention, PlanRule
+from ..harness.progress import Progress, Steps
+from ..harness.split_spec import SplitSpec
+from .cases import ROWS, Case, Data, words
+from .outcome import Outcome
+from .record import COMMITTED, RECORD, Digests, judge, load_record
+
+COMPUTE_UNITS: Final = (2, 32, 64, 96)
+SPARE: Final = 8  # pages for what the cascade's sequences have of their own
+LONG: Final = 4 * SPARE * 256  # tokens from which the sequence gives these pages up: a larger cache may fit no buffer
+TAIL: Final = 70  # tokens that the chunking variations append anew
+PIECE: Final = 16384  # tokens per append of a long prompt
+
+
+class Observer:
+    """What a caller may watch of a check. Every method does nothing here; tests override them."""
+
+    def planned(self, plan: SplitPlan) -> None:
+        """A call is about to be laid out by ``plan``."""
+
+    def sharded(self, cache: ShardedKVCache) -> None:
+        """A sequence is about to be put into ``cache``."""
+
+
+def check(
+    devices: Seq[Device],
+    cases: Seq[Case],
+    splits: Seq[SplitSpec],
+    *,
+    against: Mapping[str, Digests] | None = None,
+    progress: Progress | None = None,
+    on_outcome: Callable[[Outcome], Any] | None = None,
+    observer: Observer | None = None,
+) -> list[Outcome]:
+    """Every case on every device, compared with the committed record, with ``against`` and with the first device."""
+    committed = {case: digest for digests in load_record(RECORD).values() for case, digest in digests.items()}
+    known = {COMMITTED: committed, **(against or {})}
+    outcomes: list[Outcome] = []
+    steps = Steps(progress, len(cases) * len(devices))
+
+    def same_values(case: Case) -> tuple[str, str]:
+        return str(case.shape), case.dtype
+
+    for _, group in groupby(sorted(cases, key=same_values), key=same_values):
+        mine = sorted(group, key=lambda case: (case.context, str(case)))
+        data = None
+        for case in mine:
+            first: Outcome | None = None
+            for device in devices:
+                steps.begin(f"{case} on {device.info.name}")
+                data = data or Data.make(case.shape, case.dtype, mine[-1].context)
+                cut = data._replace(k=data.k[: case.context], v=data.v[: case.context])
+                beside = [other for other in devices if other is not device]
+                outcome = examine(device, case, cut, splits, beside, observer)
+                judge(outcome, cut, known)
+                if outcome.result and first and first.result:
+                    outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
+                first = first or outcome
+                outcomes.append(outcome)
+                if on_outcome:
+                    on_outcome(outcome)
+    return outcomes
+
+
+def title(device: Device) -> str:
+    """The device and its dispatcher."""
+    return f"{device.info.name} ({device.info.index}), {device.runtime.name}"
+
+
+def examine(
+    device: Device,
+    case: Case,
+    data: Data,
+    splits: Seq[SplitSpec],
+    beside: Seq[Device] = (),
+    observer: Observer | None = None,
+) -> Outcome:
+    """Properties 1 to 9 of a case on a device. ``data`` has the case's tokens.
+
+    beside: other devices, which hold shards of the sequence; where there are none, this one holds two shards.
+    """
+    outcome = Outcome(case, title(device))
+    try:
+        _Examination(device, outcome, data, observer or Observer()).run(splits, beside)
+    except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
+        outcome.refused = str(error) or "no room in host memory"
+    return outcome
+
+
+class _Examination:
+    """The variations of one case on one device, each compared in ``outcome``."""
+
+    def __init__(self, device: Device, outcome: Outcome, data: Data, observer: Observer) -> None:
+        self.device, self.outcome, self.data, self.observer = device, outcome, data, observer
+        self.case = outcome.case
+        self.split_rule = self._by_split(SplitSpec("auto"))
+
+    def run(self, splits: Seq[SplitSpec], beside: Seq[Device]) -> None:
+        """Properties 1 to 9, where the case can show them."""
+        case, data = self.case, self.data
+        with self._filled(case, data, 256, spare=SPARE * (case.context < LONG)) as (attention, seq):
+            self.outcome.result = attention.output(data.q[-1], seq)
+            self._repeats(attention, seq)
+            self._layouts(attention, seq, splits)
+            self._batches(attention, seq)
+            at_once = self._chunks(attention, seq)
+            self._cascades(attention, seq)
+        self._pages()
+        if case.dtype != "f32":
+            same = data._replace(**dict(zip("kv", stored(data.k, data.v, case.dtype), strict=True)))
+            with self._filled(case._replace(dtype="f32"), same, 256) as (attention, seq):
+                self.outcome.compare(7, "stored as f32", attention.output(data.q[-1], seq))
+        if case.context > KEYS_PER_NODE:  # a single node has one place
+            self._shards([self.device, *(beside or [self.device])], at_once)
+
+    def _by_split(self, split: SplitSpec, dtype: str | None = None) -> PlanRule:
+        shape, units, kind = self.case.shape, self.device.info.compute_units, self.device.info.kind
+        dtype = dtype or self.case.dtype
+        return lambda tokens, q_len, window: split.plan(tokens, shape, units, dtype, kind, q_len, window)
+
+    def _by_units(self, units: int) -> PlanRule:
+        shape, dtype = self.case.shape, self.case.dtype
+        return lambda tokens, q_len, window: plan_splits(tokens, shape, units, dtype, q_len, window=window)
+
+    @contextmanager
+    def _filled(
+        self, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0
+    ) -> Iterator[tuple[PlannedAttention, Sequence]]:
+        """A sequence of ``data`` in a cache of that size and ``spare`` pages more, and attention by the split rule."""
+        pages = -(-len(data.k) // page) + spare
+        order = np.argsort(words("pages", pages), kind="stable").tolist() if shuffled else None
+        cache = KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, page_order=order)
+        with closing(cache):
+            seq = cache.new_sequence()
+            _append(cache, seq, data, 0, len(data.k), PIECE)
+            rule = self._by_split(SplitSpec("auto"), case.dtype)
+            attention = PlannedAttention(cache, rule, self.observer.planned, **case.options())
+            with closing(attention):
+                yield attention, seq
+
+    def _repeats(self, attention: PlannedAttention, seq: Sequence) -> None:
+        """Property 1: the call again, with another query in between."""
+        for i in (2, 3):
+            attention.output(self.data.q[0], seq)
+            self.outcome.compare(1, f"run {i}", attention.output(self.data.q[-1], seq))
+
+    def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
+        """Properties 2 and 3: every layout, and the split rule for other numbers of compute units."""
+        rules = {(2, f"layout {one.label}"): self._by_split(one) for one in splits}
+        rules |= {(3, f"{units} compute units"): self._by_units(units) for units in COMPUTE_UNITS}
+        for (prop, variation), rule in rules.items():
+            attention.lay_out(rule)
+            self.outcome.compare(prop, variation, attention.output(self.data.q[-1], seq))
+        attention.lay_out(self.split_rule)
+
+    def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
+        """Property 4: beside other sequences and queries, whose outputs must be what they are alone, too."""
+        q = self.data.q
+        seqs, queries = [seq.fork(), seq.fork(), seq], [q[:1], q[1], q[-1]]
+        seqs[0].truncate(len(seq) // 3)
+        seqs[1].truncate(len(seq) - 1)
+        alone = [attention.output(queries[i], seqs[i]) for i in (0, 1)]
+        for name, order in (("first of 3", (2, 0, 1)), ("last of 3", (1, 0, 2)), ("second of 2", (1, 2))):
+            got = attention.outputs([queries[i] for i in order], [seqs[i] for i in order])
+            for i, one in zip(order, got, strict=True):
+                want = (*alone, self.outcome.result)[i]
+                self.outcome.compare(4, name if i == 2 else f"the others, {name}", one, want)
+        seqs[0].free()
+        seqs[1].free()
+
+    def _chunks(self, attention: PlannedAttention, seq: Sequence) -> Output:
+        """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
+        data = self.data
+        n = len(seq)
+        count, tail = min(ROWS, n), min(TAIL, n)
+        q, begin = data.q[-count:], n - count
+        at_once = attention.output(q, seq)
+        self.outcome.compare(5, f"last of {count} rows", Output(at_once.out[-1], at_once.lse[-1]))
+        for piece, ends in ((tail, {count}), (37, {1, count}), (11, {*range(1, count + 1)})):
+            seq.truncate(n - tail)
+            _append(attention.cache, seq, data, n - tail, begin, piece)
+            for at, end in pairwise((0, *sorted(ends))):
+                new = slice(begin + at, begin + end)
+                got = attention.output(q[at:end], seq, data.k[new], data.v[new])
+                want = Output(at_once.out[at:end], at_once.lse[at:end])
+                self.outcome.compare(5, f"rows {at} to {end - 1} of {count} appended and attended", got, want)
+        return at_once
+
+    def _cascades(self, attention: PlannedAttention, seq: Sequence) -> None:
+        """Property 8: keys that sequences or rows share, attended once for several rows, or apart.
+
+        Counted where the device attends keys for several rows at once. Changes the sequence.
+        """
+        data = self.data
+        if len(seq) >= LONG:
+            seq.truncate(len(seq) - len(seq) // 4)
+        n, tail = len(seq), min(TAIL, len(seq))
+        seqs = [seq.fork(), seq, seq.fork(), seq.fork()]
+        seqs[0].truncate(n - n // 3)
+        for branch in (seqs[0], seqs[3]):
+            attention.cache.append(branch, 0, data.v[:tail], data.k[:tail])
+        batch = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]], seqs
+        chunk = [data.q[-min(ROWS, n) :]], [seq]
+        tried = [("sequence", self.split_rule, *batch), ("one sequence, chunk", self.split_rule, *chunk)]
+        if n >= 2 * KEYS_PER_NODE:  # a split of as many keys as a node has emits whole nodes
+            tried.append(("1 split, sequence", self._by_split(SplitSpec.parse("1")), *batch))
+        for name, rule, queries, of in tried:
+            others = [-q for q in queries]
+            attention.lay_out(rule)
+            attention.outputs(others, of)
+            if not attention.shared:
+                continue
+            attention.lay_out(rule, cascade=False)
+            want = attention.outputs(queries, of)
+            attention.outputs(others, of)  # leaves other partial states than those that must be made now
+            attention.lay_out(rule)
+            for i, pair in enumerate(zip(attention.outputs(queries, of), want, strict=True)):
+                self.outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
+
+    def _pages(self) -> None:
+        """Property 6: other page sizes, and pages in another order."""
+        for page, shuffled in ((16, True), (1024, False)):
+            with self._filled(self.case, self.data, page, shuffled=shuffled) as (attention, seq):
+                variation = f"pages of {page}{', shuffled' * shuffled}"
+                self.outcome.compare(6, variation, attention.output(self.data.q[-1], seq))
+
+    def _shards(self, devices: Seq[Device], at_once: Output) -> None:
+        """Property 9: nodes of 512 keys, dealt unevenly to shards on ``devices``, the first of which folds.
+
+        at_once: the output of the last rows, which are appended and attended; then the last one by itself.
+        """
+        case, data, rows = self.case, self.data, len(at_once.lse)
+        begin = len(data.k) - rows
+        weights = [1.0 + i % 2 for i in range(len(devices))]
+        with ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as sharded:
+            self.observer.sharded(sharded)
+            with closing(ShardedAttention(sharded, **case.options())) as attention:
+                seq = sharded.new_sequence()
+                _append(sharded, seq, data, 0, begin, PIECE)
+                new = data.q[-rows:], seq, 0, data.k[begin:], data.v[begin:]
+                where = "shards on " + " and ".join(map(title, devices))
+                self.outcome.compare(9, f"{where}, rows", Output(*attention(*new, return_lse=True)), at_once)
+                self.outcome.compare(9, where, Output(*attention(data.q[-1], seq, 0, return_lse=True)))
+
+
+def _append(kv_cache: Any, seq: Any, data: Data, begin: int, end: int, piece: int) -> None:
+    """Append the tokens [begin, end) of ``data``, at most ``piece`` at a time."""
+    for at, until in pairwise((*range(begin, end, piece), end)):
+        kv_cache.append(seq, 0, data.k[at:until], data.v[at:until])

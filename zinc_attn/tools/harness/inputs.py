@@ -1,0 +1,132 @@
+"""The values that the tools attend: seeded normal ones, or the arrays of a file; and lists of context lengths."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache.rows import checked_values
+from ...checks import check_int, parse_digits, shown
+from ...decode.one_shot import check_arrays
+from ...decode.scoring import check_scale, check_score_bound
+from ...errors import ArgumentError, ShapeError
+from ...limits import MAX_CONTEXT
+from ...shapes import AttnShape
+
+F32 = NDArray[np.float32]
+NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+_SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
+_BLOCK: Final = 1 << 22  # values made at once, so that long arrays need little memory beside their own
+
+
+def parse_contexts(text: str, name: str = "contexts") -> list[int]:
+    """Parse ``1k,32k,5000`` to numbers of keys (k = 1024, m = 1024 k); a number that is repeated counts once."""
+    found = []
+    for word in text.split(","):
+        digits = word.strip().lower()
+        factor = _SUFFIXES.get(digits[-1:], 1)
+        digits = digits[:-1] if factor > 1 else digits
+        number = parse_digits(digits)
+        if number is None:
+            raise ArgumentError(f"{name}: got {shown(word)}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
+        found.append(check_int(name, number * factor, 1, MAX_CONTEXT))
+    return list(dict.fromkeys(found))
+
+
+def round_to_bf16(x: F32) -> F32:
+    """The nearest values that bfloat16 holds, ties to even, as float32. The values must be finite."""
+    bits = x.view(np.uint32)
+    rounded: F32 = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Query rows of one sequence and its keys and values. A context of n keys takes the first n of them.
+
+    q: (q_heads, head_dim), or (q_len, q_heads, head_dim) for the last q_len positions, float32; k, v: (tokens,
+    kv_heads, head_dim) of one dtype; source: where the values come from, in words.
+    """
+
+    q: F32
+    k: NDArray[Any]
+    v: NDArray[Any]
+    source: str
+
+    @property
+    def shape(self) -> AttnShape:
+        """Heads and head dimension."""
+        return AttnShape(self.q.shape[-2], self.k.shape[1], self.q.shape[-1])
+
+    @property
+    def rows(self) -> F32:
+        """q as (q_len, q_heads, head_dim)."""
+        return self.q.reshape(-1, *self.q.shape[-2:])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype name of the arrays k and v: f32 or f16."""
+        return next(name for name, dtype in NUMPY_DTYPES.items() if dtype == self.k.dtype)
+
+    @classmethod
+    def normal(
+        cls, shape: AttnShape, tokens: int, dtype: str, seed: int = 0, *, q_len: int | None = None, sequence: int = 0
+    ) -> Inputs:
+        """Standard normal values that a cache of ``dtype`` takes, so that scores have a standard deviation of 1.
+
+        Fewer tokens are a prefix of more, and each ``sequence`` of a batch has values of its own.
+        """
+        lead = () if q_len is None else (q_len,)
+        rng = np.random.default_rng([seed, 0, sequence])
+        q = rng.standard_normal((*lead, shape.q_heads, shape.head_dim), dtype=np.float32)
+        k, v = (_normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, i, sequence]) for i in (1, 2))
+        return cls(q, k, v, f"normal, seed {seed}")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Inputs:
+        """The arrays q, k and v of a NumPy .npz file, checked. ArgumentError names the file."""
+        try:
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+                missing = [name for name in "qkv" if name not in file]
+                if missing:
+                    raise ArgumentError(f"got arrays {sorted(file)}, expected q, k and v")
+                q, k, v = (file[name] for name in "qkv")
+            return cls(*_checked(q, k, v), str(path))
+        except ArgumentError as error:
+            raise type(error)(f"{path}: {error}") from error
+        except OSError as error:
+            raise ArgumentError(f"{path}: {error.strerror or error}, expected an .npz file with q, k and v") from error
+        except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise ArgumentError(f"{path}: not an .npz file with arrays q, k and v ({error})") from error
+
+    def prefix(self, tokens: int) -> Inputs:
+        """The first ``tokens`` keys and values."""
+        return replace(self, k=self.k[:tokens], v=self.v[:tokens])
+
+
+def _checked(q: Any, k: Any, v: Any) -> tuple[F32, NDArray[Any], NDArray[Any]]:
+    q, k, v, shape = check_arrays(q, k, v)
+    if len(q) > len(k):
+        raise ShapeError(f"q, k: got {len(q)} query rows and {len(k)} tokens, expected a token per row or more")
+    q, q_max = checked_values("q", q.astype(np.float32))
+    k, k_max = checked_values("k", k)
+    v, _ = checked_values("v", v)
+    check_score_bound(q_max, k_max, shape.head_dim, check_scale(None, shape.head_dim))
+    return q, k, v
+
+
+def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray[Any]:
+    """float32 values for f32 and bf16, which it holds exactly; float16 for f16 and q8_0, which rounds them itself."""
+    rng = np.random.default_rng(seed)
+    made: NDArray[Any] = np.empty(shape, np.float32 if dtype in ("f32", "bf16") else np.float16)
+    rows = max(1, _BLOCK // (shape[1] * shape[2]))
+    for first in range(0, shape[0], rows):
+        block = made[first : first + rows]
+        values = rng.standard_normal(block.shape, dtype=np.float32)
+        block[:] = round_to_bf16(values) if dtype == "bf16" else values
+    return made

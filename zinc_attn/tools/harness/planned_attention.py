@@ -1,0 +1,49 @@
+"""Attention whose plans a tool gives, and whose output is NaN until a kernel writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache
+from ...cache.sequence import Sequence
+from ...decode.attention import Attention
+from ...decode.workspace import Workspace
+from ...planning.call import Submission
+from ...planning.splits import SplitPlan
+from .bits import F32, Output
+
+PlanRule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and window to a plan
+
+
+class PlannedAttention(Attention):
+    """Attention that lays its calls out by ``rule`` in place of the split rule, and shows ``planned`` every plan."""
+
+    def __init__(self, cache: KVCache, rule: PlanRule, planned: Callable[[SplitPlan], Any], **options: Any) -> None:
+        self.rule, self.planned = rule, planned
+        super().__init__(cache, cascade=True, plan=self._ruled, observer=self._spoil, **options)
+
+    def lay_out(self, rule: PlanRule, cascade: bool = True) -> None:
+        """Take another rule. Recordings are kept, and work words that were filled for the old rule are not."""
+        self.rule = rule
+        self.replan(cascade)
+
+    def _ruled(self, tokens: int, q_len: int, window: int | None) -> SplitPlan:
+        plan = self.rule(tokens, q_len, window)
+        self.planned(plan)
+        return plan
+
+    def _spoil(self, _: Submission, workspace: Workspace) -> None:
+        """NaN in the output, so that an element which no kernel writes cannot pass a comparison."""
+        out = workspace.tensors.out
+        self.device.runtime.write(out, np.full(out.nbytes // 4, 0x7FC0DEAD, np.uint32))
+
+    def output(self, q: F32, seq: Sequence, k: Any = None, v: Any = None) -> Output:
+        """The output of a call on one sequence."""
+        return Output(*self(q, seq, 0, k, v, return_lse=True))
+
+    def outputs(self, queries: list[F32], seqs: list[Sequence]) -> list[Output]:
+        """The outputs of a call on a batch, one per sequence."""
+        return list(map(Output, *self(queries, seqs, 0, return_lse=True)))

@@ -1,0 +1,49 @@
+"""What the pictures share: a figure without a window, an axis of context lengths, and its PNG. Needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of so many inches that draws into memory."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def finish_axes(axes: Axes, contexts: Iterable[int], log_digits: int | None = 4) -> None:
+    """Label the x axis with ``contexts`` on a log scale and draw the grid.
+
+    log_digits: a log scale for y too, whose labels have so many digits; None leaves y as it is.
+    """
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(contexts)))
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter(lambda x, _: keys_label(round(x)))
+    axes.set_xlabel("context (keys, log scale)")
+    if log_digits is not None:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(f"{{x:,.{log_digits}g}}")
+    axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def keys_label(keys: int) -> str:
+    """1024 to "1k", 1000 to "1,000"."""
+    return f"{keys // 1024}k" if keys and keys % 1024 == 0 else f"{keys:,}"

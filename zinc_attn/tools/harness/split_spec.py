@@ -1,0 +1,54 @@
+"""How a user names a split layout, and the plan that the name gives for any context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...checks import parse_digits, shown
+from ...errors import ArgumentError
+from ...planning.splits import SplitPlan, plan_splits
+from ...shapes import AttnShape
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """A layout for any context: the planner's rule ("auto"), a number of splits, or a split size in keys."""
+
+    label: str
+    num_splits: int | None = None
+    split_size: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SplitSpec:
+        """Parse ``auto``, ``8`` (splits) or ``size:2048`` (keys per split)."""
+        word = text.strip().lower()
+        kind, _, size = word.rpartition(":")
+        if word == "auto":
+            return cls(word)
+        number = parse_digits(size)
+        if not number or kind not in ("", "size") or word.startswith(":"):
+            raise ArgumentError(
+                f"splits: got {shown(text)}, expected auto, a number of splits (8) or size:KEYS (size:2048)"
+            )
+        return cls(f"size:{number}", split_size=number) if kind else cls(str(number), num_splits=number)
+
+    def plan(
+        self,
+        context: int,
+        shape: AttnShape,
+        compute_units: int,
+        dtype: str,
+        kind: str,
+        q_len: int = 1,
+        window: int | None = None,
+    ) -> SplitPlan:
+        """The plan of one sequence's rows. Only "auto" depends on the facts of the device."""
+        if self.label == "auto":
+            return plan_splits(context, shape, compute_units, dtype, q_len, kind, window)
+        sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
+        return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
+
+
+def parse_split_specs(text: str) -> list[SplitSpec]:
+    """Parse a list such as ``auto,1,size:2048``; a layout that is repeated counts once."""
+    return list(dict.fromkeys(SplitSpec.parse(word) for word in text.split(",")))

@@ -1,0 +1,164 @@
+"""K and V on devices, and the calls on them that a sweep verifies and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache
+from ...cache.rows import tiles
+from ...canonical.constants import KEYS_PER_NODE, LEAF
+from ...decode.attention import Attention
+from ...decode.contiguous import ContiguousKV, RecordedCall
+from ...distributed.sharded import Ranks, ShardedAttention, ShardedKVCache
+from ...errors import LimitError
+from ...limits import MAX_CONTEXT
+from ...planning.splits import SplitPlan
+from ...runtime.device import Device
+from ..harness.bits import F32, Output
+from ..harness.inputs import Inputs
+from ..harness.split_spec import SplitSpec
+from .rows import SweepSpec
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call under one layout.
+
+    spoil: leaves an output other than that of the call, so that an element which the call does not write is seen;
+    run: makes the call and returns the seconds it took; result: out (batch, q_len, q_heads, head_dim) and lse (batch,
+    q_len, q_heads) of the last call.
+    """
+
+    spoil: Callable[[], object]
+    run: Callable[[], float]
+    result: Callable[[], Output]
+
+
+class ResidentInputs(Protocol):
+    """K and V of every sequence of a batch on a device."""
+
+    def add(self, data: Inputs) -> None:
+        """Make the next sequence, of ``data``."""
+
+    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        """The call under a layout, whose plan is ``plan``."""
+
+    def close(self) -> None:
+        """Free the device memory."""
+
+
+def make_resident(device: Device, spec: SweepSpec, context: int) -> ResidentInputs:
+    """Room for the sequences of one context. LimitError and MemoryError where the device has none."""
+    if spec.page_size is None:
+        return ContiguousInputs(device, spec, context)
+    capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
+    if capacity > MAX_CONTEXT:
+        asked = f"{spec.batch} x {context:,} tokens"
+        raise LimitError(f"{asked}: a cache holds at most {MAX_CONTEXT:,}, in whole pages")
+    return CachedInputs(KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size), context - spec.q_len)
+
+
+class CachedInputs(ResidentInputs):
+    """The sequences in a cache of one layer, which have ``before`` tokens each between the calls."""
+
+    def __init__(self, cache: KVCache | ShardedKVCache, before: int) -> None:
+        self.cache, self.before = cache, before
+        self.sequences: list[Any] = []
+        self.q: list[F32] = []  # of each sequence, as k and v are: the rows that a call appends
+        self.k: list[F32] = []
+        self.v: list[F32] = []
+
+    def add(self, data: Inputs) -> None:
+        cache: Any = self.cache
+        sequence, n = cache.new_sequence(), self.before
+        if n:
+            cache.append(sequence, 0, data.k[:n], data.v[:n])
+        self.sequences.append(sequence)
+        self.q.append(data.rows)
+        self.k.append(data.k[n:].copy())
+        self.v.append(data.v[n:].copy())
+
+    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        if isinstance(self.cache, ShardedKVCache):
+            call = _CachedCall(self, ShardedAttention(self.cache))
+        else:
+            call = _CachedCall(self, Attention(self.cache, num_splits=split.num_splits, split_size=split.split_size))
+        others = [-q for q in self.q]
+        return AttentionCall(lambda: call(others), lambda: call(self.q), lambda: Output(*map(np.stack, call.got)))
+
+    def close(self) -> None:
+        self.cache.close()
+
+
+class RankedInputs(CachedInputs):
+    """A sequence whose nodes lie on ranks. formula_bytes: those that this rank should get in a call."""
+
+    def __init__(self, ranks: Ranks, device: Device, spec: SweepSpec, context: int) -> None:
+        assert spec.page_size is not None
+        shape = spec.shape
+        cache = ShardedKVCache([device], shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
+        super().__init__(cache, context - spec.q_len)
+        others = int(np.sum(cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))  # nodes of other ranks
+        self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.head_dim + 2) * 4
+
+
+class _CachedCall:
+    """Append the new rows to every sequence and attend them. The rows are cut off again outside the clock."""
+
+    def __init__(self, inputs: CachedInputs, attention: Attention | ShardedAttention) -> None:
+        self._inputs, self._attention = inputs, attention
+        self.got: tuple[list[F32], list[F32]] = [], []
+
+    def __call__(self, q: list[F32]) -> float:
+        attention, sequences, k, v = self._attention, self._inputs.sequences, self._inputs.k, self._inputs.v
+        if len(sequences) == 1:
+            begin = perf_counter()
+            out, lse = attention(q[0], sequences[0], 0, k[0], v[0], return_lse=True)
+            end = perf_counter()
+            self.got = [out], [lse]
+        else:
+            begin = perf_counter()
+            self.got = attention(q, sequences, 0, k, v, return_lse=True)
+            end = perf_counter()
+        for sequence in sequences:
+            sequence.truncate(self._inputs.before)
+        return end - begin
+
+
+class ContiguousInputs(ResidentInputs):
+    """K and V of one sequence as two arrays on the device."""
+
+    def __init__(self, device: Device, spec: SweepSpec, context: int) -> None:
+        nbytes = tiles(context) * LEAF * spec.shape.kv_bytes_per_token(spec.dtype) // 2
+        if nbytes > device.info.max_buffer_bytes:
+            raise LimitError(
+                f"K of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes in "
+                "one storage buffer; use a shorter context, a smaller dtype, or the cache"
+            )
+        self._device, self._stack = device, ExitStack()
+
+    def add(self, data: Inputs) -> None:
+        self._q = data.rows
+        self._kv = ContiguousKV(self._device, data.k, data.v)
+        self._stack.callback(self._kv.close)
+
+    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        step = RecordedCall(self._kv, plan)
+        self._stack.callback(step.close)
+        step.write_q(self._q)
+
+        def run() -> float:
+            begin = perf_counter()
+            step.run()
+            return perf_counter() - begin
+
+        return AttentionCall(step.poison, run, lambda: Output(*(x[None] for x in step.result())))
+
+    def close(self) -> None:
+        self._stack.close()
