@@ -29,6 +29,7 @@ from zinc_attn.planning.call import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.tools import export
 from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
+from zinc_attn.tools.export.files import sealed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_c"
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values
@@ -193,7 +194,7 @@ def copy(inputs, tmp_path):
 )
 def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, message):
     folder, data = copy
-    (folder / "manifest.json").write_bytes(export.sealed(json.dumps({**data, **change}).encode()))
+    (folder / "manifest.json").write_bytes(sealed(json.dumps({**data, **change}).encode()))
     assert message in refused(checked, folder, inputs.cases[65, 0, 0])
 
 
@@ -201,7 +202,7 @@ def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, 
 def test_a_field_that_is_not_there_is_refused(checked, inputs, copy):
     folder, data = copy
     data["work"]["item"]["fields"] = [f for f in data["work"]["item"]["fields"] if f["name"] != "leaf_end"]
-    (folder / "manifest.json").write_bytes(export.sealed(json.dumps(data).encode()))
+    (folder / "manifest.json").write_bytes(sealed(json.dumps(data).encode()))
     assert "record item has no field leaf_end; export it again" in refused(checked, folder, inputs.cases[65, 0, 0])
 
 
@@ -271,7 +272,7 @@ def test_a_damaged_manifest_never_crashes_it(checked, inputs, tmp_path, rng):
     def seal(data):
         at = data.find(b'"manifest_sha256": "')
         whole = at >= 0 and data[at + 84 : at + 85] == b'"'
-        return export.sealed(bytes(data)) if whole else data
+        return sealed(bytes(data)) if whole else data
 
     text = (inputs.kernels / "manifest.json").read_bytes()
     path, case = tmp_path / "manifest.json", tmp_path / "case"

@@ -25,6 +25,7 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import export
 from zinc_attn.tools.export import (
@@ -37,6 +38,7 @@ from zinc_attn.tools.export import (
     load_manifest,
     meanings,
 )
+from zinc_attn.tools.export.files import sealed
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
 TABLES = dict.fromkeys(("FIELDS", "BINDINGS", "SPECIALISATION", "GRIDS"), meanings)
@@ -70,9 +72,13 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     names = {
         "FIELDS": {f"{key}.{word}" for key, table in RECORDS.items() for word in getattr(kernels, table)},
         "BINDINGS": {f"{describe.family(d)}.{b.name}" for d in declared for b in d.bindings},
-        "SPECIALISATION": {f"{describe.family(d)}.{name}" for d in declared for name in d.spec},
+        "SPECIALISATION": {f"{describe.family(d)}.{name}" for d in declared for name in d.constant_names},
         "GRIDS": {describe.family(d) for d in declared},
-        "CONSTANTS": {n for n, x in vars(shapes).items() if n.isupper() and isinstance(x, int | float | tuple)}
+        "CONSTANTS": {
+            n
+            for n, x in {**vars(constants), **vars(limits)}.items()
+            if n.isupper() and isinstance(x, int | float | tuple)
+        }
         | {"MERGE_DIMS"},
         "ENCODINGS": set(DTYPE_BYTES),
     }
@@ -120,7 +126,8 @@ def test_constants_are_the_float32_that_the_shaders_have(made):
 
 def test_no_formula_uses_a_name_that_is_not_explained(made):
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
-    known = {*formulas.INPUTS, *formulas.SIZES, *formulas.QUANTITIES, *functions}
+    fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
+    known = {*formulas.INPUTS, *formulas.SIZES, *formulas.QUANTITIES, *functions, *fixed}
     tables = [formulas.SIZES, formulas.QUANTITIES, meanings.SPECIALISATION, formulas.BUFFERS, *meanings.GRIDS.values()]
     texts = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
     texts += [value for _, value, _ in meanings.FIELDS.values()]
@@ -253,7 +260,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
 
 
 def recorded(plan, scoring):
-    """An RecordedCall on a runtime that only remembers: the words of its work buffer, and its dispatches."""
+    """A RecordedCall on a runtime that only remembers: the words of its work buffer, and its dispatches."""
     log = SimpleNamespace(words=None, steps=None)
 
     def write(buffer, words):
@@ -266,9 +273,10 @@ def recorded(plan, scoring):
         buffer=lambda nbytes, use: SimpleNamespace(nbytes=nbytes, use=use, close=lambda: None),
         write=write,
         record=record,
+        kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
         info=SimpleNamespace(kind="discrete"),
     )
-    device = SimpleNamespace(runtime=runtime, kernel=lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
+    device = Device(runtime)
     kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
     RecordedCall(kv, plan, scoring=scoring)
     words = log.words
@@ -409,7 +417,7 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 )
 def test_what_load_refuses(folder, change, message):
     path = folder / "manifest.json"
-    path.write_bytes(export.sealed(json.dumps({**json.loads(path.read_text()), **change}).encode()))
+    path.write_bytes(sealed(json.dumps({**json.loads(path.read_text()), **change}).encode()))
     with pytest.raises(ManifestError) as error:
         load_manifest(folder)
     assert message in str(error.value)
@@ -454,11 +462,12 @@ def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
 
 
 def test_load_refuses_what_is_no_file(folder):
-    for path in (f"{folder}/a\0b", f"{folder}/a\ud800b", "/dev/zero", folder / ("n" * 300)):
+    for path in (f"{folder}/a\ud800b", "/dev/zero", folder / ("n" * 300)):
         with pytest.raises(ManifestError, match=r"cannot be read: .*; make it with zinc-attn export DIR"):
             load_manifest(path)
-    with pytest.raises(ArgumentError, match="path: got int, expected a path"):
-        load_manifest(7)
+    for path in (f"{folder}/a\0b", 7):
+        with pytest.raises(ArgumentError, match="path: got .*, expected a path"):
+            load_manifest(path)
     module = folder / "merge.spv"
     module.unlink()
     os.mkfifo(module)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ... import __version__, limits, shapes
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ...canonical import constants
 from ...canonical.constants import LEAF, NODE
 from ...checks import check_int
 from ...errors import ArgumentError
@@ -54,8 +55,9 @@ def _constant(value: Any) -> dict[str, Any]:
 
 
 def _constants() -> dict[str, Any]:
-    """Every number that ``shapes`` declares, and pass 2's."""
-    found = {n: x for n, x in vars(shapes).items() if n.isupper() and isinstance(x, int | float | tuple)}
+    """Every number of the canonical reduction and of the limits, and pass 2's."""
+    declared = {**vars(constants), **vars(limits)}
+    found = {n: x for n, x in declared.items() if n.isupper() and isinstance(x, int | float | tuple)}
     found["MERGE_DIMS"] = kernels.MERGE_DIMS
     return {name: {**_constant(value), "meaning": CONSTANTS[name]} for name, value in found.items()}
 
@@ -92,14 +94,14 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         bindings.append(
             {"binding": i, "name": binding.name, "access": binding.access, "element": element, "meaning": meaning}
         )
-    constants, fixed = [], dict(decl.fixed)
+    numbered, fixed = [], dict(decl.fixed)
     for i, name in enumerate(decl.constant_names):
         value, meaning = SPECIALISATION[f"{key}.{name}"]
-        constants.append(
+        numbered.append(
             {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, "value": value, "meaning": meaning}
         )
         if name in fixed:  # the kernel's own, the same for every shape
-            constants[-1] |= {"value": str(fixed[name]), "fixed": fixed[name]}
+            numbered[-1] |= {"value": str(fixed[name]), "fixed": fixed[name]}
     grid = {axis: {"workgroups": n, "each": each} for axis, (n, each) in zip("xyz", GRIDS[key], strict=True)}
     return {
         "name": decl.name,
@@ -113,7 +115,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}", "1", "1"],
         "bindings": bindings,
         "push_constants": [],
-        "specialisation_constants": constants,
+        "specialisation_constants": numbered,
         "grid": grid,
     }
 
