@@ -11,15 +11,14 @@ layout(constant_id = APPEND_SPEC_ROW_VALUES) const uint ROW_VALUES = 64u;   // w
 layout(constant_id = APPEND_SPEC_SCALES) const uint SCALES = 0u;            // words of its scales
 layout(constant_id = APPEND_SPEC_CHUNK_WORDS) const uint CHUNK_WORDS = 4u;  // words of 8 dimensions
 layout(constant_id = APPEND_SPEC_TILE) const uint TILE = 64u;
-
-layout(constant_id = APPEND_SPEC_GATHER) const uint GATHER = 0u;
+layout(constant_id = APPEND_SPEC_GATHER) const uint GATHER = 0u;            // 1: from the cache to the rows
 
 layout(set = 0, binding = APPEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict buffer Rows { uint rows[]; };
 layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k[]; };
 layout(set = 0, binding = APPEND_BIND_V, std430) restrict buffer V { uint v[]; };
 
-// A word of K (or V) of the cache, and its word of the row.
+// Move one word between the cache's K (or V) and the row tensor.
 void move_k(uint in_cache, uint in_row) {
     if (GATHER != 0u) {
         rows[in_row] = k[in_cache];

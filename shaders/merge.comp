@@ -23,9 +23,9 @@ layout(set = 0, binding = MERGE_BIND_STATES, std430) readonly buffer States { ve
 layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 #include "state.glsl"
 
-shared float before_w[ROUND];             // m of each state, then the weight of what it joins
-shared float state_w[ROUND];              // its own weight
-shared float state_l[ROUND];              // its l with that weight
+shared float before_w[ROUND];             // m of each state, then the weight of the sum that it is merged into
+shared float state_w[ROUND];              // the weight of the state itself
+shared float state_l[ROUND];              // the state's l, so weighted
 shared vec2 into_total[ROUND / LEAVES_PER_NODE];     // states that are leaves: weights of (total so far, this node)
 shared float wave_m[WAVES];               // the largest m of each wave's batch
 shared vec4 passed[WAVE];                 // the total between turns: two dimensions of o, l, unused
@@ -62,7 +62,8 @@ void main() {
         before_w[own] = m;
         barrier();
         uint in_node = lane & (LEAVES_PER_NODE - 1u);
-        uint before_end = leaves ? lane - in_node : lane;  // what the total holds when this state, or its node, joins
+        // The total holds the states before this one, or before its node.
+        uint before_end = leaves ? lane - in_node : lane;
         float node_before = EMPTY_M, before = total_m, top = EMPTY_M;
         for (uint t = 0u; t < BATCH; ++t) {
             float other = before_w[batch + t];
