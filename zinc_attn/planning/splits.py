@@ -1,6 +1,6 @@
 """The split rule: context length and compute units to a layout of work. Integer arithmetic, no device, no clock.
 
-A plan says who computes what; it never shows in the output bits (README, 'What does not change the bits'), so the
+A plan says who computes what; it never shows in the output bits (docs/determinism.md), so the
 rule follows performance alone.
 
 The rule for a GPU:
