@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import threading
@@ -10,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .. import protocol as machine
 from ..errors import ArgumentError, KernelError
 from ..kernels.contract import KernelDecl
-from . import protocol as machine
 from .kompute import KomputeRuntime
 from .protocol import DeviceInfo, Kernel, Runtime
 from .vulkan import VulkanRuntime
@@ -43,15 +42,13 @@ class Device:
         """Open a device.
 
         device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
-        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME or else Kompute where kp
-        is installed. DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
+        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME or else "vulkan".
+        DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
         if device is None:
             device = os.environ.get("ZINC_ATTN_DEVICE") or None
         if runtime is None:
-            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or None
-        if runtime is None:
-            runtime = "kompute" if importlib.util.find_spec("kp") else "vulkan"
+            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan"
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {runtime!r}, expected one of {', '.join(RUNTIMES)}")
         info = machine.choose(machine.list_devices(), device)
