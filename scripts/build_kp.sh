@@ -3,6 +3,8 @@
 # Builds Kompute's Python binding (kp) into a local wheel, once per Python version, and installs it.
 # kp is published as source only and its build fetches libraries with git. Here g++, cmake, make, the
 # Vulkan headers and fmt are the distribution's and pybind11 is pip's, so only the package index is used.
+# kp ignores most of Vulkan's errors; lib/kp_checked.hpp and lib/patch_kp.py make it raise them. zinc_attn refuses a kp
+# without them. The wheel lies in a folder named by their hash, so that a change of them builds it again.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -10,6 +12,9 @@ cache=${ZINC_ATTN_CACHE:-$root/.cache}
 python=${1:-$root/.venv/bin/python}
 version=0.9.0
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+sources=("$root"/scripts/build_kp.sh "$root"/scripts/lib/{kp_checked.hpp,patch_kp.py})
+hash=$(cat "${sources[@]}" | sha256sum)
+wheels=$cache/wheels/kp-${hash:0:16}
 
 export KOMPUTE_OPT_INSTALL=OFF KOMPUTE_OPT_DISABLE_VULKAN_VERSION_CHECK=ON
 export KOMPUTE_OPT_USE_BUILT_IN_{VULKAN_HEADER,PYBIND11,FMT,SPDLOG}=OFF
@@ -21,31 +26,39 @@ export KOMPUTE_PYTHON_NUM_PARALLEL_THREADS=$((jobs < 8 ? jobs : 8))
 
 build() {
     work=$(mktemp -d "$cache/kp-build.XXXXXX")
-    trap 'rm -rf "$work"' EXIT
+    include=$(mktemp -d) # CXXFLAGS is split at spaces, which the cache's path may have
+    trap 'rm -rf "$work" "$include"' EXIT
     "$python" -m venv "$work/env"
     local pip=("$work/env/bin/python" -m pip --disable-pip-version-check)
     # pip prepares kp's metadata with setuptools and wheel, which recent venvs lack.
     "${pip[@]}" install setuptools==80.9.0 wheel==0.45.1 pybind11==2.13.6
     "${pip[@]}" download --no-deps --no-binary kp --no-build-isolation -d "$work" "kp==$version"
     tar -xf "$work/kp-$version.tar.gz" -C "$work"
-    # A comma is missing in setup.py: cmake never sees PYTHON_EXECUTABLE and takes any Python it finds.
-    # The NumPy pin is older than pybind11 2.13, which supports NumPy 2.
-    sed -i -e "s/\(VERSION_CHECK=ON'\)\$/\1,/" -e 's/"numpy<2.0.0"/"numpy"/' "$work/kp-$version/setup.py"
+    "$python" "$root/scripts/lib/patch_kp.py" "$work/kp-$version"
     pybind11_DIR=$("$work/env/bin/python" -m pybind11 --cmakedir)
     export pybind11_DIR
+    cp "$root/scripts/lib/kp_checked.hpp" "$include/"
+    # kp_checked.hpp takes vulkan.hpp's noexcept away. Its error classes keep theirs: the standard's base classes ask
+    # for it. So kp is built with a copy of vulkan.hpp in which these functions say it themselves.
+    local header
+    header=$("${CXX:-g++}" -E -x c++ - <<<'#include <vulkan/vulkan.hpp>' | sed -n 's/^# 1 "\(.*\/vulkan\.hpp\)".*/\1/p')
+    mkdir "$include/vulkan"
+    sed -E 's/ (name|what)\(\) const VULKAN_HPP_NOEXCEPT/ \1() const noexcept/' "${header%%$'\n'*}" >"$include/vulkan/vulkan.hpp"
+    export CXXFLAGS="${CXXFLAGS:-} -I$include -include $include/kp_checked.hpp"
     "${pip[@]}" wheel --no-deps --no-build-isolation -w "$work/out" "$work/kp-$version"
-    mv "$work"/out/kp-*.whl "$cache/wheels/"
+    mv "$work"/out/kp-*.whl "$wheels/"
 }
 
 install_and_import() {
-    "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" && "$python" -c 'import kp'
+    "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" &&
+        "$python" -c 'import kp; assert kp.results_are_checked'
 }
 
-mkdir -p "$cache/wheels"
-wheel=$(compgen -G "$cache/wheels/kp-$version-$tag-*.whl" || true)
+mkdir -p "$wheels"
+wheel=$(compgen -G "$wheels/kp-$version-$tag-*.whl" || true)
 if [[ -n $wheel ]]; then
     install_and_import "$wheel" && exit 0
     rm -f "$wheel" # built against libraries that are gone
 fi
 build
-install_and_import "$(compgen -G "$cache/wheels/kp-$version-$tag-*.whl")"
+install_and_import "$(compgen -G "$wheels/kp-$version-$tag-*.whl")"

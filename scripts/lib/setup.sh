@@ -44,6 +44,7 @@ mesa_is_old() { # before 25.0, which is the first that knows gfx1201
     v=$(dpkg-query -W -f '${Version}' mesa-vulkan-drivers 2>/dev/null) && dpkg --compare-versions "$v" lt 25.0
 }
 
+has_checked_kp() { "$py" -c 'import kp; assert kp.results_are_checked' 2>/dev/null; } # no other is used
 is_supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; }
 find_python() { # sets python; fails where no supported one is there
     local p candidates=(python3 python3.13 python3.12 python3.11 python3.10)
@@ -126,7 +127,7 @@ system_packages() { # system_packages run|test
     for p in g++ cmake make; do lacks for_kp $p command -v $p; done
     lacks for_kp libvulkan-dev has_header vulkan/vulkan.hpp
     lacks for_kp libfmt-dev has_header fmt/core.h
-    "$py" -c 'import kp' 2>/dev/null && for_kp=()
+    has_checked_kp && for_kp=()
     if [[ $1 == test ]]; then
         needed+=("${for_kp[@]}") for_kp=()
         lacks for_tests gcc command -v cc
@@ -197,11 +198,11 @@ prepare_environment() { # prepare_environment run|test HASH
     step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
         "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]" "${others[@]}"
     local build_kp=(kp "building kp, the Kompute binding (about a minute)" "$root/scripts/build_kp.sh" "$py")
-    if ! "$py" -c 'import kp' 2>/dev/null; then
+    if ! has_checked_kp; then
         if [[ $1 == test ]]; then
             step "${build_kp[@]}"
         elif ! logged "${build_kp[@]}"; then
-            say "kp could not be built (see $cache/logs/kp.log): the plain Vulkan runtime is used"
+            say "kp could not be built (see $cache/logs/kp.log): there is the plain Vulkan runtime alone"
         fi
     fi
     if [[ $1 == test && ! -e $cache/swiftshader/vk_swiftshader_icd.json ]]; then

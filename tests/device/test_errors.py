@@ -220,7 +220,7 @@ def test_without_kp_the_message_says_how_to_get_it():
     )
     done = run_python(code)
     assert done.returncode == 0, done.stderr
-    assert "scripts/run" in done.stdout and "runtime='vulkan'" in done.stdout
+    assert "scripts/build_kp.sh" in done.stdout and "runtime='vulkan'" in done.stdout
 
 
 def test_missing_spirv_says_how_to_build_it(device, monkeypatch, tmp_path):

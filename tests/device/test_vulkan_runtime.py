@@ -277,7 +277,7 @@ def test_timestamps(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel])
         Dispatch(kernel("reverse"), (scratch, out), GROUPS),
     ]
     recording = runtime.record(steps, timestamps=True)
-    with pytest.raises(ArgumentError, match=r"^recording: it has no timings before its first run$"):
+    with pytest.raises(ArgumentError, match=r"^recording: it has no timings before its first run, nor after one th"):
         runtime.timings(recording)
     for _ in range(3):
         begin = time.perf_counter()

@@ -136,7 +136,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         choices=RUNTIMES,
-        help="dispatcher (default: $ZINC_ATTN_RUNTIME, else kompute where kp is installed, else vulkan)",
+        help="dispatcher (default: $ZINC_ATTN_RUNTIME, else vulkan)",
     )
 
 

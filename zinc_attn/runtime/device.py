@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import threading
@@ -12,11 +11,11 @@ from types import TracebackType
 from typing import Any
 
 from ..checks import check_int, shown
-from ..errors import ArgumentError, KernelError, RuntimeUnavailableError
+from ..errors import ArgumentError, KernelError
 from ..kernels.contract import KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import protocol as machine
-from .kompute import KomputeRuntime
+from .kompute import KomputeRuntime, load_kp
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Runtime
 from .vulkan import VulkanRuntime
 
@@ -46,15 +45,13 @@ class Device:
         """Open a device.
 
         device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
-        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME or else Kompute where kp
-        is installed. DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
+        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME or else "vulkan".
+        DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
         if device is None:
             device = os.environ.get("ZINC_ATTN_DEVICE") or None
         if runtime is None:
-            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or None
-        if runtime is None:
-            runtime = "kompute" if importlib.util.find_spec("kp") else "vulkan"
+            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan"
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
         info = machine.choose(machine.list_devices(), device)
@@ -69,11 +66,7 @@ class Device:
 
         For hosts that record this package's operations in their own kp.Sequence (``Attention.record``).
         """
-        if importlib.util.find_spec("kp") is None:
-            raise RuntimeUnavailableError("from_kompute needs Kompute's Python package kp, which is not installed here")
-        import kp
-
-        if not isinstance(manager, kp.Manager):
+        if not isinstance(manager, load_kp().Manager):
             raise ArgumentError(f"manager: got {shown(manager)}, expected a kp.Manager")
         index = check_int("index", index, 0)
         return cls(KomputeRuntime(machine.choose(machine.list_devices(), index), manager))

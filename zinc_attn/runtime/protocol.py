@@ -16,11 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import resource
+except ImportError:  # Windows has no address-space limit
+    resource = None  # type: ignore[assignment]
 
 from ..checks import check_int, parse_digits, shown
 from ..errors import (
@@ -151,6 +157,9 @@ class Runtime(Protocol):
         """Destroy everything made by this runtime. Later calls raise ClosedError."""
 
 
+COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
+
+
 @runtime_checkable
 class HostSequences(Protocol):
     """A runtime that can record into a command sequence which a host program owns and evaluates."""
@@ -203,6 +212,39 @@ def no_room(nbytes: int, free: int, info: DeviceInfo) -> DeviceMemoryError:
         f"buffer: {nbytes:,} bytes are needed, {info.name} has {free:,} free; close other buffers or programs, or ask "
         "for less"
     )
+
+
+def no_host_memory(info: DeviceInfo) -> DeviceMemoryError:
+    """The error of an allocation of host memory that failed in a call on ``info``."""
+    return DeviceMemoryError(f"{info.name}: the process has no host memory left; ask for less, or raise its limit")
+
+
+def was_lost(info: DeviceInfo) -> DeviceLostError:
+    """The error of a call on a device that was lost in an earlier one."""
+    return DeviceLostError(f"{info.name} was lost earlier; open a new Device")
+
+
+def check_compile_room(info: DeviceInfo) -> None:
+    """Refuse what makes the driver of a CPU device compile where the process has too little address space for it.
+
+    Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
+    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped.
+    """
+    if info.kind != "cpu" or resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not Linux: how much is mapped is not known
+        return
+    free = limit - pages * resource.getpagesize()
+    if free < COMPILE_HEADROOM:
+        raise DeviceMemoryError(
+            f"{info.name} compiles with LLVM, which needs up to {COMPILE_HEADROOM:,} bytes of address space: the "
+            f"process's limit (RLIMIT_AS, {limit:,}) leaves {max(0, free):,}; raise it (ulimit -v)"
+        )
 
 
 def after_close(info: DeviceInfo) -> ClosedError:

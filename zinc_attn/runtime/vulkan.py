@@ -13,6 +13,7 @@ import os
 import struct
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,15 +44,19 @@ from .protocol import (
     DeviceInfo,
     Dispatch,
     Heap,
+    Kernel,
     Use,
     Words,
     after_close,
     after_fork,
+    check_compile_room,
     check_nbytes,
     check_step,
     device_info,
     loader,
+    no_host_memory,
     no_room,
+    was_lost,
 )
 
 P = ParamSpec("P")
@@ -60,7 +65,10 @@ Undo = list[Callable[[], object]]  # what destroys the parts of an object, to be
 
 STAGING_BYTES: Final = 16 << 20  # upload chunk to DATA memory that the host cannot map
 WAIT_NS: Final = 200_000_000  # Ctrl-C is seen between two waits of this length
+SETTLE_S: Final = 2.0  # how long a failed submission is waited for
+_NOT_READY: Final = 1  # VK_NOT_READY
 _TIMEOUT: Final = 2  # VK_TIMEOUT
+_DEVICE_LOST: Final = -4  # VK_ERROR_DEVICE_LOST
 _LOCAL, _VISIBLE, _COHERENT, _CACHED = 1, 2, 4, 8  # VkMemoryPropertyFlagBits; other bits make a type unfit
 _MAPPED: Final = _VISIBLE | _COHERENT
 _TRANSFER_SRC, _TRANSFER_DST, _STORAGE = 1, 2, 0x20  # VkBufferUsageFlagBits
@@ -95,13 +103,18 @@ def _entered(
         with self._lock:
             if self._closed:
                 raise after_close(self._info)
-            if self._lost:
-                raise DeviceLostError(f"{self._info.name} was lost earlier; open a new Device")
-            if self._in_flight:
+            if self._in_flight and not self._lost:
                 self._settle()
+            if self._lost:
+                raise was_lost(self._info)
             while self._dropped:
                 self._release(self._dropped.popleft())
-            return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except MemoryError as error:
+                if isinstance(error, ZincAttnError):
+                    raise
+                raise no_host_memory(self._info) from error
 
     return entered
 
@@ -123,9 +136,8 @@ class _Owned:
         runtime = self._runtime
         if os.getpid() == runtime._pid:
             with runtime._lock:
-                if runtime._in_flight:
-                    with suppress(DeviceLostError):  # the next call says so
-                        runtime._settle()
+                if runtime._in_flight and not runtime._lost:
+                    runtime._settle()  # where that fails, the next call says so
                 runtime._release(self._key)
 
     def __del__(self) -> None:
@@ -178,7 +190,8 @@ class VulkanRecording(_Owned):
         self._steps = steps  # keeps the buffers alive
         self._submit: Any = None
         self._queries: Any = None
-        self._ran = False
+        self._cold = True  # until its first run
+        self._ran = False  # whether the last run finished
 
 
 class VulkanRuntime:
@@ -190,7 +203,7 @@ class VulkanRuntime:
 
     _closed = True  # until __init__ is through
     _lost = False
-    _in_flight = False  # a submission may be running that no call has waited for
+    _in_flight = False  # a submission may be running: no wait has said that it finished
 
     def __init__(self, info: DeviceInfo) -> None:
         self._info = info
@@ -199,18 +212,22 @@ class VulkanRuntime:
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
         self._keys = itertools.count(1)
         self._own: Undo = []  # instance, device and all that lives as long as the runtime
-        self._undo: dict[int, Undo] = {}  # per open buffer and recording; 0: staging buffer
+        self._undo: dict[int, Undo] = {}  # per open buffer and recording; below 0: closed while it may be in use
         self._dropped: deque[int] = deque()
         self._kernels: dict[tuple[KernelDecl, tuple[int, ...], bytes], VulkanKernel] = {}
+        self._warm: set[Kernel] = set()  # kernels that have run
         self._layouts: dict[int, tuple[Any, Any]] = {}
         self._staging: tuple[Any, Words] | None = None
         self._empty: Any = None
         self._vk = loader()
         self._ffi, self._lib, self._null = self._vk.ffi, self._vk.lib, self._vk.ffi.NULL
         try:
+            check_compile_room(info)
             self._open()
-        except BaseException:
+        except BaseException as error:
             self._destroy(self._own)
+            if isinstance(error, MemoryError) and not isinstance(error, ZincAttnError):
+                raise no_host_memory(info) from error
             raise
         self._closed = False
 
@@ -268,7 +285,7 @@ class VulkanRuntime:
             queueCount=1,
             pQueuePriorities=vk.array("float", [1.0]),
         )
-        device = ffi.new("VkDevice*")
+        opened = ffi.new("VkDevice*")
         create = vk.struct(
             "VkDeviceCreateInfo",
             pNext=features,
@@ -277,8 +294,8 @@ class VulkanRuntime:
             enabledExtensionCount=len(enable),
             ppEnabledExtensionNames=vk.array("char*", enable),
         )
-        self._check(lib.vkCreateDevice(physical, create, null, device), "vkCreateDevice")
-        self._device = device[0]
+        self._check(lib.vkCreateDevice(physical, create, null, opened), "vkCreateDevice")
+        self._device = opened[0]
         self._own.append(functools.partial(lib.vkDestroyDevice, self._device, null))
         queue = ffi.new("VkQueue*")
         lib.vkGetDeviceQueue(self._device, family, 0, queue)
@@ -288,26 +305,38 @@ class VulkanRuntime:
             ffi.cast(f"PFN_{name}", lib.vkGetDeviceProcAddr(self._device, ffi.new("char[]", name.encode())))
             for name in ("vkQueueSubmit", "vkWaitForFences", "vkResetFences")
         )
-        self._fence = self._create(self._own, "Fence", vk.struct("VkFenceCreateInfo"))
-        self._fences = vk.array("VkFence", [self._fence])
+        self._fences = vk.array("VkFence", [null])
+        self._fence = null
+        device, fences = self._device, self._fences  # not self, which would keep the runtime alive
+        self._own.append(lambda: lib.vkDestroyFence(device, fences[0], null))
+        self._replace_fence()
         reset = 2  # VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
         pool = vk.struct("VkCommandPoolCreateInfo", flags=reset, queueFamilyIndex=family)
         self._pool = self._create(self._own, "CommandPool", pool)
         self._open_cache(props)
 
     def close(self) -> None:
-        """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing."""
+        """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
+
+        After a failure it may be unknown whether the last submission has finished. It is waited for, for SETTLE_S at
+        most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
+        the process: a thread of the driver may still use them.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._lib.vkDeviceWaitIdle(self._device)  # a lost device is destroyed all the same
+            self._staging = None
+            if self._in_flight and not self._is_idle():
+                self._undo.clear()
+                self._own.clear()
+                return
+            self._in_flight = False
             for key in reversed(list(self._undo)):
                 self._release(key)
             self._kernels.clear()
-            self._staging = None
             self._destroy(self._own)
 
     def __del__(self) -> None:
@@ -315,7 +344,12 @@ class VulkanRuntime:
             self.close()
 
     def _release(self, key: int) -> None:
-        self._destroy(self._undo.pop(key, []))
+        """Destroy what an object holds; while a submission may use it, leave that to close()."""
+        undo = self._undo.pop(key, [])
+        if self._in_flight and undo:
+            self._undo[-next(self._keys)] = undo
+        else:
+            self._destroy(undo)
 
     @staticmethod
     def _destroy(undo: Undo) -> None:
@@ -336,6 +370,17 @@ class VulkanRuntime:
         destroy = getattr(self._lib, f"vkDestroy{kind}")
         undo.append(functools.partial(destroy, self._device, made[0], self._null))
         return made[0]
+
+    @contextmanager
+    def _kept(self) -> Iterator[Undo]:
+        """The undo list of something that lives as long as the runtime; undone if making it fails."""
+        undo: Undo = []
+        try:
+            yield undo
+        except BaseException:
+            self._destroy(undo)
+            raise
+        self._own.extend(undo)
 
     @contextmanager
     def _making(self, made: _Owned) -> Iterator[Undo]:
@@ -431,13 +476,13 @@ class VulkanRuntime:
 
     def _upload(self, target: VulkanBuffer, data: Words, offset: int) -> None:
         if self._staging is None:
-            undo = self._undo.setdefault(0, [])
-            source, view = self._allocate(undo, STAGING_BYTES, _TRANSFER_SRC, _STAGING_WISH)
-            assert view is not None
+            with self._kept() as undo:
+                source, view = self._allocate(undo, STAGING_BYTES, _TRANSFER_SRC, _STAGING_WISH)
+                assert view is not None
             self._staging = source, view
         source, staging = self._staging
-        undo = []
-        command, submit = self._command_buffer(undo)
+        key = next(self._keys)
+        command, submit = self._command_buffer(self._undo.setdefault(key, []))
         try:
             for start in range(0, data.size, staging.size):
                 part = data[start : start + staging.size]
@@ -451,9 +496,9 @@ class VulkanRuntime:
                 self._check(self._lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
                 self._submit(submit)
         finally:
-            if self._in_flight:  # a second Ctrl-C during the wait for the first one's submission
+            if self._in_flight and not self._lost:  # a second Ctrl-C during the wait for the first one's submission
                 self._settle()
-            self._destroy(undo)
+            self._release(key)
 
     @_entered
     def read(self, buffer: object) -> Words:
@@ -483,6 +528,7 @@ class VulkanRuntime:
         # drivers do not validate: what is not SPIR-V at all would crash them
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != struct.pack("=I", 0x07230203):
             raise KernelError(f"kernel {decl.name}: {len(spirv)} bytes that are no SPIR-V of this byte order")
+        check_compile_room(self._info)
         scratch: Undo = []
         try:
             pipeline, layouts = self._compile(scratch, decl, np.frombuffer(spirv, np.uint32), decl.constants(values))
@@ -540,10 +586,12 @@ class VulkanRuntime:
             bindings = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(count)]
             table = vk.array("VkDescriptorSetLayoutBinding", bindings)
             create = vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=count, pBindings=table)
-            sets = self._create(self._own, "DescriptorSetLayout", create)
-            layouts = vk.array("VkDescriptorSetLayout", [sets])
-            create = vk.struct("VkPipelineLayoutCreateInfo", setLayoutCount=1, pSetLayouts=layouts)
-            self._layouts[count] = sets, self._create(self._own, "PipelineLayout", create)
+            with self._kept() as undo:
+                sets = self._create(undo, "DescriptorSetLayout", create)
+                layouts = vk.array("VkDescriptorSetLayout", [sets])
+                create = vk.struct("VkPipelineLayoutCreateInfo", setLayoutCount=1, pSetLayouts=layouts)
+                layout = self._create(undo, "PipelineLayout", create)
+            self._layouts[count] = sets, layout
         return self._layouts[count]
 
     # --- pipeline cache on disk: what cannot be read or written is done without -----------------------------
@@ -706,8 +754,19 @@ class VulkanRuntime:
     def run(self, recording: object) -> None:
         """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
         mine = self._recording(recording)
+        if mine._cold:
+            self._check_cold(mine)
+        mine._ran = False
         self._submit(mine._submit)
         mine._ran = True
+
+    def _check_cold(self, recording: VulkanRecording) -> None:
+        """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
+        kernels = {step.kernel for step in recording._steps}
+        if not self._warm.issuperset(kernels):
+            check_compile_room(self._info)
+            self._warm |= kernels
+        recording._cold = False
 
     def _recording(self, recording: object) -> VulkanRecording:
         if not isinstance(recording, VulkanRecording) or recording._runtime is not self:
@@ -720,9 +779,10 @@ class VulkanRuntime:
     def empty_submit(self) -> None:
         """Submit a command buffer without commands and wait: the floor of what run() costs on this device."""
         if self._empty is None:
-            command, submit = self._command_buffer(self._own)
-            self._begin(command)
-            self._check(self._lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
+            with self._kept() as undo:
+                command, submit = self._command_buffer(undo)
+                self._begin(command)
+                self._check(self._lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
             self._empty = submit
         self._submit(self._empty)
 
@@ -735,17 +795,63 @@ class VulkanRuntime:
                 while result == _TIMEOUT:
                     result = self._wait_fences(self._device, 1, self._fences, 1, WAIT_NS)
                 result = result or self._reset_fences(self._device, 1, self._fences)
-        except BaseException:
+        except BaseException:  # an interrupt hides whether the submission was made
             self._settle()
             raise
+        if result:
+            self._settle()
+            if self._lost and result != _DEVICE_LOST:
+                text = self._vk.error(result, f"a submission on {self._info.name}")
+                raise DeviceLostError(f"{text}, and the queue could not be made idle; open a new Device")
+            self._check(result, "a submission")
         self._in_flight = False
-        self._check(result, "a submission")
 
     def _settle(self) -> None:
-        """Wait for a submission of which an interrupt hides whether it was made, then make the fence new."""
-        result = self._lib.vkQueueWaitIdle(self._queue) or self._reset_fences(self._device, 1, self._fences)
-        self._in_flight = False
-        self._check(result, "waiting for an interrupted submission")
+        """The one place after a submission, a wait or a reset that failed: make the queue idle and the fence new.
+
+        Where either cannot be had the device is lost; ``_in_flight`` says whether the submission may still run.
+        """
+        idle, fresh = self._is_idle(), False
+        if idle:
+            fresh = self._renew_fence()
+        self._lost = self._lost or not fresh
+        self._in_flight = not idle
+
+    def _is_idle(self) -> bool:
+        """Whether something shows, within SETTLE_S, that no submission runs.
+
+        vkQueueWaitIdle and vkDeviceWaitIdle return in finite time also on a lost device.
+        """
+        lib, device = self._lib, self._device
+        if not lib.vkQueueWaitIdle(self._queue) or not lib.vkDeviceWaitIdle(device):
+            return True
+        self._lost = True  # a device of which neither wait works is not used again, whatever the fence says
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            if not self._wait_fences(device, 1, self._fences, 1, WAIT_NS // 10):
+                return True
+            if not lib.vkGetFenceStatus(device, self._fence) or not lib.vkQueueWaitIdle(self._queue):
+                return True
+            time.sleep(0.01)  # a wait that fails returns at once
+        # The specification: what is in use on a lost device is in use no more once a wait has returned this.
+        return bool(lib.vkDeviceWaitIdle(device) == _DEVICE_LOST)
+
+    def _renew_fence(self) -> bool:
+        """Make the fence known to be unsignalled, or put a new one in its place, on an idle queue; False: neither."""
+        device = self._device
+        was_reset = not self._reset_fences(device, 1, self._fences)
+        if was_reset and self._lib.vkGetFenceStatus(device, self._fence) == _NOT_READY:
+            return True
+        with suppress(ZincAttnError):
+            self._replace_fence()
+            return True
+        return False
+
+    def _replace_fence(self) -> None:
+        undo: Undo = []
+        made = self._create(undo, "Fence", self._vk.struct("VkFenceCreateInfo"))
+        self._lib.vkDestroyFence(self._device, self._fence, self._null)
+        self._fence = self._fences[0] = made
 
     @_entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
@@ -754,7 +860,7 @@ class VulkanRuntime:
         if mine._queries is None:
             raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")
         if not mine._ran:
-            raise ArgumentError("recording: it has no timings before its first run")
+            raise ArgumentError("recording: it has no timings before its first run, nor after one that failed")
         count = 2 * len(mine._steps)
         ticks = self._ffi.new("uint64_t[]", count)
         flags = 1 | 2  # VK_QUERY_RESULT_64_BIT, VK_QUERY_RESULT_WAIT_BIT

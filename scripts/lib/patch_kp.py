@@ -1,0 +1,142 @@
+"""Patches Kompute's sources before scripts/build_kp.sh builds them: patch_kp.py FOLDER.
+
+kp_checked.hpp makes Vulkan's errors C++ exceptions, for which Kompute 0.9.0 is not written: a constructor that throws
+leaves its Vulkan objects behind, since C++ runs no destructor for it. Each patch replaces a text that must be there
+exactly once, so that another version of Kompute is refused rather than built half patched.
+"""
+
+import sys
+from pathlib import Path
+
+PATCHES = {
+    # A comma is missing: cmake never sees PYTHON_EXECUTABLE and takes any Python that it finds.
+    # The NumPy pin is older than pybind11 2.13, which supports NumPy 2.
+    "setup.py": [
+        ("VERSION_CHECK=ON'\n", "VERSION_CHECK=ON',\n"),
+        ('"numpy<2.0.0"', '"numpy"'),
+    ],
+    # zinc_attn refuses a kp that does not say that its results are checked.
+    "python/src/main.cpp": [
+        ("PYBIND11_MODULE(kp, m)\n{\n", 'PYBIND11_MODULE(kp, m)\n{\n    m.attr("results_are_checked") = true;\n'),
+    ],
+    "src/Manager.cpp": [
+        (
+            "    this->createInstance();\n"
+            "    this->createDevice(\n"
+            "      familyQueueIndices, physicalDeviceIndex, desiredExtensions);\n",
+            "    try {\n"
+            "        this->createInstance();\n"
+            "        this->createDevice(\n"
+            "          familyQueueIndices, physicalDeviceIndex, desiredExtensions);\n"
+            "    } catch (...) {\n"
+            "        if (this->mDevice && *this->mDevice) {\n"
+            "            vkDestroyDevice(*this->mDevice, nullptr);\n"
+            "        }\n"
+            "        if (this->mInstance && *this->mInstance) {\n"
+            "            vkDestroyInstance(*this->mInstance, nullptr);\n"
+            "        }\n"
+            "        throw;\n"
+            "    }\n",
+        ),
+    ],
+    "src/Sequence.cpp": [
+        (
+            "    this->createCommandPool();\n"
+            "    this->createCommandBuffer();\n"
+            "    if (totalTimestamps > 0)\n"
+            "        this->createTimestampQueryPool(totalTimestamps +\n"
+            "                                       1); //+1 for the first one\n",
+            "    try {\n"
+            "        this->createCommandPool();\n"
+            "        this->createCommandBuffer();\n"
+            "        if (totalTimestamps > 0)\n"
+            "            this->createTimestampQueryPool(totalTimestamps + 1);\n"
+            "    } catch (...) {\n"
+            "        this->destroy();\n"
+            "        throw;\n"
+            "    }\n",
+        ),
+        # A wait that threw leaves the fence; zinc_attn destroys the sequence only once its work has finished.
+        (
+            "    if (this->mFreeCommandBuffer) {\n",
+            "    if (this->mIsRunning) {\n"
+            "        vkDestroyFence(*this->mDevice, this->mFence, nullptr);\n"
+            "        this->mFence = nullptr;\n"
+            "        this->mIsRunning = false;\n"
+            "    }\n\n"
+            "    if (this->mFreeCommandBuffer) {\n",
+        ),
+        # While the fence is created nothing runs; a sequence that runs has a fence to wait for.
+        (
+            "    this->mFence = this->mDevice->createFence(vk::FenceCreateInfo());\n",
+            "    this->mIsRunning = false;\n"
+            "    this->mFence = this->mDevice->createFence(vk::FenceCreateInfo());\n"
+            "    this->mIsRunning = true;\n",
+        ),
+    ],
+    "src/Tensor.cpp": [
+        (
+            "    this->mTensorType = tensorType;\n\n    this->rebuild(data, elementTotalCount, elementMemorySize);\n",
+            "    this->mTensorType = tensorType;\n"
+            "    this->mRawData = nullptr;\n\n"
+            "    try {\n"
+            "        this->rebuild(data, elementTotalCount, elementMemorySize);\n"
+            "    } catch (...) {\n"
+            "        this->destroy();\n"
+            "        throw;\n"
+            "    }\n",
+        ),
+        # Binding can throw after the allocation; freeing a null handle does nothing.
+        (
+            "    this->mPrimaryMemory = std::make_shared<vk::DeviceMemory>();\n",
+            "    this->mPrimaryMemory = std::make_shared<vk::DeviceMemory>();\n    this->mFreePrimaryMemory = true;\n",
+        ),
+        (
+            "        this->mStagingMemory = std::make_shared<vk::DeviceMemory>();\n",
+            "        this->mStagingMemory = std::make_shared<vk::DeviceMemory>();\n"
+            "        this->mFreeStagingMemory = true;\n",
+        ),
+        # Only memory that was mapped can be unmapped.
+        (
+            "    this->mRawData = nullptr;\n    this->mSize = 0;\n",
+            "    const bool mapped = this->mRawData != nullptr;\n    this->mRawData = nullptr;\n    this->mSize = 0;\n",
+        ),
+        (
+            "    if (this->tensorType() != Tensor::TensorTypes::eStorage) {\n        this->unmapRawData();\n",
+            "    if (mapped) {\n        this->unmapRawData();\n",
+        ),
+    ],
+    "src/include/kompute/Algorithm.hpp": [
+        (
+            "            this->rebuild(tensors,\n"
+            "                          spirv,\n"
+            "                          workgroup,\n"
+            "                          specializationConstants,\n"
+            "                          pushConstants);\n",
+            "            try {\n"
+            "                this->rebuild(tensors,\n"
+            "                              spirv,\n"
+            "                              workgroup,\n"
+            "                              specializationConstants,\n"
+            "                              pushConstants);\n"
+            "            } catch (...) {\n"
+            "                this->destroy();\n"
+            "                throw;\n"
+            "            }\n",
+        ),
+    ],
+}
+
+
+def main(folder: Path) -> None:
+    for name, patches in PATCHES.items():
+        text = (folder / name).read_text()
+        for old, new in patches:
+            if (count := text.count(old)) != 1:
+                raise SystemExit(f"{name}: this text is there {count} times, expected once:\n{old}")
+            text = text.replace(old, new)
+        (folder / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

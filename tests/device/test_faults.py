@@ -1,0 +1,212 @@
+"""After any error of the driver every later result is right or a typed error; faults.py tells the stories."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import faults
+import pytest
+from faults import Fault
+from support import FULL
+
+from zinc_attn.errors import RuntimeUnavailableError
+from zinc_attn.runtime import kompute
+
+if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")):
+    pytest.skip("the stories are told on lavapipe under Linux", allow_module_level=True)
+
+RUNTIMES = ("vulkan", "kompute")
+SAMPLED = 20  # stories per dispatcher without --full
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return faults.build(tmp_path_factory.mktemp("layer"))
+
+
+def needs(runtime: str) -> None:
+    if runtime == "kompute" and importlib.util.find_spec("kp") is None:
+        pytest.skip("kp is not installed: scripts/build_kp.sh builds it")
+
+
+def run_python(library: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``source`` in a process with lavapipe alone; one that hangs fails."""
+    environment = faults.environment(library) | {"VK_INSTANCE_LAYERS": ""}
+    command = [sys.executable, "-c", textwrap.dedent(source), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+# (function, result): how a story ends in which the twentieth such call fails
+TABLE = {
+    ("vkWaitForFences", -1): "one call failed",
+    ("vkWaitForFences", -2): "one call failed",
+    ("vkWaitForFences", -13): "one call failed",
+    ("vkWaitForFences", -4): "device lost",
+    ("vkResetFences", -1): "one call failed",
+    ("vkQueueSubmit", -2): "one call failed",
+    ("vkQueueSubmit", -4): "device lost",
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_known_faults(library: Path, runtime: str) -> None:
+    """With Kompute, whose fences cannot be made new, a failed submission or wait loses the device."""
+    needs(runtime)
+    table = [Fault(f, 20, result, carry) for f, result in TABLE for carry in (False, True)]
+    got = dict(zip(table, faults.run_faults(library, runtime, [(f,) for f in table]), strict=True))
+    for fault, outcome in got.items():
+        expected = TABLE[fault.function, fault.result]
+        if runtime == "kompute":
+            expected = "not reached" if fault.function == "vkResetFences" else "device lost"
+        assert outcome == expected, fault
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_fault(library: Path, runtime: str) -> None:
+    needs(runtime)
+    every = faults.all_faults(faults.count_calls(library, runtime))
+    chosen = every if FULL else random.Random(5).sample(every, SAMPLED)
+    report = faults.summary(chosen, outcomes := faults.run_faults(library, runtime, chosen))
+    print(report)
+    assert set(outcomes) <= set(faults.GOOD), report
+
+
+def test_a_kp_that_hides_errors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unchecked:
+        pass
+
+    monkeypatch.setitem(sys.modules, "kp", Unchecked)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        kompute.load_kp()
+    assert str(caught.value) == (
+        "runtime 'kompute': the installed kp ignores Vulkan's errors, so a failed wait would give wrong results "
+        "without an error; build kp with scripts/build_kp.sh from a clone of the repository, which makes it raise "
+        "them, or use runtime='vulkan'"
+    )
+
+
+# --- forked children ---------------------------------------------------------------------------------------
+
+WORLD = """
+import gc, multiprocessing, os, sys, warnings
+import numpy as np
+import zinc_attn as za
+from zinc_attn.errors import DeviceMemoryError, ForkedProcessError
+warnings.simplefilter("ignore", DeprecationWarning)  # fork beside the driver's threads is the point
+q, (k, v) = np.ones((2, 64), np.float32), np.ones((2, 20, 1, 64), np.float16)
+want = za.reference.emulate(q, k, v)[0]
+
+def world(runtime):
+    device = za.Device.open(0, runtime=runtime)
+    cache = za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64, "f16", 16)
+    return device, cache, za.Attention(cache), cache.new_sequence()
+
+def right(attn, seq, rows=None):
+    out = attn(q, seq, 0, **(rows or {}))
+    assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
+
+def work(how):  # in a child
+    if how == "call":
+        for call in (lambda: attn(q, seq, 0), lambda: cache.append(seq, 0, k, v), device.runtime.empty_submit):
+            try:
+                call()
+            except ForkedProcessError:
+                continue
+            raise AssertionError(call)
+    elif how == "drop":
+        for name in ("attn", "seq", "cache", "device"):
+            globals().pop(name)
+        gc.collect()
+    elif how == "close":
+        device.close()
+    elif how == "open":
+        with world(sys.argv[1])[0] as own:
+            again = za.KVCache(own, za.AttnShape(2, 1, 64), 1, 64, "f16", 16)
+            right(za.Attention(again), again.new_sequence(), {"k": k, "v": v})
+    return how
+
+device, cache, attn, seq = world(sys.argv[1])
+right(attn, seq, {"k": k, "v": v})
+"""
+
+FORKS = """
+for how in ("call", "drop", "close", "open", "nothing"):
+    if not (child := os.fork()):
+        work(how)
+        if how == "open":
+            os._exit(7)  # lavapipe's own exit handler joins threads that fork() did not copy, and crashes
+        sys.exit(7)
+    assert (status := os.waitpid(child, 0)[1]) == 7 << 8, (how, status)
+context = multiprocessing.get_context("fork")
+for how in ("call", "drop", "open"):
+    process = context.Process(target=work, args=(how,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, how
+with context.Pool(2) as pool:
+    assert pool.map(work, ["call", "nothing", "call"]) == ["call", "nothing", "call"]
+right(attn, seq)
+device.close()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_forked_children_end(library: Path, runtime: str) -> None:
+    needs(runtime)
+    done = run_python(library, WORLD + FORKS, runtime)
+    assert done.returncode == 0 and done.stdout == "done\n", done.stderr
+
+
+# --- little address space ----------------------------------------------------------------------------------
+
+LITTLE = """
+import resource
+from pathlib import Path
+from zinc_attn.runtime.protocol import COMPILE_HEADROOM, Use
+
+def limit(room):
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + room, resource.RLIM_INFINITY))
+
+def refused(call, text):
+    try:
+        call()
+    except DeviceMemoryError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+right(attn, seq)
+limit(64 << 20)
+for use in Use:
+    try:
+        device.runtime.buffer(100 << 20, use).close()  # lavapipe's memory is not always address space of its own
+    except DeviceMemoryError:
+        pass
+    else:
+        assert sys.argv[1] == "vulkan"  # Kompute wants a host array of that size
+refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_AS")
+other = np.ones((2, 128), np.float32), *np.ones((2, 9, 1, 128), np.float16)
+refused(lambda: za.attention(*other, device=device), "RLIMIT_AS")
+right(attn, seq)  # recorded and compiled before
+limit(COMPILE_HEADROOM + (64 << 20))
+out = za.attention(q, k, v, device=device)
+assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+right(attn, seq)
+device.close()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_little_address_space(library: Path, runtime: str) -> None:
+    needs(runtime)
+    done = run_python(library, WORLD + LITTLE, runtime)
+    assert done.returncode == 0 and done.stdout == "done\n", done.stderr

@@ -1,0 +1,428 @@
+"""Vulkan calls that fail, one by one: builds the layer fault_layer.c and tells a story under it in other processes.
+
+The story opens a device, fills a cache, decodes, attends a batch, forks, copies a shared page on write, saves and loads
+a sequence, makes 49 more calls, and closes. Every result must have the oracle's bits or be a ZincAttnError, whatever
+call of Vulkan fails; closing must end; and where the device goes on working no Vulkan object may be left.
+
+    python tests/faults.py vulkan 200     # 200 seeded faults; without a number all of them
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import functools
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import zinc_attn as za
+from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
+from zinc_attn.errors import DeviceLostError, ZincAttnError
+
+LAYER = "VK_LAYER_ZINC_ATTN_fault"
+SHAPE, LAYERS, PAGE = za.AttnShape(2, 1, 64), 2, 16
+MORE_CALLS = 49
+PER_PROCESS = 100  # stories between two reports of the whole campaign
+STORY_LIMIT_S = 60  # a story takes a fraction of a second; the driver's first compilation may take the rest
+WAITING = ("vkQueueSubmit", "vkWaitForFences", "vkResetFences", "vkQueueWaitIdle", "vkDeviceWaitIdle")
+MAKING = ("vkCreate", "vkAllocate")  # such a call that is said to have failed is never carried out
+GOOD = ("not reached", "right", "one call failed", "device lost", "never opened")
+
+
+class Fault(NamedTuple):
+    """The n-th call (from 1) of a function returns ``result``."""
+
+    function: str
+    nth: int
+    result: int
+    carry_out: bool = False  # what the call asks for is done all the same
+    persistent: bool = False  # so do all later calls
+
+
+Faults = tuple[Fault, ...]  # of one story
+
+# --- the layer ---------------------------------------------------------------------------------------------
+
+
+def build(folder: Path) -> Path:
+    """Compile the layer into ``folder``, with the manifest by which the Vulkan loader finds it."""
+    library = folder / "libfault_layer.so"
+    source = Path(__file__).with_name("device") / "fault_layer.c"
+    command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([*command, "-fvisibility=hidden", str(source), "-o", str(library)], check=True)
+    layer = {
+        "name": LAYER,
+        "type": "GLOBAL",
+        "library_path": str(library),
+        "api_version": "1.3.0",
+        "implementation_version": "1",
+        "description": "makes one Vulkan call fail",
+    }
+    (folder / "fault_layer.json").write_text(json.dumps({"file_format_version": "1.2.0", "layer": layer}))
+    return library
+
+
+def environment(library: Path) -> dict[str, str]:
+    """For a process under the layer, with lavapipe as its only driver."""
+    icd = next(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"))
+    paths = [str(Path(za.__file__).parents[1]), str(Path(__file__).parent)]
+    changes = {
+        "VK_DRIVER_FILES": str(icd),
+        "VK_ICD_FILENAMES": str(icd),
+        "VK_LAYER_PATH": str(library.parent),
+        "VK_INSTANCE_LAYERS": LAYER,
+        "NODEVICE_SELECT": "1",  # Mesa's layer that orders devices crashes where a listing fails
+        "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *paths]),
+        "ZINC_ATTN_CACHE_DIR": str(library.parent / "cache"),
+    }
+    removed = ("ZINC_ATTN_DEVICE", "ZINC_ATTN_RUNTIME", "ZINC_ATTN_SWIFTSHADER_ICD", "VK_ADD_DRIVER_FILES")
+    return {k: v for k, v in os.environ.items() if k not in removed} | changes
+
+
+class Layer:
+    """The layer that the Vulkan loader has loaded into this process."""
+
+    def __init__(self, library: Path) -> None:
+        self._lib = ctypes.CDLL(str(library))
+        self._lib.fault_function.restype = self._lib.fault_kind.restype = ctypes.c_char_p
+        self._lib.fault_calls.restype = self._lib.fault_live.restype = ctypes.c_long
+        self.functions = [name.decode() for name in self._names(self._lib.fault_function)]
+        self._kinds = list(self._names(self._lib.fault_kind))
+
+    @staticmethod
+    def _names(function: Any) -> Iterator[bytes]:
+        at = 0
+        while name := function(at):
+            yield name
+            at += 1
+
+    def arm(self, fault: Fault) -> None:
+        function, nth, result, carry_out, persistent = fault
+        self._lib.fault_arm(function.encode(), ctypes.c_long(nth), result, carry_out, persistent)
+
+    def disarm(self) -> None:
+        self._lib.fault_disarm()
+
+    def fired(self) -> int:
+        return int(self._lib.fault_fired())
+
+    def calls(self) -> dict[str, int]:
+        return {name: int(self._lib.fault_calls(name.encode())) for name in self.functions}
+
+    def live(self) -> dict[str, int]:
+        """Living objects per kind, where there are any."""
+        counts = {kind.decode(): int(self._lib.fault_live(kind)) for kind in self._kinds}
+        return {kind: count for kind, count in counts.items() if count}
+
+
+# --- the story, told in a process of its own ---------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _values(n: int, seed: int) -> Any:
+    """k, v (n, 1, 64) float16."""
+    return np.random.default_rng(seed).standard_normal((2, n, 1, 64), np.float32).astype(np.float16)
+
+
+@functools.lru_cache(maxsize=4096)
+def _query(seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((2, 64), np.float32)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _expected(seed: int, rows: tuple[tuple[int, int], ...]) -> Any:
+    """out, lse of query ``seed`` on the rows of (n, seed) after (n, seed)."""
+    k, v = (np.concatenate([_values(0, 0)[i], *(_values(*r)[i] for r in rows)]) for i in range(2))
+    return za.reference.emulate(_query(seed), k, v)
+
+
+class WrongBits(AssertionError):
+    """A result that is neither right nor an error."""
+
+
+class Story:
+    """A device, a cache and its sequences, and beside them what rows each sequence must hold."""
+
+    def __init__(self, runtime: str, folder: Path) -> None:
+        self.runtime, self.path = runtime, folder / "sequence"
+        self.device: Any = None
+        self.cache: Any = None
+        self.attn: Any = None
+        self.held: dict[Any, list[list[tuple[int, int]]]] = {}  # per sequence and layer: (n, seed) of its rows
+        self.named: dict[str, Any] = {}
+        self.errors: list[ZincAttnError] = []
+
+    def attempt(self, step: Callable[[], object]) -> bool:
+        """Whether the step went through; a typed error is noted."""
+        try:
+            step()
+        except ZincAttnError as error:
+            self.errors.append(error)
+            return False
+        return True
+
+    def open(self) -> None:
+        self.device = za.Device.open(0, runtime=self.runtime)
+
+    def make_cache(self) -> None:
+        self.cache = za.KVCache(self.device, SHAPE, LAYERS, 512, "f16", PAGE)
+        self.attn = za.Attention(self.cache)
+
+    def sequence(self, name: str) -> Any:
+        if name not in self.named:
+            self.named[name] = self.cache.new_sequence()
+            self.held[name] = [[] for _ in range(LAYERS)]
+        return self.named[name]
+
+    def append(self, name: str, layer: int, n: int, seed: int) -> None:
+        self.cache.append(self.sequence(name), layer, *_values(n, seed))
+        self.held[name][layer].append((n, seed))
+
+    def fork(self, name: str, new: str) -> None:
+        self.named[new] = self.sequence(name).fork()
+        self.held[new] = [list(rows) for rows in self.held[name]]
+
+    def attend(self, names: Sequence[str], layer: int, seed: int, n: int = 0) -> None:
+        """One call of all sequences together, which appends ``n`` rows to each of them first."""
+        sequences = [self.sequence(name) for name in names]
+        k, v = zip(*(_values(n, seed + i) for i in range(len(names))), strict=True) if n else (None, None)
+        new = {"k": list(k), "v": list(v)} if n else {}
+        outs, lses = self.attn([_query(seed)] * len(names), sequences, layer, return_lse=True, **new)
+        for i, (name, out, lse) in enumerate(zip(names, outs, lses, strict=True)):
+            if n:
+                self.held[name][layer].append((n, seed + i))
+            want, want_lse = _expected(seed, tuple(self.held[name][layer]))
+            if not np.array_equal(out.view(np.uint32), want.view(np.uint32)) or not np.array_equal(
+                lse.view(np.uint32), want_lse.view(np.uint32)
+            ):
+                raise WrongBits(f"sequence {name}, layer {layer}, query {seed}")
+
+    def save_and_load(self, name: str) -> None:
+        if self.held[name][0] != self.held[name][1]:
+            return  # a failed append has left the layers unequal; only whole tokens are saved
+        self.sequence(name).save(self.path)
+        loaded = self.cache.load(self.path)
+        self.named["loaded"] = loaded
+        self.held["loaded"] = [list(rows) for rows in self.held[name]]
+
+    def timed(self) -> None:
+        """A recording with timestamps, on K and V of its own."""
+        k, v = _values(40, 7)
+        kv = ContiguousKV(self.device, k, v)
+        plan = za.plan_splits(40, SHAPE, compute_units=2)
+        step = RecordedCall(kv, plan, timestamps=True)
+        step.write_q(_query(3)[None])
+        step.run()
+        step.timings()
+        out, _ = step.result()
+        if not np.array_equal(out[0].view(np.uint32), za.reference.emulate(_query(3), k, v)[0].view(np.uint32)):
+            raise WrongBits("the timed step")
+        step.close()
+        kv.close()
+
+    def empty_submit(self) -> None:
+        self.device.runtime.empty_submit()
+
+    def steps(self) -> Iterator[Callable[[], object]]:
+        for layer in range(LAYERS):
+            yield lambda layer=layer: self.append("a", layer, 20, 1)
+        for token in range(3):
+            for layer in range(LAYERS):
+                yield lambda layer=layer, token=token: self.attend(["a"], layer, 10 + token, 1)
+        yield lambda: self.append("c", 0, 7, 2)
+        yield lambda: self.append("c", 1, 7, 2)
+        yield lambda: self.attend(["a", "c"], 0, 20, 1)
+        yield lambda: self.attend(["a", "c"], 1, 20, 1)
+        yield lambda: self.fork("a", "b")
+        yield lambda: self.append("b", 0, 3, 30)  # copies the shared page
+        yield lambda: self.append("b", 1, 3, 30)
+        yield lambda: self.attend(["a", "b"], 0, 40)
+        yield lambda: self.save_and_load("b")
+        yield lambda: "loaded" in self.named and self.attend(["loaded"], 1, 41)
+        yield self.timed
+        yield self.empty_submit
+        for call in range(MORE_CALLS):
+            layer = call % LAYERS
+            if call % 5 == 4 and "b" in self.named:
+                yield lambda layer=layer, call=call: self.attend(["a", "b"], layer, 100 + call)
+            else:
+                yield lambda layer=layer, call=call: self.attend(["a"], layer, 100 + call, int(call % 3 == 0))
+
+    def tell(self) -> None:
+        """Everything but the end. What cannot be opened or made is tried once more, and then done without."""
+        if not (self.attempt(self.open) or self.attempt(self.open)):
+            return
+        if not (self.attempt(self.make_cache) or self.attempt(self.make_cache)):
+            return
+        for step in self.steps():
+            self.attempt(step)
+
+    def close(self) -> None:
+        if self.device is not None:
+            self.device.close()
+        self.device = self.cache = self.attn = None
+        self.named.clear()
+        gc.collect()
+
+
+def outcome(layer: Layer, runtime: str, folder: Path, faults: Sequence[Fault]) -> str:
+    """How a story under faults ended: one of GOOD, or what is wrong."""
+    before = layer.live()
+    story = Story(runtime, folder)
+    layer.disarm()
+    for fault in faults:
+        layer.arm(fault)
+    try:
+        story.tell()
+        opened = story.cache is not None
+        lost = opened and not story.attempt(story.device.runtime.empty_submit) and _is_lost(story.errors[-1])
+        story.close()
+    except BaseException as error:
+        story.close()
+        return f"{type(error).__name__}: {error}"[:300]
+    fired = layer.fired()
+    layer.disarm()
+    if not fired:
+        return "not reached"
+    if not opened:
+        return "never opened"
+    left = {kind: n - before.get(kind, 0) for kind, n in layer.live().items() if n > before.get(kind, 0)}
+    if left and not lost and not any(fault.persistent for fault in faults):
+        return f"left behind: {left}"
+    if lost:
+        return "device lost"
+    return "one call failed" if story.errors else "right"
+
+
+def _is_lost(error: ZincAttnError) -> bool:
+    return isinstance(error, DeviceLostError)
+
+
+def tell_stories(library: Path, runtime: str, plan: Path) -> None:
+    """Print the number of calls of one undisturbed story, then 'index outcome' for each fault in the file."""
+    folder = Path(tempfile.mkdtemp(dir=library.parent))
+    za.list_devices()
+    layer = Layer(library)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(10 * STORY_LIMIT_S, exit=True)
+    assert (ended := outcome(layer, runtime, folder, [])) == "not reached", ended  # the driver compiles
+    before, live = layer.calls(), layer.live()
+    assert (ended := outcome(layer, runtime, folder, [])) == "not reached", ended
+    assert layer.live() == live, (layer.live(), live)
+    print(json.dumps({name: n - before[name] for name, n in layer.calls().items()}), flush=True)
+    for index, faults in enumerate(json.loads(plan.read_text())):
+        print("start", index, flush=True)
+        faulthandler.dump_traceback_later(STORY_LIMIT_S, exit=True)
+        print("end", index, outcome(layer, runtime, folder, [Fault(*f) for f in faults]), flush=True)
+        faulthandler.cancel_dump_traceback_later()
+
+
+# --- the campaign: all faults, told in few processes -------------------------------------------------------
+
+
+def run_faults(library: Path, runtime: str, faults: Sequence[Faults], limit_s: float = 3600) -> list[str]:
+    """The outcome of each story. A process that ends in one goes on with the next in another process."""
+    outcomes: list[str] = []
+    while len(outcomes) < len(faults):
+        plan = library.parent / f"plan-{runtime}.json"
+        plan.write_text(json.dumps(faults[len(outcomes) :]))
+        command = [sys.executable, __file__, "--stories", str(library), runtime, str(plan)]
+        done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=limit_s)
+        lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+        ended = [rest for word, _, *(rest) in (line for line in lines if line[0] == "end")]
+        outcomes += [rest[0] for rest in ended]
+        if done.returncode or len(outcomes) < len(faults):
+            if not any(line[0] == "start" for line in lines):
+                raise RuntimeError(f"the undisturbed story ended with {done.returncode}: {done.stderr[-3000:]}")
+            if sum(line[0] == "start" for line in lines) > len(ended):
+                outcomes.append(f"the process ended with {done.returncode}: {done.stderr[-1500:]}")
+    return outcomes
+
+
+def count_calls(library: Path, runtime: str) -> dict[str, int]:
+    """How often the undisturbed story calls each function."""
+    plan = library.parent / "no-faults.json"
+    plan.write_text("[]")
+    command = [sys.executable, __file__, "--stories", str(library), runtime, str(plan)]
+    done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"the undisturbed story ended with {done.returncode}: {done.stderr[-3000:]}")
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[0])
+    return counts
+
+
+def all_faults(calls: dict[str, int]) -> list[Faults]:
+    """Every call of every function with every result, carried out or not; every function for good; and pairs."""
+    single = []
+    for function, count in calls.items():
+        results = (-1, -2, -4, -13) if function in WAITING else (-1, -4)
+        carried = (False,) if function.startswith(MAKING) else (False, True)
+        for result in results:
+            for carry in carried:
+                single += [Fault(function, n, result, carry) for n in range(1, count + 1)]
+                single += [Fault(function, n, result, carry, True) for n in sorted({1, count // 2 + 1}) if count]
+    return [(fault,) for fault in single] + settling_faults()
+
+
+def settling_faults() -> list[Faults]:
+    """A submission or a wait that fails, and for good what would make that good."""
+    found: list[Faults] = []
+    for first in ("vkQueueSubmit", "vkWaitForFences", "vkResetFences"):
+        for result, carry, persistent in (
+            (-1, False, False),
+            (-4, False, False),
+            (-13, True, False),
+            (-1, False, True),
+        ):
+            start = Fault(first, 20, result, carry, persistent)
+            for settling in (
+                ("vkQueueWaitIdle",),
+                ("vkQueueWaitIdle", "vkDeviceWaitIdle"),
+                ("vkQueueWaitIdle", "vkDeviceWaitIdle", "vkGetFenceStatus"),
+                ("vkGetFenceStatus",),
+                ("vkGetFenceStatus", "vkCreateFence"),
+            ):
+                # the first fence and the first submissions are the story's own
+                numbers = {"vkCreateFence": 2}
+                found += [(start, *(Fault(f, numbers.get(f, 1), r, False, True) for f in settling)) for r in (-1, -4)]
+    return found
+
+
+def summary(faults: Sequence[Faults], outcomes: Sequence[str]) -> str:
+    """How many stories ended how, and each one that ended badly."""
+    counts = Counter(o if o in GOOD else "BAD" for o in outcomes)
+    lines = [", ".join(f"{name}: {counts[name]}" for name in (*GOOD, "BAD")) + f"; {len(faults)} in all"]
+    lines += [f"{f}: {o}" for f, o in zip(faults, outcomes, strict=True) if o not in GOOD]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments[0] == "--stories":
+        tell_stories(Path(arguments[1]), arguments[2], Path(arguments[3]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder))
+        every = all_faults(count_calls(library, arguments[0]))
+        random.Random(1).shuffle(every)
+        faults = every[: int(arguments[1])] if len(arguments) > 1 else every
+        outcomes: list[str] = []
+        for at in range(0, len(faults), PER_PROCESS):
+            outcomes += run_faults(library, arguments[0], faults[at : at + PER_PROCESS])
+            print(len(outcomes), "of", len(faults), file=sys.stderr, flush=True)
+            print(summary(faults[: len(outcomes)], outcomes), file=sys.stderr, flush=True)
+        print(summary(faults, outcomes))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
