@@ -7,12 +7,14 @@ import operator
 import os
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+
+_NAMES: Final = {np.dtype(name): name for name in ("float16", "float32")}  # in this machine's byte order
 
 
 def shown(value: object, most: int = 100) -> str:
@@ -28,6 +30,8 @@ def shown(value: object, most: int = 100) -> str:
 
 def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
     """``value`` as an int within [least, most], or ArgumentError naming ``name``. A bool is no int."""
+    if type(value) is int and value >= least and (most is None or value <= most):  # nearly always
+        return value
     try:
         number = operator.index(value)
     except Exception:  # whatever an object that is no integer raises when it is asked to be one
@@ -90,6 +94,8 @@ def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[
     Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter.
     ArgumentError: None, and arrays with a mask, which would be lost; ShapeError: ragged lists; DTypeError.
     """
+    if type(value) is np.ndarray and (known := _NAMES.get(value.dtype)) and (not dtypes or known in dtypes):
+        return value  # nearly always
     if value is None:
         raise ArgumentError(f"{name}: got None, expected an array")
     if isinstance(value, np.ma.MaskedArray):

@@ -125,7 +125,7 @@ class CallRunner:
         workspace.upload_words(layer)
         if steady is not None:
             lengths = tuple(request.tokens for request in requests)
-            workspace.held = Held(steady, submission, lengths)
+            workspace.held = Held(steady, submission, lengths, workspace.steady_words(submission))
             if len(self._steady) >= _STEADY_CALLS:
                 self._steady = {}
             self._steady[steady] = submission.key
@@ -170,7 +170,7 @@ class CallRunner:
         self._upload(workspace, submission, requests)
         if changed:
             workspace.upload_words(layer)
-            workspace.held = Held(held.steady, submission, lengths)
+            workspace.held = held._replace(lengths=lengths)
         self._run(workspace, submission, layer)
         out, lse = workspace.results(len(requests))
         if len(requests) == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,13 +94,22 @@ class TensorWords:
         )
 
 
-@dataclass(frozen=True)
-class Held:
+class SteadyWords(NamedTuple):
+    """Views of the words that a steady call changes, an array per slice, and of the positions of the new rows."""
+
+    limits: list[Words]
+    firsts: list[Words]
+    uploads: list[Words]
+    positions: Words
+
+
+class Held(NamedTuple):
     """What the work words and their buffers hold: the submission that ``steady`` names, for these lengths."""
 
     steady: tuple[Any, ...]
     submission: Submission
     lengths: tuple[int, ...]
+    words: SteadyWords
 
 
 @dataclass(eq=False)
@@ -170,16 +179,26 @@ class Workspace:
     def patch(self, held: Held, lengths: tuple[int, ...], window: int | None) -> None:
         """Set what a steady call changes: one query row and at most one new row a sequence, within the same leaf."""
         self.held = None  # an interrupted call leaves words that the next one must fill again
-        items, appends = self.work.items, self.work.appends
-        for one, span in zip(held.submission.slices, held.submission.spans, strict=True):
+        words = held.words
+        for at, one in enumerate(held.submission.slices):
             length = lengths[one.request]
-            items["limit"][span] = length
+            words.limits[at][...] = length
             if window is not None:
-                items["first"][span] = max(length - window, 0)
+                words.firsts[at][...] = max(length - window, 0)
             if self.key.from_upload:
-                items["fresh_begin"][span] = length - 1
+                words.uploads[at][...] = length - 1
         for at, request in enumerate(held.submission.uploads):
-            appends["position"][at] = lengths[request] - 1
+            words.positions[at] = lengths[request] - 1
+
+    def steady_words(self, submission: Submission) -> SteadyWords:
+        """The words of a filled submission that ``patch`` sets."""
+        items = self.work.items
+        return SteadyWords(
+            [items["limit"][span] for span in submission.spans],
+            [items["first"][span] for span in submission.spans],
+            [items["fresh_begin"][span] for span in submission.spans],
+            self.work.appends["position"],
+        )
 
     def upload_words(self, layer: int) -> None:
         """Write the work words for the head slices of ``layer``."""
