@@ -7,7 +7,11 @@ from .cache.sequence import Sequence
 from .canonical.reference import PartialState, fold, merge_state, merge_states
 from .decode.attention import Attention
 from .decode.one_shot import attention
-from .distributed.sharded import Fold, RankError, Ranks, ShardedAttention, ShardedKVCache, ShardedSequence
+from .distributed.attention import ShardedAttention
+from .distributed.cache import ShardedKVCache
+from .distributed.fold import Fold
+from .distributed.ranks import RankError, Ranks
+from .distributed.sequence import ShardedSequence
 from .errors import ZincAttnError
 from .planning.splits import SplitPlan, plan_splits
 from .runtime.device import Device, list_devices
