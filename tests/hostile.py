@@ -122,10 +122,10 @@ INNER = {
     "ShardedKVCache.call",
     "ShardedKVCache.check_sequence",
     "ShardedKVCache.exchange",
+    "ShardedKVCache.touch",
     "ShardedSequence",
-    "ShardedSequence.cut",
-    "ShardedSequence.hold",
     "ShardedSequence.nodes",
+    "ShardedSequence.tokens",
     *(f"reference.{name}" for name in (
         "Partial", "State", "as_input", "attend_partial", "empty_state", "finish", "key_ranges", "merge",
         "merge_partials", "merge_two", "paged_online_attention", "partitioned_attention", "score_scale", "sink_scores",

@@ -255,4 +255,4 @@ def _checked_weights(weights: Seq[float] | NDArray[Any]) -> list[float]:
     """``weights`` as a list of floats, or ArgumentError."""
     if not isinstance(weights, (Seq, np.ndarray)) or getattr(weights, "ndim", 1) != 1:
         raise ArgumentError(f"weights: got {shown(weights)}, expected a list of positive numbers, one per device")
-    return [check_float("weights", weight, "a positive number per device") for weight in weights]
+    return [check_float("weights", weight, "a list of positive numbers, one per device") for weight in weights]
