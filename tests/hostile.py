@@ -125,10 +125,10 @@ INNER = {
     "ShardedKVCache.call",
     "ShardedKVCache.check_sequence",
     "ShardedKVCache.exchange",
+    "ShardedKVCache.touch",
     "ShardedSequence",
-    "ShardedSequence.cut",
-    "ShardedSequence.hold",
     "ShardedSequence.nodes",
+    "ShardedSequence.tokens",
 }  # fmt: skip
 
 # Tested with a device (tests/device/test_hostile_arguments.py); all others without one.

@@ -8,7 +8,11 @@ from .canonical.partial import PartialState, fold
 from .canonical.reference import merge_state, merge_states
 from .decode.attention import Attention
 from .decode.one_shot import attention
-from .distributed.sharded import Fold, RankError, Ranks, ShardedAttention, ShardedKVCache, ShardedSequence
+from .distributed.attention import ShardedAttention
+from .distributed.cache import ShardedKVCache
+from .distributed.fold import Fold
+from .distributed.ranks import RankError, Ranks
+from .distributed.sequence import ShardedSequence
 from .errors import ZincAttnError
 from .planning.splits import SplitPlan, plan_splits
 from .runtime.device import Device, list_devices

@@ -15,7 +15,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cli import app as cli
-from zinc_attn.distributed import sharded
+from zinc_attn.distributed import fold
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
@@ -198,7 +198,7 @@ def test_a_fold_of_shards_in_another_order_fails(
         m, total, o = (np.ascontiguousarray(x[:, ::-1]) for x in (whole.m, whole.l, whole.o))
         return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
 
-    monkeypatch.setattr(sharded, "gather", reversed_gather)
+    monkeypatch.setattr(fold, "gather", reversed_gather)
     assert run(device, *SMALL[:4], "--contexts", "2048", "--layouts", "auto") == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 2048")

@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import Interrupter, files, moments
 from support import FULL, differing, open_device
 
 import zinc_attn as za
@@ -23,7 +25,8 @@ from zinc_attn import reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.cli import app as cli
-from zinc_attn.distributed import sharded
+from zinc_attn.distributed.nodes import deal
+from zinc_attn.distributed.ranks import LOST_STATUS
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
 
 SHAPE = za.AttnShape(6, 2, 64)
@@ -68,26 +71,24 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
 
 
 def test_dealing_keeps_the_shares() -> None:
-    owners = sharded.deal(1000, [3.0, 1.0, 4.0])
+    owners = deal(1000, [3.0, 1.0, 4.0])
     for n in range(1, 1000, 37):
         counts = np.bincount(owners[:n], minlength=3)
         assert np.all(np.abs(counts - n * np.array([3, 1, 4]) / 8) <= 1.5)
     for bad in ([], [1.0, 0.0], [float("nan")]):
         with pytest.raises(ArgumentError, match=r"^weights: got "):
-            sharded.deal(5, bad)
+            deal(5, bad)
 
 
-def check_books(cache: za.ShardedKVCache, live: list[sharded.ShardedSequence]) -> int:
-    """Nodes that ``live``, all sequences of the cache, have: the dealer and the shards have counted the same."""
+def check_books(cache: za.ShardedKVCache, live: list[za.ShardedSequence]) -> int:
+    """Nodes that ``live``, all sequences of the cache, have: the allocator and the shards have counted the same."""
     gc.collect()
-    cache.collect()
-    nodes = {id(node): node for seq in live for node in seq.held}
-    holders = Counter(id(node) for seq in live for node in seq.held)
-    assert all(node.holders == holders[at] for at, node in nodes.items())
-    assert list(cache.dealer.have) == [sum(node.shard == i for node in nodes.values()) for i in cache.shards]
+    holders = Counter(node for seq in live for node in seq.held)
+    assert all(cache.allocator.is_shared(node) == (count > 1) for node, count in holders.items())
+    assert cache.allocator.used.tolist() == [sum(node.shard == i for node in holders) for i in cache.shards]
     for shard, one in cache.shards.items():
         one.pool.check([seq.shards[shard].pages for seq in live])
-    return len(nodes)
+    return len(holders)
 
 
 def test_short_sequences_fill_the_shards_by_weight(device: za.Device) -> None:
@@ -100,8 +101,8 @@ def test_short_sequences_fill_the_shards_by_weight(device: za.Device) -> None:
             held.append(cache.new_sequence())
             cache.append(held[-1], 0, k[:n], k[:n])
             if len(held) == 8:
-                assert list(cache.dealer.have) == [1, 2, 5]
-        assert list(cache.dealer.have) == [2, 4, 10]
+                assert cache.allocator.used.tolist() == [1, 2, 5]
+        assert cache.allocator.used.tolist() == [2, 4, 10]
         held[0].free()
         del held[5:9]
         assert check_books(cache, held[1:]) == 10
@@ -109,7 +110,7 @@ def test_short_sequences_fill_the_shards_by_weight(device: za.Device) -> None:
             held.append(cache.new_sequence())
             cache.append(held[-1], 0, k[:3], k[:3])
         assert check_books(cache, held[1:]) == 16
-        assert list(cache.dealer.have) == [2, 4, 10]
+        assert cache.allocator.used.tolist() == [2, 4, 10]
 
 
 @pytest.mark.parametrize("seed", range(3 if FULL else 1))
@@ -120,7 +121,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
     cache = za.ShardedKVCache([device] * 3, za.AttnShape(1, 1, 64), 1, 14 * 512, page_size=64, weights=[4.0, 2.0, 1.0])
     attn, most = za.ShardedAttention(cache), 14
     with cache:
-        live: list[tuple[sharded.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
+        live: list[tuple[za.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
         for _ in range(100):
             action, at = rng.integers(7), int(rng.integers(max(len(live), 1)))
             used = check_books(cache, [seq for seq, _ in live])
@@ -134,7 +135,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
             elif action in (2, 3):
                 seq, have = live[at]
                 n = int(rng.integers(len(seq) + 1))
-                if action == 2 or any(node.holders > 1 for node in seq.held[n // 512 :]):
+                if action == 2 or any(map(cache.allocator.is_shared, seq.held[n // 512 :])):
                     n = n // 512 * 512
                 seq.truncate(n)
                 live[at] = seq, have[:n]
@@ -247,7 +248,17 @@ def test_forks_and_batches_have_the_bits_of_each_alone(devices: list[za.Device],
         assert check_books(cache, seqs[1:]) == 1 + 2 + 2 + 2
 
 
-def test_a_batch_counts_in_whole_or_not(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+class FailingFold:
+    """A Folder that fails."""
+
+    def __call__(self, parts: Any) -> Any:
+        raise za.errors.DeviceLostError("injected")
+
+    def release(self) -> None:
+        pass
+
+
+def test_a_batch_counts_in_whole_or_not(devices: list[za.Device]) -> None:
     rng = np.random.default_rng(6)
     k = rng.standard_normal((1400, 2, 64)).astype(np.float32)
     q = rng.standard_normal((6, 64)).astype(np.float32)
@@ -257,19 +268,19 @@ def test_a_batch_counts_in_whole_or_not(devices: list[za.Device], monkeypatch: p
         seqs = [root, root.fork(), cache.new_sequence()]
         nan = k[600:].copy()
         nan[2] = np.nan
-        fold = attn._fold
+        fold = attn.fold
         for bad, text, call in (
             (nan, r"^k\[2, 0, 0\]: got nan", fold),
             (k[:, :1], r"^k: got shape \(1400, 1, 64\)", fold),
-            (k[600:], "^injected$", lambda _: (_ for _ in ()).throw(za.errors.DeviceLostError("injected"))),
+            (k[600:], "^injected$", FailingFold()),
         ):
-            monkeypatch.setattr(attn, "_fold", call)
+            attn.fold = call
             with pytest.raises(ZincAttnError, match=text):
                 attn([q] * 3, seqs, 0, [k[600:], k[600:], bad], [k[600:], k[600:], bad])
             assert [len(seq) for seq in seqs] == [600, 600, 0]
             assert [sum(map(len, seq.shards.values())) for seq in seqs] == [600, 600, 0]
             assert check_books(cache, seqs) == 3
-        monkeypatch.setattr(attn, "_fold", fold)
+        attn.fold = fold
         for arguments, text in (
             (([q], seqs, 0), r"^q: expected a list of 3 arrays"),
             (([q] * 3, seqs, 0, [k] * 3), r"^v: got None, expected both k and v"),
@@ -319,7 +330,7 @@ def test_a_fork_writes_on_its_parents_shard(device: za.Device) -> None:
         cache.append(root, 0, k[:100], k[:100])
         forks = [root.fork() for _ in range(3)]
         assert check_books(cache, [root, *forks]) == 4
-        assert cache.dealer.have.tolist() == [4, 0]
+        assert cache.allocator.used.tolist() == [4, 0]
         cache.append(forks[0], 0, k, k)
         assert [forks[0].nodes(shard, 1500).tolist() for shard in range(2)] == [[0], [1, 2]]
         forks[0].truncate(50)
@@ -328,26 +339,7 @@ def test_a_fork_writes_on_its_parents_shard(device: za.Device) -> None:
         twin = full.fork()
         twin.truncate(1000)
         assert check_books(cache, [root, *forks, full, twin]) == 7
-        assert cache.dealer.have.tolist() == [4, 3]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_dealer_fills_no_shard_before_all_are_full(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(40):
-        weights, nodes = rng.uniform(1, 3, rng.integers(1, 6)), int(rng.integers(1, 30))
-        dealer = sharded.Dealer(list(weights))
-        dealer.room[:] = np.bincount(sharded.deal(nodes, list(weights)), minlength=len(weights))
-        held: list[sharded.Node] = []
-        for _ in range(100):
-            if len(held) < nodes and (not held or rng.random() < 0.7):
-                held.append(dealer.take())
-            else:
-                dealer.release([held.pop(int(rng.integers(len(held))))])
-            assert np.all(dealer.have <= dealer.room) and dealer.have.sum() == len(held)
-        for _ in range(nodes - len(held) + 1):
-            dealer.take()
-        assert dealer.have.sum() == nodes + 1
+        assert cache.allocator.used.tolist() == [4, 3]
 
 
 def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,52 +363,42 @@ def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], m
         assert not differing(attn(q, seq, 0, k[700:], v[700:]), reference.emulate(q, k, v)[0])
 
 
-@pytest.mark.parametrize("call", ("append", "attend"))
-def test_an_interrupt_leaves_the_cache_as_it_was(device: za.Device, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """It comes to the thread that waits for the shards, which have their rows by then."""
+INTERRUPTED = ("append", "attend", "truncate", "fork")
+
+
+@pytest.mark.parametrize("call", INTERRUPTED)
+def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: str) -> None:
+    """At some of the bytecodes; tests/host/test_nodes.py interrupts at each of them."""
     k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
     q = np.ones((6, 64), np.float32)
     with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
-        attn, seq, together = za.ShardedAttention(cache), cache.new_sequence(), sharded.Call.together
+        attn = za.ShardedAttention(cache)
+        calls = {
+            "append": lambda seq: cache.append(seq, 0, k[700:], k[700:]),
+            "attend": lambda seq: attn(q, seq, 0, k[700:], k[700:]),
+            "truncate": lambda seq: seq.truncate(600),
+            "fork": lambda seq: seq.fork(),
+        }
 
-        def interrupted(call: sharded.Call, one: Any) -> None:
-            together(call, one)
-            raise KeyboardInterrupt
+        def run(*at: int) -> Interrupter:
+            seq, interrupter = cache.new_sequence(), Interrupter(files("distributed"), *at)
+            for layer in range(2):
+                cache.append(seq, layer, k[:700], k[:700])
+            with suppress(KeyboardInterrupt):
+                interrupter.run(lambda: calls[call](seq))
+            n = len(seq)
+            assert n in ((700, 600) if call == "truncate" else (700,)), interrupter.raised
+            assert seq.lengths in ([n, n], [1100, 700]), interrupter.raised
+            assert not differing(attn(q, seq, 1), reference.emulate(q, k[:n], k[:n])[0]), interrupter.raised
+            assert check_books(cache, [seq]) == (3 if seq.lengths[0] == 1100 else 2), interrupter.raised
+            for layer in [layer for layer in range(2) if seq.lengths[layer] == n]:
+                got = attn(q, seq, layer, k[n:], k[n:])
+                assert not differing(got, reference.emulate(q, k, k)[0]), interrupter.raised
+            return interrupter
 
-        for layer in range(2):
-            cache.append(seq, layer, k[:700], k[:700])
-        for layer in range(2):
-            with monkeypatch.context() as patch:
-                patch.setattr(sharded.Call, "together", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    if call == "append":
-                        cache.append(seq, layer, k[700:], k[700:])
-                    else:
-                        attn(q, seq, layer, k[700:], k[700:])
-            assert [sum(one.lengths[layer] for one in seq.shards.values()), seq.lengths[layer]] == [700, 700]
-            got = attn(q, seq, layer, k[700:], k[700:])
-            assert not differing(got, reference.emulate(q, k, k)[0])
-
-
-def test_an_interrupted_truncate_is_done_on_every_shard(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    k = np.random.default_rng(1).standard_normal((1400, 2, 64)).astype(np.float32)
-    q = np.ones((6, 64), np.float32)
-    with za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache:
-        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
-        cache.append(seq, 0, k, k)
-        whole = seq.shards[0].truncate
-
-        def interrupted(n: int) -> None:
-            monkeypatch.undo()
-            whole(n)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(seq.shards[0], "truncate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            seq.truncate(600)
-        assert (len(seq), [len(one) for one in seq.shards.values()]) == (600, [512, 88])
-        assert check_books(cache, [seq]) == 2
-        assert not differing(attn(q, seq, 0), reference.emulate(q, k[:600], k[:600])[0])
+        count = run().seen
+        hits = sum(bool(run(*at).raised) for at in moments(count, 24 if FULL else 9, INTERRUPTED.index(call)))
+        assert hits > 6
 
 
 def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,13 +406,13 @@ def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypat
     k = rng.standard_normal((1100, 2, 64)).astype(np.float32)
     sinks = rng.standard_normal(6).astype(np.float32)
     with za.KVCache(device, SHAPE, 1, 2048, "f32") as cache:
-        attn, seq, fold = za.Attention(cache, sinks=sinks), cache.new_sequence(), sharded.Fold(device, SHAPE)
+        attn, seq, fold = za.Attention(cache, sinks=sinks), cache.new_sequence(), za.Fold(device, SHAPE)
         cache.append(seq, 0, k, k)
         made: list[int] = []
         buffer = device.runtime.buffer
         monkeypatch.setattr(device.runtime, "buffer", lambda *a, **o: (made.append(1), buffer(*a, **o))[1])
         for most in (1 << 20, 7):  # partial states of one submission
-            monkeypatch.setattr(sharded, "SCRATCH_BYTES", most * 4 * 6 * 66)
+            fold.max_states = most
             for n in (22, 32, 27, 30):
                 q = rng.standard_normal((n, 6, 64)).astype(np.float32)
                 state = attn.partial(q, seq, 0)
@@ -453,9 +435,9 @@ def test_close_comes_before_other_errors(device: za.Device) -> None:
         fold.close()
         attn.close()
         attn(k[:6, 0], even, 0)  # what it needs is made anew
-        assert attn._fold._made
+        assert attn.fold._workspaces
         cache.append(seq, 0, k, k)
-    assert not attn._fold._made
+    assert not attn.fold._workspaces
     for call in (
         lambda: cache.append(seq, 0, k, k),
         lambda: attn(k[:6, 0], seq, 0, k, k),
@@ -679,22 +661,20 @@ says(lambda: attn([q] * (1 + second), [seq] * (1 + second), 0))
 says(lambda: cache.append(seq, 0, k[500:510 + second], v[500:510 + second]))
 
 # one rank fails behind the exchange: the other knows with its next call
-fold = attn._fold
-attn._fold = failing if second else fold
+fold = attn.fold
+attn.fold = failing if second else fold
 says(lambda: attn(q, seq, 0, k[500:700], v[500:700]))
-attn._fold = fold
+attn.fold = fold
 if not second:
     says(lambda: attn(q, seq, 0, k[700:701], v[700:701]))
 seq.truncate(500)
 right(seq, np.arange(500))
 
 # forks and batches, with the states of a batch in one exchange
-twin, other, gathers = seq.fork(), cache.new_sequence(), []
-gather = cache.ranks._gather
-cache.ranks._gather = lambda data: (gathers.append(len(data)), gather(data))[1]
+twin, other, exchanges = seq.fork(), cache.new_sequence(), cache.ranks.exchanges
 slices = [slice(500, 510), slice(600, 1700), slice(0, 30)]
 outs = attn([q] * 3, [seq, twin, other], 0, [k[s] for s in slices], [v[s] for s in slices])
-assert len(gathers) == 1
+assert cache.ranks.exchanges == exchanges + 1
 rows = [np.r_[0:510], np.r_[0:500, 600:1700], np.r_[0:30]]
 for out, one in zip(outs, rows):
     assert np.array_equal(out.view(np.uint32), reference.emulate(q, k[one], v[one])[0].view(np.uint32))
@@ -702,22 +682,22 @@ for sequence, one in zip((seq, twin, other), rows):
     right(sequence, one)
 
 # a rank may collect a sequence before the other does, and the deal stays one
-held = [int(cache.dealer.have.sum())]
+held = [int(cache.allocator.used.sum())]
 kept = [twin] if second else []
 del twin, sequence
 right(seq, rows[0])
-held.append(int(cache.dealer.have.sum()))
+held.append(int(cache.allocator.used.sum()))
 kept.clear()
 right(seq, rows[0])
-held.append(int(cache.dealer.have.sum()))
+held.append(int(cache.allocator.used.sum()))
 more = [cache.new_sequence() for _ in range(12)]
 for sequence in more:
     cache.append(sequence, 0, k[:5], v[:5])
-print(held, cache.dealer.have.tolist(), file=file)
+print(held, cache.allocator.used.tolist(), file=file)
 
 # an interrupt within an exchange ends them
 if second:
-    cache.ranks._wait = interrupted
+    cache.ranks.on_wait = interrupted
 says(lambda: cache.append(seq, 0, k[:5], v[:5]))
 says(lambda: cache.append(seq, 0, k[:5], v[:5]))
 file.close()
@@ -902,7 +882,7 @@ def test_ranks_outlive_a_killed_one_and_end_by_themselves(tmp_path: Path) -> Non
     )
     errors = [(tmp_path / f"{rank}.err").read_text() for rank in range(3)]
     statuses = [int((tmp_path / f"{rank}.status").read_text()) for rank in range(3)]
-    assert statuses == [sharded.LOST_STATUS, 128 + 9, sharded.LOST_STATUS], (done, errors)
+    assert statuses == [LOST_STATUS, 128 + 9, LOST_STATUS], (done, errors)
     for text in errors[0], errors[2]:
         assert re.search(r"RankError: rank [02] waited 2 s for the 2 other ranks; MPI cannot tell which", text), text
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
@@ -927,13 +907,12 @@ sys.exit(cli.main())
     "no room": """
 import sys, zinc_attn as za
 from zinc_attn.cli import app as cli
-from zinc_attn.distributed import sharded
-whole = sharded.KVCache
+whole = za.KVCache
 def small(device, shape, layers, tokens, *rest):
     if tokens > 512:
         raise za.errors.LimitError("injected")
     return whole(device, shape, layers, tokens, *rest)
-sharded.KVCache = small
+za.ShardedKVCache.make_shard = staticmethod(small)
 sys.exit(cli.main())
 """,
     "wrong bit": """
@@ -974,7 +953,7 @@ def test_distributed_sweep(tmp_path: Path, ranks: int) -> None:
     ]
     for row in rows:
         nodes = -(-row["context"] // 512)
-        others = nodes - int(np.sum(sharded.deal(nodes, [1.0] * ranks) == 0))
+        others = nodes - int(np.sum(deal(nodes, [1.0] * ranks) == 0))
         assert (row["ranks"], row["layout"], row["num_splits"]) == (ranks, "nodes", nodes)
         assert row["formula_bytes"] == others * 2 * 6 * 66 * 4
         assert 0 <= row["received_bytes"] - row["formula_bytes"] <= 1024 * (ranks - 1)
@@ -1026,7 +1005,7 @@ def test_a_wrong_bit_on_one_rank_fails_on_all(tmp_path: Path) -> None:
 
 
 def test_distributed_needs_mpi4py(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sharded.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert cli.main(list(SWEEP)) == 2
     assert capsys.readouterr().err.startswith(
         "zinc-attn: error: several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI"

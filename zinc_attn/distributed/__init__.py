@@ -1,1 +1,1 @@
-"""A sequence over several devices or MPI ranks."""
+"""One sequence on several devices, of one process or of MPI ranks, with the bits of one device that holds it all."""

@@ -1,0 +1,124 @@
+"""Attention over the sequences of a sharded cache: each shard attends its own nodes, and the states are folded once.
+
+Nothing but the partial states travels between ranks: (head_dim + 2) float32 per node, query row and head.
+
+Source of the idea: attention states merge (Ye et al. 2024, FlashInfer; Liu et al. 2023, ring attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.kv_cache import KVCache
+from ..canonical.partial import PartialState
+from ..checks import check_bool
+from ..decode.attention import Attention
+from ..errors import ArgumentError
+from .cache import ShardedKVCache
+from .call import Call
+from .fold import Fold
+from .ranks import pack_states, unpack_states
+from .sequence import ShardedSequence
+
+F32 = NDArray[np.float32]
+
+
+class Folder(Protocol):
+    """What folds the partial states of one sequence, as a Fold does."""
+
+    def __call__(self, parts: Seq[PartialState]) -> tuple[F32, F32]:
+        """Return out and lse of the partial states of one call."""
+
+    def release(self) -> None:
+        """Free what was made for the calls so far."""
+
+
+class ShardedAttention:
+    """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
+
+    scale, window, softcap, sinks as in ``Attention``. sent_bytes: the partial states that this rank gave to the others;
+    fold: what folds the partial states, a Fold on the first device, in whose place another Folder may be put.
+    """
+
+    def __init__(
+        self,
+        cache: ShardedKVCache,
+        *,
+        scale: float | None = None,
+        window: int | Seq[int | None] | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> None:
+        if not isinstance(cache, ShardedKVCache):
+            hint = "; Attention attends over a KVCache" if isinstance(cache, KVCache) else ""
+            raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")
+        cache.check_open()
+        self.cache = cache
+        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
+        self.fold: Folder = Fold(cache.devices[0], cache.shape)
+        self.sent_bytes = 0
+        cache.users.purge()
+        cache.users.add(self)
+
+    def __call__(
+        self,
+        q: Any,
+        seq: ShardedSequence | Seq[ShardedSequence],
+        layer: int,
+        k: Any = None,
+        v: Any = None,
+        *,
+        return_lse: bool = False,
+    ) -> Any:
+        """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
+
+        For a batch, ``seq`` is a list, and q, k, v are lists of arrays, one per sequence, whose lengths may differ; the
+        results are lists, too. The partial states of all sequences travel in one exchange. A failed call leaves the
+        cache as it was.
+        """
+        batch, return_lse = isinstance(seq, (list, tuple)), check_bool("return_lse", return_lse)
+        with self.cache.call("attend") as call:
+            sequences: Seq[Any] = seq if isinstance(seq, (list, tuple)) else [seq]
+            columns: list[Any] = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
+            for name, column in zip("qkv", columns, strict=True):
+                if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
+                    raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
+            if (k is None) != (v is None):
+                raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
+            call.append(sequences, layer, columns[1], columns[2])
+            found = self._attend(call, columns[0], sequences)
+        outs = [out.reshape(np.shape(x)) for (out, _), x in zip(found, columns[0], strict=True)]
+        lses = [lse.reshape(np.shape(x)[:-1]) for (_, lse), x in zip(found, columns[0], strict=True)]
+        if not batch:
+            return (outs[0], lses[0]) if return_lse else outs[0]
+        return (outs, lses) if return_lse else outs
+
+    def _attend(self, call: Call, q: Seq[Any], sequences: Seq[ShardedSequence]) -> list[tuple[F32, F32]]:
+        """Attend on every shard, exchange the partial states, and return out and lse of each sequence."""
+        batch = list(zip(q, sequences, call.pieces, call.ends, strict=True))
+
+        def attend(shard: int) -> list[PartialState]:
+            partial = self._attention[shard].partial
+            return [
+                partial(rows, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end)
+                for rows, seq, new, end in batch
+            ]
+
+        parts = list(call.run_on_shards(attend).values())
+        if self.cache.ranks is not None:
+            states = parts[0]
+            call.sequences = [one._replace(query=state.call) for one, state in zip(call.sequences, states, strict=True)]
+            self.sent_bytes += sum(state.nbytes for state in states)
+            parts = [unpack_states(data, len(batch)) for data in call.exchange(pack_states(states))]
+        return [self.fold([states[i] for states in parts]) for i in range(len(batch))]
+
+    def close(self) -> None:
+        """Free the command buffers and tensors, as ShardedKVCache.close does. A later call makes them anew."""
+        self.fold.release()
+        for attention in self._attention.values():
+            attention.close()

@@ -1,0 +1,127 @@
+"""One call of a sharded cache: rows on their way to the shards, all of them or none, alike on every rank."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.pages import CapacityError, Reservation
+from ..canonical.constants import KEYS_PER_NODE
+from ..checks import check_int
+from ..errors import ArgumentError
+from .descriptors import CallDescriptor, SequenceDescriptor
+from .sequence import ShardedSequence
+
+if TYPE_CHECKING:
+    from .cache import ShardedKVCache
+
+T = TypeVar("T")
+Rows = tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]
+
+
+class Call:
+    """One call of a ShardedKVCache, from ``ShardedKVCache.call``, which commits it or undoes it.
+
+    pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: what
+    the ranks compare of each sequence; ends: the length of the layer in each sequence, with the new rows; exchanged:
+    whether the exchange of this call is over.
+    """
+
+    def __init__(self, cache: ShardedKVCache, name: str) -> None:
+        self.cache, self.name, self.exchanged = cache, name, False
+        self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
+        self.sequences: list[SequenceDescriptor] = []
+        self.reservations: list[Reservation] = []
+
+    def descriptor(self) -> CallDescriptor:
+        """What the ranks compare of this call."""
+        return CallDescriptor(self.name, self.layer, self.sequences, self.cache.made)
+
+    def append(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
+        """Reserve the places of the rows k, v of each sequence; None stands for no rows.
+
+        Every rank checks all rows, so an error names a row as the caller counts them. CapacityError beyond the capacity
+        of the cache; StepError as for a Sequence.
+        """
+        self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
+        for i, sequence in enumerate(sequences):
+            self.cache.check_sequence(sequence)
+            if k is not None and sequence in sequences[:i]:
+                raise ArgumentError(
+                    f"seq: items {sequences.index(sequence)} and {i} are the same sequence, expected each once where k "
+                    "and v are given; fork() it"
+                )
+        for i, sequence in enumerate(sequences):
+            if k is None or v is None:
+                begin = sequence.lengths[layer]
+                self.pieces.append(dict.fromkeys(self.cache.shards, (None, None)))
+                self.sequences.append(SequenceDescriptor(sequence.serial, begin))
+                self.ends.append(begin)
+            else:
+                self._append(sequence, k[i], v[i])
+
+    def _append(self, seq: ShardedSequence, k: Any, v: Any) -> None:
+        """Reserve the places of the rows k, v of one sequence, and allocate the nodes that they need."""
+        cache, begin = self.cache, seq.lengths[self.layer]
+        keys, values, _ = next(iter(cache.shards.values())).check_rows(k, v)
+        end = begin + len(keys)
+        cache.touch(seq)
+        self.reservations.append(seq.lengths_of.reserve(self.layer, len(keys)))
+        if end > cache.capacity:
+            raise CapacityError(
+                f"k: got {len(keys):,} tokens at length {begin:,}, expected at most {cache.capacity - begin:,}, the "
+                f"cache's capacity is {cache.capacity:,}; truncate() the sequence, or make a larger cache"
+            )
+        new_nodes = -(-end // KEYS_PER_NODE) - len(seq.held)
+        if new_nodes > 0:
+            cache.allocator.allocate(seq.holding, new_nodes)
+        owner = seq.owners[np.arange(begin, end) // KEYS_PER_NODE]  # (new tokens,) the shard of each
+        mine = {shard: owner == shard for shard in cache.shards}
+        self.pieces.append({i: (keys[one], values[one]) if one.any() else (None, None) for i, one in mine.items()})
+        self.ends.append(end)
+        rows = owners = 0
+        if cache.ranks is not None:
+            rows = zlib.crc32(np.ascontiguousarray(values).data, zlib.crc32(np.ascontiguousarray(keys).data))
+            owners = zlib.crc32(seq.owners.data)
+        self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
+
+    def run_on_shards(self, task: Callable[[int], T]) -> dict[int, T]:
+        """Run ``task`` on every local shard at the same time, and return its results by shard.
+
+        Where one fails, its error is raised after all of them have ended; a CapacityError names the full shard.
+        """
+        shards = self.cache.shards
+        free = {shard: cache.pool.free_pages for shard, cache in shards.items()}
+
+        def named(shard: int) -> T:
+            try:
+                return task(shard)
+            except CapacityError as error:
+                raise CapacityError(self._full(shard, free[shard])) from error
+
+        with ThreadPoolExecutor(len(shards)) as pool:
+            waiting = {shard: pool.submit(named, shard) for shard in shards}
+        return {shard: future.result() for shard, future in waiting.items()}
+
+    def _full(self, shard: int, free: int) -> str:
+        """The text of the CapacityError of ``shard``, of whose pages ``free`` were free before the call."""
+        pool, keys = self.cache.shards[shard].pool, [rows[shard][0] for rows in self.pieces]
+        mine, new = sum(len(one) for one in keys if one is not None), sum(one.new for one in self.sequences)
+        shards = len(self.cache.allocator.share)
+        return (
+            f"shard {shard} of {shards}: got {mine:,} of the {new:,} new tokens, expected what it has room for: {free} "
+            f"of its {pool.num_pages} pages of {pool.page_size} tokens are free, and a sequence takes whole pages; "
+            "truncate() or free() sequences, or make a larger cache"
+        )
+
+    def exchange(self, data: bytes = b"") -> list[bytes]:
+        """Return the ``data`` of every rank, by rank. RankError, on every rank, unless all of them are in this call."""
+        found = self.cache.exchange(data, self.descriptor())
+        self.exchanged = True
+        return found

@@ -1,0 +1,146 @@
+"""A sequence whose nodes lie on several shards.
+
+The layer lengths of a sequence are the only truth about its tokens, and they change by one store: that of the commit
+of an append, or of a truncation. The tokens that each shard holds, and the nodes, follow from them. A call therefore
+names the sequences that it changes first (``ShardedKVCache.touch``), and where it fails, or an interrupt cuts it short
+between any two bytecodes, ``settle`` brings the shards and the nodes back to what the lengths say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.pages import MAX_PAGE_SIZE, PagePool, SequencePages
+from ..cache.sequence import Sequence
+from ..canonical.constants import KEYS_PER_NODE
+from ..checks import check_int
+from ..limits import MAX_CONTEXT
+from .nodes import Node
+
+if TYPE_CHECKING:
+    from .cache import ShardedKVCache
+
+
+class LayerLengths(SequencePages):
+    """The lengths of a sequence's layers, with the step rule and the errors of a Sequence.
+
+    The pages stand for no memory: the pool of each sequence is its own, and holds the longest context.
+    """
+
+    def __init__(self, num_layers: int, length: int = 0) -> None:
+        super().__init__(PagePool(MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)
+        if length:
+            self.reserve(0, length, tuple(range(1, num_layers))).commit()
+
+    def check_fork(self) -> None:
+        """Raise what ``fork`` raises: StepError unless all layers have the same length; ClosedError after ``free``."""
+        self.fork().free()
+
+
+class ShardedSequence:
+    """A sequence whose nodes lie on several shards, from ``ShardedKVCache.new_sequence``.
+
+    serial: its number among the sequences of the cache. A sequence that is garbage collected gives its pages back.
+    """
+
+    def __init__(self, cache: ShardedKVCache, parent: ShardedSequence | None = None) -> None:
+        self.cache, self.serial = cache, cache.made
+        length = len(parent) if parent else 0
+        self.lengths_of = LayerLengths(cache.num_layers, length)
+        self.shards: dict[int, Sequence] = {
+            i: parent.shards[i].fork() if parent else one.new_sequence() for i, one in cache.shards.items()
+        }
+        self.holding = cache.allocator.hold(self.serial, self)
+        if parent:
+            cache.allocator.share_nodes(self.holding, parent.holding, length // KEYS_PER_NODE)
+        self._owners: tuple[tuple[Node, ...], NDArray[np.int64]] = (), np.zeros(0, np.int64)
+        cache.made = self.serial + 1  # assigned last, so that a failed constructor uses up no serial number
+
+    def __len__(self) -> int:
+        return len(self.lengths_of)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each layer. They differ only while a step goes through the layers."""
+        return self.lengths_of.lengths
+
+    @property
+    def held(self) -> tuple[Node, ...]:
+        """The nodes of this sequence, in token order."""
+        return self.holding.nodes
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """(nodes,) The shard of each node. Read it, do not write it."""
+        nodes = self.holding.nodes
+        known, owners = self._owners
+        if known is not nodes:
+            owners = np.array([node.shard for node in nodes], np.int64)
+            self._owners = nodes, owners
+        return owners
+
+    def nodes(self, shard: int, tokens: int) -> NDArray[np.int64]:
+        """The numbers of the nodes that ``shard`` holds of the first ``tokens`` tokens."""
+        return np.flatnonzero(self.owners[: -(-tokens // KEYS_PER_NODE)] == shard)
+
+    def tokens(self, shard: int, tokens: int) -> int:
+        """How many of the first ``tokens`` tokens ``shard`` holds."""
+        begins = self.nodes(shard, tokens) * KEYS_PER_NODE
+        return int(np.minimum(tokens - begins, KEYS_PER_NODE).sum())
+
+    def fork(self) -> ShardedSequence:
+        """Return a second sequence with the same tokens, which shares pages as ``Sequence.fork`` does.
+
+        Every rank calls it. StepError unless all layers have the same length; ClosedError after ``free``.
+        """
+        with self.cache.lock:
+            self.cache.check_open()
+            self.cache.begin()
+            self.lengths_of.check_fork()
+            return ShardedSequence(self.cache, self)
+
+    def truncate(self, n: int) -> None:
+        """Keep the first ``n`` tokens, at most len(self). Every rank calls it."""
+        with self.cache.lock:
+            self.cache.check_open()
+            self.cache.begin()
+            self.lengths_of.check_open()
+            n = check_int("n", n, 0, len(self))
+            self.cache.touch(self)
+            self.lengths_of.truncate(n)  # from here on it is truncated
+            self.cache.end()
+
+    def free(self) -> None:
+        """Give the pages back. Every rank calls it. The sequence cannot be used any more."""
+        with self.cache.lock:
+            self.cache.touch(self)
+            self.lengths_of.free()
+            self.cache.end()
+
+    def settle(self) -> None:
+        """Give up what the shards and the holding have beyond the layer lengths.
+
+        It can be cut short and done again. Nothing happens where the lengths are those of the shards already.
+        """
+        if reservation := self.lengths_of.open_reservation():
+            reservation.rollback()
+        lengths = self.lengths
+        for shard, sequence in self.shards.items():
+            if self.lengths_of.closed:
+                sequence.free()
+                continue
+            counts = {n: self.tokens(shard, n) for n in set(lengths)}
+            if len(set(counts.values())) == 1:
+                sequence.truncate(counts[lengths[0]])
+                continue
+            for layer, n in enumerate(lengths):
+                if sequence.lengths[layer] > counts[n]:
+                    sequence.retract(layer, counts[n])
+        full, rest = divmod(max(lengths), KEYS_PER_NODE)
+        self.cache.allocator.truncate(self.holding, full + (rest > 0), rest > 0)
