@@ -21,7 +21,7 @@ if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.
     pytest.skip("the stories are told on lavapipe under Linux", allow_module_level=True)
 
 RUNTIMES = ("vulkan", "kompute")
-SAMPLED = 20  # stories per dispatcher without --full
+SAMPLED = 12  # stories per dispatcher without --full
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ TABLE = {
 def test_the_known_faults(library: Path, runtime: str) -> None:
     """With Kompute, whose fences cannot be made new, a failed submission or wait loses the device."""
     needs(runtime)
-    table = [Fault(f, 20, result, carry) for f, result in TABLE for carry in (False, True)]
+    table = [Fault(f, 20, result, carry) for f, result in TABLE for carry in ((False, True) if FULL else (False,))]
     got = dict(zip(table, faults.run_faults(library, runtime, [(f,) for f in table]), strict=True))
     for fault, outcome in got.items():
         expected = TABLE[fault.function, fault.result]
