@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import zinc_attn as za
-from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime import devices as machine
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")

@@ -23,7 +23,8 @@ from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.planning import call as planning
-from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime import loader as libvulkan
 
 TOKENS, LAYERS = (4096, 10) if FULL else (300, 2)
 SHAPE, SMALL = za.AttnShape(16, 2, 256), za.AttnShape(4, 2, 64)
@@ -796,8 +797,8 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
     assert str(wrong.value) == "capacity: got 0, expected an int from 1 to 16777216"
     kept = za.KVCache(device, SMALL, 2, 64, "f16", 16)
     seq, attn = kept.new_sequence(), za.Attention(kept)
-    real = machine.Vulkan.heaps
-    monkeypatch.setattr(machine.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
+    real = libvulkan.Vulkan.heaps
+    monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
     message = "buffer: 65,536 bytes are needed, {} has 1,000 free; close other buffers or programs, or ask for less"
     with pytest.raises(errors.DeviceMemoryError) as caught_memory:
         za.KVCache(device, SMALL, 2, 64, "f16", 16)

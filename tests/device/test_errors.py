@@ -12,7 +12,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.runtime import device as device_module
-from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Use
 
 
@@ -161,8 +161,8 @@ def test_a_buffer_beyond_the_device_limit_is_refused_with_the_limit(device):
 
 
 def test_memory_that_is_not_there_is_refused(device, monkeypatch):
-    real = machine.Vulkan.heaps
-    monkeypatch.setattr(machine.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
+    real = libvulkan.Vulkan.heaps
+    monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
     with pytest.raises(errors.DeviceMemoryError, match="1,000"):
         device.runtime.buffer(4096, Use.SCRATCH)
 

@@ -168,7 +168,8 @@ def test_forked_children_end(library: Path, runtime: str) -> None:
 LITTLE = """
 import resource
 from pathlib import Path
-from zinc_attn.runtime.protocol import COMPILE_HEADROOM, Use
+from zinc_attn.runtime.refusals import COMPILE_HEADROOM
+from zinc_attn.runtime.protocol import Use
 
 def limit(room):
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -33,7 +33,8 @@ from zinc_attn.errors import (
     ZincAttnError,
 )
 from zinc_attn.kernels.contract import Binding, KernelDecl
-from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime import vulkan
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime
@@ -444,7 +445,7 @@ FAILURES = [
 def test_opening_fails(
     info: Any, monkeypatch: pytest.MonkeyPatch, function: str, result: int, error: type[Exception]
 ) -> None:
-    vk = machine.loader()
+    vk = libvulkan.loader()
     monkeypatch.setattr(vk, "lib", FailingLibrary(vk.lib, function, result))
     with pytest.raises(error, match=f"{function}|listing"):
         VulkanRuntime(info)
@@ -478,10 +479,10 @@ def test_allocation_fails(
 def test_allocation_beyond_the_budget(
     runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = machine.Vulkan.heaps
+    real = libvulkan.Vulkan.heaps
     few = lambda *args: [heap._replace(free=4096) for heap in real(*args)]  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(machine.Vulkan, "heaps", few)
+        patch.setattr(libvulkan.Vulkan, "heaps", few)
         runtime.buffer(1024, Use.SCRATCH).close()
         with pytest.raises(DeviceMemoryError) as caught:
             runtime.buffer(MIB, Use.DATA)
@@ -741,7 +742,7 @@ def test_pipeline_cache_round_trip(
     runtime: VulkanRuntime, info: Any, spirv: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the software drivers keep nothing but the 32-byte header
-    vk, file = machine.loader(), runtime._cache_file
+    vk, file = libvulkan.loader(), runtime._cache_file
     assert file is not None and not file.exists()
     lib = CachingLibrary(vk.lib, vk.ffi, runtime._cache_head + b"first")
     monkeypatch.setattr(vk, "lib", lib)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from zinc_attn.errors import ArgumentError, DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError
-from zinc_attn.runtime import protocol as machine
+from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import DeviceInfo
 
 CPU = DeviceInfo(
@@ -128,7 +129,7 @@ def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, erro
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(error) as caught:
-        machine.Vulkan()
+        libvulkan.Vulkan()
     assert str(caught.value).startswith(text)
 
 

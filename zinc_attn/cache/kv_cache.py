@@ -22,7 +22,9 @@ from ..checks import check_array, check_int
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
-from ..runtime.protocol import Buffer, Use, memory_budget, no_room
+from ..runtime.devices import memory_budget
+from ..runtime.protocol import Buffer, Use
+from ..runtime.refusals import no_room
 from ..shapes import AttnShape, scale_words, value_words
 from . import rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)

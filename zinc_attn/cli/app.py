@@ -24,7 +24,8 @@ from ..distributed.sharded import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError, ZincAttnError
 from ..limits import DTYPE_BYTES
 from ..runtime.device import RUNTIMES, Device, list_devices
-from ..runtime.protocol import DeviceInfo, choose
+from ..runtime.devices import choose
+from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from ..tools import check, cost, export, generate, rdna4
 from ..tools.harness.files import json_line, write_file, write_report

@@ -25,7 +25,7 @@ from ..checks import check_float, check_int, shown
 from ..errors import ArgumentError, ClosedError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
-from ..runtime.protocol import memory_budget
+from ..runtime.devices import memory_budget
 from ..shapes import AttnShape
 from .call import Call
 from .descriptors import CallDescriptor

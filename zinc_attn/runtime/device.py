@@ -14,7 +14,7 @@ from ..checks import check_int, shown
 from ..errors import ArgumentError, KernelError
 from ..kernels.contract import KernelDecl
 from ..kernels.dispatches import KernelCall
-from . import protocol as machine
+from . import devices as machine
 from .kompute import KomputeRuntime, load_kp
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Runtime
 from .vulkan import VulkanRuntime

@@ -31,20 +31,15 @@ from ..errors import (
     ZincAttnError,
 )
 from ..kernels.contract import KernelDecl
-from .protocol import (
-    Buffer,
-    DeviceInfo,
-    Dispatch,
-    Recording,
-    Use,
-    Words,
+from .devices import memory_budget
+from .loader import loader
+from .protocol import Buffer, DeviceInfo, Dispatch, Recording, Use, Words
+from .refusals import (
     after_close,
     after_fork,
     check_compile_room,
     check_nbytes,
     check_step,
-    loader,
-    memory_budget,
     no_host_memory,
     no_room,
     was_lost,

@@ -38,22 +38,15 @@ from ..errors import (
 )
 from ..kernels.contract import KernelDecl
 from ..limits import WAVE
-from .protocol import (
-    API_1_1,
-    API_1_3,
-    DeviceInfo,
-    Dispatch,
-    Heap,
-    Kernel,
-    Use,
-    Words,
+from .devices import device_info
+from .loader import API_1_1, API_1_3, Heap, loader
+from .protocol import DeviceInfo, Dispatch, Kernel, Use, Words
+from .refusals import (
     after_close,
     after_fork,
     check_compile_room,
     check_nbytes,
     check_step,
-    device_info,
-    loader,
     no_host_memory,
     no_room,
     was_lost,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ...errors import ZincAttnError
 from ...limits import WAVE
-from ...runtime.protocol import Vulkan, loader
+from ...runtime.loader import Vulkan, loader
 from .variants import FAMILIES
 
 _EXTENSIONS: Final = ("VK_KHR_pipeline_executable_properties", "VK_EXT_subgroup_size_control")

@@ -1,0 +1,149 @@
+"""The Vulkan devices of this machine: their facts, their memory, and which of them a request names.
+
+Each question makes an instance and destroys it, so the answers are right after fork(), too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ..checks import parse_digits, shown
+from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
+from .loader import API_1_2, INSTALL_DRIVER, Heap, Vulkan, loader
+from .protocol import DeviceInfo
+
+ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
+_PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
+_KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
+_VENDORS: Final = {
+    0x1002: "AMD",
+    0x1010: "Imagination",
+    0x106B: "Apple",
+    0x10DE: "NVIDIA",
+    0x13B5: "Arm",
+    0x14E4: "Broadcom",
+    0x1AE0: "Google",
+    0x5143: "Qualcomm",
+    0x8086: "Intel",
+    0x10005: "Mesa",
+}
+
+
+@contextmanager
+def _devices() -> Iterator[tuple[Vulkan, int, list[Any]]]:
+    vk = loader()
+    instance, api = vk.create_instance()
+    try:
+        yield vk, api, vk.physical_devices(instance)
+    finally:
+        vk.lib.vkDestroyInstance(instance, vk.ffi.NULL)
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every Vulkan device, in the loader's order. NoVulkanError without loader, driver or device."""
+    with _devices() as (vk, api, found):
+        return [device_info(vk, api, physical, index) for index, physical in enumerate(found)]
+
+
+def memory_budget(index: int) -> tuple[int, int]:
+    """(bytes, free bytes) of the largest device-local heap of device ``index``.
+
+    Free is what VK_EXT_memory_budget grants this process now, or the heap's size where the device lacks it.
+    """
+    with _devices() as (vk, _, found):
+        if not 0 <= index < len(found):
+            raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
+        heap = _main_heap(vk.heaps(found[index], "VK_EXT_memory_budget" in vk.extensions(found[index])))
+        return heap.size, heap.free
+
+
+def vendor_name(vendor_id: int) -> str:
+    """Name of a PCI or Khronos vendor id; the id in hexadecimal where it is not known here."""
+    return _VENDORS.get(vendor_id, f"0x{vendor_id:04X}")
+
+
+def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> DeviceInfo:
+    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index.
+
+    An int or a string of digits is an index; any other string a piece of the name in any case (a whole name
+    wins over a piece). DeviceNotFoundError, which lists what exists, unless exactly one matches.
+    """
+    if not devices:
+        raise NoVulkanError(f"there is no Vulkan device: {INSTALL_DRIVER}")
+    if request is None:
+        return min(devices, key=lambda d: (_PREFERENCE.index(d.kind), d.index))
+    if isinstance(request, bool) or not isinstance(request, int | str):
+        raise ArgumentError(f"device: got {shown(request)}, expected None, an index or a piece of a device's name")
+    index = parse_digits(request) if isinstance(request, str) else request
+    if index is not None:
+        found = [d for d in devices if d.index == index]
+    else:
+        wanted = str(request).strip().lower()
+        found = [d for d in devices if d.name.lower() == wanted]
+        found = found or [d for d in devices if wanted and wanted in d.name.lower()]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{d.index}: {d.name} ({d.kind})" for d in (found or devices))
+    if found:
+        raise DeviceNotFoundError(f"device: {shown(request)} matches {len(found)} devices, give an index: {there}")
+    raise DeviceNotFoundError(f"device: no Vulkan device matches {shown(request)}; the devices are {there}")
+
+
+def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
+    """The facts of one VkPhysicalDevice of an instance made for version ``api``."""
+    extensions = vk.extensions(physical)
+    props, ident, wave = vk.properties(physical, "VkPhysicalDeviceIDProperties", "VkPhysicalDeviceSubgroupProperties")
+    driver = str(props.driverVersion)
+    if min(api, props.apiVersion) >= API_1_2 or "VK_KHR_driver_properties" in extensions:
+        text = vk.properties(physical, "VkPhysicalDeviceDriverProperties")[1]
+        driver = f"{vk.text(text.driverName)} {vk.text(text.driverInfo)}".strip()
+    kind = _KINDS.get(props.deviceType, "other")
+    units, source = _compute_units(vk, physical, kind, extensions)
+    limits, version = props.limits, props.apiVersion
+    _, timestamp_bits = vk.compute_family(physical)
+    return DeviceInfo(
+        index=index,
+        name=vk.text(props.deviceName),
+        kind=kind,
+        vendor=vendor_name(props.vendorID),
+        driver=driver,
+        api_version=f"{version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}",
+        uuid=bytes(ident.deviceUUID).hex(),
+        compute_units=units,
+        compute_units_source=source,
+        subgroup_size=int(wave.subgroupSize),
+        memory_bytes=_main_heap(vk.heaps(physical, budget=False)).size,
+        max_buffer_bytes=int(limits.maxStorageBufferRange),
+        max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
+        timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
+    )
+
+
+def _main_heap(heaps: Sequence[Heap]) -> Heap:
+    return max(heaps, key=lambda h: (h.device_local, h.size))
+
+
+def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -> tuple[int, str]:
+    """(count, which query gave it); a count of 0 from a driver means that it does not know."""
+    units, source = 0, ""
+    if "VK_AMD_shader_core_properties2" in extensions:
+        source = "VK_AMD_shader_core_properties2"
+        amd2 = vk.properties(physical, "VkPhysicalDeviceShaderCoreProperties2AMD")[1]
+        units = int(amd2.activeComputeUnitCount)
+    if not units and "VK_AMD_shader_core_properties" in extensions:
+        source = "VK_AMD_shader_core_properties"
+        amd = vk.properties(physical, "VkPhysicalDeviceShaderCorePropertiesAMD")[1]
+        arrays = amd.shaderEngineCount * amd.shaderArraysPerEngineCount
+        units = int(arrays * amd.computeUnitsPerShaderArray)
+    if not units and "VK_NV_shader_sm_builtins" in extensions:
+        source = "VK_NV_shader_sm_builtins"
+        nv = vk.properties(physical, "VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")[1]
+        units = int(nv.shaderSMCount)
+    if not units and kind == "cpu":
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+        source = "CPU threads of this process" if affinity else "CPU threads"
+        units = len(affinity(0)) if affinity else os.cpu_count() or 0
+    return (units, source) if units else (ASSUMED_COMPUTE_UNITS, "assumed")

@@ -1,0 +1,179 @@
+"""libvulkan through the ``vulkan`` package (cffi): its functions, structs and typed errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ..errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    NoVulkanError,
+    RuntimeUnavailableError,
+    ZincAttnError,
+)
+
+API_1_1: Final = 1 << 22 | 1 << 12
+API_1_2: Final = 1 << 22 | 2 << 12
+API_1_3: Final = 1 << 22 | 3 << 12
+QUEUE_COMPUTE: Final = 2  # VK_QUEUE_COMPUTE_BIT
+_INSTALL_LOADER: Final = (
+    "install the Vulkan loader (Debian, Ubuntu: libvulkan1; Fedora: vulkan-loader; Arch: vulkan-icd-loader)"
+)
+INSTALL_DRIVER: Final = (
+    "install the GPU's Vulkan driver (AMD, Intel and the software driver lavapipe: mesa-vulkan-drivers; "
+    "NVIDIA: its own driver), and see that VK_ICD_FILENAMES and VK_DRIVER_FILES, where set, name real files"
+)
+# VkResult to error; the rest is ZincAttnError
+_MEMORY_RESULTS: Final = (-1, -2, -5, -10, -12, -1000069000)  # host, device, map, too many, pools
+_LOST_RESULT: Final = -4
+_NO_DRIVER_RESULTS: Final = (-3, -6, -7, -8, -9)  # initialisation, layer, extension, feature, driver
+
+
+class Heap(NamedTuple):
+    """A memory heap: its size, what VK_EXT_memory_budget says is free (else the size), and where it lies."""
+
+    size: int
+    free: int
+    device_local: bool
+
+
+class Vulkan:
+    """libvulkan's raw functions (`lib`), its C types (`ffi`), its constants (`c`), and typed errors."""
+
+    def __init__(self) -> None:
+        try:
+            from vulkan import _vulkan  # the import opens libvulkan
+        except ImportError as e:
+            raise RuntimeUnavailableError("the Python package `vulkan` is missing: pip install vulkan") from e
+        except OSError as e:
+            raise NoVulkanError(f"there is no libvulkan on this machine: {_INSTALL_LOADER}") from e
+        self.c: Any = _vulkan
+        self.ffi: Any = _vulkan.ffi
+        self.lib: Any = _vulkan.lib
+        # A C struct does not own what its pointer fields point at: keep it as long as the struct lives.
+        self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+        self._pin: Any = None
+
+    def struct(self, name: str, **fields: Any) -> Any:
+        """Pointer to a new struct with sType filled in; keeps every cdata among ``fields`` alive."""
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])", "_", name[2:])
+        if (kind := getattr(self.c, f"VK_STRUCTURE_TYPE_{words.upper()}", None)) is not None:
+            fields["sType"] = kind
+        made = self.ffi.new(f"{name}*", fields)
+        self._kept[made] = tuple(fields.values())
+        return made
+
+    def array(self, ctype: str, values: Sequence[Any]) -> Any:
+        """New C array; struct elements are given as pointers from ``struct`` and kept alive."""
+        structs = self.ffi.typeof(ctype).kind == "struct"
+        made = self.ffi.new(f"{ctype}[]", [v[0] for v in values] if structs else list(values))
+        self._kept[made] = tuple(values)
+        return made
+
+    def error(self, result: int, what: str, other: type[ZincAttnError] = ZincAttnError) -> ZincAttnError:
+        """The typed error of a VkResult below 0; ``other`` where no type is particular to it."""
+        names = (n for n, v in vars(self.c).items() if n.startswith("VK_ERROR_") and v == result)
+        text = f"{what}: {next(names, f'VkResult {result}')}"
+        if result in _MEMORY_RESULTS:
+            return DeviceMemoryError(text)
+        if result == _LOST_RESULT:
+            return DeviceLostError(f"{text}; open a new Device")
+        if result in _NO_DRIVER_RESULTS and other is ZincAttnError:
+            return NoVulkanError(f"{text}; {INSTALL_DRIVER}")
+        return other(text)
+
+    def check(self, result: int, what: str) -> None:
+        if result:
+            raise self.error(result, what)
+
+    def listed(self, function: Any, ctype: str, *args: Any) -> list[Any]:
+        """All elements of one of Vulkan's 'count, then array' queries."""
+        count = self.ffi.new("uint32_t*")
+        self.check(function(*args, count, self.ffi.NULL) or 0, f"listing {ctype}")
+        items = self.ffi.new(f"{ctype}[]", count[0])
+        if count[0]:
+            self.check(function(*args, count, items) or 0, f"listing {ctype}")
+        made = [items[i] for i in range(count[0])]
+        for item in made:  # a struct of the array does not keep the array alive
+            if self.ffi.typeof(item).kind == "struct":
+                self._kept[item] = (items,)
+        return made
+
+    def create_instance(self) -> tuple[Any, int]:
+        """(VkInstance, API version asked for: the loader's, at most 1.3). The caller destroys it."""
+        version = self.ffi.new("uint32_t*")
+        try:
+            self.check(self.lib.vkEnumerateInstanceVersion(version), "vkEnumerateInstanceVersion")
+        except AttributeError:  # a Vulkan 1.0 loader lacks the function
+            version[0] = 1 << 22
+        if version[0] < API_1_1:
+            raise NoVulkanError(f"the Vulkan loader is older than Vulkan 1.1: {_INSTALL_LOADER}")
+        api = min(int(version[0]), API_1_3)
+        app = self.struct("VkApplicationInfo", apiVersion=api)
+        made = self.ffi.new("VkInstance*")
+        info = self.struct("VkInstanceCreateInfo", pApplicationInfo=app)
+        self.check(self.lib.vkCreateInstance(info, self.ffi.NULL, made), "vkCreateInstance")
+        return made[0], api
+
+    def keep_drivers_loaded(self) -> None:
+        """Make one instance that is never destroyed, so that closing the last other one unloads no driver.
+
+        Drivers leave something behind at each unloading: SwiftShader a file descriptor and a thread key, of
+        which a process has 1,024.
+        """
+        if self._pin is None:
+            self._pin = self.create_instance()[0]
+
+    def physical_devices(self, instance: Any) -> list[Any]:
+        """VkPhysicalDevice handles in the loader's order; NoVulkanError where there is none."""
+        found = self.listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance)
+        if not found:
+            raise NoVulkanError(f"the Vulkan loader knows no device: {INSTALL_DRIVER}")
+        return found
+
+    def extensions(self, physical: Any) -> set[str]:
+        query = self.lib.vkEnumerateDeviceExtensionProperties
+        found = self.listed(query, "VkExtensionProperties", physical, self.ffi.NULL)
+        return {self.text(e.extensionName) for e in found}
+
+    def text(self, chars: Any) -> str:
+        return str(self.ffi.string(chars).decode(errors="replace"))
+
+    def properties(self, physical: Any, *chain: str) -> list[Any]:
+        """[VkPhysicalDeviceProperties, then the structs named in ``chain``], filled by one query."""
+        made: list[Any] = []
+        for name in reversed(chain):
+            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
+        top = self.struct("VkPhysicalDeviceProperties2", pNext=made[0] if made else self.ffi.NULL)
+        self.lib.vkGetPhysicalDeviceProperties2(physical, top)
+        inner = top.properties  # a view: it does not own the memory
+        self._kept[inner] = (top,)
+        return [inner, *made]
+
+    def compute_family(self, physical: Any) -> tuple[int, int]:
+        """(queue family index, timestampValidBits) of the first family with compute; index -1: none has."""
+        query = self.lib.vkGetPhysicalDeviceQueueFamilyProperties
+        families = self.listed(query, "VkQueueFamilyProperties", physical)
+        for index, family in enumerate(families):
+            if family.queueFlags & QUEUE_COMPUTE:
+                return index, int(family.timestampValidBits)
+        return -1, 0
+
+    def heaps(self, physical: Any, budget: bool) -> list[Heap]:
+        """Heaps in the device's order; ``budget``: the device has VK_EXT_memory_budget."""
+        room = self.struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+        memory = self.struct("VkPhysicalDeviceMemoryProperties2", pNext=room if budget else self.ffi.NULL)
+        self.lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
+        found = []
+        for i in range(memory.memoryProperties.memoryHeapCount):
+            heap = memory.memoryProperties.memoryHeaps[i]
+            free = room.heapBudget[i] - room.heapUsage[i] if budget else heap.size
+            found.append(Heap(int(heap.size), max(0, int(free)), bool(heap.flags & 1)))
+        return found
+
+
+loader = lru_cache(maxsize=1)(Vulkan)

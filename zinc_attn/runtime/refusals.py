@@ -1,0 +1,97 @@
+"""Refusals and errors that both dispatchers make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ..checks import check_int
+from ..errors import ArgumentError, ClosedError, DeviceLostError, DeviceMemoryError, ForkedProcessError, LimitError
+from .protocol import DeviceInfo, Dispatch
+
+try:
+    import resource
+except ImportError:  # Windows has no address-space limit
+    resource = None  # type: ignore[assignment]
+
+COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
+
+
+def check_nbytes(nbytes: int, info: DeviceInfo, limit: int) -> int:
+    """``nbytes`` if one buffer can have that size: a positive multiple of 4 up to ``limit``."""
+    nbytes = check_int("nbytes", nbytes, 1)
+    if nbytes % 4:
+        raise ArgumentError(f"nbytes: got {nbytes}, expected a multiple of 4")
+    if nbytes > limit:
+        raise LimitError(
+            f"buffer: {nbytes:,} bytes are needed, {info.name} takes at most {limit:,} in one storage buffer; "
+            "use a shorter context or a smaller dtype"
+        )
+    return nbytes
+
+
+def check_step(at: int, step: Dispatch, info: DeviceInfo) -> None:
+    """Refuse a step whose buffers are not the kernel's bindings, or whose grid the device does not take."""
+    decl = step.kernel.decl
+    if len(step.buffers) != len(decl.bindings):
+        raise ArgumentError(
+            f"steps[{at}].buffers: got {len(step.buffers)}, expected the {len(decl.bindings)} of kernel {decl.name}: "
+            f"{', '.join(b.name for b in decl.bindings)}"
+        )
+    for axis, count, most in zip("xyz", step.groups, info.max_workgroups, strict=True):
+        if check_int(f"steps[{at}].groups {axis}", count, 1) > most:
+            raise LimitError(
+                f"steps[{at}].groups: kernel {decl.name} needs {step.groups}, {info.name} takes at most "
+                f"{info.max_workgroups}; use fewer splits or rows"
+            )
+
+
+def no_room(nbytes: int, free: int, info: DeviceInfo) -> DeviceMemoryError:
+    """The error of an allocation that does not fit."""
+    return DeviceMemoryError(
+        f"buffer: {nbytes:,} bytes are needed, {info.name} has {free:,} free; close other buffers or programs, or ask "
+        "for less"
+    )
+
+
+def no_host_memory(info: DeviceInfo) -> DeviceMemoryError:
+    """The error of an allocation of host memory that failed in a call on ``info``."""
+    return DeviceMemoryError(f"{info.name}: the process has no host memory left; ask for less, or raise its limit")
+
+
+def was_lost(info: DeviceInfo) -> DeviceLostError:
+    """The error of a call on a device that was lost in an earlier one."""
+    return DeviceLostError(f"{info.name} was lost earlier; open a new Device")
+
+
+def check_compile_room(info: DeviceInfo) -> None:
+    """Refuse what makes the driver of a CPU device compile where the process has too little address space for it.
+
+    Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
+    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped.
+    """
+    if info.kind != "cpu" or resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not Linux: how much is mapped is not known
+        return
+    free = limit - pages * resource.getpagesize()
+    if free < COMPILE_HEADROOM:
+        raise DeviceMemoryError(
+            f"{info.name} compiles with LLVM, which needs up to {COMPILE_HEADROOM:,} bytes of address space: the "
+            f"process's limit (RLIMIT_AS, {limit:,}) leaves {max(0, free):,}; raise it (ulimit -v)"
+        )
+
+
+def after_close(info: DeviceInfo) -> ClosedError:
+    """The error of a call on a closed device."""
+    return ClosedError(f"{info.name}: used after close(); open it again with Device.open()")
+
+
+def after_fork(info: DeviceInfo) -> ForkedProcessError:
+    """The error of a call in a process that did not open the device."""
+    return ForkedProcessError(f"{info.name}: opened before fork(); open a Device in the child process")
