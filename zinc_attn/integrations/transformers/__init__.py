@@ -1,12 +1,11 @@
 """zinc_attn in Hugging Face transformers: ``register()``, then ``attn_implementation="zinc"`` and a ``ZincCache``.
 
-The cache's layers live on the Vulkan device. ``ZincCache.update`` hands the model's attention module the new rows
-only, as ``ZincRows`` that no other code can compute with; the attention function appends them and attends, in one
-submission per layer. Every batch row is a Sequence of its own: padding columns are dropped, so left-padded batches
+The cache's layers live on the Vulkan device. ``ZincCache.update`` hands only the new rows to the model's attention
+module, as ``ZincRows``, with which no other code can compute. The attention function appends them and attends, in one
+submission per layer. Every batch row is a Sequence of its own: padding columns are not stored, so left-padded batches
 work, and beam search forks sequences. Linear-attention layers keep transformers' own cache layers.
 
 Without a ZincCache the attention function attends the keys and values that it is given.
-Source of the interface: transformers' AttentionInterface, AttentionMaskInterface and CacheLayerMixin.
 """
 
 from ...errors import RuntimeUnavailableError
@@ -24,9 +23,18 @@ except ImportError as error:
 
 from .attention import attention_forward
 from .cache import ZincCache
-from .layer import ZincLayer, ZincRows
+from .layer import AttendedCall, ZincLayer, ZincRows
 from .masks import attention_mask
 from .registration import register
 from .tensors import NAME
 
-__all__ = ["NAME", "ZincCache", "ZincLayer", "ZincRows", "attention_forward", "attention_mask", "register"]
+__all__ = [
+    "NAME",
+    "AttendedCall",
+    "ZincCache",
+    "ZincLayer",
+    "ZincRows",
+    "attention_forward",
+    "attention_mask",
+    "register",
+]

@@ -1,4 +1,4 @@
-"""``register()``: what transformers calls by the name "zinc"."""
+"""``register()``: transformers calls this package by the name "zinc", and makes its calls steps of a ZincCache."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixi
 
 
 def register() -> None:
-    """Make ``attn_implementation="zinc"`` known to transformers: the attention and the mask function. Repeatable.
+    """Make ``attn_implementation="zinc"`` known to transformers; calling it again changes nothing.
 
-    From then on a model's call and ``generate`` are steps of the ZincCache that they are given, see ``ZincCache.step``.
+    From then on a call of a model, or of its ``generate``, is a step of the ZincCache that it is given, if any: see
+    ``ZincCache.step``.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
-    _make_step(PreTrainedModel, "__call__")
-    _make_step(GenerationMixin, "generate")
+    _make_calls_steps(PreTrainedModel, "__call__")
+    _make_calls_steps(GenerationMixin, "generate")
 
 
-def _make_step(owner: Any, name: str) -> None:
-    """Make steps of a ZincCache of the calls of ``owner.name`` that are given one; others stay as they were."""
+def _make_calls_steps(owner: Any, name: str) -> None:
+    """Replace the method ``owner.name`` by one that is a step of the ZincCache among its arguments."""
     found, inherited = getattr(owner, name), name not in vars(owner)
     if hasattr(found, "zinc"):
         return
@@ -32,10 +33,10 @@ def _make_step(owner: Any, name: str) -> None:
     @functools.wraps(found)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         inner = getattr(super(owner, self), name) if inherited else functools.partial(found, self)
-        given = next((one for one in (*args, *kwargs.values()) if isinstance(one, ZincCache)), None)
-        if given is None:
+        cache = next((one for one in (*args, *kwargs.values()) if isinstance(one, ZincCache)), None)
+        if cache is None:
             return inner(*args, **kwargs)
-        with given.step():
+        with cache.step():
             return inner(*args, **kwargs)
 
     call.zinc = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Torch tensors as the arrays that the package takes."""
+"""Torch tensors as the NumPy arrays that the package takes, and the checks that come before."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ...shapes import check_int, shown
 from .upstream import torch
 
 F32 = NDArray[np.float32]
-NAME: Final = "zinc"
+
+NAME: Final = "zinc"  # the attn_implementation
+DTYPE_NAMES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-_DTYPES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
-
-def _tensor(name: str, x: Any) -> Any:
-    """``x`` if it is a dense torch tensor of numbers, or ArgumentError naming ``name``."""
+def dense_tensor(name: str, x: Any) -> Any:
+    """Return ``x`` if it is a dense torch tensor of real numbers; otherwise an ArgumentError says what ``name`` is."""
     if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.dtype.is_complex or x.is_quantized:
         given = f"a tensor of {x.dtype} and {x.layout}" if isinstance(x, torch.Tensor) else shown(x)
         raise ArgumentError(f"{name}: got {given}, expected a dense torch tensor of real numbers")
     return x
 
 
-def _rows(x: Any, dtype: str) -> NDArray[Any]:
-    """(batch, heads, n, head_dim) as an array (batch, n, heads, head_dim) that a cache of ``dtype`` takes.
+def host_rows(x: Any, dtype: str) -> NDArray[Any]:
+    """Turn a tensor (batch, heads, n, head_dim) into an array (batch, n, heads, head_dim) that a ``dtype`` cache takes.
 
-    bf16: float32 values that bfloat16 holds. A tensor of a wider type is rounded to nearest even.
+    torch rounds the values of a wider tensor to nearest even. For bf16 the array is float32, of values that bfloat16
+    represents exactly; for q8_0 it is float16 or float32, and the cache quantises it.
     """
     x = x.detach().to("cpu")
     if dtype == "f16" or (dtype == "q8_0" and x.dtype == torch.float16):
@@ -40,12 +40,13 @@ def _rows(x: Any, dtype: str) -> NDArray[Any]:
     return array
 
 
-def _query(x: Any) -> NDArray[Any]:
-    return _rows(x, "f16" if x.dtype == torch.float16 else "f32")
+def host_query(x: Any) -> NDArray[Any]:
+    """Turn a query (batch, q_heads, n, head_dim) into an array (batch, n, q_heads, head_dim) of float16 or float32."""
+    return host_rows(x, "f16" if x.dtype == torch.float16 else "f32")
 
 
-def _row_numbers(name: str, numbers: Any) -> list[int]:
-    """Numbers of batch rows, from a list, an array or a tensor of one axis."""
+def batch_row_numbers(name: str, numbers: Any) -> list[int]:
+    """Return the batch row numbers of a list, or of an array or a tensor with one axis."""
     if not isinstance(numbers, (list, tuple, range, np.ndarray, torch.Tensor)) or getattr(numbers, "ndim", 1) != 1:
         raise ArgumentError(f"{name}: got {shown(numbers)}, expected a list or a tensor of batch row numbers")
     return [check_int(name, i, 0) for i in numbers]

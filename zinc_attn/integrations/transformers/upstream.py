@@ -1,6 +1,7 @@
-"""Everything of torch and transformers that the integration builds on."""
+"""Every name of torch and transformers that the integration builds on, so that one import finds out what is missing.
 
-from __future__ import annotations
+The interface that it implements: transformers' AttentionInterface, AttentionMaskInterface and CacheLayerMixin.
+"""
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, GenerationMixin, PreTrainedModel
