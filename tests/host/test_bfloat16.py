@@ -1,0 +1,38 @@
+"""Every bfloat16 value is stored with its own bits, and no value between two of them is stored at all."""
+
+import numpy as np
+import pytest
+
+from zinc_attn.cache import rows
+from zinc_attn.canonical.constants import MAX_INPUT, MIN_INPUT
+from zinc_attn.errors import ValueRangeError
+
+UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every bfloat16 value
+VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_each_value_has_its_bits_in_the_words_and_comes_back() -> None:
+    k, v = VALUES.reshape(-1, 2, 64), VALUES[::-1].reshape(-1, 2, 64)
+    words = rows.encode(k, v, "bf16")
+    assert np.array_equal(
+        words.view(np.uint16), np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
+    )
+    for got, given in zip(rows.decode(words, 64, "bf16"), (k, v), strict=True):
+        assert np.array_equal(got.view(np.uint32), given.view(np.uint32))
+
+
+def test_values_are_taken_as_they_are() -> None:
+    magnitudes = np.abs(VALUES)
+    normal = VALUES[(magnitudes >= MIN_INPUT) & (magnitudes <= MAX_INPUT)]
+    assert len(normal) == 2 * (100 * 128 + 1)  # 128 in each octave from 2**-40 to 2**60, of both signs
+    taken, largest = rows.stored_values("k", normal.reshape(-1, 1, 1), "bf16")
+    assert np.array_equal(taken.reshape(-1).view(np.uint32), normal.view(np.uint32)) and largest == MAX_INPUT
+
+
+@pytest.mark.parametrize("lower", [1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_nothing_is_rounded(lower: int) -> None:
+    """Also no tie, which lies halfway between two values."""
+    between = (np.float32([1.0, -1.0, 2.0**-30]).view(np.uint32) | np.uint32(lower)).view(np.float32)
+    for x in between:
+        with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: not a bfloat16 value"):
+            rows.stored_values("k", np.full((1, 1, 1), x, np.float32), "bf16")

@@ -1,0 +1,144 @@
+"""The attention function of "zinc", what it refuses by name, and its form for keys and values without a ZincCache."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ...checks import check_bool, check_float
+from ...decode.one_shot import attention
+from ...decode.scoring import check_scale, check_softcap, check_window
+from ...errors import DTypeError, ShapeError, UnsupportedError
+from . import masks
+from .groups import AttentionOptions
+from .layer import ZincRows
+from .masks import MaskPattern, mask_pattern
+from .tensors import DTYPE_NAMES, F32, NAME, dense_tensor, host_query, host_rows
+from .upstream import torch
+
+# Arguments that models hand to every attention function and that do not change the attention.
+_HARMLESS: Final = frozenset(
+    {
+        "cache_position",
+        "inputs_embeds",
+        "labels",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
+    """The attention function of "zinc": causal attention of new rows, from a ZincCache or over all of key and value.
+
+    query: (batch, q_heads, q_len, head_dim), key, value: (batch, kv_heads, tokens, head_dim), float32, float16 or
+    bfloat16; attention_mask: None, or 2-D (batch, tokens). sliding_window: how many keys a row sees at most, its own
+    included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,). Returns (batch, q_len, q_heads,
+    head_dim) of query's dtype, and None for the weights. Rows at padding columns are 0.
+    UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
+    package's other errors are raised as by ``zinc_attn.attention``.
+    """
+    _check_shapes(query, key, value)
+    _refuse_arguments(module, dropout, is_causal, kwargs)
+    _refuse_tensors(module, query, key, value)
+    if isinstance(scaling, torch.Tensor) and scaling.ndim == 0:
+        scaling = scaling.item()
+    sinks = None
+    if s_aux is not None:
+        sinks = dense_tensor("s_aux", s_aux).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+    options = AttentionOptions(
+        check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), sinks
+    )
+    pattern = mask_pattern(attention_mask)
+    if isinstance(key, ZincRows):
+        out = key.layer.attend(query, key, pattern, options)
+    else:
+        out = _attend_uploaded(query, key, value, pattern, options)
+    return torch.from_numpy(out).to(query.device, query.dtype), None
+
+
+def _check_shapes(query: Any, key: Any, value: Any) -> None:
+    """Refuse what is no tensor of four axes, and another batch of keys than of queries."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if dense_tensor(name, x).ndim != 4 or 0 in x.shape:
+            raise ShapeError(f"{name}: got shape {tuple(x.shape)}, expected (batch, heads, tokens, head_dim)")
+    if key.shape[0] != query.shape[0]:
+        raise ShapeError(f"key: got a batch of {key.shape[0]}, expected query's {query.shape[0]}")
+
+
+def _refuse_arguments(module: Any, dropout: float, is_causal: bool | None, others: dict[str, Any]) -> None:
+    """Refuse by name an argument that would change the attention and that this function would have to ignore."""
+    where = type(module).__name__
+    dropout = check_float("dropout", dropout)
+    if is_causal is not None:
+        is_causal = check_bool("is_causal", is_causal)
+    if dropout:
+        raise UnsupportedError(f"{where}: got dropout = {dropout:g}, expected 0; call model.eval()")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise UnsupportedError(
+            f"{where}: got is_causal = False, expected causal attention; give that part of the model another "
+            "attn_implementation, for example {'text_config': 'zinc', 'vision_config': 'sdpa'}"
+        )
+    for name, given in others.items():
+        if name not in _HARMLESS and given is not None and given is not False:
+            raise UnsupportedError(
+                f"{where}: got {name}, which attention {NAME!r} does not do; expected a call without it; use "
+                'attn_implementation="eager" for this model'
+            )
+
+
+def _refuse_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
+    """Refuse tensors that require a gradient, values of another shape than the keys, and other dtypes."""
+    where = type(module).__name__
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        raise UnsupportedError(f"{where}: got tensors that require a gradient, expected none; use torch.no_grad()")
+    if key.shape != value.shape:
+        raise UnsupportedError(
+            f"{where}: got key of shape {tuple(key.shape)} and value of shape {tuple(value.shape)}, expected equal "
+            'shapes; use attn_implementation="sdpa" for this model'
+        )
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dtype not in DTYPE_NAMES:
+            raise DTypeError(f"{name}: got dtype {x.dtype}, expected float32, float16 or bfloat16")
+
+
+def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, options: AttentionOptions) -> F32:
+    """Upload all keys and values for this one call, and attend them: (batch, q_len, q_heads, head_dim)."""
+    dtype = "f16" if key.dtype == torch.float16 else "f32"
+    q, k, v = host_query(query), host_rows(key, dtype), host_rows(value, dtype)
+    batch, keys, q_len = len(k), k.shape[1], q.shape[1]
+    masks.check_window(pattern, options.window, keys)
+    arguments = {"scale": options.scale, **options.arguments()}
+    if pattern.kept is None:
+        if q_len > keys:
+            raise ShapeError(f"key: got {keys} tokens for {q_len} query rows, expected at least as many")
+        return np.stack([attention(q[i], k[i], v[i], **arguments) for i in range(batch)])
+    kept = pattern.kept
+    if kept.shape != (batch, keys):
+        raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({batch}, {keys})")
+    masks.check_gaps(kept, options.window)
+    out = np.zeros(q.shape, np.float32)
+    for i, columns in enumerate(kept):
+        rows = columns[keys - q_len :]  # the queries are the last columns
+        if rows.any():
+            out[i, rows] = attention(q[i, rows], k[i, columns], v[i, columns], **arguments)
+    return out

@@ -1,0 +1,154 @@
+"""The batch rows of a ZincCache: a Sequence for each row and layer shape, and which columns are padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ...cache.sequence import Sequence
+from ...checks import check_int
+from ...decode.attention import Attention
+from ...errors import ArgumentError, ShapeError, UnsupportedError
+from ...shapes import AttnShape
+from .groups import LayerGroup
+from .masks import Columns, MaskPattern
+from .tensors import F32, host_query, host_rows
+
+
+class BatchRows:
+    """The rows of a batch, and the columns that they have seen. A Sequence holds a row's tokens without its padding."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[AttnShape, list[Sequence]] = {}  # of each row
+        self.kept: Columns | None = None  # (rows, columns), False at padding; None while there is no padding
+        self.columns = 0  # of the layer that has seen most
+        self.origin: list[int] | None = (
+            None  # the row that each row was when a step began; None: all are where they were
+        )
+
+    @property
+    def size(self) -> int:
+        """The number of rows, -1 before the first forward."""
+        return len(next(iter(self.sequences.values()))) if self.sequences else -1
+
+    def start(self, groups: Iterable[LayerGroup], rows: int) -> None:
+        """Make ``rows`` empty rows."""
+        for group in groups:
+            self.sequences[group.shape] = [group.kv_cache.new_sequence() for _ in range(rows)]
+
+    def check_size(self, rows: int, max_batch: int) -> None:
+        """Refuse more rows than there is memory for, or another number than the tokens in the cache have."""
+        if rows > max_batch:
+            raise ArgumentError(
+                f"batch: got {rows} rows (times beams), expected at most max_batch = {max_batch}; make the "
+                "ZincCache with a larger max_batch"
+            )
+        if self.columns and self.size != rows:
+            raise ShapeError(f"batch: got {rows} rows, expected the {self.size} that the cache holds; reset() it first")
+
+    def check_padding(self, pattern: MaskPattern, rows: int, columns: int) -> Columns | None:
+        """Return which of ``columns`` columns are tokens, (rows, columns), or None where all are.
+
+        UnsupportedError: the mask changes a column that an earlier call has stored or dropped already.
+        """
+        kept = pattern.kept
+        if kept is not None and kept.shape != (rows, columns):
+            raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({rows}, {columns})")
+        if kept is self.kept:
+            return kept
+        given = np.ones((rows, columns), np.bool_) if kept is None else kept
+        known = np.ones((rows, self.columns), np.bool_) if self.kept is None else self.kept
+        both = min(columns, self.columns)
+        if not np.array_equal(given[:, :both], known[:, :both]):
+            raise UnsupportedError(
+                "attention_mask: got another padding for tokens that the cache has seen already, expected the same "
+                "columns as before; pass the whole 2-D mask with every forward, or reset() the cache"
+            )
+        return kept
+
+    def advance(self, columns: int, kept: Columns | None) -> None:
+        """A layer has seen ``columns`` columns; the first layer of a step brings their padding."""
+        if columns > self.columns:
+            self.columns, self.kept = columns, kept
+
+    def truncate(self, columns: int) -> None:
+        """Keep the first ``columns`` columns."""
+        for sequences in self.sequences.values():
+            for i, sequence in enumerate(sequences):
+                sequence.truncate(columns if self.kept is None else int(self.kept[i, :columns].sum()))
+        if self.kept is not None:
+            kept = self.kept[:, :columns]
+            self.kept = None if kept.all() else kept
+        self.columns = columns
+
+    def free(self) -> None:
+        """Give back the pages of all rows."""
+        for sequences in self.sequences.values():
+            for sequence in sequences:
+                sequence.free()
+        self.sequences.clear()
+
+    def select(self, name: str, rows: list[int], max_batch: int) -> bool:
+        """Row i becomes what row rows[i] was. Returns False where there is nothing to do.
+
+        A row that is selected again is a fork. ArgumentError names ``name``: no such row, or more than max_batch.
+        """
+        if not self.sequences or rows == list(range(self.size)):
+            return False
+        for i in rows:
+            check_int(name, i, 0, self.size - 1)
+        if not 1 <= len(rows) <= max_batch:
+            raise ArgumentError(f"batch: got {len(rows)} rows, expected 1 to max_batch = {max_batch}")
+        chosen = {}
+        for shape, sequences in self.sequences.items():
+            chosen[shape] = [sequences[row].fork() if row in rows[:i] else sequences[row] for i, row in enumerate(rows)]
+        for shape, sequences in self.sequences.items():
+            for i, sequence in enumerate(sequences):
+                if i not in rows:
+                    sequence.free()
+            self.sequences[shape] = chosen[shape]
+        self.origin = [row if self.origin is None else self.origin[row] for row in rows]
+        if self.kept is not None:
+            self.kept = self.kept[rows]
+        return True
+
+    def moved(self) -> bool:
+        """Whether a row is not where it was when the step began."""
+        return self.origin not in (None, list(range(self.size)))
+
+    def fork(self) -> BatchRows:
+        """Return rows with the same tokens, which share full pages with these."""
+        twin = BatchRows()
+        twin.kept, twin.columns = self.kept, self.columns
+        twin.sequences = {shape: [one.fork() for one in rows] for shape, rows in self.sequences.items()}
+        return twin
+
+
+def append_and_attend(
+    attend: Attention,
+    layer: int,
+    sequences: list[Sequence],
+    query: Any,
+    new: tuple[Any, Any] | None,
+    kept: Columns | None,
+) -> F32:
+    """Append ``new`` keys and values and attend, in one submission for the batch: (batch, q_len, q_heads, head_dim).
+
+    layer: the index in the KVCache; kept: (batch, q_len), False at padding, whose output is 0; None: there is none.
+    """
+    q, dtype = host_query(query), attend.cache.dtype
+    k, v = (None, None) if new is None else (host_rows(x, dtype) for x in new)
+    if len(q) == 1 and kept is None:
+        rows = (None, None) if k is None or v is None else (k[0], v[0])
+        out: F32 = attend(q[0], sequences[0], layer, *rows)
+        return out[None]
+    found = np.zeros(q.shape, np.float32)
+    tokens = np.ones(q.shape[:2], np.bool_) if kept is None else kept
+    live = [i for i, columns in enumerate(tokens) if columns.any()]
+    ks, vs = (None if x is None else [x[i][tokens[i]] for i in live] for x in (k, v))
+    outs = attend([q[i][tokens[i]] for i in live], [sequences[i] for i in live], layer, ks, vs)
+    for i, one in zip(live, outs, strict=True):
+        found[i, tokens[i]] = one
+    return found

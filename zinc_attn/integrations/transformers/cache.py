@@ -1,0 +1,363 @@
+"""``ZincCache``: a transformers cache whose attention layers live on a Vulkan device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from ...cache.kv_cache import KVCache
+from ...cache.pages import PagePool, StepError
+from ...cache.sequence import Sequence
+from ...checks import check_int, shown
+from ...decode.one_shot import default_device
+from ...errors import ArgumentError, ClosedError, DTypeError, ShapeError, UnsupportedError
+from ...planning.splits import SplitPlan
+from ...runtime.device import Device
+from ...shapes import AttnShape
+from .batch import BatchRows, append_and_attend
+from .config import layer_specs
+from .groups import AttentionOptions, LayerGroup
+from .layer import AttendedCall, ZincLayer, ZincRows
+from .masks import MaskPattern, check_gaps, check_window
+from .step import StepStart
+from .tensors import DTYPE_NAMES, F32, batch_row_numbers
+from .upstream import Cache, torch
+
+
+class ZincCache(Cache):
+    """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
+
+    config: the model's config; capacity: tokens per batch row; device: a Device, None for the best one, kept open;
+    dtype: f32, f16, bf16 or q8_0, None for that of the model's keys (a narrower one rounds the rows); page_size: in
+    tokens; max_batch: batch rows, times beams; num_splits, split_size: a fixed split layout, on which no output bit
+    depends. observer: called after each attention call of a layer; it may be set at any time, and a fork begins with
+    that of the cache.
+    The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
+    UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
+    ArgumentError: an unsupported head_dim or another argument.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        capacity: int,
+        *,
+        device: Device | None = None,
+        dtype: str | None = None,
+        page_size: int = 256,
+        max_batch: int = 1,
+        num_splits: int | None = None,
+        split_size: int | None = None,
+    ) -> None:
+        if device is not None and not isinstance(device, Device):
+            raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
+        if not hasattr(config, "get_text_config"):
+            raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
+        self.capacity, self.max_batch = check_int("capacity", capacity, 1), check_int("max_batch", max_batch, 1)
+        self.device, self.dtype, self.page_size = device, dtype, page_size
+        self.observer: Callable[[AttendedCall], None] | None = None
+        self._layout = _layout(num_splits, split_size)
+        PagePool(1, page_size)  # refuses a wrong page size
+        self._groups: dict[AttnShape, LayerGroup] = {}
+        layers: list[Any] = []
+        for spec in layer_specs(config):
+            if spec.shape is None:
+                layers.append(spec.upstream_layer())
+                continue
+            spec.shape.kv_bytes_per_token("f32" if dtype is None else dtype)  # refuses a wrong dtype
+            if self._layout:
+                SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
+            self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [])).layers.append(spec.index)
+            layers.append(ZincLayer(self, spec.index, spec.shape, spec.is_sliding))
+        super().__init__(layers=layers)
+        self._sort_layers()
+        if not self._attention_layers:
+            raise UnsupportedError("config: got no attention layer, expected at least one")
+        self._batch = BatchRows()
+        self._closed = False
+        self._in_step = False
+        self._broken = ""  # why no forward is possible before reset()
+
+    def _sort_layers(self) -> None:
+        """Tell the attention layers from the layers that are transformers' own."""
+        self._attention_layers: list[ZincLayer] = [one for one in self.layers if isinstance(one, ZincLayer)]
+        self._other_layers = [one for one in self.layers if not isinstance(one, ZincLayer)]
+
+    # --- memory -------------------------------------------------------------------------------------------
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The KVCaches, one per layer shape; none before the first forward."""
+        return [group.cache for group in self._groups.values() if group.cache is not None]
+
+    @property
+    def sequences(self) -> list[list[Sequence]]:
+        """The sequences of each KVCache, one per batch row."""
+        return list(self._batch.sequences.values())
+
+    @property
+    def batch_size(self) -> int:
+        """The number of batch rows, -1 before the first forward."""
+        return self._batch.size
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the device memory has been taken."""
+        return all(layer.is_initialized for layer in self._attention_layers)
+
+    def allocate(self, dtype: Any) -> None:
+        """Take the device memory for keys of a torch dtype, like the first forward. DeviceMemoryError, LimitError."""
+        self._check_open()
+        if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
+            raise DTypeError(f"key: got dtype {shown(dtype)}, expected float32, float16 or bfloat16")
+        if self.is_initialized:
+            return
+        device = default_device() if self.device is None else self.device
+        pages = -(-self.capacity // self.page_size) * self.max_batch
+        if self.max_batch > 1:
+            pages += self.max_batch  # beams that share a partial page each write a copy of it
+        for group in self._groups.values():
+            group.allocate(device, pages * self.page_size, self.dtype or DTYPE_NAMES[dtype], self.page_size)
+        for layer in self._attention_layers:
+            layer.is_initialized = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("ZincCache: used after close(); make a new one")
+
+    def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
+        """Append tokens to the attention layers without a forward, to a cache of at most one batch row.
+
+        rows: returns k, v (tokens, kv_heads, head_dim) of a layer as KVCache.append takes them, equally many tokens for
+        every layer; dtype: the model's torch dtype, as for ``allocate``. Linear-attention layers keep their state.
+        ArgumentError: there are more batch rows, or padding. After an error of KVCache.append, crop(0) drops the rows
+        of the layers before it.
+        """
+        if not callable(rows):
+            raise ArgumentError(f"rows: got {shown(rows)}, expected a function of a layer that returns its k, v")
+        self.allocate(dtype)
+        if self.batch_size > 1 or self._batch.kept is not None:
+            raise ArgumentError(
+                f"append: got a cache of {self.batch_size} batch rows or with padding, expected one row without padding"
+            )
+        sequences = self._batch.sequences
+        self._batch.start((group for shape, group in self._groups.items() if shape not in sequences), 1)
+        for layer in self._attention_layers:
+            group = self._groups[layer.shape]
+            k, v = rows(layer)
+            group.kv_cache.append(sequences[layer.shape][0], group.layers.index(layer.index), k, v)
+            layer.columns += len(k)
+        self._batch.columns = max(layer.columns for layer in self._attention_layers)
+
+    def set_layout(self, num_splits: int | None = None, split_size: int | None = None) -> None:
+        """From the next call on, attend with another split layout; without arguments, with that of the split rule.
+
+        This holds for the cache and its forks.
+        """
+        if num_splits is not None or split_size is not None:
+            shape = self._attention_layers[0].shape
+            SplitPlan.fixed(0, shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
+        self._layout.clear()
+        self._layout.update(_layout(num_splits, split_size))
+        for group in self._groups.values():
+            group.close_attentions()
+
+    def close(self) -> None:
+        """Free the device memory, also that of forks."""
+        self._closed = True
+        for group in self._groups.values():
+            group.calls.clear()
+            if group.cache is not None:
+                group.cache.close()
+        self._batch.sequences.clear()
+
+    def __enter__(self) -> ZincCache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- a step -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Keep what the block adds to the cache if the block ends, and roll it back if the block raises.
+
+        ``register`` makes every call of a model, ``model(...)`` or ``generate(...)``, with this cache as
+        past_key_values a step, so that a call that has failed anywhere, or was interrupted, can be made again. Use it
+        yourself around ``model.forward(...)``, or around a whole turn. Steps within a step are part of it.
+        A failed step that had cropped tokens from before it, or reordered their batch rows, cannot be rolled back:
+        every forward is a StepError until reset().
+        """
+        if self._in_step:
+            yield
+            return
+        self._check_open()
+        self._batch.origin = None
+        start = StepStart.of(self._attention_layers, self._other_layers, self._batch)
+        self._in_step = True
+        try:
+            yield
+        except BaseException:
+            try:
+                self._roll_back(start)
+            except BaseException:  # an interrupt: every part of the rollback can be done twice
+                self._roll_back(start)
+                raise
+            raise
+        finally:
+            self._in_step, self._batch.origin = False, None
+
+    def _roll_back(self, start: StepStart) -> None:
+        """Make the cache what it was at ``start``, or note why that is impossible."""
+        if self._closed:
+            return
+        if start.lost(self._attention_layers, self._batch):
+            self._broken = (
+                f"ZincCache: a call failed that had cropped or reordered the {start.columns} tokens from before it, "
+                "which cannot be put back; reset() the cache, or use a fork() that was made before"
+            )
+            return
+        start.restore(self._other_layers)
+        if start.rows < 0:
+            self._batch.free()
+        self._cut(start.columns)
+
+    def check_rows(self, layer: ZincLayer, key: Any, value: Any) -> None:
+        """Refuse new rows that do not fit ``layer`` or the batch, and rows for a layer that is ahead of another."""
+        self._check_open()
+        if self._broken:
+            raise StepError(self._broken)
+        layer.check_shapes(key, value)
+        self._batch.check_size(key.shape[0], self.max_batch)
+        if layer.columns < self._batch.columns:
+            return
+        behind = min(self._attention_layers, key=lambda one: one.columns)
+        if layer.columns > behind.columns:
+            raise StepError(
+                f"layer {layer.index}: got rows at {layer.columns} tokens while layer {behind.index} has "
+                f"{behind.columns}: a forward stopped between layers; crop(0) drops its rows, reset() all of them"
+            )
+
+    def attend(
+        self, layer: ZincLayer, query: Any, rows: ZincRows, pattern: MaskPattern, options: AttentionOptions
+    ) -> F32:
+        """Append the layer's pending rows, then attend those of ``query``: (batch, q_len, q_heads, head_dim).
+
+        A failed call leaves the layer as it was.
+        """
+        shape, (batch, heads, n, head_dim) = layer.shape, query.shape
+        if (heads, head_dim) != (shape.q_heads, shape.head_dim) or (batch, n) != (rows.shape[0], rows.shape[2]):
+            raise ShapeError(
+                f"query of layer {layer.index}: got shape {tuple(query.shape)}, expected ({rows.shape[0]}, "
+                f"{shape.q_heads}, {rows.shape[2]}, {shape.head_dim})"
+            )
+        if rows.serial != layer.serial:
+            raise StepError(
+                f"layer {layer.index}: got rows of an earlier update(), expected those of the last, uncropped"
+            )
+        new = layer.pending  # None where another module attends the rows of a layer that has appended them
+        begin = layer.columns - (n if new is None else 0)
+        kept = self._batch.check_padding(pattern, batch, begin + n)
+        check_window(pattern, options.window, begin + n)
+        if kept is not None:
+            check_gaps(kept, options.window)
+        attend, index = self._groups[shape].attention(layer.index, options, self._layout)
+        if not self._batch.columns and self.batch_size != batch:
+            self._batch.start(self._groups.values(), batch)
+        sequences, new_kept = self._batch.sequences[shape], None if kept is None else kept[:, begin:]
+        out = append_and_attend(attend, index, sequences, query, new, new_kept)
+        layer.pending = None
+        if new is not None:
+            layer.columns += n
+            self._batch.advance(layer.columns, kept)
+        return out
+
+    # --- between steps ------------------------------------------------------------------------------------
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last ``-tokens_to_remove`` tokens of every row; 0 drops a forward that stopped between layers.
+
+        ArgumentError: a positive number, or more tokens than there are; UnsupportedError: there are linear-attention
+        layers, whose recurrent state keeps no past. Either way nothing has changed.
+        """
+        columns = self._batch.columns
+        count = -check_int("tokens_to_remove", tokens_to_remove, -columns, 0)
+        target = min(layer.columns for layer in self._attention_layers) - count
+        if target < 0:
+            raise ArgumentError(f"tokens_to_remove: got {-count}, expected at least {-count - target}")
+        if target < columns and any(_has_recurrent_state(layer) for layer in self._other_layers):
+            raise UnsupportedError(
+                f"crop: got {columns} tokens to be cut to {target} in a model with linear-attention layers, "
+                "whose recurrent state keeps no past; expected no cut; use reset() and run the prompt again, or "
+                "fork() before the tokens"
+            )
+        for layer in self._other_layers:
+            if count or getattr(layer, "record_past", False):
+                layer.crop(-count)
+        self._cut(target)
+
+    def _cut(self, columns: int) -> None:
+        """Keep the first ``columns`` columns of the attention layers."""
+        self._batch.truncate(columns)
+        for layer in self._attention_layers:
+            layer.cut(columns)
+
+    def reset(self) -> None:
+        """Forget all tokens, and keep the memory."""
+        for layer in self._other_layers:
+            layer.reset()
+        self._batch.free()
+        self._cut(0)
+        self._broken = ""
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Row i becomes what row beam_idx[i] was, for beam search. Rows that come from one row share its full pages.
+
+        ArgumentError: there is no such row, or more rows than max_batch.
+        """
+        self._select("beam_idx", batch_row_numbers("beam_idx", beam_idx))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row ``repeats`` times. ArgumentError: there would be more rows than max_batch."""
+        repeats = check_int("repeats", repeats, 1, self.max_batch)
+        self._select("repeats", [i for i in range(max(self.batch_size, 0)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Any) -> None:
+        """Keep the rows ``indices``, in this order."""
+        self._select("indices", batch_row_numbers("indices", indices))
+
+    def _select(self, name: str, rows: list[int]) -> None:
+        if self._batch.select(name, rows, self.max_batch):
+            for layer in self._other_layers:
+                layer.reorder_cache(torch.tensor(rows))
+
+    def fork(self) -> ZincCache:
+        """Return a second cache with the same tokens, for another continuation of the same prompt.
+
+        Full pages are shared, and linear-attention states are copied. The fork takes its pages from this cache's
+        memory: CapacityError where both together have more tokens than fit in max_batch rows.
+        """
+        twin = copy.copy(self)
+        twin._in_step = False
+        twin.layers = [one.forked_to(twin) if isinstance(one, ZincLayer) else copy.deepcopy(one) for one in self.layers]
+        twin._sort_layers()
+        twin._batch = self._batch.fork()
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ZincCache:
+        return self.fork()
+
+
+def _layout(num_splits: int | None, split_size: int | None) -> dict[str, int]:
+    """Return the arguments of Attention for a fixed split layout: those that are set."""
+    layout = {"num_splits": num_splits, "split_size": split_size}
+    return {name: value for name, value in layout.items() if value is not None}
+
+
+def _has_recurrent_state(layer: Any) -> bool:
+    """Whether a layer of transformers' own holds a state that cannot go back."""
+    return any(getattr(layer, "is_recurrent_states_initialized", {}).values())

@@ -1,0 +1,54 @@
+"""The layers that a model's config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...errors import UnsupportedError
+from ...shapes import AttnShape
+from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
+
+_ATTENTION: Final = ("full_attention", "sliding_attention")  # the layers that attend through this package
+_OTHERS: Final = ("linear_attention", "conv", "dummy")  # the layers that keep transformers' own cache layer
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer of a config. shape: of an attention layer, None for a layer that keeps transformers' own cache layer."""
+
+    index: int
+    kind: str
+    arguments: dict[str, Any]
+    shape: AttnShape | None
+
+    @property
+    def is_sliding(self) -> bool:
+        """Whether the layer has a window."""
+        return self.kind == "sliding_attention"
+
+    def upstream_layer(self) -> Any:
+        """Make transformers' own cache layer."""
+        return DYNAMIC_LAYER_TYPE_MAPPING[self.kind](**self.arguments)
+
+
+def layer_specs(config: Any) -> Iterator[LayerSpec]:
+    """Yield the layers of a model's config that have a cache layer. UnsupportedError: another layer type."""
+    text = config.get_text_config(decoder=True)
+    kinds, arguments = get_layer_types_and_kwargs(text)
+    # In some releases the last layers, which share the keys and values of earlier ones, have no cache layer.
+    layers = text.per_layer_config[: len(kinds)]
+    for i, (kind, given, layer) in enumerate(zip(kinds, arguments, layers, strict=True)):
+        if kind not in _ATTENTION + _OTHERS:
+            raise UnsupportedError(
+                f"config: layer {i} is of type {kind!r}, expected one of {', '.join(_ATTENTION + _OTHERS)}"
+            )
+        yield LayerSpec(i, kind, given, _shape(layer) if kind in _ATTENTION else None)
+
+
+def _shape(config: Any) -> AttnShape:
+    """Return the shape of a layer with this config."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return AttnShape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim)

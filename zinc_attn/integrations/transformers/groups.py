@@ -1,0 +1,97 @@
+"""Layers of one shape share a KVCache, and an ``Attention`` serves those of their calls that have the same options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...cache.kv_cache import KVCache
+from ...decode.attention import Attention
+from ...runtime.device import Device
+from ...shapes import AttnShape
+from .tensors import F32
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """The scale of a layer's call, and what changes its scores; sinks: float32 (q_heads,) or None."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: F32 | None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options that are set, without the scale, as arguments of ``zinc_attn.attention``."""
+        named = {"window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(eq=False)
+class ConfiguredAttention:
+    """An Attention, and the window and the sinks that it was made with for each layer."""
+
+    attention: Attention
+    windows: list[int | None]
+    sinks: list[F32 | None]
+
+
+@dataclass(eq=False)
+class LayerGroup:
+    """The layers of one shape: their KVCache, and an Attention for each scale and softcap, of which most have one."""
+
+    shape: AttnShape
+    layers: list[int]
+    cache: KVCache | None = None
+    calls: dict[tuple[float, float | None], ConfiguredAttention] = field(default_factory=dict)
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """The KVCache, which ``allocate`` has made."""
+        assert self.cache is not None
+        return self.cache
+
+    def allocate(self, device: Device, tokens: int, dtype: str, page_size: int) -> None:
+        """Take the device memory, unless it is there already."""
+        if self.cache is None:
+            self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size)
+
+    def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int]) -> tuple[Attention, int]:
+        """Return the Attention for a call of model layer ``layer``, and the layer's index in the KVCache.
+
+        The first call decides for all layers: the others are assumed to have its options. A layer that calls with
+        different ones gets a new Attention, in which the other layers keep their options.
+        """
+        index, key = self.layers.index(layer), (options.scale, options.softcap)
+        found = self.calls.get(key)
+        if found is None:
+            windows, sinks = [options.window] * len(self.layers), [options.sinks] * len(self.layers)
+        elif found.windows[index] == options.window and _same_sinks(found.sinks[index], options.sinks):
+            return found.attention, index
+        else:
+            windows, sinks = list(found.windows), list(found.sinks)
+            windows[index], sinks[index] = options.window, options.sinks
+        arguments: dict[str, Any] = dict(layout)
+        if any(window is not None for window in windows):
+            arguments["window"] = windows
+        if any(one is not None for one in sinks):
+            arguments["sinks"] = sinks
+        if options.softcap is not None:
+            arguments["softcap"] = options.softcap
+        made = ConfiguredAttention(Attention(self.kv_cache, scale=options.scale, **arguments), windows, sinks)
+        if found is not None:
+            found.attention.close()
+        self.calls[key] = made
+        return made.attention, index
+
+    def close_attentions(self) -> None:
+        """Close every Attention; the next call of a layer makes a new one."""
+        for calls in self.calls.values():
+            calls.attention.close()
+        self.calls.clear()
+
+
+def _same_sinks(a: F32 | None, b: F32 | None) -> bool:
+    return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))

@@ -1,0 +1,195 @@
+"""The mask function: a mask says which columns are padding, and which window a layer's rows see.
+
+A column is a position in the batch's matrix of tokens (batch, columns), padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from types import FunctionType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import check_bool, check_int, shown
+from ...errors import ArgumentError, ShapeError, UnsupportedError, ValueRangeError
+from ...limits import MAX_CONTEXT
+from .tensors import dense_tensor
+from .upstream import (
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+    torch,
+)
+
+Columns = NDArray[np.bool_]
+
+_BLOCK_ROWS: Final = 256  # query rows of an unknown pattern that are evaluated together, which bounds the memory
+
+
+@dataclass(frozen=True)
+class MaskPattern:
+    """What a mask says.
+
+    kept: (batch, keys), False at padding, or None where no column is padding; window: how many keys a row sees, its own
+    included, or None for all before it; window_known: False for a mask that says nothing about the window.
+    """
+
+    kept: Columns | None
+    window: int | None
+    window_known: bool = True
+
+
+def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Any = None,
+    use_vmap: bool = False,
+    device: Any = "cpu",
+    **_: Any,
+) -> Any:
+    """The mask function of "zinc": a bool tensor (batch, keys), False at padding, that knows the layer's window.
+
+    The arguments are those that transformers' AttentionMaskInterface passes. UnsupportedError: the pattern is neither
+    causal nor a causal sliding window; ShapeError: a 2-D mask does not cover all keys.
+    """
+    batch_size = check_int("batch_size", batch_size, 0, MAX_CONTEXT)
+    q_length = check_int("q_length", q_length, 0, MAX_CONTEXT)
+    kv_length = check_int("kv_length", kv_length, 0, MAX_CONTEXT)
+    q_begin = check_int("q_offset", q_offset, 0, MAX_CONTEXT)
+    kv_begin = check_int("kv_offset", kv_offset, 0, MAX_CONTEXT)
+    if not isinstance(mask_function, FunctionType):
+        raise ArgumentError(f"mask_function: got {shown(mask_function)}, expected a mask function of transformers")
+    use_vmap = check_bool("use_vmap", use_vmap)
+    if q_begin + q_length != kv_begin + kv_length:
+        raise UnsupportedError(
+            f"attention_mask: got keys up to position {kv_begin + kv_length} for queries up to {q_begin + q_length}, "
+            "expected the last key to be the last query's; use a ZincCache or a DynamicCache, not a static one"
+        )
+    rows, keys = range(q_begin, q_begin + q_length), range(kv_begin, kv_begin + kv_length)
+    window = _window(mask_function, rows, keys, use_vmap)
+    kept = None if attention_mask is None else _kept_keys(attention_mask, batch_size, keys)
+    try:
+        one = torch.ones((1, 1), dtype=torch.bool, device=device)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # torch raises all of these for a bad device
+        raise ArgumentError(f"device: got {shown(device)}, expected a torch device: {error}") from error
+    mask = one.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
+    mask.zinc = MaskPattern(kept, window)
+    return mask
+
+
+def mask_pattern(mask: Any) -> MaskPattern:
+    """Read the mask that the attention function was given: ours, a 2-D tensor, or None."""
+    if mask is None:
+        return MaskPattern(None, None, window_known=False)
+    found = getattr(mask, "zinc", None)
+    if isinstance(found, MaskPattern):
+        return found
+    shape = tuple(dense_tensor("attention_mask", mask).shape)
+    if len(shape) != 2:
+        raise UnsupportedError(
+            f"attention_mask: got shape {shape}, expected a 2-D mask (batch, tokens) or none; the pattern of a 4-D "
+            'mask is not recognised, use attn_implementation="sdpa" with it'
+        )
+    return MaskPattern(_kept_columns(mask), None, window_known=False)
+
+
+def check_window(pattern: MaskPattern, window: int | None, keys: int) -> None:
+    """Refuse a window that only the mask has, or only the call of the attention function."""
+    if pattern.window_known and min(pattern.window or keys, keys) != min(window or keys, keys):
+        raise UnsupportedError(
+            f"sliding_window: got {window} for a layer whose mask has a window of {pattern.window}, expected the same "
+            'in both; use attn_implementation="sdpa" for this model'
+        )
+
+
+def check_gaps(kept: Columns, window: int | None) -> None:
+    """Refuse padding between the tokens of a row where there is a window, which counts columns and not tokens."""
+    if window is None:
+        return
+    for i, row in enumerate(kept):
+        tokens = np.flatnonzero(row)
+        if tokens.size and tokens[-1] - tokens[0] + 1 != tokens.size:
+            raise UnsupportedError(
+                f"attention_mask: row {i} has padding between its tokens, and the layer a window of {window}; expected "
+                'padding in front of the tokens; use padding_side="left"'
+            )
+
+
+def _kept_keys(mask: Any, batch_size: int, keys: range) -> Columns | None:
+    """Return the part of a 2-D mask that covers ``keys``, or None where it has no padding."""
+    shape = tuple(dense_tensor("attention_mask", mask).shape)
+    if shape != (batch_size, keys.stop):
+        raise ShapeError(
+            f"attention_mask: got shape {shape}, expected ({batch_size}, {keys.stop}): a column for every token so "
+            "far, padding included"
+        )
+    return _kept_columns(mask[:, keys.start :])
+
+
+def _kept_columns(mask: Any) -> Columns | None:
+    """Return a 2-D mask as an array, or None where it has no padding. ValueRangeError: a value other than 0 and 1."""
+    other = torch.nonzero((mask != 0) & (mask != 1))  # this finds NaN, too
+    if len(other):
+        row, column = other[0].tolist()
+        raise ValueRangeError(
+            f"attention_mask[{row}, {column}]: got {mask[row, column].item()}, expected 0 for padding or 1 for a token"
+        )
+    kept: Columns = mask.to("cpu", torch.bool).numpy()
+    return None if kept.all() else kept.copy()  # a copy, because the caller may change the mask later
+
+
+def _window(pattern: Callable[..., Any], rows: range, keys: range, use_vmap: bool) -> int | None:
+    """Return the window of a causal pattern, or None where a row sees all keys before it.
+
+    rows, keys: positions. The two functions that transformers makes are recognised, all others are evaluated.
+    UnsupportedError: the pattern is not causal, or not a window.
+    """
+    if pattern is causal_mask_function:
+        return None
+    cells = [cell.cell_contents for cell in getattr(pattern, "__closure__", None) or ()]
+    if getattr(pattern, "__code__", None) is sliding_window_causal_mask_function(1).__code__ and len(cells) == 1:
+        parts = cells[0]  # the tuple that and_masks was given: sliding_window_overlay's function and the causal one
+        if len(parts) == 2 and parts[1] is causal_mask_function:
+            overlay = parts[0]
+            if getattr(overlay, "__code__", None) is sliding_window_overlay(1).__code__:
+                return int(overlay.__closure__[0].cell_contents)
+    return _evaluated_window(pattern, rows, keys, use_vmap)
+
+
+def _evaluated_window(pattern: Callable[..., Any], rows: range, keys: range, use_vmap: bool) -> int | None:
+    """Do what ``_window`` does for any pattern. The last row tells the window, which all other rows must have."""
+    window = None
+    positions = np.arange(keys.start, keys.stop)
+    edges = [*range(0, len(rows), _BLOCK_ROWS), len(rows)]
+    for begin, end in reversed(list(pairwise(edges))):
+        got = sdpa_mask(
+            1,
+            end - begin,
+            len(keys),
+            rows.start + begin,
+            keys.start,
+            pattern,
+            allow_is_causal_skip=False,
+            use_vmap=use_vmap,
+        )[0, 0].numpy()
+        if end == len(rows):
+            first = int(np.argmax(got[-1]))
+            window = len(keys) - first if first else None
+        row = rows.start + np.arange(begin, end)[:, None]
+        want = (positions <= row) & (positions > row - (window or keys.stop + 1))
+        if not np.array_equal(got, want):
+            raise UnsupportedError(
+                "attention_mask: got a pattern that is neither causal nor a causal sliding window (bidirectional, "
+                'chunked, packed or blockwise), expected one of the two; use attn_implementation="sdpa" for this model '
+                "or input"
+            )
+    return window

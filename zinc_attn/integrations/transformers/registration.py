@@ -1,0 +1,43 @@
+"""``register()``: transformers calls this package by the name "zinc", and makes its calls steps of a ZincCache."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .attention import attention_forward
+from .cache import ZincCache
+from .masks import attention_mask
+from .tensors import NAME
+from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel
+
+
+def register() -> None:
+    """Make ``attn_implementation="zinc"`` known to transformers; calling it again changes nothing.
+
+    From then on a call of a model, or of its ``generate``, is a step of the ZincCache that it is given, if any: see
+    ``ZincCache.step``.
+    """
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)
+    _make_calls_steps(PreTrainedModel, "__call__")
+    _make_calls_steps(GenerationMixin, "generate")
+
+
+def _make_calls_steps(owner: Any, name: str) -> None:
+    """Replace the method ``owner.name`` by one that is a step of the ZincCache among its arguments."""
+    found, inherited = getattr(owner, name), name not in vars(owner)
+    if hasattr(found, "zinc"):
+        return
+
+    @functools.wraps(found)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = getattr(super(owner, self), name) if inherited else functools.partial(found, self)
+        cache = next((one for one in (*args, *kwargs.values()) if isinstance(one, ZincCache)), None)
+        if cache is None:
+            return inner(*args, **kwargs)
+        with cache.step():
+            return inner(*args, **kwargs)
+
+    call.zinc = True  # type: ignore[attr-defined]
+    setattr(owner, name, call)
