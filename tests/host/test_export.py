@@ -466,7 +466,7 @@ def test_load_refuses_what_is_no_file(folder):
         with pytest.raises(ManifestError, match=r"cannot be read: .*; make it with zinc-attn export DIR"):
             load_manifest(path)
     for path in (f"{folder}/a\0b", 7):
-        with pytest.raises(ArgumentError, match="path: got .*, expected a path"):
+        with pytest.raises(ArgumentError, match=r"path: got .*, expected a path"):
             load_manifest(path)
     module = folder / "merge.spv"
     module.unlink()
