@@ -65,10 +65,11 @@ def main() -> None:
             out = staging / decl.file
             defines = [f"-D{d}" for d in decl.defines]
             command = [compiler, "-V", "--target-env", "vulkan1.1", *defines, f"-I{SHADERS}", "-o", str(out)]
-            done = subprocess.run([*command, str(SHADERS / decl.source)], capture_output=True, text=True)
+            done = subprocess.run([*command, str(SHADERS / decl.source)], check=False, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"{decl.source} ({decl.file}) does not compile:\n{done.stdout}{done.stderr}")
-            checked = subprocess.run([validator, "--target-env", "vulkan1.1", str(out)], capture_output=True, text=True)
+            validate = [validator, "--target-env", "vulkan1.1", str(out)]
+            checked = subprocess.run(validate, check=False, capture_output=True, text=True)
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()

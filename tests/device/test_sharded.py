@@ -25,6 +25,7 @@ from zinc_attn import reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.cli import app as cli
+from zinc_attn.cli.sweep import measure
 from zinc_attn.distributed.nodes import deal
 from zinc_attn.distributed.ranks import LOST_STATUS
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
@@ -1021,4 +1022,4 @@ def test_what_distributed_does_not_take(more: list[str]) -> None:
 
     args = cli.build_parser().parse_args([*SWEEP, *more])
     with pytest.raises(ArgumentError, match=rf"^{more[0][2:]}: got {more[0]} with --distributed, expected neither"):
-        cli.measure(args, One())
+        measure(args, One())

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
+from zinc_attn.cli import arguments, plan, sweep_report, terminal
+from zinc_attn.cli import devices as devices_command
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.runtime.protocol import DeviceInfo
@@ -267,13 +270,13 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
         replace(ROW, context=1 << 20, status="refused", error="no room"),
         replace(ROW, context=1 << 20, layout="1", status="refused", error="no room"),
     ]
-    cli.print_table(cli.sweep_table(rows))
+    terminal.print_table(sweep_report.sweep_table(rows))
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()][3:]
     assert lines[0] == ["1,024", "auto", "16", "bits", "100", "2.5", "0.3333", "–", "1,000"]
     assert (lines[1][3], lines[1][-1]) == ("bits*", "123,456")
     assert lines[2][3:] == ["FAILED", *"–––––"]
     assert lines[3][3:] == ["refused", *"–––––"]
-    notes = list(cli.sweep_notes(rows))
+    notes = list(sweep_report.sweep_notes(rows))
     assert notes[0].endswith("Time: decode call: append, attend, merge; host clock, warm; median.")
     assert notes[2].startswith("bits*: ")
     assert notes[3:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
@@ -300,10 +303,16 @@ def test_plot() -> None:
     ("x", "text"), [(None, "–"), (0.24, "0.24"), (12.3456, "12.35"), (999.96, "1000"), (130166.2, "130,166")]
 )
 def test_figure(x: float | None, text: str) -> None:
-    assert cli.figure(x) == text
+    assert terminal.figure(x) == text
 
 
 # --- commands ----------------------------------------------------------------------------------------------
+
+
+def patch_list_devices(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Any]) -> None:
+    """Every module of the command line that lists devices calls ``found``."""
+    for module in (devices_command, plan, terminal):
+        monkeypatch.setattr(module, "list_devices", found)
 
 
 @pytest.fixture
@@ -311,7 +320,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[DeviceInfo]:
     """Two devices that do not exist."""
     cpu = replace(GPU, index=0, name="llvmpipe (LLVM [15])", kind="cpu", vendor="Mesa", compute_units=2)
     found = [cpu, GPU]
-    monkeypatch.setattr(cli, "list_devices", lambda: found)
+    patch_list_devices(monkeypatch, lambda: found)
     monkeypatch.delenv("ZINC_ATTN_DEVICE", raising=False)
     return found
 
@@ -339,7 +348,7 @@ def test_cpu_is_said(
     chosen = devices[index]
     if alone:
         devices[:] = [chosen]
-    cli.note_cpu(chosen)
+    terminal.note_cpu(chosen)
     assert capsys.readouterr() == ("", message)
 
 
@@ -352,7 +361,7 @@ def test_plan_is_pure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def no_device() -> None:
         raise AssertionError("plan asked for devices")
 
-    monkeypatch.setattr(cli, "list_devices", no_device)
+    patch_list_devices(monkeypatch, no_device)
     rows = plans(capsys, "--model", "qwen3.6-35b-a3b", "--contexts", "1k,128k", "--splits", "auto,1")
     assert [(r["context"], r["layout"]) for r in rows] == [(1024, "auto"), (1024, "1"), (131072, "auto"), (131072, "1")]
     want = plan_splits(131072, AttnShape(16, 2, 256), 64)
@@ -454,7 +463,7 @@ def test_no_vulkan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     def none() -> None:
         raise NoVulkanError("no driver")
 
-    monkeypatch.setattr(cli, "list_devices", none)
+    patch_list_devices(monkeypatch, none)
     assert cli.main(["devices"]) == 2
     assert capsys.readouterr().err == "zinc-attn: error: no driver\n"
 
@@ -490,13 +499,13 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "list_devices", interrupt)
+    patch_list_devices(monkeypatch, interrupt)
     assert cli.main(["devices"]) == 130
     assert capsys.readouterr().err == "zinc-attn: interrupted\n"
 
 
 COMMANDS = ["devices", "plan", "sweep", "check", "bench", "rdna4", "validate", "generate", "export"]
-ENTRY = Path(cli.__file__).parents[1] / "zinc_attn_cli.py"
+ENTRY = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
 PLAN = "plan --shape 4/2/64 --contexts 1k"
 FULL = "error: stdout cannot be written: No space left on device; the results are incomplete"
 STREAMS = [  # arguments, what stdout and stderr are, the status, and a piece of what stands on stderr
@@ -575,7 +584,7 @@ def test_an_interrupted_import(tmp_path: Path) -> None:
 
 
 def test_a_fault_is_no_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "list_devices", lambda: 1 // 0)
+    patch_list_devices(monkeypatch, lambda: 1 // 0)
     assert cli.main(["devices"]) == 70
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said and said.endswith("this is a fault of zinc-attn; please report it\n")
@@ -584,7 +593,7 @@ def test_a_fault_is_no_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_json_keeps_what_a_terminal_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1"))
-    cli.print_json([{"name": "μ–"}])
+    terminal.print_json([{"name": "μ–"}])
     sys.stdout.flush()
     assert json.loads(raw.getvalue()) == {"name": "μ–"}
 
@@ -595,4 +604,4 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         cli.main([command, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert f"example:\n  zinc-attn {command}" in shown and shown.endswith(f"{cli.STATUSES}\n")
+    assert f"example:\n  zinc-attn {command}" in shown and shown.endswith(f"{arguments.STATUSES}\n")

@@ -12,12 +12,13 @@ import pytest
 from zinc_attn import reference
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
+from zinc_attn.cli.generate import parse_ids
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text, trace
 from zinc_attn.tools.generate.checks import chunk_sizes
 from zinc_attn.tools.generate.float64 import blockwise_attention, narrow
-from zinc_attn.tools.harness.split_spec import parse_layouts
+from zinc_attn.tools.harness.split_spec import parse_split_specs
 
 # --- arguments ---------------------------------------------------------------------------------------------
 
@@ -52,7 +53,7 @@ def test_tokens_of_the_cache() -> None:
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "1,-2", "1.5"])
 def test_prompt_ids_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"^prompt_ids: got '.*', expected token ids such as 1,2,3$"):
-        cli.parse_ids(text)
+        parse_ids(text)
 
 
 def folder(path: Path, **files: str) -> Path:
@@ -144,7 +145,7 @@ def test_the_commands_need_no_transformers_to_show_their_help() -> None:
 
 
 def test_default_layouts_and_the_example() -> None:
-    assert parse_layouts(generate.LAYOUTS)[0].label == "1"
+    assert parse_split_specs(generate.LAYOUTS)[0].label == "1"
     example = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
     config = json.loads(example.read_text())
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (16, 2, 256)

@@ -40,7 +40,7 @@ class Attention:
     ``observer`` is called with every submission and its workspace before it is submitted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (public; all but the cache are keywords with a default)
         self,
         cache: KVCache,
         *,

@@ -92,7 +92,7 @@ def attention(
 ) -> tuple[F32, F32]: ...
 
 
-def attention(
+def attention(  # noqa: PLR0913, PLR0917  (public; all but q, k and v have a default)
     q: Any,
     k: Any,
     v: Any,

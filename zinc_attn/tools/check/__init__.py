@@ -9,6 +9,5 @@ computed here.
 
 from .cases import Case
 from .properties import Observer, check, examine
-from .report import add_arguments, run
 
-__all__ = ["Case", "Observer", "add_arguments", "check", "examine", "run"]
+__all__ = ["Case", "Observer", "check", "examine"]

@@ -14,7 +14,8 @@ from ...cache.kv_cache import KVCache
 from ...cache.rows import stored
 from ...cache.sequence import Sequence
 from ...canonical.constants import KEYS_PER_NODE
-from ...distributed.sharded import ShardedAttention, ShardedKVCache
+from ...distributed.attention import ShardedAttention
+from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
 from ...planning.splits import SplitPlan, plan_splits
 from ...runtime.device import Device

@@ -15,7 +15,9 @@ from ...cache.rows import tiles
 from ...canonical.constants import KEYS_PER_NODE, LEAF
 from ...decode.attention import Attention
 from ...decode.contiguous import ContiguousKV, RecordedCall
-from ...distributed.sharded import Ranks, ShardedAttention, ShardedKVCache
+from ...distributed.attention import ShardedAttention
+from ...distributed.cache import ShardedKVCache
+from ...distributed.ranks import Ranks
 from ...errors import LimitError
 from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...canonical.constants import KEYS_PER_NODE
-from ...distributed.sharded import RankError, Ranks
+from ...distributed.ranks import RankError, Ranks
 from ...errors import LimitError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device

@@ -1,33 +1,51 @@
-"""``zinc-attn check`` on the command line: its arguments, its lines and its exit status."""
+"""``zinc-attn check``: its arguments, its lines and its exit status."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from ...errors import ArgumentError
-from ...runtime.device import RUNTIMES, Device, list_devices
-from ..harness.files import write_file
-from ..harness.progress import Progress
-from ..harness.split_spec import parse_split_specs
-from .cases import CONTEXTS, DTYPES, SHAPES, Case
-from .outcome import PROPERTIES, Fault, Outcome
-from .properties import check, title
-from .record import Digests, describe, load_record, make_entry, record_text
+from ..errors import ArgumentError
+from ..runtime.device import list_devices
+from ..tools.check import Case, check
+from ..tools.check.cases import CONTEXTS, DTYPES, SHAPES
+from ..tools.check.outcome import PROPERTIES, Fault, Outcome
+from ..tools.check.properties import title
+from ..tools.check.record import Digests, describe, load_record, make_entry, record_text
+from ..tools.harness.files import write_file
+from ..tools.harness.split_spec import parse_split_specs
+from .arguments import Subparsers, add_command, add_runtimes_argument, open_devices
+from .terminal import need, progress_bar, say_written
 
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``zinc-attn check``."""
-    installed = RUNTIMES if importlib.util.find_spec("kp") else ("vulkan",)
+def add_check(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "check",
+        "show that the output bits never change",
+        "Seeded cases, the same on every machine, some with a window, a softcap, sinks or another scale. Each\n"
+        "varies the run, the split layout, the compute-unit count, the batch, the prefill chunks, the pages, the\n"
+        "stored dtype, whether keys that rows share are attended once (counted where the device does so), and the\n"
+        "devices that hold the sequence (from 513 keys on: all devices and dispatchers of the run together, or\n"
+        "two shards on a single one). Every variation must give the same bits, and these must be the NumPy\n"
+        "oracle's: its digests are in the package. A case which is not in there is compared with the oracle here\n"
+        "(above 2**30 products with the heads of one KV head; it says so).\n\n"
+        "exit status:\n"
+        "  0  every bit is as it must be\n"
+        "  1  some are not: the case names the first element and how far apart it is\n"
+        "  2  wrong arguments, no device, or a case the device has no room for",
+        "  zinc-attn check --quick\n"
+        "  zinc-attn check --devices all --contexts 8k,32k --dtypes f16 --layouts 1,8,auto\n"
+        "  zinc-attn check --shapes 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
+        "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
+    )
     add = parser.add_argument
     add("--quick", action="store_true", help="a small fixed set of cases, in place of the matrix")
     add("--shapes", metavar="LIST", help=f"Q/KV/D (default: {SHAPES})")
@@ -37,14 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
     add("--layouts", default=LAYOUTS, metavar="LIST", help="splits, auto or size:KEYS (default: %(default)s)")
     add("--devices", metavar="LIST", help="all, or indices or pieces of names (default: the best one)")
-    add("--runtimes", default=",".join(installed), metavar="LIST", help="dispatchers (default: %(default)s)")
+    add_runtimes_argument(parser)
     add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
     add("--against", metavar="FILE", type=Path, help="compare with another machine's digests, too")
     add("--json", action="store_true", help="JSON lines on stdout, one per case, then one per device")
+    parser.set_defaults(run=run_check)
 
 
-def run(args: argparse.Namespace, progress_bar: Callable[[], AbstractContextManager[Progress]]) -> int:
+def run_check(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
+    need("rich")
     cases, splits = chosen_cases(args), parse_split_specs(args.layouts)
     against = load_record(args.against) if args.against else {}
     names = [str(case) for case in cases]
@@ -56,7 +76,7 @@ def run(args: argparse.Namespace, progress_bar: Callable[[], AbstractContextMana
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        devices = open_devices(stack, args)
+        devices = open_devices(stack, chosen_devices(args.devices), args.runtimes)
         with progress_bar() as progress:
             outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
         entries = []
@@ -67,7 +87,7 @@ def run(args: argparse.Namespace, progress_bar: Callable[[], AbstractContextMana
     print("\n".join(lines))
     if args.record:
         write_file(args.record, record_text(entries).encode())
-        print(f"written: {args.record}", file=sys.stderr)
+        say_written([args.record])
     found = {outcome.status for outcome in outcomes}
     return 1 if "FAIL" in found else 2 if "refused" in found else 0
 
@@ -82,14 +102,11 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
     return Case.quick() if args.quick else Case.default()
 
 
-def open_devices(stack: ExitStack, args: argparse.Namespace) -> list[Device]:
-    """Every device that --devices names, on every dispatcher."""
-    chosen: list[Any] = [None]
-    if args.devices:
-        every = args.devices == "all"
-        chosen = [d.index for d in list_devices()] if every else [name.strip() for name in args.devices.split(",")]
-    runtimes = dict.fromkeys(name.strip() for name in args.runtimes.split(","))
-    return [stack.enter_context(Device.open(name, runtime=by)) for name, by in product(chosen, runtimes)]
+def chosen_devices(names: str | None) -> list[Any]:
+    """The devices of --devices: "all", or indices or pieces of names; without it the best one, None."""
+    if names == "all":
+        return [d.index for d in list_devices()]
+    return [name.strip() for name in names.split(",")] if names else [None]
 
 
 def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:

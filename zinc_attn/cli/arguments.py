@@ -1,0 +1,94 @@
+"""What the commands' arguments have in common: the form of a command's help, its exit statuses, device and model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from contextlib import ExitStack
+from typing import Any, Final
+
+from ..errors import ArgumentError
+from ..limits import DTYPE_BYTES
+from ..runtime.device import RUNTIMES, Device
+from ..shapes import AttnShape
+from ..tools.models import PRESETS, ModelPreset, find_model
+from ..tools.sweep import PAGE_SIZE
+
+Subparsers = Any  # argparse's _SubParsersAction, which it does not export
+
+DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
+DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
+UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
+FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
+STATUSES: Final = (
+    "exit status: 0 fine; 1 a wrong bit, and nothing else; 2 refused, the reason is on stderr; 3 a gate or a bound is "
+    "not met; 70 a fault of this program; 74 stdout cannot be written; 130 interrupted; 141 nobody reads stdout"
+)
+
+
+def add_command(subparsers: Subparsers, name: str, summary: str, text: str, example: str) -> argparse.ArgumentParser:
+    """A command whose help ends with an example and the exit statuses."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}".strip(),
+        epilog=f"example:\n{example}\n\n{STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """--device and --runtime, with the environment's defaults."""
+    device = "index or piece of the name, see 'zinc-attn devices' (default: $ZINC_ATTN_DEVICE, else the best: "
+    parser.add_argument("--device", metavar="D", help=f"{device}discrete, integrated, CPU)")
+    runtime = "dispatcher (default: $ZINC_ATTN_RUNTIME, else vulkan)"
+    parser.add_argument("--runtime", choices=RUNTIMES, help=runtime)
+
+
+def add_runtimes_argument(parser: argparse.ArgumentParser) -> None:
+    """--runtimes, whose default is every dispatcher that is installed."""
+    installed = RUNTIMES if importlib.util.find_spec("kp") else ("vulkan",)
+    names = ",".join(installed)
+    parser.add_argument("--runtimes", default=names, metavar="LIST", help="dispatchers (default: %(default)s)")
+
+
+def open_devices(stack: ExitStack, names: list[Any], runtimes: str) -> list[Device]:
+    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtimes. ``stack`` closes them."""
+    chosen = dict.fromkeys(name.strip() for name in runtimes.split(","))
+    return [stack.enter_context(Device.open(name, runtime=runtime)) for name in names for runtime in chosen]
+
+
+def add_page_size(parser: Any) -> None:
+    """--page-size of a cache. parser: or a group of one."""
+    text = f"tokens per page (default: {PAGE_SIZE})"
+    parser.add_argument("--page-size", type=int, default=PAGE_SIZE, metavar="N", help=text)
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """--dtype and --page-size of a model's cache."""
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="of keys and values (default: the model's)")
+    add_page_size(parser)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> None:
+    """--model or --shape. extra: the end of the help of --shape."""
+    group = parser.add_mutually_exclusive_group()
+    models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
+    group.add_argument("--model", metavar="M", help=models)
+    group.add_argument("--shape", metavar="Q/KV/D", help=f"q_heads/kv_heads/head_dim, for example 16/2/256{extra}")
+
+
+def chosen_model(args: argparse.Namespace) -> ModelPreset:
+    """What --model or --shape names; a bare shape is a model of one layer."""
+    if args.model:
+        return find_model(args.model)
+    if args.shape:
+        shape = AttnShape.parse(args.shape)
+        return ModelPreset(str(shape), shape, 1)
+    raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
+
+
+def parse_shapes(text: str) -> list[AttnShape]:
+    """``16/2/256,32/4/128`` to shapes."""
+    return [AttnShape.parse(word.strip()) for word in text.split(",")]

@@ -1,0 +1,70 @@
+"""``zinc-attn bench``: times of the kernels beside a read yardstick and baselines."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..tools import bench
+from ..tools.harness.files import json_line, write_report
+from ..tools.harness.inputs import parse_contexts
+from ..tools.models import slug
+from .arguments import DEFAULT_CONTEXTS, Subparsers, add_command, add_runtimes_argument, open_devices, parse_shapes
+from .terminal import need, note_cpu, print_rows, progress_bar, say_written
+
+
+def add_bench(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "bench",
+        "time the kernels beside a read yardstick and baselines",
+        "Verifies every layout against the oracle, bit for bit, then times runtimes and layouts in turns: the whole\n"
+        "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
+        "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
+        "bench.jsonl and bench.png in --out.",
+        "  zinc-attn bench\n  zinc-attn bench --runtimes vulkan --shapes 32/8/128 --contexts 8k --json",
+    )
+    add = parser.add_argument
+    add("--device", metavar="D", help="index or piece of the name, see 'zinc-attn devices'")
+    add_runtimes_argument(parser)
+    add("--shapes", default="16/2/256,32/4/128", metavar="LIST", help="Q/KV/D (default: %(default)s)")
+    add("--contexts", default=DEFAULT_CONTEXTS, metavar="LIST", help="keys, k = 1024 (default: %(default)s)")
+    add("--dtype", choices=("f32", "f16"), default="f16", help="of K and V (default: %(default)s)")
+    add("--repeats", type=int, metavar="N", help="rounds per point (default: 5 to 50 within 10 s)")
+    add("--seed", type=int, default=0, metavar="N", help="of the values (default: %(default)s)")
+    add("--out", metavar="DIR", help="folder of the files (default: bench-DEVICE)")
+    add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the tables")
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Benchmark, print, and write the files."""
+    need("rich", "matplotlib")
+    shapes, contexts = parse_shapes(args.shapes), parse_contexts(args.contexts)
+    spec = bench.BenchSpec(shapes, contexts, dtype=args.dtype, repeats=args.repeats, seed=args.seed)
+    with ExitStack() as stack:
+        devices = open_devices(stack, [args.device], args.runtimes)
+        info = devices[0].info
+        note_cpu(info)
+        if not args.json:
+            print(f"{info.name} ({info.driver}), {args.dtype}, one layer", flush=True)
+        on_row = (lambda row: print(json_line(row), flush=True)) if args.json else None
+        with progress_bar() as progress:
+            rows = bench.bench(devices, spec, progress=progress, on_row=on_row)
+    if not args.json:
+        print_times(rows)
+    png = bench.bench_png(rows) if any(row.kv_gb_s for row in rows) else None
+    say_written(write_report(Path(args.out or f"bench-{slug(info.name)}"), "bench", rows, png))
+    return 1 if any(row.status == "failed" for row in rows) else 0
+
+
+def print_times(rows: list[bench.BenchRow]) -> None:
+    """The table of the host's work, the table of the points, and what their words mean."""
+    host, points = bench.table_cells(rows)
+    for columns, lines, left in ((bench.HOST_COLUMNS, host, 2), (bench.COLUMNS, points, 5)):
+        print_rows(columns, lines, left)
+        print()
+    print(f"Times: {bench.HOST_CLOCK}; passes by {bench.DEVICE_CLOCK}; medians. of read: of the rate at which a")
+    print("kernel that does nothing else reads K and V. GB/s counts each stored byte of K and V once.")

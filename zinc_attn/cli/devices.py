@@ -1,0 +1,47 @@
+"""``zinc-attn devices``: the Vulkan devices of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+
+from ..runtime.device import list_devices
+from ..runtime.devices import choose
+from .arguments import Subparsers, add_command
+from .terminal import binary_size, need, print_json, print_rows
+
+
+def add_devices(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "devices",
+        "list the Vulkan devices",
+        "CUs are compute units, from the query named beside them ('assumed' where none tells). Max buffer\n"
+        "bounds the K, and the V, of one layer. The star marks the device that is used by default.",
+        "  zinc-attn devices\n  zinc-attn devices --json",
+    )
+    parser.add_argument("--json", action="store_true", help="JSON lines with every field")
+    parser.set_defaults(run=run_devices)
+
+
+def run_devices(args: argparse.Namespace) -> int:
+    """List the devices."""
+    devices = list_devices()
+    if args.json:
+        print_json(asdict(d) for d in devices)
+        return 0
+    need("rich")
+    best = choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
+    for d in devices:
+        rows = (
+            ("kind", f"{d.kind} ({d.vendor})"),
+            ("driver", f"{d.driver}, Vulkan {d.api_version}"),
+            ("CUs", f"{d.compute_units} ({d.compute_units_source})"),
+            ("subgroup", f"{d.subgroup_size} invocations"),
+            ("memory", binary_size(d.memory_bytes)),
+            ("max buffer", binary_size(d.max_buffer_bytes)),
+        )
+        print_rows((f"{d.index}{'*' if d is best else ''}", d.name), rows, left=2)
+    return 0

@@ -1,0 +1,46 @@
+"""``zinc-attn export``: SPIR-V and a manifest for a runtime without Python."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..limits import DTYPE_BYTES
+from ..tools import export
+from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_page_size, parse_shapes
+from .terminal import binary_size, print_json, say
+
+
+def add_export(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "export",
+        "write the SPIR-V and a manifest for a runtime without Python",
+        "manifest.json says how to build, feed and order the kernels: bindings, specialisation constants, grids, the\n"
+        "work buffer's words, cache and row layouts, the split rule, barriers, and every file's SHA-256. With --shape\n"
+        "also the numbers and split tables of these shapes. examples/embed_c reads it. Touches no device.",
+        "  zinc-attn export kernels --shape 16/2/256\n"
+        "  zinc-attn export kernels --shape 16/2/256,32/4/128 --dtype q8_0 --page-size 64 --compute-units 48",
+    )
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
+    add("--shape", metavar="Q/KV/D,…", help="q_heads/kv_heads/head_dim, for example 16/2/256")
+    add("--dtype", default="f16", choices=DTYPE_BYTES, help="of the shapes' K and V (default: %(default)s)")
+    add_page_size(parser)
+    units = "of the device that the split tables are for (default: %(default)s)"
+    add("--compute-units", type=int, default=DEFAULT_COMPUTE_UNITS, metavar="N", help=units)
+    add("--json", action="store_true", help="the manifest on stdout too, as one line")
+    parser.set_defaults(run=run_export)
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write the files and say what they are."""
+    shapes = parse_shapes(args.shape) if args.shape else []
+    options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.compute_units}
+    made = export.export(args.directory, shapes, **options)
+    if args.json:
+        print_json([made])
+    size = binary_size(sum(kernel["bytes"] for kernel in made["kernels"]))
+    say(f"written: {Path(args.directory) / export.MANIFEST} and {len(made['kernels'])} SPIR-V modules ({size})")
+    return 0

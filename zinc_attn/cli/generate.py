@@ -1,0 +1,156 @@
+"""``zinc-attn generate``: a Hugging Face checkpoint whose attention runs on the device."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..checks import parse_digits, shown
+from ..errors import ArgumentError
+from ..runtime.device import Device
+from ..runtime.protocol import DeviceInfo
+from ..tools import generate
+from .arguments import Subparsers, add_cache_arguments, add_command, add_device_arguments
+from .terminal import figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar, say
+
+
+def add_generate(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "generate",
+        "run a Hugging Face checkpoint with its attention on the device",
+        "The model runs in transformers on the CPU, its keys and values live on the Vulkan device. Text goes to\n"
+        "stdout as it comes; tokens/s, and the attention function's share of decode time, to stderr. Nothing is\n"
+        "ever downloaded. --selfcheck generates again with other split layouts, page sizes and prefill chunks.\n\n"
+        "exit status:\n"
+        "  0  fine\n"
+        "  1  --selfcheck: a layout or a page size gave other bits\n"
+        "  2  wrong arguments, no device, no room, or a model that cannot be run",
+        "  zinc-attn generate --model ~/models/Qwen3-0.6B --prompt 'The sea is' --max-new-tokens 64\n"
+        "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0 --selfcheck",
+    )
+    add = parser.add_argument
+    add("--model", metavar="DIR", required=True, help="folder with config.json, *.safetensors and tokenizer files")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")
+    given.add_argument("--prompt-ids", metavar="N,…", help="token ids; ids come out, too")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="at most (default: %(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: the best token, always (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="of the drawing above temperature 0 (default: 0)")
+    add("--prefill-chunk", type=int, metavar="N", help="prompt tokens per forward (default: all)")
+    add_cache_arguments(parser)
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument("--num-splits", type=int, metavar="N", help="splits (default: the split rule)")
+    layout.add_argument("--split-size", type=int, metavar="N", help="keys per split")
+    add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed)")
+    add("--selfcheck", action="store_true", help="compare layouts, page sizes and prefill chunks")
+    add("--json", action="store_true", help="one JSON object on stdout, in place of the text")
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_generate)
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """Generate, and check."""
+    need("rich")
+    settings = generate.Settings(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        prefill_chunk=args.prefill_chunk,
+        dtype=args.dtype,
+        page_size=args.page_size,
+        num_splits=args.num_splits,
+        split_size=args.split_size,
+        capacity=args.capacity,
+    )
+    given = parse_ids(args.prompt_ids) if args.prompt is None else None
+    host = generate.load_model(args.model)
+    tokenizer = generate.load_tokenizer(args.model) if given is None else None
+    if given is None and tokenizer is None:
+        raise ArgumentError(f"prompt: {args.model} has no tokenizer files, expected --prompt-ids, for example 1,2,3")
+    text = read_stdin() if args.prompt == "-" else args.prompt
+    prompt = given if tokenizer is None else [int(i) for i in tokenizer(text)["input_ids"]]
+    assert prompt is not None
+    pieces: list[str] = []
+
+    def show(piece: str) -> None:
+        pieces.append(piece)
+        if not args.json:
+            print(piece, end="", flush=True)
+
+    def show_id(token: int) -> None:
+        show(f"{',' if pieces else ''}{token}")
+
+    on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
+
+    with Device.open(args.device, runtime=args.runtime) as device:
+        note_cpu(device.info)
+        if tokenizer is None:
+            say("token ids in, token ids out: no tokenizer is used")
+        traced = generate.AttentionTrace(digests=args.selfcheck)
+        made = generate.generate_ids(host, device, prompt, settings, on_token=on_token, trace=traced)
+        end()
+        if not args.json:
+            print(flush=True)
+            say_figures(host, device.info, made)
+        checks: list[generate.Check] = []
+        if args.selfcheck:
+            with progress_bar() as progress:
+                checks = generate.selfcheck(host, device, prompt, settings, made, traced, progress)
+        if args.json:
+            record: dict[str, Any] = {"model": host.name, "device": device.info.name, "driver": device.info.driver}
+            record |= {"runtime": device.runtime.name, "settings": {**asdict(settings), "dtype": made.dtype}}
+            record |= {"ids": made.ids, "text": "".join(pieces) if tokenizer else None, "stopped": made.stopped}
+            print_json([record | made.figures | {"selfcheck": [asdict(one) for one in checks] or None}])
+    if checks and not args.json:
+        print_checks(checks)
+    return 1 if any(one.status == "DIFFERENT" for one in checks) else 0
+
+
+def read_stdin() -> str:
+    """All of stdin. ArgumentError where it is closed, or no text."""
+    try:
+        return "" if sys.stdin is None else sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"prompt: stdin cannot be read: {error}; expected text") from error
+
+
+def parse_ids(text: str) -> list[int]:
+    """``1,2,3`` to token ids."""
+    found = [parse_digits(word) for word in text.split(",")]
+    if None in found:
+        raise ArgumentError(f"prompt_ids: got {shown(text)}, expected token ids such as 1,2,3")
+    return [number for number in found if number is not None]
+
+
+def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation) -> None:
+    """Tokens per second and attention's share, on stderr."""
+    figures = made.figures
+    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
+    rate = figure(figures["prefill_tokens_s"])
+    say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")
+    if figures["decode_tokens_s"] is not None:
+        say(
+            f"decode   {plural(len(made.steps_s), 'token')} in {made.decode_s:.3g} s: "
+            f"{figure(figures['decode_tokens_s'])} tokens/s, median {figure(figures['median_step_ms'])} ms; "
+            f"attention {100 * figures['attention_share']:.3g} %"
+        )
+
+
+def print_checks(checks: Sequence[generate.Check]) -> None:
+    """The self-check's table and what it says."""
+    table = new_table("varied", "value", "bits of attention and logits", "token ids", left=4)
+    for one in checks:
+        bits = "not compared" if one.bits_equal is None else "equal" if one.bits_equal else one.status
+        style = {"DIFFERENT": "bold red", "host differs": "yellow"}.get(one.status)
+        table.add_row(one.kind, one.value, bits, "equal" if one.ids_equal else "differ", style=style)
+    print_table(table)
+    for one in checks:
+        if one.text:
+            print(f"{one.kind} {one.value}: {one.text}")
+    if any(one.kind == "chunks" and not one.ids_equal for one in checks):
+        print("The model's own sums may round differently for other numbers of rows; attention's do not.")

@@ -1,0 +1,175 @@
+"""``zinc-attn plan``: how contexts are split. Pure arithmetic, but for --device."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ArgumentError
+from ..limits import DTYPE_BYTES
+from ..planning.splits import SplitPlan
+from ..runtime.device import list_devices
+from ..runtime.devices import choose
+from ..tools import cost
+from ..tools.harness.files import write_file
+from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.split_spec import parse_split_specs
+from ..tools.models import ModelPreset
+from .arguments import (
+    DEFAULT_COMPUTE_UNITS,
+    DEFAULT_CONTEXTS,
+    Subparsers,
+    add_command,
+    add_model_arguments,
+    chosen_model,
+)
+from .plan_modelled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modelled, run_requests, run_shards
+from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
+
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: a cell of a plan's record
+    "context": lambda r: f"{r['context']:,}",
+    "layout": lambda r: r["layout"],
+    "splits": lambda r: f"{r['splits']:,}",
+    "unit": lambda r: str(r["unit_keys"]),
+    "build": lambda r: r["build"],
+    "passes": lambda r: str(r["passes"]),
+    "workgroups": lambda r: f"{r['workgroups']:,}",
+    "per CU": lambda r: f"{r['workgroups_per_cu']:.4g}",
+    "scratch": lambda r: binary_size(r["scratch_bytes"]),
+    "fingerprint": lambda r: r["fingerprint"][:12],
+}
+
+
+def add_plan(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "plan",
+        "show how contexts are split",
+        "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
+        "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
+        "The layout never shows in the output bits. Times of one layer's call are modelled, not measured\n"
+        "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
+        "compute units like an R9700's.\n\n"
+        "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
+        "prefix; what cascade reads and takes on the card, and the batch without it. --shards: a sequence's nodes\n"
+        "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.",
+        "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
+        "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
+        "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
+        "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
+        "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
+    )
+    add_model_arguments(parser)
+    add = parser.add_argument
+    contexts = f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})"
+    add("--contexts", metavar="N,…", help=contexts)
+    add("--splits", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
+    add("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
+    units = parser.add_mutually_exclusive_group()
+    units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
+    units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
+    device = "plan for this device: index or piece of the name; nothing modelled"
+    units.add_argument("--device", metavar="D", help=device)
+    add("--draw", metavar="FILE.png", help="draw the modelled layouts of the largest context")
+    topic = parser.add_mutually_exclusive_group()
+    topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")
+    topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
+    add("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
+    add("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
+    add("--link", metavar="L", help=f"between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
+    add("--json", action="store_true", help="JSON lines with full fingerprints")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Show the plans."""
+    check_plan_topic(args)
+    card = plan_card(args)
+    if card and args.requests:
+        return run_requests(args, chosen_model(args), card)
+    if card and args.shards:
+        return run_shards(args, chosen_model(args), card)
+    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_split_specs(args.splits or "auto")
+    model = chosen_model(args)
+    if args.draw:
+        need("matplotlib")
+        if card is None:
+            raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modelled for a card")
+    if card:
+        units, kind = card.compute_units, "gpu"
+    else:
+        info = choose(list_devices(), args.device)
+        units, kind = info.compute_units, info.kind
+    records = []
+    for context in contexts:
+        for layout in layouts:
+            plan = layout.plan(context, model.shape, units, args.dtype, kind)
+            records.append({"context": context, "layout": layout.label} | plan_record(plan, units, kind, args.dtype))
+            if card and (args.card or args.cu is not None):
+                records[-1]["modelled"] = cost.predict(plan, card, args.dtype).to_dict()
+    if card and args.draw:
+        draw_plan(Path(args.draw), model, max(contexts), card, args.dtype)
+    if args.json:
+        print_json(records)
+        return 0
+    need("rich")
+    print(f"{model_text(model, args.dtype)}, {units} compute units ({kind})")
+    print_rows(list(COLUMNS), ([cell(record) for cell in COLUMNS.values()] for record in records))
+    if card:
+        print_modelled(model, contexts, layouts, card, args.dtype)
+    return 0
+
+
+def plan_record(plan: SplitPlan, units: int, kind: str, dtype: str) -> dict[str, Any]:
+    """What --json says of a plan."""
+    return {
+        "splits": plan.num_splits,
+        "unit_keys": plan.unit_keys,
+        "build": plan.build,
+        "passes": plan.passes,
+        "workgroups": plan.workgroups,
+        "workgroups_per_cu": round(plan.workgroups / units, 3),
+        "scratch_bytes": plan.scratch_bytes,
+        "fingerprint": plan.fingerprint(),
+        "shape": str(plan.shape),
+        "dtype": dtype,
+        "compute_units": units,
+        "kind": kind,
+    }
+
+
+def check_plan_topic(args: argparse.Namespace) -> None:
+    """Refuse arguments that do not go with --requests, --shards, or neither."""
+    topic = "requests" if args.requests else "shards" if args.shards else None
+    others = {
+        "requests": ("contexts", "splits", "link"),
+        "shards": ("splits", "prefix", "suffix"),
+        None: ("prefix", "suffix", "link"),
+    }[topic]
+    for name in (*others, *(("device", "draw") if topic else ())):
+        if getattr(args, name) is not None:
+            given = f"--{name} with --{topic}" if topic else f"--{name} alone"
+            wanted = {"link": "--shards", "prefix": "--requests", "suffix": "--requests"}.get(name)
+            keys = "--prefix and --suffix" if name == "contexts" else f"one of the two: --{topic} has a table"
+            wanted = wanted or ("--card or --cu" if name == "device" else keys)
+            raise ArgumentError(f"{name}: got {given}, expected {wanted}")
+
+
+def plan_card(args: argparse.Namespace) -> cost.Card | None:
+    """The card that --card, --cu or the default names; None for --device."""
+    if args.device is not None:
+        return None
+    if args.card:
+        return cost.find_card(args.card)
+    return cost.card_with(DEFAULT_COMPUTE_UNITS if args.cu is None else args.cu)
+
+
+def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:
+    """Write the picture of --draw."""
+    from ..tools.plan_plots import plan_png
+
+    write_file(path, plan_png(model, context, card, dtype))
+    say_written([path])

@@ -1,0 +1,114 @@
+"""The tables of ``zinc-attn plan`` that the cost model fills: layouts on a card, shared prefixes, shards."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Final
+
+from ..checks import check_int, parse_digits, shown
+from ..errors import ArgumentError
+from ..tools import cost
+from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.split_spec import SplitSpec
+from ..tools.models import ModelPreset
+from .terminal import MISSING, figure, model_text, need, print_json, print_rows
+
+SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
+PREFIXES: Final = "2k,8k,32k"
+SUFFIX: Final = 256  # keys
+
+
+def print_modelled(
+    model: ModelPreset, contexts: Sequence[int], layouts: Sequence[SplitSpec], card: cost.Card, dtype: str
+) -> None:
+    """The model's word on a single split, the layouts asked for, and the best split count."""
+    print(f"\nmodelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    columns = "context,layout,splits,workgroups,per CU,utilisation,waits for,µs,ideal µs,KV GB/s,of peak"
+    rows = []
+    for context in contexts:
+        plans = {
+            layout.label: layout.plan(context, model.shape, card.compute_units, dtype, "gpu")
+            for layout in (SplitSpec("1", num_splits=1), *layouts)
+        }
+        plans["best"] = cost.best_splits(context, model.shape, card, dtype)[0]
+        for label, plan in plans.items():
+            p = cost.predict(plan, card, dtype)
+            times = (figure(x) for x in (p.total_us, p.ideal_us, p.gb_s))
+            counts = (f"{p.splits:,}", f"{p.workgroups:,}", figure(p.workgroups_per_cu), f"{p.utilisation:.1%}")
+            rows.append((f"{context:,}", label, *counts, p.bound, *times, f"{p.fraction:.1%}"))
+    print_rows(columns.split(","), rows)
+
+
+def run_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
+    """What a shared prefix saves."""
+    suffix = SUFFIX if args.suffix is None else args.suffix
+    prefixes, counts = parse_contexts(args.prefix or PREFIXES, "prefix"), parse_counts("requests", args.requests)
+    found = [
+        cost.predict_cascade(model.shape, card, count, prefix, suffix, args.dtype)
+        for prefix in prefixes
+        for count in counts
+    ]
+    if args.json:
+        print_json(one.to_dict() for one in found)
+        return 0
+    need("rich")
+    print(f"{model_text(model, args.dtype)}, {card.compute_units} compute units, {suffix:,} keys of a request's own")
+    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    columns = "prefix", "requests", "at a time", "keys read", "without", "µs", "without", "ratio", "pays"
+    rows = (
+        (
+            f"{one.prefix:,}",
+            str(one.requests),
+            str(one.rows_each),
+            f"{one.keys_read:,}",
+            f"{one.keys_alone:,}",
+            figure(one.total_us),
+            figure(one.alone_us),
+            f"{one.speed_up:.2f}",
+            "yes" if one.pays else "no" if one.rows_each > 1 else MISSING,
+        )
+        for one in found
+    )
+    print_rows(columns, rows)
+    print("at a time: requests that a workgroup serves on the shared keys; 1: none shared, it would save too little.")
+    return 0
+
+
+def run_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
+    """What more cards save."""
+    link = cost.find_link(args.link or "pcie5")
+    contexts, counts = parse_contexts(args.contexts or SHARD_CONTEXTS), parse_counts("shards", args.shards, 2)
+    found = [
+        cost.predict_shards(context, model.shape, card, shards, link, args.dtype)
+        for shards in counts
+        for context in contexts
+    ]
+    least = {shards: cost.pays_from(model.shape, card, shards, link, args.dtype) for shards in counts}
+    if args.json:
+        print_json(one.to_dict() | {"pays_from": least[one.shards]} for one in found)
+        return 0
+    need("rich")
+    where = "cards of one host" if not link.hosts else "hosts with a card each"
+    print(f"{model_text(model, args.dtype)}, {where}; {link.title}: {link.latency_us:g} µs, {link.gb_s:g} GB/s")
+    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
+    columns = "shards", "context", "bytes", "pass 1 µs", "down", "gather", "up", "fold", "total µs", "one card", "pays"
+    rows = []
+    for one in found:
+        times = one.pass1_us, one.down_us, one.gather_us, one.up_us, one.fold_us, one.total_us, one.one_us
+        sizes = str(one.shards), f"{one.context:,}", f"{one.received_bytes:,}"
+        rows.append((*sizes, *map(figure, times), "yes" if one.pays else "no"))
+    print_rows(columns, rows)
+    for shards, keys in least.items():
+        text = "at no context up to 16,777,216 keys" if keys is None else f"from {keys:,} keys on"
+        print(f"{shards} shards take less time than one card {text}.")
+    print("bytes: partial states that one host, or the folding process, gets from the other shards.")
+    return 0
+
+
+def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
+    """``2,8`` to numbers of at least ``least``, repeated ones once."""
+    found = [parse_digits(word) for word in text.split(",")]
+    if None in found:
+        raise ArgumentError(f"{name}: got {shown(text)}, expected numbers such as 2,8")
+    return [check_int(name, number, least, 1 << 16) for number in dict.fromkeys(found)]

@@ -1,0 +1,189 @@
+"""``zinc-attn sweep``: verified and timed decode attention over context lengths."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..checks import check_int
+from ..distributed.ranks import TIMEOUT_S, RankError, Ranks, start_mpi
+from ..errors import ArgumentError
+from ..limits import DTYPE_BYTES
+from ..runtime.device import Device
+from ..tools.harness.files import json_line, write_report
+from ..tools.harness.inputs import Inputs, parse_contexts
+from ..tools.harness.split_spec import parse_split_specs
+from ..tools.models import ModelPreset, slug
+from ..tools.sweep import SweepSpec, distributed_sweep, plot_png, sweep
+from .arguments import (
+    DEFAULT_CONTEXTS,
+    Subparsers,
+    add_command,
+    add_device_arguments,
+    add_model_arguments,
+    add_page_size,
+    chosen_model,
+)
+from .sweep_report import print_sweep_head, sweep_notes, sweep_table, sweep_title
+from .terminal import need, note_cpu, print_table, progress_bar, say, say_written
+
+
+def add_sweep(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "sweep",
+        "verify, then time decode attention over context lengths",
+        "A point is one call at one context under one split layout: append the new rows to the resident\n"
+        "KV cache, attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the\n"
+        "values as stored (those of some KV heads, where all would take long; it says so). Then it is\n"
+        "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed,\n"
+        "behind every call. The cache has one layer; a step's figures are that layer's times --layers.\n"
+        "Leaves sweep.csv, sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
+        "With --distributed, started by mpiexec, the ranks hold the nodes of 512 keys of one sequence in proportion\n"
+        "to their devices' memory; a call gathers their partial states once. Every rank compares its bits with the\n"
+        "oracle, rank 0 prints. Needs the extra mpi and an MPI.\n\n"
+        "exit status:\n"
+        "  0  every point that ran has the oracle's bits; what the device has no room for says refused\n"
+        "  1  a point FAILED: wrong bits; it gets no time\n"
+        "  2  wrong arguments, no device, every point refused, or a device or a rank that was lost",
+        "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
+        "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
+        "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --q-len 2\n"
+        "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
+    )
+    add_model_arguments(parser, extra="; with --kv the file's shape is the default")
+    add = parser.add_argument
+    add("--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)")
+    contexts = f"keys of a sequence, the call's own rows among them, k = 1024 (default: {DEFAULT_CONTEXTS}; "
+    add("--contexts", metavar="N,…", help=f"{contexts}with --kv all of its tokens)")
+    splits = "layouts: auto (the split rule), a number of splits, size:KEYS (default: auto,1)"
+    add("--splits", metavar="S,…", help=splits)
+    add("--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)")
+    batch = "sequences in a call, each of the same context (default: 1)"
+    add("--batch", type=int, default=1, metavar="N", help=batch)
+    rows = "new rows per sequence in a call (default: 1, or the rows in --kv)"
+    add("--q-len", type=int, metavar="N", help=rows)
+    layout = parser.add_mutually_exclusive_group()
+    add_page_size(layout)
+    contiguous = "no cache: K and V of one sequence as two arrays, f32 or f16; nothing is appended"
+    layout.add_argument("--contiguous", action="store_true", help=contiguous)
+    kv = (
+        "your own q, k and v: q (q_heads, head_dim) or (q_len, q_heads, head_dim), k and v (tokens, kv_heads, "
+        "head_dim), float32 or float16; a context takes the first keys, every sequence of a batch the same"
+    )
+    add("--kv", metavar="FILE.npz", help=kv)
+    add("--seed", type=int, default=0, metavar="N", help="of the normal values without --kv (default: 0)")
+    weights = "ms of the rest of a step, to give tokens/s of the whole step"
+    add("--weights-ms", type=float, metavar="MS", help=weights)
+    add("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
+    ranks = "one sequence over the ranks of mpiexec; all ranks with the same arguments, but for --device and --runtime"
+    add("--distributed", action="store_true", help=ranks)
+    timeout = f"that a rank waits for the others (default: {TIMEOUT_S:g} s)"
+    add("--timeout", type=float, metavar="S", help=timeout)
+    add("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
+    add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the table")
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_sweep)
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    """Sweep, print, and write the files."""
+    if not args.distributed:
+        if args.timeout is not None:
+            raise ArgumentError(f"timeout: got {args.timeout:g} without --distributed, expected both")
+        return measure(args, None)
+    timeout_s = TIMEOUT_S if args.timeout is None else args.timeout
+    if not 0 < timeout_s < float("inf"):
+        raise ArgumentError(f"timeout: got {timeout_s:g}, expected seconds above 0")
+    ranks = Ranks(start_mpi(timeout_s), timeout_s)
+    try:
+        status = measure(args, ranks)
+        ranks.exchange(b"")  # ends together: a rank whose files cannot be written fails all
+    except BaseException as error:
+        if not isinstance(error, RankError):
+            ranks.fail(error)
+        if ranks.lost:
+            say(f"zinc-attn: error: {error}")
+            ranks.abort(2)
+        raise
+    return status
+
+
+def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
+    """The sweep of this process alone, or as one of ``ranks``, of which rank 0 prints and writes."""
+    need("rich", "matplotlib")
+    if ranks:
+        check_distributed(args)
+    model, spec = sweep_spec(args)
+    quiet = ranks is not None and ranks.rank > 0
+    options: dict[str, Any] = {}
+    with ExitStack() as stack:
+        device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
+        if not quiet:
+            note_cpu(device.info)
+            if args.json:
+                options["on_row"] = lambda row: print(json_line(row), flush=True)
+            else:
+                print_sweep_head(device, model, spec, ranks)
+            options["progress"] = stack.enter_context(progress_bar())
+        rows = distributed_sweep(ranks, device, spec, **options) if ranks else sweep(device, spec, **options)
+        folder = Path(args.out or f"sweep-{slug(model.name)}-{slug(device.info.name)}")
+    if not quiet:
+        if not args.json:
+            print_table(sweep_table(rows))
+            for line in sweep_notes(rows):
+                print(line)
+        png = plot_png(rows, sweep_title(model, spec, ranks)) if any(row.tokens_s for row in rows) else None
+        say_written(write_report(folder, "sweep", rows, png))
+    failed = any(row.status == "failed" for row in rows)
+    return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
+
+
+def check_distributed(args: argparse.Namespace) -> None:
+    """Refuse what a sweep over ranks does not have."""
+    for name, given in (("batch", args.batch > 1), ("contiguous", args.contiguous), ("splits", args.splits)):
+        if given:
+            raise ArgumentError(
+                f"{name}: got --{name} with --distributed, expected neither batch nor layout: one sequence in a cache, "
+                "a split per node"
+            )
+
+
+def sweep_spec(args: argparse.Namespace) -> tuple[ModelPreset, SweepSpec]:
+    """The model, and what of it is measured."""
+    model, kv = sweep_subject(args)
+    spec = SweepSpec(
+        model.shape,
+        model.attention_layers,
+        tuple(parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))),
+        tuple(parse_split_specs(args.splits or "auto,1")),
+        dtype=args.dtype or (kv.dtype if kv else "f16"),
+        batch=args.batch,
+        q_len=(len(kv.rows) if kv else 1) if args.q_len is None else args.q_len,
+        page_size=None if args.contiguous else args.page_size,
+        repeats=args.repeats,
+        weights_ms=args.weights_ms,
+        seed=args.seed,
+        kv=kv,
+        model=model.name,
+    )
+    return model, spec
+
+
+def sweep_subject(args: argparse.Namespace) -> tuple[ModelPreset, Inputs | None]:
+    """The model, its layers as --layers says, and the values of --kv, which must fit it."""
+    kv = Inputs.load(args.kv) if args.kv else None
+    if kv and not (args.model or args.shape):
+        model = ModelPreset(Path(args.kv).stem, kv.shape, 1)
+    else:
+        model = chosen_model(args)
+    if kv and kv.shape != model.shape:
+        raise ArgumentError(f"{args.kv}: got shape {kv.shape}, expected {model.shape} of {model.name}")
+    if args.layers is not None:
+        layers = check_int("layers", args.layers, 1)
+        model = replace(model, attention_layers=layers, windowed_layers=0)
+    return model, kv

@@ -1,0 +1,105 @@
+"""What ``zinc-attn sweep`` prints: what is measured, a line per point, and what the words of the table mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..distributed.ranks import Ranks
+from ..runtime.device import Device
+from ..tools.models import ModelPreset
+from ..tools.sweep import SweepRow, SweepSpec
+from .terminal import count, figure, model_text, new_table, plural
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def print_sweep_head(device: Device, model: ModelPreset, spec: SweepSpec, ranks: Ranks | None) -> None:
+    """Say what is measured, before it is."""
+    where = f", rank 0 of {ranks.size}" if ranks else ""
+    print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}{where}")
+    print(f"{model_text(model, spec.dtype)}, {layer_text(model)}")
+    memory = f"cache with pages of {spec.page_size} tokens" if spec.page_size else "contiguous K and V"
+    print(f"{call_text(spec)}; {memory}", flush=True)
+
+
+def sweep_title(model: ModelPreset, spec: SweepSpec, ranks: Ranks | None) -> str:
+    """The title of the picture."""
+    subject = "decode attention" if spec.batch == spec.q_len == 1 else f"attention\n{call_text(spec)}"
+    subject += f", {plural(ranks.size, 'rank')}" if ranks else ""
+    return f"{model_text(model, spec.dtype)}, {plural(model.attention_layers, 'layer')}: {subject}"
+
+
+def call_text(spec: SweepSpec) -> str:
+    """How many sequences and rows a call has."""
+    each = " each" if spec.batch > 1 else ""
+    return f"{plural(spec.batch, 'sequence')}, {plural(spec.q_len, 'row')}{each} per call"
+
+
+def layer_text(model: ModelPreset) -> str:
+    """How many layers a token's figures count."""
+    text = plural(model.attention_layers, "attention layer")
+    if model.windowed_layers:
+        text += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
+    return text
+
+
+def sweep_table(rows: Sequence[SweepRow]) -> Table:
+    """One line per point."""
+    weights = any(row.weights_ms is not None for row in rows)
+    ranks = any(row.formula_bytes is not None for row in rows)
+    columns = [
+        "context",
+        "layout",
+        "splits",
+        *(["ranks", "bytes per\nlayer", "by the\nformula"] if ranks else []),
+        "verified",
+        "µs per\nlayer",
+        "IQR\nµs",
+    ]
+    columns += ["KV\nGB/s", "attn\nms/step", "attn\ntokens/s"]
+    table = new_table(*columns, *(["with weights\ntokens/s"] if weights else []))
+    previous = None
+    for row in rows:
+        if previous not in (None, row.context) and not ranks:
+            table.add_section()
+        previous = row.context
+        word = {"ok": row.verified or "", "failed": "FAILED", "refused": "refused"}[row.status]
+        figures = (row.median_us, row.iqr_us, row.kv_gb_s, row.attention_ms_per_step, row.tokens_s)
+        table.add_row(
+            f"{row.context:,}",
+            row.layout,
+            f"{row.num_splits:,}",
+            *((str(row.ranks), count(row.received_bytes), count(row.formula_bytes)) if ranks else ()),
+            word.replace(" (sampled)", "*"),
+            *(figure(x) for x in figures),
+            *([figure(row.tokens_s_with_weights)] if weights else []),
+            style={"failed": "bold red", "refused": "yellow"}.get(row.status),
+        )
+    return table
+
+
+def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
+    """What the table's words mean."""
+    timed = [row for row in rows if row.median_us is not None]
+    if timed:
+        first = timed[0]
+        yield f"bits: out and lse equal the oracle's bit for bit. Time: {first.latency_mode}."
+        tokens = plural(first.batch * first.q_len, "token")
+        layers = plural(first.layers, "layer")
+        yield f"Values: {first.data}. tokens/s: as if attention over {layers} were all of a step of {tokens}."
+        if first.formula_bytes is not None:
+            yield f"Compared on {plural(first.ranks, 'rank')}, and the same on all. bytes per layer: what rank 0 gets"
+            yield "in a call; the formula: nodes of the other ranks × q_len × q_heads × (head_dim + 2) × 4."
+    if any(row.verified == "bits (sampled)" and row.formula_bytes is None for row in rows):
+        yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
+    if any(row.verified == "bits (sampled)" and row.formula_bytes is not None for row in rows):
+        yield "bits*: some KV heads compared with the oracle, everything with rank 0's."
+    troubles: dict[tuple[int, str, str], list[str]] = {}
+    for row in rows:
+        if row.error:
+            word = "FAILED" if row.status == "failed" else row.status
+            troubles.setdefault((row.context, word, row.error), []).append(row.layout)
+    for (context, word, error), layouts in troubles.items():
+        yield f"{context:,} keys, {', '.join(layouts)}: {word}: {error}"

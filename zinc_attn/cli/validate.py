@@ -1,0 +1,108 @@
+"""``zinc-attn validate``: a model at long contexts, with every split layout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..checks import check_int
+from ..runtime.device import Device
+from ..tools import generate
+from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.split_spec import parse_split_specs
+from .arguments import UNMET, Subparsers, add_cache_arguments, add_command, add_device_arguments
+from .terminal import figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar
+
+
+def add_validate(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    steps = generate.STEPS
+    parser = add_command(
+        subparsers,
+        "validate",
+        "decode a model at long contexts with every split layout",
+        f"Fills the cache with seeded normal keys and values up to {steps} tokens before each context (no prefill;\n"
+        f"linear-attention layers begin with a fresh state), then decodes the last {steps} positions on fixed token\n"
+        "ids with every layout. Attention outputs, layer by layer, and logits must have the bits of a single split,\n"
+        f"and the outputs a relative L2 error of at most {generate.BOUND:g} against float64.\n\n"
+        "exit status:\n"
+        "  0  every bit is as it must be\n"
+        "  1  some are not\n"
+        "  3  those of attention are, but the model's own differ, or the error is beyond the bound\n"
+        "  2  wrong arguments, no device, a model that cannot be run, or a context there is no room for",
+        "  zinc-attn validate --config examples/qwen3.6-style-tiny.json\n"
+        "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --layouts 8,auto",
+    )
+    add = parser.add_argument
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--model", metavar="DIR", help="folder with config.json and *.safetensors")
+    given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
+    add("--contexts", default=generate.CONTEXTS, metavar="N,…", help="keys, k = 1024 (default: %(default)s)")
+    add("--layouts", default=generate.LAYOUTS, metavar="S,…", help="splits, auto, size:KEYS (default: %(default)s)")
+    add_cache_arguments(parser)
+    add("--seed", type=int, default=0, metavar="N", help="of keys, values, token ids and weights (default: 0)")
+    add("--json", action="store_true", help="JSON lines on stdout, one per context as it is ready")
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_validate)
+
+
+def run_validate(args: argparse.Namespace) -> int:
+    """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
+    need("rich")
+    contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.layouts)
+    seed = check_int("seed", args.seed, 0)
+    for context in contexts:
+        check_int("contexts", context, generate.STEPS)
+    host = generate.load_model(args.model) if args.model else generate.build_model(args.config, seed)
+    options = generate.ValidationOptions(args.dtype, args.page_size, seed)
+    with Device.open(args.device, runtime=args.runtime) as device:
+        info = device.info
+        note_cpu(info)
+        about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
+
+        def on_context(one: generate.ContextResult) -> None:
+            if args.json:
+                print_json([about | one.to_dict()])
+                sys.stdout.flush()
+
+        with progress_bar() as progress:
+            found = generate.validate(
+                host, device, contexts, layouts, options, progress=progress, on_context=on_context
+            )
+    if not args.json:
+        print(f"{info.name} ({info.driver}), {about['runtime']}")
+        print(f"{host.name}: {host.describe()}; cache {found[0].dtype}")
+        print_validation(found)
+    words = {one.status for one in found}
+    if any(row.status == "DIFFERENT" for one in found for row in one.layouts):
+        return 1
+    return UNMET if "FAIL" in words else 2 if "refused" in words else 0
+
+
+def print_validation(found: Sequence[generate.ContextResult]) -> None:
+    """A line per context and layout; then what float64 says, and what went wrong."""
+    table = new_table("context", "layout", "splits", "bits", "ms per\nstep", "attn\nms/step")
+    for one in found:
+        if one is not found[0]:
+            table.add_section()
+        for row in one.layouts:
+            style = {"DIFFERENT": "bold red", "host differs": "yellow"}.get(row.status)
+            cells = (row.layout, f"{row.splits:,}", row.status, figure(row.step_ms), figure(row.attention_ms))
+            table.add_row(f"{one.context:,}", *cells, style=style)
+        if one.refused:
+            table.add_row(f"{one.context:,}", "–", "–", "refused", style="yellow")
+    print_table(table)
+    print("equal: attention of every layer, and logits, have the bits of the baseline, a single split.")
+    for one in found:
+        if one.refused:
+            print(f"{one.context:,} keys: refused: {one.refused}")
+            continue
+        word = "at most" if one.relative_l2 <= generate.BOUND else "FAIL, expected at most"
+        print(
+            f"{one.context:,} keys against float64: max abs error {one.max_abs:.2g}, relative L2 "
+            f"{one.relative_l2:.2g} ({word} {generate.BOUND:g}), the worst of {plural(len(one.layers), 'layer')}"
+        )
+        for row in one.layouts:
+            if row.difference:
+                print(f"{one.context:,} keys, layout {row.layout}: {row.status}: {row.difference}")
