@@ -183,25 +183,3 @@ def test_refusals(call, message):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value) == message
-
-
-def test_planner_needs_numpy_and_shapes_alone():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, types, importlib, pathlib; p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]];"
-        "sys.modules['zinc_attn'] = p;"
-        "[importlib.import_module('zinc_attn.' + n) for n in ('planning.splits', 'canonical.reference')];"
-        "print(sorted(m for m in sys.modules if m.startswith('zinc_attn.')), "
-        "'vulkan' in sys.modules, 'kp' in sys.modules)"
-    )
-    import zinc_attn
-
-    done = subprocess.run(
-        [sys.executable, "-c", code, zinc_attn.__path__[0]], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == (
-        "['zinc_attn.canonical', 'zinc_attn.canonical.reference', 'zinc_attn.errors', 'zinc_attn.planning', "
-        "'zinc_attn.planning.splits', 'zinc_attn.shapes'] False False"
-    )
