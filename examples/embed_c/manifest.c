@@ -154,8 +154,8 @@ bool manifest_open(struct manifest *m, const char *directory) {
     good = good && check_version(m) && check_digest(m, text, size);
     free(text);
     free(path);
-    return good && read_layout(m) && read_constant(m, "LEAF", &m->leaf, NULL) &&
-           read_constant(m, "NODE", &m->node, NULL) && read_constant(m, "MIN_INPUT", NULL, &m->min_input) &&
+    return good && read_layout(m) && read_constant(m, "KEYS_PER_LEAF", &m->leaf, NULL) &&
+           read_constant(m, "LEAVES_PER_NODE", &m->node, NULL) && read_constant(m, "MIN_INPUT", NULL, &m->min_input) &&
            read_constant(m, "MAX_INPUT", NULL, &m->max_input) && read_constant(m, "MAX_SCORE", NULL, &m->max_score) &&
            read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
 }

@@ -189,7 +189,7 @@ def copy(inputs, tmp_path):
         ({"shapes": []}, "it has no sizes for shape 20/2/80, f16; export it with --shape 20/2/80 --dtype f16"),
         ({"kernels": []}, "it has no kernel append"),
         ({"work": {}}, "it has no sizes of the work buffer's records; export it again"),
-        ({"constants": {}}, "it has no LEAF; export it again"),
+        ({"constants": {}}, "it has no KEYS_PER_LEAF; export it again"),
     ),
 )
 def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, message):

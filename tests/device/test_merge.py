@@ -9,7 +9,7 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn.canonical import state as states
-from zinc_attn.canonical.constants import NODE
+from zinc_attn.canonical.constants import LEAVES_PER_NODE
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.runtime.protocol import Dispatch, Use
@@ -22,7 +22,7 @@ def canonical(states: states.State, unit: int, leaves: bool) -> states.State:
     """States (count, heads ...) folded in order: leaves to nodes at absolute multiples of 8, nodes to the total."""
     m, total, o = states
     count, heads, dim = o.shape
-    groups = (unit + np.arange(count)) // NODE if leaves else np.arange(count)
+    groups = (unit + np.arange(count)) // LEAVES_PER_NODE if leaves else np.arange(count)
     empty = states.empty_state((heads,), dim)
     one = [
         reduce(states.merge, [states.State(m[i], total[i], o[i]) for i in np.nonzero(groups == g)[0]], empty)
@@ -49,7 +49,7 @@ def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, d
     work.set_shape(za.AttnShape(heads, heads, dim), heads)
     work.set(state_stride=size, rows=rows)
     for i, (n, unit, leaves) in enumerate(cases):
-        work.rows[i] = starts[i], n, unit, 1 if leaves else NODE
+        work.rows[i] = starts[i], n, unit, 1 if leaves else LEAVES_PER_NODE
     words = (o.ravel(), np.stack([m, total], -1).ravel())
     buffers = (
         runtime.buffer(4 * work.words.size, Use.INPUT),

@@ -118,7 +118,7 @@ def test_constants_are_the_float32_that_the_shaders_have(made):
     assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in constants.EXP2_POLY]
     assert made["constants"]["FLUSH"]["float32_bits"] == "0x0D800000"
     assert made["constants"]["RCP_SEED"]["value"] == 0x7EF311C3
-    assert made["constants"]["LEAF"]["value"] == 64
+    assert made["constants"]["KEYS_PER_LEAF"]["value"] == 64
 
 
 # --- formulas ----------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def change_binding(data):
 
 
 def change_constant(data):
-    data["constants"]["LEAF"]["value"] = 128
+    data["constants"]["KEYS_PER_LEAF"]["value"] = 128
 
 
 def change_rule(data):

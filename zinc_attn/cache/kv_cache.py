@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_array, check_int
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
@@ -70,7 +70,7 @@ class KVCache:
         self.scale_words = scale_words(shape.head_dim, dtype)
         page_size = check_int("page_size", page_size, 16)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order)
-        self.tile = min(LEAF, page_size)
+        self.tile = min(KEYS_PER_LEAF, page_size)
         self.page_tiles = page_size // self.tile
         self.lock = device.lock
         self._max_k = 0.0, 0.0, Commit()  # before a commit, after it, and the commit

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import CHUNK, LEAF, MAX_INPUT, MIN_INPUT
+from ..canonical.constants import CHUNK, KEYS_PER_LEAF, MAX_INPUT, MIN_INPUT
 from ..canonical.state import as_input
 from ..checks import check_array
 from ..errors import DTypeError, ValueRangeError
@@ -150,19 +150,19 @@ def stored(k: NDArray[Any], v: NDArray[Any], dtype: str) -> tuple[F32, F32]:
 
 def tiles(tokens: int) -> int:
     """Tiles of 64 tokens that hold ``tokens``."""
-    return -(-tokens // LEAF)
+    return -(-tokens // KEYS_PER_LEAF)
 
 
 def _padded(x: NDArray[Any]) -> NDArray[Any]:
     """(tokens, kv_heads, head_dim) with tokens filled up by zeros to whole tiles."""
-    missing = tiles(len(x)) * LEAF - len(x)
+    missing = tiles(len(x)) * KEYS_PER_LEAF - len(x)
     return np.pad(x, ((0, missing), (0, 0), (0, 0))) if missing else x
 
 
 def pack_k(k: NDArray[Any]) -> Words:
     """(tokens, kv_heads, head_dim) to (kv_heads, tiles, head_dim / 8, 64, 8), as uint32 words."""
     k = _padded(k)
-    split = k.reshape(-1, LEAF, k.shape[1], k.shape[2] // CHUNK, CHUNK)
+    split = k.reshape(-1, KEYS_PER_LEAF, k.shape[1], k.shape[2] // CHUNK, CHUNK)
     return np.ascontiguousarray(split.transpose(2, 0, 3, 1, 4)).reshape(-1).view(np.uint32)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-LEAF: Final = 64  # keys per leaf; leaves lie at absolute multiples of 64
-NODE: Final = 8  # leaves per node; nodes lie at absolute multiples of 512 keys
+KEYS_PER_LEAF: Final = 64  # keys per leaf; leaves lie at absolute multiples of 64
+LEAVES_PER_NODE: Final = 8  # leaves per node; nodes lie at absolute multiples of 512 keys
 CHUNK: Final = 8  # head dimensions summed on their own before they join the dot product
-KEYS_PER_NODE: Final = NODE * LEAF
-LANES: Final = 4  # weight sums c0..c3 of a leaf, keys congruent modulo 4
+KEYS_PER_NODE: Final = LEAVES_PER_NODE * KEYS_PER_LEAF
+WEIGHT_PARTIALS: Final = 4  # weight sums c0..c3 of a leaf, keys congruent modulo 4
 CUTOFF: Final = -48.0  # powers of two below 2**CUTOFF count as zero
 FLUSH: Final = 2.0**-100  # smaller magnitudes of l and o become +0 after each merge
 EMPTY_M: Final = -1e30  # m of the empty state; its l and o are 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import ShapeError
 from . import constants
 from .arguments import checked_arrays, checked_options, key_ranges, with_rows
-from .constants import CHUNK, LANES, LEAF, NODE
+from .constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .state import (
     F32,
     State,
@@ -65,24 +65,24 @@ def _leaf_states(
     ``seen``: (first, limit) of each vector, absolute positions; ``first`` is the absolute position of k[0].
     """
     vectors, head_dim = q.shape
-    leaves = k.shape[0] // LEAF
+    leaves = k.shape[0] // KEYS_PER_LEAF
     s = _scores(q, np.ascontiguousarray(k.T), scale)
     if softcap is not None:
         s = soft_capped(s, softcap)
     position = (first + np.arange(k.shape[0]))[None]
     present = (position >= seen[0][:, None]) & (position < seen[1][:, None])
-    s = np.where(present, s, f32(constants.EMPTY_M)).reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
-    present = present.reshape(vectors, leaves, LEAF).transpose(1, 0, 2)
+    s = np.where(present, s, f32(constants.EMPTY_M)).reshape(vectors, leaves, KEYS_PER_LEAF).transpose(1, 0, 2)
+    present = present.reshape(vectors, leaves, KEYS_PER_LEAF).transpose(1, 0, 2)
     m = np.rint(s.max(axis=2))
     p = np.where(present, weight(s, m[..., None]), f32(0.0))
-    c = np.zeros((leaves, vectors, LANES), np.float32)
-    for t in range(0, LEAF, LANES):
-        c += p[:, :, t : t + LANES]
+    c = np.zeros((leaves, vectors, WEIGHT_PARTIALS), np.float32)
+    for t in range(0, KEYS_PER_LEAF, WEIGHT_PARTIALS):
+        c += p[:, :, t : t + WEIGHT_PARTIALS]
     total = (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
-    values = v.reshape(leaves, LEAF, head_dim)
+    values = v.reshape(leaves, KEYS_PER_LEAF, head_dim)
     o = np.zeros((leaves, vectors, head_dim), np.float32)
     product = np.empty_like(o)
-    for t in range(LEAF):
+    for t in range(KEYS_PER_LEAF):
         np.multiply(p[:, :, t, None], values[:, None, t], out=product)
         o += product
     return State(m, total, flush(o))
@@ -115,7 +115,7 @@ def emulate(
     factor = score_scale(head_dim, scale, softcap)
     firsts, limits = key_ranges(tokens, q_len, causal, window)
     vectors = q_len * group
-    block = max(1, _BLOCK_ELEMENTS // (vectors * head_dim * NODE)) * NODE * LEAF
+    block = max(1, _BLOCK_ELEMENTS // (vectors * head_dim * LEAVES_PER_NODE)) * LEAVES_PER_NODE * KEYS_PER_LEAF
     out = np.empty((q_len, q_heads, head_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
     for head in range(kv_heads):
@@ -123,15 +123,17 @@ def emulate(
         mine = np.ascontiguousarray(rows[:, heads]).reshape(vectors, head_dim)
         seen = np.repeat(firsts, group), np.repeat(limits, group)
         total = empty_state((vectors,), head_dim)
-        for first in range(int(firsts.min()) // (NODE * LEAF) * NODE * LEAF, tokens, block):
+        for first in range(
+            int(firsts.min()) // (LEAVES_PER_NODE * KEYS_PER_LEAF) * LEAVES_PER_NODE * KEYS_PER_LEAF, tokens, block
+        ):
             last = min(first + block, tokens)
-            padded = -(-(last - first) // (LEAF * NODE)) * LEAF * NODE
+            padded = -(-(last - first) // (KEYS_PER_LEAF * LEAVES_PER_NODE)) * KEYS_PER_LEAF * LEAVES_PER_NODE
             keys = np.zeros((padded, head_dim), np.float32)
             values = np.zeros((padded, head_dim), np.float32)
             keys[: last - first] = as_input(k[first:last, head])
             values[: last - first] = as_input(v[first:last, head])
             leaf = _leaf_states(mine, keys, values, seen, first, factor, softcap)
-            by_node = State(*(x.reshape(-1, NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
+            by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
             nodes = fold_ascending(by_node)
             for i in range(nodes.m.shape[0]):
                 total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..cache.rows import pack_k, pack_v, tiles
 from ..canonical.arguments import key_ranges
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, attend_call, merge_call
 from ..kernels.records import WorkBuffer
@@ -36,7 +36,7 @@ class ContiguousKV:
         self.device = device
         self.tokens, self.kv_heads, self.head_dim = k.shape
         self.dtype = DTYPES[k.dtype]
-        nbytes = max(tiles(self.tokens), 1) * LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
+        nbytes = max(tiles(self.tokens), 1) * KEYS_PER_LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
         self.k = device.runtime.buffer(nbytes, Use.DATA)
         try:
             self.v = device.runtime.buffer(nbytes, Use.DATA)
@@ -91,7 +91,7 @@ class RecordedCall:
                 kv.dtype,
                 plan.build,
                 runtime.info.kind,
-                LEAF,
+                KEYS_PER_LEAF,
                 softcap=scoring.softcap is not None,
                 heads=per_workgroup,
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..cache.pages import Reservation, StepError
 from ..cache.sequence import Sequence
-from ..canonical.constants import KEYS_PER_NODE, NODE
+from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..planning.call import (
@@ -150,7 +150,9 @@ class RecordedAttention:
         nodes = -(-tokens // KEYS_PER_NODE) - first
         starts = [(first + i * nodes // self.splits) * KEYS_PER_NODE for i in range(self.splits + 1)]
         edges = [max(min(start, tokens), begin) for start in starts]
-        layout = SplitLayout.of(SplitPlan(tokens, runner.cache.shape, (*edges,), NODE, self.q_len, begin), "loop")
+        layout = SplitLayout.of(
+            SplitPlan(tokens, runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), "loop"
+        )
         options = CallOptions(runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
         planner = SubmissionPlanner([request], [layout], options, runner.facts)
         submission = planner.plan((RowSlice(0, 0, self.q_len),), (0,) if self.count else (), two_pass=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
-from ..canonical.constants import KEYS_PER_NODE, NODE
+from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..canonical.partial import PartialState
 from ..canonical.state import empty_state
 from ..checks import check_int, shown
@@ -77,7 +77,7 @@ def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: No
     request.visible = held_before(firsts), np.minimum(held_before(limits), there)
     stop = min(int(last) * KEYS_PER_NODE, there)
     edges = (*range(int(begin) * KEYS_PER_NODE, stop, KEYS_PER_NODE), stop)
-    plan = SplitPlan(stop, runner.cache.shape, edges, NODE, q_len, int(begin) * KEYS_PER_NODE)
+    plan = SplitPlan(stop, runner.cache.shape, edges, LEAVES_PER_NODE, q_len, int(begin) * KEYS_PER_NODE)
     states = _submit_rows(runner, request, layer, plan)
     seen = (mine * KEYS_PER_NODE < limits[:, None]) & ((mine + 1) * KEYS_PER_NODE > firsts[:, None])
     for target, source in zip((found.m, found.l, found.o), states, strict=True):

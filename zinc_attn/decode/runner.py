@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..planning.call import CallOptions, DeviceFacts, RecordingKey, SplitLayout, Submission, plan_call
 from ..planning.splits import first_seen
 from ..runtime.protocol import Recording
@@ -142,13 +142,13 @@ class CallRunner:
         key: tuple[Any, ...] = (
             appends,
             self.scorings.number[layer],
-            *((r.sequence.serial, r.sequence.stamp, -(-r.tokens // LEAF)) for r in requests),
+            *((r.sequence.serial, r.sequence.stamp, -(-r.tokens // KEYS_PER_LEAF)) for r in requests),
         )
         if scoring.window is not None:
             firsts = (first_seen(request.tokens, 1, scoring.window) for request in requests)
-            return (*key, *(first // LEAF for first in firsts))
+            return (*key, *(first // KEYS_PER_LEAF for first in firsts))
         if not appends:  # only complete leaves can be shared, so their number is part of the key
-            return (*key, *(request.tokens // LEAF for request in requests))
+            return (*key, *(request.tokens // KEYS_PER_LEAF for request in requests))
         return key
 
     def _held(self, steady: tuple[Any, ...] | None) -> Held | None:

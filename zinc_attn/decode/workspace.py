@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels import contract
 from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
 from ..kernels.records import ROW, Records, WorkBuffer
@@ -291,5 +291,5 @@ def _set_items(work: WorkBuffer, items: Records) -> None:
 def _keys(items: Records) -> int:
     first, limit = items["first"].astype(np.int64), items["limit"].astype(np.int64)
     begin, end = items["leaf_begin"].astype(np.int64), items["leaf_end"].astype(np.int64)
-    keys = np.minimum(limit, end * LEAF) - np.maximum(first, begin * LEAF)
+    keys = np.minimum(limit, end * KEYS_PER_LEAF) - np.maximum(first, begin * KEYS_PER_LEAF)
     return int(keys[end > begin].sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, NEVER, ROW, Records
 from .splits import SplitPlan
 
@@ -27,8 +27,8 @@ def item_records(
     range, whose state is the empty one. shared: (rows,) leaves at the front that other items attend for the row.
     """
     firsts, limits = visible
-    last = -(-limits // LEAF)
-    from_leaf = firsts // LEAF if shared is None else np.maximum(firsts // LEAF, shared)
+    last = -(-limits // KEYS_PER_LEAF)
+    from_leaf = firsts // KEYS_PER_LEAF if shared is None else np.maximum(firsts // KEYS_PER_LEAF, shared)
     if keep_empty:
         last = np.maximum(last, 1)
     mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..shapes import AttnShape
 from .call import SplitLayout
 from .splits import SplitPlan, first_seen, plan_splits
@@ -28,7 +28,7 @@ class LayoutCache:
         """The layout of ``q_len`` query rows at the end of ``tokens`` keys."""
         begin = first_seen(tokens, q_len, window)
         if self._by_leaf:
-            tokens, begin = -(-tokens // LEAF) * LEAF, begin // LEAF * LEAF
+            tokens, begin = -(-tokens // KEYS_PER_LEAF) * KEYS_PER_LEAF, begin // KEYS_PER_LEAF * KEYS_PER_LEAF
         key = tokens, q_len, begin
         found = self._layouts.get(key)
         if found is None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import LEAF
+from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, NEVER, Records, no_records
 from .items import Indices
 
@@ -31,7 +31,7 @@ def _common_leaves(limits: Indices, units: Indices, tables: list[NDArray[np.uint
             size = min(len(tables[i]), len(tables[i + 1]))
             differ = np.flatnonzero(tables[i][:size] != tables[i + 1][:size])
             keys = min(keys, (int(differ[0]) if differ.size else size) * page_size)
-        common[i] = keys // (LEAF * units[i]) * units[i]
+        common[i] = keys // (KEYS_PER_LEAF * units[i]) * units[i]
     return common
 
 
@@ -74,7 +74,7 @@ def shared_items(shared: list[SharedKeys], units: Indices, rows_each: int) -> Re
         leaf, first_row = (axis.reshape(-1) for axis in grid)
         items = np.zeros(len(leaf), ITEM)
         items["row"], items["rows"] = first_row, np.minimum(row + rows - first_row, rows_each)
-        items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + unit, end * LEAF
+        items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + unit, end * KEYS_PER_LEAF
         items["unit_leaves"], items["fresh_begin"] = unit, NEVER
         parts.append(items)
     return np.concatenate(parts)

@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ..canonical.constants import LEAF, NODE
+from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ..checks import check_int, check_text, shown
 from ..errors import ArgumentError, LimitError
 from ..limits import MAX_CONTEXT
@@ -40,10 +40,12 @@ from ..shapes import AttnShape, dtype_bytes
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
 WORKGROUPS_PER_UNIT: Final = 8
-MAX_LEAF_SPLITS: Final = NODE_KEYS // (LEAF * NODE)  # keeps the split count monotone where the unit changes
+MAX_LEAF_SPLITS: Final = NODE_KEYS // (
+    KEYS_PER_LEAF * LEAVES_PER_NODE
+)  # keeps the split count monotone where the unit changes
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
-MAX_SPLITS: Final = MAX_CONTEXT // LEAF  # of a fixed layout
+MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout
 PLAN_VERSION: Final = 2
 
 
@@ -68,14 +70,14 @@ class SplitPlan:
             ("context_len", check_int("context_len", self.context_len, 0, MAX_CONTEXT)),
             ("q_len", check_int("q_len", self.q_len, 1)),
             ("begin", check_int("begin", self.begin, 0, max(self.context_len, 0))),
-            ("unit_leaves", check_int("unit_leaves", self.unit_leaves, 1, NODE)),
+            ("unit_leaves", check_int("unit_leaves", self.unit_leaves, 1, LEAVES_PER_NODE)),
             ("boundaries", _positions(self.boundaries)),
         ):
             object.__setattr__(self, name, value)  # NumPy integers become Python's
         if not isinstance(self.shape, AttnShape):
             raise ArgumentError(f"shape: got {shown(self.shape)}, expected an AttnShape")
-        if self.unit_leaves not in (1, NODE):
-            raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {NODE}")
+        if self.unit_leaves not in (1, LEAVES_PER_NODE):
+            raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {LEAVES_PER_NODE}")
         b = self.boundaries
         if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or not _ascending(b):
             raise ArgumentError(
@@ -115,10 +117,17 @@ class SplitPlan:
             if seen // size > MAX_SPLITS:
                 raise LimitError(
                     f"split_size: got {size}, which makes {seen // size:,} splits of {seen:,} keys, expected one that "
-                    f"makes at most {MAX_SPLITS:,}; use {LEAF} or more"
+                    f"makes at most {MAX_SPLITS:,}; use {KEYS_PER_LEAF} or more"
                 )
             boundaries = (begin, *range((begin // size + 1) * size, context_len, size), context_len)
-        return cls(context_len, shape, boundaries, NODE if size >= LEAF * NODE else 1, q_len, begin)
+        return cls(
+            context_len,
+            shape,
+            boundaries,
+            LEAVES_PER_NODE if size >= KEYS_PER_LEAF * LEAVES_PER_NODE else 1,
+            q_len,
+            begin,
+        )
 
     @property
     def num_splits(self) -> int:
@@ -128,7 +137,7 @@ class SplitPlan:
     @property
     def unit_keys(self) -> int:
         """Keys per emitted partial state."""
-        return self.unit_leaves * LEAF
+        return self.unit_leaves * KEYS_PER_LEAF
 
     @property
     def states(self) -> int:
@@ -143,8 +152,8 @@ class SplitPlan:
     def leaf_ranges(self) -> list[tuple[int, int]]:
         """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
         starts = -(-np.array(self.boundaries, np.int64) // self.unit_keys) * self.unit_leaves
-        starts[0] = self.begin // LEAF
-        return list(pairwise(np.minimum(starts, -(-self.context_len // LEAF)).tolist()))
+        starts[0] = self.begin // KEYS_PER_LEAF
+        return list(pairwise(np.minimum(starts, -(-self.context_len // KEYS_PER_LEAF)).tolist()))
 
     @property
     def build(self) -> Literal["single", "loop"]:
@@ -207,16 +216,16 @@ class SplitPlan:
 def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, kind: str) -> tuple[int, int]:
     """(splits, leaves per emitted state) of a context of ``leaves`` leaves: the rule above, for checked arguments."""
     target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
-    nodes = -(-leaves // NODE)
+    nodes = -(-leaves // LEAVES_PER_NODE)
     if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
         return max(leaves, 1), 1
-    if leaves * LEAF <= SINGLE_SPLIT_KEYS:
-        return 1, NODE
-    if kind != "cpu" and leaves < NODE_KEYS // LEAF:
+    if leaves * KEYS_PER_LEAF <= SINGLE_SPLIT_KEYS:
+        return 1, LEAVES_PER_NODE
+    if kind != "cpu" and leaves < NODE_KEYS // KEYS_PER_LEAF:
         splits = min(leaves, target, MAX_LEAF_SPLITS)
-        return splits, 1 if splits > nodes else NODE
+        return splits, 1 if splits > nodes else LEAVES_PER_NODE
     # states are per node anyway: a split per node costs nothing and is even
-    return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), NODE
+    return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), LEAVES_PER_NODE
 
 
 def sharing_pays(saved: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
@@ -254,14 +263,14 @@ def plan_splits(
     dtype_bytes(dtype)
     check_text("kind", kind, "a kind of device, such as cpu or discrete")
     if begin := first_seen(context_len, q_len, window):
-        skipped = begin // LEAF * LEAF
+        skipped = begin // KEYS_PER_LEAF * KEYS_PER_LEAF
         plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind)
         boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
         return SplitPlan(context_len, shape, boundaries, plan.unit_leaves, q_len, begin)
-    leaves = -(-context_len // LEAF)
+    leaves = -(-context_len // KEYS_PER_LEAF)
     splits, unit = split_rule(leaves, shape, compute_units, q_len, kind)
     units = -(-leaves // unit)
-    boundaries = tuple(min(i * units // splits * unit * LEAF, context_len) for i in range(splits + 1))
+    boundaries = tuple(min(i * units // splits * unit * KEYS_PER_LEAF, context_len) for i in range(splits + 1))
     return SplitPlan(context_len, shape, boundaries, unit, q_len)
 
 

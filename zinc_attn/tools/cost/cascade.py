@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
 
-from ...canonical.constants import LEAF
+from ...canonical.constants import KEYS_PER_LEAF
 from ...checks import check_int
 from ...kernels import contract as kernels
 from ...kernels.contract import SCRATCH_BYTES
@@ -39,7 +39,7 @@ class Cascade:
     def sharing(self, requests: int) -> tuple[int, int]:
         """(requests that a workgroup serves at a time, shared keys) of a submission; (1, 0) where nothing is shared."""
         rows = min(self.max_rows, 1 << (requests - 1).bit_length())
-        saved = (requests - -(-requests // rows)) * self.shared_keys // LEAF
+        saved = (requests - -(-requests // rows)) * self.shared_keys // KEYS_PER_LEAF
         return (rows, self.shared_keys) if rows > 1 and self.pays(saved) else (1, 0)
 
     @property
@@ -144,7 +144,7 @@ def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) 
     """
     plan, shape, key_bytes = replace(batch.plan, q_len=n), batch.plan.shape, batch.plan.shape.kv_bytes_per_token(dtype)
     rows, shared_keys = batch.sharing(n)
-    shared, groups, leaves = shared_keys // LEAF, -(-n // rows), -(-plan.context_len // LEAF)
+    shared, groups, leaves = shared_keys // KEYS_PER_LEAF, -(-n // rows), -(-plan.context_len // KEYS_PER_LEAF)
     own_keys = n * (plan.context_len - prefix)
     distinct = key_bytes * (prefix + own_keys)
     again = 1 / CACHED_RATE if key_bytes * prefix + plan.scratch_bytes <= card.cache_bytes else 1.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from ...canonical.constants import LEAF
+from ...canonical.constants import KEYS_PER_LEAF
 from ...kernels import contract as kernels
 from .cards import Card
 
@@ -113,7 +113,11 @@ class Workgroup:
         """
         passes = kernels.value_passes(self.head_dim, self.vectors)
         keys = -(-self.head_dim // (8 * kernels.chunks_ahead("discrete", self.head_dim)))
-        values = passes * LEAF // kernels.keys_ahead("discrete", self.head_dim, self.vectors, self.build, self.dtype)
+        values = (
+            passes
+            * KEYS_PER_LEAF
+            // kernels.keys_ahead("discrete", self.head_dim, self.vectors, self.build, self.dtype)
+        )
         between = passes if passes > 1 and self.build == "loop" else 0  # the node's sums so far come from memory
         return keys + values + between
 
@@ -122,7 +126,7 @@ class Workgroup:
         """Cycles of a leaf in which the wave issues instructions."""
         per_value = 0.15 if self.build == "loop" else 0.08
         beside = self.vectors * (1.1 + per_value * kernels.value_slice(self.head_dim))  # softmax, fold, emit
-        cycles = LEAF * (issue_per_key(self.head_dim, self.vectors, self.build, self.dtype) + beside)
+        cycles = KEYS_PER_LEAF * (issue_per_key(self.head_dim, self.vectors, self.build, self.dtype) + beside)
         return cycles * (1.0 if self.card.dual_issue else SCALAR_ISSUE)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ClassVar, Final
 
-from ...canonical.constants import LEAF, NODE
+from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import contract as kernels
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape, dtype_bytes
@@ -17,7 +17,10 @@ LABEL: Final = "modelled"
 # No document gives the following figures either, but for the instruction counts.
 GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
 MERGE_FOLD_CYCLES: Final = 20  # one node into the total: four dependent operations of five cycles (it issues 11)
-MERGE_ISSUE: Final = {1: 738, NODE: 390}  # instructions for a wave's 32 states before its turn, by leaves per state
+MERGE_ISSUE: Final = {
+    1: 738,
+    LEAVES_PER_NODE: 390,
+}  # instructions for a wave's 32 states before its turn, by leaves per state
 MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
 MERGE_TURN_CYCLES: Final = 100  # the total goes through the LDS to the next wave, behind a barrier
 MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
@@ -116,7 +119,8 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
         workgroups=plan.workgroups,
         workgroups_per_cu=plan.workgroups / card.compute_units,
         utilisation=min(1.0, plan.workgroups / card.compute_units),
-        in_flight_kib=work.resident * (LEAF * per_token / shape.kv_heads / shape.head_chunks / group.trips / 1024),
+        in_flight_kib=work.resident
+        * (KEYS_PER_LEAF * per_token / shape.kv_heads / shape.head_chunks / group.trips / 1024),
         needed_kib=card.read_rate * card.latency_ns / 1e3 / 1024,
         kv_bytes=kv_bytes,
         partial_bytes=2 * plan.scratch_bytes,
@@ -157,7 +161,7 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
     crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
     turns = max(1.0, groups / card.all_simds)
     at_once = rounds * (MERGE_ISSUE[plan.unit_leaves] * crowd + MERGE_WAIT_CYCLES)
-    in_turn = -(-plan.states * plan.unit_leaves // NODE) * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
+    in_turn = -(-plan.states * plan.unit_leaves // LEAVES_PER_NODE) * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
     return (rounds * 2 * card.near_ns + (at_once + in_turn * turns) / card.clock_ghz) / 1e3
 
 
@@ -166,10 +170,10 @@ def best_splits(
 ) -> tuple[SplitPlan, Prediction]:
     """The even layout with the least modelled time, over split counts and both units of partial states."""
     found = []
-    for unit in (1, NODE):
-        units = -(-context // (unit * LEAF))
+    for unit in (1, LEAVES_PER_NODE):
+        units = -(-context // (unit * KEYS_PER_LEAF))
         for n in _counts(max(1, min(units, most))):
-            bounds = tuple(min(i * units // n * unit * LEAF, context) for i in range(n + 1))
+            bounds = tuple(min(i * units // n * unit * KEYS_PER_LEAF, context) for i in range(n + 1))
             plan = SplitPlan(context, shape, bounds, unit)
             found.append((plan, predict(plan, card, dtype)))
     return min(found, key=lambda pair: pair[1].total_us)

@@ -15,11 +15,11 @@ ENCODINGS: Final = {
 }
 
 CONSTANTS: Final = {
-    "LEAF": "keys per leaf; leaves lie at absolute multiples",
-    "NODE": "leaves per node; nodes lie at absolute multiples",
-    "KEYS_PER_NODE": "keys per node: NODE leaves of LEAF",
+    "KEYS_PER_LEAF": "keys per leaf; leaves lie at absolute multiples",
+    "LEAVES_PER_NODE": "leaves per node; nodes lie at absolute multiples",
+    "KEYS_PER_NODE": "keys per node: LEAVES_PER_NODE leaves of KEYS_PER_LEAF",
     "CHUNK": "head dimensions summed on their own before they join the dot product",
-    "LANES": "weight sums of a leaf: keys congruent modulo LANES",
+    "WEIGHT_PARTIALS": "weight sums of a leaf: keys congruent modulo WEIGHT_PARTIALS",
     "CUTOFF": "2**d counts as 0 for d below it",
     "FLUSH": "smaller magnitudes of l, o and out become +0",
     "EMPTY_M": "m of the empty state; its l and o are 0",

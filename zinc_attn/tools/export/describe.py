@@ -10,7 +10,7 @@ from typing import Any, Final
 from ... import __version__, limits, shapes
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical import constants
-from ...canonical.constants import LEAF, NODE
+from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...errors import ArgumentError
 from ...kernels import contract as kernels
@@ -130,20 +130,24 @@ def split_rule_formulas() -> dict[str, Any]:
                 "splits": "max(leaves, 1)",
                 "unit_leaves": "1",
             },
-            {"when": f"leaves <= {splits.SINGLE_SPLIT_KEYS // LEAF}", "splits": "1", "unit_leaves": f"{NODE}"},
             {
-                "when": f"kind == 'gpu' and leaves < {splits.NODE_KEYS // LEAF}",
-                "splits": f"min(leaves, target, {splits.MAX_LEAF_SPLITS})",
-                "unit_leaves": f"1 if splits > nodes else {NODE}",
+                "when": f"leaves <= {splits.SINGLE_SPLIT_KEYS // KEYS_PER_LEAF}",
+                "splits": "1",
+                "unit_leaves": f"{LEAVES_PER_NODE}",
             },
-            {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "unit_leaves": f"{NODE}"},
-            {"when": "True", "splits": "min(nodes, target)", "unit_leaves": f"{NODE}"},
+            {
+                "when": f"kind == 'gpu' and leaves < {splits.NODE_KEYS // KEYS_PER_LEAF}",
+                "splits": f"min(leaves, target, {splits.MAX_LEAF_SPLITS})",
+                "unit_leaves": f"1 if splits > nodes else {LEAVES_PER_NODE}",
+            },
+            {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "unit_leaves": f"{LEAVES_PER_NODE}"},
+            {"when": "True", "splits": "min(nodes, target)", "unit_leaves": f"{LEAVES_PER_NODE}"},
         ],
         "boundary": "max(min((first_leaf + split * ceil_div(leaves, unit_leaves) // splits * unit_leaves) * "
-        f"{LEAF}, context_len), begin)",
+        f"{KEYS_PER_LEAF}, context_len), begin)",
         "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
-        f"included (with a window context_len - {LEAF} * first_leaf); the number of splits is splits where per is "
-        "'call', and leaves or nodes where it says so",
+        f"included (with a window context_len - {KEYS_PER_LEAF} * first_leaf); the number of splits is splits where per "
+        "is 'call', and leaves or nodes where it says so",
     }
 
 
@@ -154,17 +158,17 @@ def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[st
     """
     rows: list[dict[str, Any]] = []
     ways: dict[str, int] = {}  # that fit all contexts of the last row
-    for leaves in range(MAX_CONTEXT // LEAF + 1):
+    for leaves in range(MAX_CONTEXT // KEYS_PER_LEAF + 1):
         number, unit = splits.split_rule(leaves, shape, compute_units, 1, kind)
-        nodes = -(-leaves // NODE)
+        nodes = -(-leaves // LEAVES_PER_NODE)
         now = {"call": number, **({"leaf": 1} if number == leaves else {}), **({"node": 1} if number == nodes else {})}
         left = {way: n for way, n in ways.items() if now.get(way) == n}
         if not left or unit != rows[-1]["unit_leaves"]:
-            rows.append({"from": (leaves - 1) * LEAF + 1 if leaves else 0, "unit_leaves": unit})
+            rows.append({"from": (leaves - 1) * KEYS_PER_LEAF + 1 if leaves else 0, "unit_leaves": unit})
             left = now
         ways = left
         way = next(iter(ways))
-        rows[-1].update({"to": leaves * LEAF, "splits": ways[way], "per": way})
+        rows[-1].update({"to": leaves * KEYS_PER_LEAF, "splits": ways[way], "per": way})
     return [{key: row[key] for key in ("from", "to", "splits", "per", "unit_leaves")} for row in rows]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ... import limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
-from ...canonical.constants import CHUNK, LEAF, NODE
+from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import contract as kernels
 from ...limits import MAX_CONTEXT, Q8_BLOCK
 
@@ -29,7 +29,7 @@ SIZES: Final[dict[str, tuple[str, str]]] = {
     ),
     "chunk_words": (f"value_words // (head_dim // {CHUNK})", f"words of {CHUNK} dimensions"),
     "token_words": ("kv_heads * 2 * (value_words + scale_words)", "words of one token: K and V of every KV head"),
-    "tile": (f"min({LEAF}, page_size)", "tokens per tile"),
+    "tile": (f"min({KEYS_PER_LEAF}, page_size)", "tokens per tile"),
     "page_tiles": ("page_size // tile", "tiles per page and KV head"),
     "tile_words": ("tile * (value_words + scale_words)", "words of K (or V) of a tile"),
     "page_words": ("kv_heads * page_tiles * tile_words", "words of K (or V) of a page in one layer"),
@@ -46,10 +46,10 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
         f"invocations of a workgroup of pass 2; {limits.WAVE} where maxComputeWorkGroupInvocations is less",
     ),
     "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),
-    "first_leaf": (f"begin // {LEAF}", "leaf of that key"),
-    "leaves": (f"ceil_div(context_len, {LEAF}) - first_leaf", "leaves of the context that some row sees"),
-    "nodes": (f"ceil_div(leaves, {NODE})", "as many nodes"),
-    "unit_keys": (f"{LEAF} * unit_leaves", "keys per emitted state"),
+    "first_leaf": (f"begin // {KEYS_PER_LEAF}", "leaf of that key"),
+    "leaves": (f"ceil_div(context_len, {KEYS_PER_LEAF}) - first_leaf", "leaves of the context that some row sees"),
+    "nodes": (f"ceil_div(leaves, {LEAVES_PER_NODE})", "as many nodes"),
+    "unit_keys": (f"{KEYS_PER_LEAF} * unit_leaves", "keys per emitted state"),
     "first_unit": ("begin // unit_keys", "absolute index of the unit that holds key begin"),
     "states_per_row": (
         "ceil_div(context_len, unit_keys) - first_unit",
@@ -85,7 +85,7 @@ INPUTS: Final = {
     "row": "query row of the call",
     "limit": "keys up to the row's own position: for row i of q_len max(context_len - q_len + 1 + i, 0)",
     "first": "lowest key that the row sees: max(limit - window, 0) with a window, else 0",
-    "row_leaves": f"ceil_div(limit, {LEAF}), and at least 1 where direct is 1",
+    "row_leaves": f"ceil_div(limit, {KEYS_PER_LEAF}), and at least 1 where direct is 1",
     "items": "item records: those that have leaf_begin < leaf_end",
     "appends": "append records",
     "copies": "copy records",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from ... import limits
-from ...canonical.constants import CHUNK, LEAF, NODE
+from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import contract as kernels
 
 # words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
@@ -54,7 +54,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     "item.limit": ("uint32", "limit", "the row sees keys first ... limit - 1"),
     "item.leaf_begin": (
         "uint32",
-        f"max(ceil_div(begin_key, unit_keys) * unit_leaves if split else first_leaf, first // {LEAF})",
+        f"max(ceil_div(begin_key, unit_keys) * unit_leaves if split else first_leaf, first // {KEYS_PER_LEAF})",
         "first leaf",
     ),
     "item.leaf_end": (
@@ -75,7 +75,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "fresh kernels: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
     ),
     "item.fresh_row": ("uint32", "0", "fresh kernels: row of the rows buffer that holds token fresh_begin"),
-    "item.unit_leaves": ("uint32", "unit_leaves", f"leaves per emitted state: 1, or {NODE} (a node)"),
+    "item.unit_leaves": ("uint32", "unit_leaves", f"leaves per emitted state: 1, or {LEAVES_PER_NODE} (a node)"),
     "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
     "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
     "row.count": (

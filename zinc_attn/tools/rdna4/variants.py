@@ -40,7 +40,7 @@ class Spec:
         if not self.heads:
             return self.head_dim, kernels.merge_lanes("discrete")
         ahead = kernels.chunks_ahead("discrete", self.head_dim)
-        return self.head_dim, self.heads, ahead, constants.LEAF, self.softcap, self.rows
+        return self.head_dim, self.heads, ahead, constants.KEYS_PER_LEAF, self.softcap, self.rows
 
 
 def specs_for(shape: shapes.AttnShape, softcap: int = 0) -> list[Spec]:

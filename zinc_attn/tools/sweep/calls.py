@@ -12,7 +12,7 @@ import numpy as np
 
 from ...cache.kv_cache import KVCache
 from ...cache.rows import tiles
-from ...canonical.constants import KEYS_PER_NODE, LEAF
+from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE
 from ...decode.attention import Attention
 from ...decode.contiguous import ContiguousKV, RecordedCall
 from ...distributed.attention import ShardedAttention
@@ -137,7 +137,7 @@ class ContiguousInputs(ResidentInputs):
     """K and V of one sequence as two arrays on the device."""
 
     def __init__(self, device: Device, spec: SweepSpec, context: int) -> None:
-        nbytes = tiles(context) * LEAF * spec.shape.kv_bytes_per_token(spec.dtype) // 2
+        nbytes = tiles(context) * KEYS_PER_LEAF * spec.shape.kv_bytes_per_token(spec.dtype) // 2
         if nbytes > device.info.max_buffer_bytes:
             raise LimitError(
                 f"K of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes in "
