@@ -146,8 +146,8 @@ def split_rule_formulas() -> dict[str, Any]:
         "boundary": "max(min((first_leaf + split * ceil_div(leaves, unit_leaves) // splits * unit_leaves) * "
         f"{KEYS_PER_LEAF}, context_len), begin)",
         "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
-        f"included (with a window context_len - {KEYS_PER_LEAF} * first_leaf); the number of splits is splits where per "
-        "is 'call', and leaves or nodes where it says so",
+        f"included (with a window context_len - {KEYS_PER_LEAF} * first_leaf); the number of splits is splits where "
+        "per is 'call', and leaves or nodes where it says so",
     }
 
 
