@@ -67,7 +67,7 @@ def add_page_size(parser: Any) -> None:
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """--dtype and --page-size of a model's cache."""
-    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="of keys and values (default: the model's)")
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="dtype of keys and values (default: the model's)")
     add_page_size(parser)
 
 

@@ -26,9 +26,9 @@ def add_export(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
     add("--shape", metavar="Q/KV/D,…", help="q_heads/kv_heads/head_dim, for example 16/2/256")
-    add("--dtype", default="f16", choices=DTYPE_BYTES, help="of the shapes' K and V (default: %(default)s)")
+    add("--dtype", default="f16", choices=DTYPE_BYTES, help="dtype of the shapes' K and V (default: %(default)s)")
     add_page_size(parser)
-    units = "of the device that the split tables are for (default: %(default)s)"
+    units = "compute units of the device that the split tables are for (default: %(default)s)"
     add("--compute-units", type=int, default=DEFAULT_COMPUTE_UNITS, metavar="N", help=units)
     add("--json", action="store_true", help="the manifest on stdout too, as one line")
     parser.set_defaults(run=run_export)

@@ -38,9 +38,11 @@ def add_generate(subparsers: Subparsers) -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")
     given.add_argument("--prompt-ids", metavar="N,…", help="token ids; ids come out, too")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="at most (default: %(default)s)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0: the best token, always (default: 0)")
-    add("--seed", type=int, default=0, metavar="N", help="of the drawing above temperature 0 (default: 0)")
+    add(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="tokens to generate at most (default: %(default)s)"
+    )
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 always takes the best token (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the draws, at temperatures above 0 (default: 0)")
     add("--prefill-chunk", type=int, metavar="N", help="prompt tokens per forward (default: all)")
     add_cache_arguments(parser)
     layout = parser.add_mutually_exclusive_group()

@@ -66,12 +66,12 @@ def add_plan(subparsers: Subparsers) -> None:
     add = parser.add_argument
     contexts = f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})"
     add("--contexts", metavar="N,…", help=contexts)
-    add("--splits", metavar="S,…", help="auto, a number, size:KEYS (default: auto)")
-    add("--dtype", default="f16", choices=DTYPE_BYTES, help="of K and V (default: f16)")
+    add("--splits", metavar="S,…", help="layouts: auto, a number of splits, or size:KEYS (default: auto)")
+    add("--dtype", default="f16", choices=DTYPE_BYTES, help="dtype of K and V (default: %(default)s)")
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
-    device = "plan for this device: index or piece of the name; nothing modelled"
+    device = "plan for this device: index or piece of the name; nothing is modelled"
     units.add_argument("--device", metavar="D", help=device)
     add("--draw", metavar="FILE.png", help="draw the modelled layouts of the largest context")
     topic = parser.add_mutually_exclusive_group()
@@ -79,7 +79,7 @@ def add_plan(subparsers: Subparsers) -> None:
     topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
     add("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
     add("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
-    add("--link", metavar="L", help=f"between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
+    add("--link", metavar="L", help=f"link between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
     add("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
 

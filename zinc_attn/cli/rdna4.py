@@ -13,7 +13,8 @@ def add_rdna4(subparsers: Subparsers) -> None:
         "rdna4",
         "what RADV's compiler makes of every kernel for gfx1201, without the card",
         "Wave size, registers, LDS, spills, occupancy and instructions of each variant, and an estimate of issue\n"
-        "cycles per key. Needs Mesa 25.0's RADV.\n\nexit status: 0 every gate holds, 3 one does not, 2 not known here",
+        "cycles per key. Needs Mesa 25.0's RADV.\n\n"
+        "exit status: 0 every gate holds, 3 one does not, 2 it cannot be known here",
         "  zinc-attn rdna4\n  zinc-attn rdna4 --family gfx1200 --json",
     )
     rdna4.add_arguments(parser)

@@ -60,7 +60,7 @@ def add_sweep(subparsers: Subparsers) -> None:
     add("--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)")
     contexts = f"keys of a sequence, the call's own rows among them, k = 1024 (default: {DEFAULT_CONTEXTS}; "
     add("--contexts", metavar="N,…", help=f"{contexts}with --kv all of its tokens)")
-    splits = "layouts: auto (the split rule), a number of splits, size:KEYS (default: auto,1)"
+    splits = "layouts: auto (the split rule), a number of splits, or size:KEYS (default: auto,1)"
     add("--splits", metavar="S,…", help=splits)
     add("--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)")
     batch = "sequences in a call, each of the same context (default: 1)"
@@ -73,16 +73,16 @@ def add_sweep(subparsers: Subparsers) -> None:
     layout.add_argument("--contiguous", action="store_true", help=contiguous)
     kv = (
         "your own q, k and v: q (q_heads, head_dim) or (q_len, q_heads, head_dim), k and v (tokens, kv_heads, "
-        "head_dim), float32 or float16; a context takes the first keys, every sequence of a batch the same"
+        "head_dim), float32 or float16; a context takes the first keys, and every sequence of a batch the same ones"
     )
     add("--kv", metavar="FILE.npz", help=kv)
-    add("--seed", type=int, default=0, metavar="N", help="of the normal values without --kv (default: 0)")
-    weights = "ms of the rest of a step, to give tokens/s of the whole step"
+    add("--seed", type=int, default=0, metavar="N", help="seed of the normal values, without --kv (default: 0)")
+    weights = "milliseconds that the rest of a step takes; adds the tokens/s of the whole step"
     add("--weights-ms", type=float, metavar="MS", help=weights)
     add("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
-    ranks = "one sequence over the ranks of mpiexec; all ranks with the same arguments, but for --device and --runtime"
+    ranks = "share one sequence among the ranks of mpiexec; only --device and --runtime may differ between ranks"
     add("--distributed", action="store_true", help=ranks)
-    timeout = f"that a rank waits for the others (default: {TIMEOUT_S:g} s)"
+    timeout = f"seconds that a rank waits for the others (default: {TIMEOUT_S:g} s)"
     add("--timeout", type=float, metavar="S", help=timeout)
     add("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
     add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the table")

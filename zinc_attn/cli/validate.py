@@ -41,7 +41,7 @@ def add_validate(subparsers: Subparsers) -> None:
     add("--contexts", default=generate.CONTEXTS, metavar="N,…", help="keys, k = 1024 (default: %(default)s)")
     add("--layouts", default=generate.LAYOUTS, metavar="S,…", help="splits, auto, size:KEYS (default: %(default)s)")
     add_cache_arguments(parser)
-    add("--seed", type=int, default=0, metavar="N", help="of keys, values, token ids and weights (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of keys, values, token ids and weights (default: 0)")
     add("--json", action="store_true", help="JSON lines on stdout, one per context as it is ready")
     add_device_arguments(parser)
     parser.set_defaults(run=run_validate)

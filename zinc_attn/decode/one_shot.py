@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import closing
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -92,7 +93,7 @@ def attention(
 ) -> tuple[F32, F32]: ...
 
 
-def attention(  # noqa: PLR0913, PLR0917  (public; all but q, k and v have a default)
+def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     q: Any,
     k: Any,
     v: Any,
@@ -142,17 +143,13 @@ def attention(  # noqa: PLR0913, PLR0917  (public; all but q, k and v have a def
     else:
         sizes = {"num_splits": num_splits, "split_size": split_size}
         plan = SplitPlan.fixed(tokens, shape, q_len=q_len, window=window, **sizes)
-    kv = ContiguousKV(device, ka, va)
-    try:
-        step = RecordedCall(kv, plan, scoring=scoring, causal=causal)
-        try:
-            step.write_q(checked_q)
-            step.run()
-            out, lse = step.result()
-        finally:
-            step.close()
-    finally:
-        kv.close()
+    with (
+        closing(ContiguousKV(device, ka, va)) as kv,
+        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal)) as call,
+    ):
+        call.write_q(checked_q)
+        call.run()
+        out, lse = call.result()
     if one_row:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
