@@ -34,7 +34,7 @@ _HARMLESS: Final = frozenset(
 )
 
 
-def attention_forward(  # noqa: PLR0913, PLR0917 - transformers decides on the parameters
+def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     module: Any,
     query: Any,
     key: Any,

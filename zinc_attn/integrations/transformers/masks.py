@@ -44,7 +44,7 @@ class MaskPattern:
     window_known: bool = True
 
 
-def attention_mask(  # noqa: PLR0913, PLR0917 - transformers decides on the parameters
+def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
     batch_size: int,
     q_length: int,
     kv_length: int,
