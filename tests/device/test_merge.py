@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn.canonical import state as states
+from zinc_attn.canonical import state as algebra
 from zinc_attn.canonical.constants import LEAVES_PER_NODE
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.kernels.records import WorkBuffer
@@ -18,17 +18,17 @@ from zinc_attn.runtime.protocol import Dispatch, Use
 CASES = ((0, 0), (1, 0), (1, 37), (8, 5), (32, 0), (33, 31), (100, 3), (256, 0), (257, 290), (600, 71))
 
 
-def canonical(states: states.State, unit: int, leaves: bool) -> states.State:
+def canonical(states: algebra.State, unit: int, leaves: bool) -> algebra.State:
     """States (count, heads ...) folded in order: leaves to nodes at absolute multiples of 8, nodes to the total."""
     m, total, o = states
     count, heads, dim = o.shape
     groups = (unit + np.arange(count)) // LEAVES_PER_NODE if leaves else np.arange(count)
-    empty = states.empty_state((heads,), dim)
+    empty = algebra.empty_state((heads,), dim)
     one = [
-        reduce(states.merge, [states.State(m[i], total[i], o[i]) for i in np.nonzero(groups == g)[0]], empty)
+        reduce(algebra.merge, [algebra.State(m[i], total[i], o[i]) for i in np.nonzero(groups == g)[0]], empty)
         for g in np.unique(groups)
     ]
-    return reduce(states.merge, one, empty)
+    return reduce(algebra.merge, one, empty)
 
 
 @pytest.mark.parametrize("lanes", (32, 128, 256))
@@ -43,7 +43,7 @@ def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, d
     m = np.rint(rng.normal(0, 12, (size, heads))).astype(np.float32)
     total = (1 + 63 * rng.random((size, heads))).astype(np.float32)
     gone = rng.random((size, heads)) < 0.05  # of no keys
-    m[gone], total[gone], o[gone] = states.empty_state((1,), dim)[0][0], 0, 0
+    m[gone], total[gone], o[gone] = algebra.empty_state((1,), dim)[0][0], 0, 0
 
     work = WorkBuffer(0, rows, 0, 1)
     work.set_shape(za.AttnShape(heads, heads, dim), heads)
@@ -68,7 +68,7 @@ def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, d
     out, lse = got[: rows * heads * dim].reshape(rows, heads, dim), got[rows * heads * dim :].reshape(rows, heads)
     for i, (n, unit, leaves) in enumerate(cases):
         part = slice(starts[i], starts[i + 1])
-        state = canonical(states.State(m[part], total[part], o[part]), unit, leaves)
-        want_out, want_lse = states.normalize(state)
+        state = canonical(algebra.State(m[part], total[part], o[part]), unit, leaves)
+        want_out, want_lse = algebra.normalize(state)
         assert np.array_equal(out[i].view(np.uint32), want_out.view(np.uint32)), (n, unit, leaves)
         assert np.array_equal(lse[i].view(np.uint32), want_lse.view(np.uint32)), (n, unit, leaves)

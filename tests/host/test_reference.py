@@ -9,7 +9,7 @@ import pytest
 import textbook
 
 from zinc_attn import reference as ref
-from zinc_attn.canonical import state as states
+from zinc_attn.canonical import state as algebra
 
 SHAPES = (
     "16/2/256",
@@ -71,9 +71,9 @@ def test_no_key_gives_zero_and_minus_infinity(rng):
 
 def test_merging_with_the_empty_state_changes_no_bit(rng):
     m = np.rint(rng.standard_normal(50) * 40).astype(np.float32)
-    state = states.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
-    empty = states.empty_state((50,), 8)
-    for merged in (states.merge(state, empty), states.merge(empty, state)):
+    state = algebra.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
+    empty = algebra.empty_state((50,), 8)
+    for merged in (algebra.merge(state, empty), algebra.merge(empty, state)):
         for got, want in zip(merged, state, strict=True):
             assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
@@ -96,8 +96,8 @@ def test_rows_of_a_causal_chunk_are_decode_steps(rng):
 
 def test_inputs_below_two_to_minus_40_are_zero():
     x = np.array([2.0**-41, -(2.0**-41), 2.0**-40, -0.0, 1.0], np.float32)
-    assert np.array_equal(states.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
-    assert not np.signbit(states.as_input(x)).any()
+    assert np.array_equal(algebra.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
+    assert not np.signbit(algebra.as_input(x)).any()
 
 
 # --- the textbook form: the labs' properties ---------------------------------------------------------------
