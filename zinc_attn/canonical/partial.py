@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_int, check_text, shown
+from ..checks import check_text, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from . import constants
@@ -66,11 +66,8 @@ class PartialState:
             _check_field("sinks", self.sinks, "float32")
         if not isinstance(self.span, tuple) or len(self.span) != 2:
             raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), node numbers")
-        first, end = (check_int(f"span[{at}]", node, -(1 << 62), 1 << 62) for at, node in enumerate(self.span))
-        if not 0 <= first <= end <= MAX_NODES:
-            raise PartialStateError(
-                f"partial state: got span {plain(self.span)}, expected (first, end), at most {MAX_NODES} nodes"
-            )
+        if any(isinstance(node, bool) or not isinstance(node, int) for node in self.span):
+            raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), ints")
         check_text("call", self.call, "the name of what was attended")
 
     @property
@@ -162,6 +159,10 @@ class PartialState:
                 f"partial state: got o {shape}, expected at least one query row, query head and head dimension"
             )
         first, end = self.span
+        if not 0 <= first <= end <= MAX_NODES:
+            raise PartialStateError(
+                f"partial state: got span {plain(self.span)}, expected (first, end), at most {MAX_NODES} nodes"
+            )
         if np.any(self.nodes[1:] <= self.nodes[:-1]) or np.any(self.nodes < first) or np.any(self.nodes >= end):
             raise PartialStateError(
                 f"partial state: got nodes {plain(self.nodes.tolist())}, expected ascending numbers from {first} to "
