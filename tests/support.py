@@ -15,8 +15,15 @@ from zinc_attn.runtime import devices as machine
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
-# the machine's best device, and SwiftShader, each on both dispatchers
-DRIVERS = [(driver, runtime) for driver in ("default", "swiftshader") for runtime in RUNTIMES]
+# The machine's best device, and SwiftShader, each on both dispatchers. Kompute compiles every recording anew and
+# SwiftShader keeps no compiled code, so without --full test_bits.py alone runs these two together.
+SLOW = ("swiftshader", "kompute")
+DRIVERS = [
+    (driver, runtime)
+    for driver in ("default", "swiftshader")
+    for runtime in RUNTIMES
+    if FULL or (driver, runtime) != SLOW
+]
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 

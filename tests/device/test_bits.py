@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import DRIVERS, FULL, Arrays, differing, make_inputs
+from support import DRIVERS, FULL, SLOW, Arrays, differing, make_inputs
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -50,14 +50,12 @@ SIZES = (100, 256, 2048)
 
 CI_SHAPES = ("16/2/256", "9/3/64", "8/2/80", "10/2/192", "5/1/512")
 CI_CONTEXTS = (0, 1, 33, 64, 65, 129, 1000)
-# Kompute compiles every recording anew and SwiftShader keeps no compiled code: a second and more a layout
-SLOW = ("swiftshader", "kompute")
 
 
 def table() -> list[Any]:
     """(driver and dispatcher, shape, dtype, context) of every case of this run."""
     rows = []
-    for driver in DRIVERS:
+    for driver in dict.fromkeys((*DRIVERS, SLOW)):
         shapes: tuple[str, ...] = (*MODEL_SHAPES.values(), *OTHER_SHAPES) if FULL else CI_SHAPES
         contexts: tuple[int, ...] = (*SHORT, *LONG) if FULL else CI_CONTEXTS
         if driver[0] == "swiftshader" and not FULL:  # lavapipe runs the other lengths: what differs is the compiler
