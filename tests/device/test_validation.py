@@ -21,6 +21,7 @@ LAYERS = [
 SLOW = (
     "test_bench.py",
     "test_bits.py",
+    "test_cache.py",
     "test_cache_failures.py",
     "test_cascade.py",
     "test_check.py",
@@ -28,6 +29,7 @@ SLOW = (
     "test_fuzz.py",
     "test_generate.py",
     "test_hostile_arguments.py",
+    "test_scoring.py",
     "test_sharded.py",
     "test_sweep.py",
     "test_transformers.py",
@@ -70,6 +72,9 @@ def test_the_device_tests_are_silent_under_validation(tmp_path):
             for name in (
                 "bits.py::test_several_rows_with_a_causal_limit",
                 "bits.py::test_bits_on_awkward_values",
+                "cache.py::test_bits_on_every_way_to_a_context",
+                "cache.py::test_steady_decode_records_nothing",
+                "scoring.py::test_layers_of_a_cache_score_differently",
                 "cascade.py::test_the_bits_of_the_batch_without_it",
                 "cascade.py::test_more_sums_than_registers_hold",
                 "sharded.py::test_the_bits_of_one_device",
