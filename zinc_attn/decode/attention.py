@@ -66,6 +66,7 @@ class Attention:
             raise ArgumentError(f"cascade: got {shown(cascade)}, expected True, False or None")
         shape, info = cache.shape, cache.device.info
         self.cache, self.device = cache, cache.device
+        self.num_splits, self.split_size = num_splits, split_size
         self.scale = check_scale(scale, shape.head_dim)
         scorings = LayerScorings(cache.num_layers, shape.q_heads, self.scale, window, check_softcap(softcap), sinks)
         if plan is not None:
@@ -83,6 +84,11 @@ class Attention:
         """Free the command buffers and tensors; KVCache.close does it. A later call makes them anew."""
         with self.cache.lock:
             self._runner.close()
+
+    @property
+    def cascade(self) -> bool | None:
+        """Whether keys that rows share are attended together; see the class."""
+        return self._runner.cascade
 
     @property
     def keys_read(self) -> int:
