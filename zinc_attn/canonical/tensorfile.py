@@ -151,10 +151,10 @@ def checked_path(path: Any) -> Path:
     """``path`` as a Path. ArgumentError for what is no path."""
     try:
         return Path(os.fsdecode(path))
-    except TypeError:
-        raise ArgumentError(f"path: got {type(path).__name__}, expected a path of a file") from None
     except ValueError as error:
         raise ArgumentError(f"path: {error}, expected a path of a file") from None
+    except Exception:  # whatever an object that is no path raises
+        raise ArgumentError(f"path: got {type(path).__name__}, expected a path of a file") from None
 
 
 def plain(text: object) -> str:
