@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'zinc-att
 import zinc_attn as za  # noqa: E402
 from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.runtime import protocol as machine  # noqa: E402
+from zinc_attn.runtime import devices as machine  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 from zinc_attn.tools.generate import checks, hf_model  # noqa: E402
 
