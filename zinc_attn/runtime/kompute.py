@@ -37,6 +37,7 @@ from .protocol import Buffer, DeviceInfo, Dispatch, Recording, Use, Words
 from .refusals import (
     after_close,
     after_fork,
+    check_buffer_room,
     check_compile_room,
     check_nbytes,
     check_step,
@@ -260,6 +261,7 @@ class KomputeRuntime:
             twins = 1 if use is Use.CACHE or (use is Use.SCRATCH and nbytes > CHAINED_BYTES and not chained) else 2
             if nbytes * twins > free:
                 raise no_room(nbytes * twins, free, self.info)
+            check_buffer_room(self.info, (twins + 1) * nbytes)  # and kp's array on the host
             made = KomputeBuffer(self, nbytes, use, chained)
             self._buffers.add(made)
             return made

@@ -15,6 +15,7 @@ except ImportError:  # Windows has no address-space limit
     resource = None  # type: ignore[assignment]
 
 COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
+BUFFER_HEADROOM: Final = 64 << 20  # address space that Kompute and a CPU driver are given beside a buffer
 
 
 def check_nbytes(nbytes: int, info: DeviceInfo, limit: int) -> int:
@@ -64,26 +65,41 @@ def was_lost(info: DeviceInfo) -> DeviceLostError:
     return DeviceLostError(f"{info.name} was lost earlier; open a new Device")
 
 
+def _address_space(info: DeviceInfo) -> tuple[int, int] | None:
+    """(RLIMIT_AS, what it leaves) of a CPU device's process; None where there is no limit or it cannot be known."""
+    if info.kind != "cpu" or resource is None:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not Linux: how much is mapped is not known
+        return None
+    return limit, max(0, limit - pages * resource.getpagesize())
+
+
 def check_compile_room(info: DeviceInfo) -> None:
     """Refuse what makes the driver of a CPU device compile where the process has too little address space for it.
 
     Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
     RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped.
     """
-    if info.kind != "cpu" or resource is None:
-        return
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:  # not Linux: how much is mapped is not known
-        return
-    free = limit - pages * resource.getpagesize()
-    if free < COMPILE_HEADROOM:
+    room = _address_space(info)
+    if room is not None and room[1] < COMPILE_HEADROOM:
         raise DeviceMemoryError(
             f"{info.name} compiles with LLVM, which needs up to {COMPILE_HEADROOM:,} bytes of address space: the "
-            f"process's limit (RLIMIT_AS, {limit:,}) leaves {max(0, free):,}; raise it (ulimit -v)"
+            f"process's limit (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v)"
+        )
+
+
+def check_buffer_room(info: DeviceInfo, nbytes: int) -> None:
+    """DeviceMemoryError unless RLIMIT_AS leaves ``nbytes`` and BUFFER_HEADROOM to the driver of a CPU device."""
+    room = _address_space(info)
+    if room is not None and room[1] < nbytes + BUFFER_HEADROOM:
+        raise DeviceMemoryError(
+            f"buffer: {nbytes:,} bytes are needed, and {BUFFER_HEADROOM:,} beside them for {info.name}: the process's "
+            f"limit (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v)"
         )
 
 
