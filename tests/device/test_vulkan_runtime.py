@@ -35,9 +35,12 @@ from zinc_attn.errors import (
 from zinc_attn.kernels.contract import Binding, KernelDecl
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
-from zinc_attn.runtime import vulkan
 from zinc_attn.runtime.protocol import Dispatch, Use
-from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime
+from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime, memory, pipeline_cache, pipelines
+from zinc_attn.runtime.vulkan import device as opening
+from zinc_attn.runtime.vulkan import runtime as dispatcher
+from zinc_attn.runtime.vulkan.commands import Commands
+from zinc_attn.runtime.vulkan.pipelines import local_size_x
 
 if shutil.which("glslangValidator") is None:
     pytest.skip("glslangValidator is not installed", allow_module_level=True)
@@ -184,8 +187,8 @@ def test_barriers(
     bound = dict(zip("abcd", buffers(runtime, *[Use.SCRATCH] * 4), strict=True))
     double = kernel("double")
     count = []
-    real = VulkanRuntime._barrier
-    monkeypatch.setattr(VulkanRuntime, "_barrier", lambda *args: (count.append(1), real(*args)))
+    real = Commands.barrier
+    monkeypatch.setattr(Commands, "barrier", lambda *args: (count.append(1), real(*args)))
     recording = runtime.record([Dispatch(double, tuple(bound[c] for c in p), GROUPS) for p in pairs.split()])
     runtime.run(recording)
     assert len(count) == barriers
@@ -210,8 +213,8 @@ def test_data_upload(
     staged: bool,
 ) -> None:
     if staged:  # as on a card whose memory the host cannot map
-        monkeypatch.setattr(vulkan, "STAGING_BYTES", 1 << 14)
-        monkeypatch.setitem(vulkan._WISHES, Use.DATA, ((1, False),))
+        monkeypatch.setattr(dispatcher, "STAGING_BYTES", 1 << 14)
+        monkeypatch.setitem(memory._WISHES, Use.DATA, (memory.Wish(1, False),))
     data_buffer, out = buffers(runtime, Use.DATA, Use.OUTPUT)
     recording = runtime.record([Dispatch(kernel("double"), (data_buffer, out), GROUPS)])
     expected = words(1)
@@ -229,8 +232,8 @@ def test_data_upload(
 def test_large_upload_in_real_chunks(
     runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vulkan._WISHES, Use.DATA, ((1, False),))
-    count = vulkan.STAGING_BYTES // 4 * 2 + 32
+    monkeypatch.setitem(memory._WISHES, Use.DATA, (memory.Wish(1, False),))
+    count = dispatcher.STAGING_BYTES // 4 * 2 + 32
     data_buffer = runtime.buffer(4 * count, Use.DATA)
     out = runtime.buffer(4 * count, Use.OUTPUT)
     runtime.write(data_buffer, data := np.arange(count, dtype=np.uint32))
@@ -256,17 +259,18 @@ def test_kernels_are_kept_per_constants(runtime: VulkanRuntime, kernel: Callable
 
 
 def test_required_subgroup_size(info: Any, spirv: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vulkan, "WAVE", info.subgroup_size)  # software drivers offer their own size alone
+    for module in (opening, pipelines):
+        monkeypatch.setattr(module, "WAVE", info.subgroup_size)  # software drivers offer their own size alone
     runtime = VulkanRuntime(info)
-    if not runtime._wave32:
+    if not runtime._device.wave32:
         pytest.skip("this device offers no choice of the subgroup size")
     works(runtime, runtime.kernel(KernelDecl("double", "", READ_WRITE, ("C",)), spirv["double"], [5]))
     runtime.close()
 
 
 def test_local_size(spirv: dict[str, bytes]) -> None:
-    assert vulkan._local_size_x(np.frombuffer(spirv["double"], np.uint32)) == 32
-    assert vulkan._local_size_x(np.zeros(9, np.uint32)) == 1
+    assert local_size_x(np.frombuffer(spirv["double"], np.uint32)) == 32
+    assert local_size_x(np.zeros(9, np.uint32)) == 1
 
 
 def test_timestamps(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel]) -> None:
@@ -334,7 +338,7 @@ def test_buffer_size_refused(runtime: VulkanRuntime, nbytes: Any) -> None:
 
 
 def test_buffer_beyond_the_limit(runtime: VulkanRuntime) -> None:
-    limit = min(runtime.info.max_buffer_bytes, runtime._max_allocation)
+    limit = min(runtime.info.max_buffer_bytes, runtime._device.max_allocation)
     with pytest.raises(LimitError) as caught:
         runtime.buffer(1 << 40, Use.SCRATCH)
     name = runtime.info.name
@@ -371,7 +375,7 @@ def test_refusals_of_recordings(
 ) -> None:
     x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
     double = kernel("double")
-    before = set(runtime._undo)
+    before = set(runtime._handles.undo)
     with pytest.raises(ArgumentError) as caught:
         runtime.record([Dispatch(double, (x,), GROUPS)])
     assert str(caught.value) == "steps[0].buffers: got 1, expected the 2 of kernel double: a, b"
@@ -399,7 +403,7 @@ def test_refusals_of_recordings(
     other.close()
     gc.collect()
     runtime.empty_submit()
-    assert set(runtime._undo) == before  # nothing of the refused ones is left
+    assert set(runtime._handles.undo) == before  # nothing of the refused ones is left
 
 
 def test_refusals_of_kernels(runtime: VulkanRuntime, spirv: dict[str, bytes]) -> None:
@@ -467,12 +471,12 @@ def test_opening_fails(
 def test_allocation_fails(
     runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel], function: str, result: int
 ) -> None:
-    lib, before = runtime._lib, dict(runtime._undo)
-    runtime._lib = FailingLibrary(lib, function, result)
+    lib, before = runtime._device.lib, dict(runtime._handles.undo)
+    runtime._device.lib = FailingLibrary(lib, function, result)
     with pytest.raises(DeviceMemoryError):
         runtime.buffer(4096, Use.OUTPUT)
-    runtime._lib = lib
-    assert runtime._undo == before
+    runtime._device.lib = lib
+    assert runtime._handles.undo == before
     works(runtime, kernel("double", 5))
 
 
@@ -494,23 +498,23 @@ def test_allocation_beyond_the_budget(
 
 
 def test_compiling_fails(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel]) -> None:
-    lib = runtime._lib
+    lib = runtime._device.lib
     for result, error in ((-3, KernelError), (-13, KernelError), (-2, DeviceMemoryError)):
-        runtime._lib = FailingLibrary(lib, "vkCreateComputePipelines", result)
+        runtime._device.lib = FailingLibrary(lib, "vkCreateComputePipelines", result)
         with pytest.raises(error, match=r"^compiling kernel double on "):
             kernel("double", 5)
-    runtime._lib = lib
+    runtime._device.lib = lib
     works(runtime, kernel("double", 5))
 
 
-@pytest.mark.parametrize("function", ["_queue_submit", "_wait_fences"])
+@pytest.mark.parametrize("function", ["queue_submit", "wait_fences"])
 def test_device_lost(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel], info: Any, function: str) -> None:
     x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
     recording = runtime.record([Dispatch(kernel("double"), (x, out), GROUPS)])
     runtime.run(recording)
-    if function == "_wait_fences":
-        runtime._queue_submit = lambda *args: 0
-    setattr(runtime, function, lambda *args: -4)
+    if function == "wait_fences":
+        runtime._queue.queue_submit = lambda *args: 0
+    setattr(runtime._queue, function, lambda *args: -4)
     with pytest.raises(DeviceLostError, match=r"^a submission on .*: VK_ERROR_DEVICE_LOST; open a new"):
         runtime.run(recording)
     calls: list[Callable[[], object]] = [
@@ -535,10 +539,10 @@ def test_device_lost(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel]
 
 def test_submission_without_memory(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel]) -> None:
     double = kernel("double", 5)
-    real, runtime._queue_submit = runtime._queue_submit, lambda *args: -1
+    real, runtime._queue.queue_submit = runtime._queue.queue_submit, lambda *args: -1
     with pytest.raises(DeviceMemoryError, match=r"^a submission on .*: VK_ERROR_OUT_OF_HOST_MEMORY$"):
         runtime.empty_submit()
-    runtime._queue_submit = real
+    runtime._queue.queue_submit = real
     works(runtime, double)
 
 
@@ -565,7 +569,7 @@ def test_interrupt_during_the_wait(runtime: VulkanRuntime, kernel: Callable[...,
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not runtime._in_flight
+    assert not runtime._queue.in_flight
     np.testing.assert_array_equal(runtime.read(out), expected)  # it finished all the same
     works(runtime, kernel("double", 5))
 
@@ -574,17 +578,17 @@ def test_interrupt_during_the_wait(runtime: VulkanRuntime, kernel: Callable[...,
 def test_interrupt_around_the_submission(
     runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel], moment: str
 ) -> None:
-    double, real = kernel("double", 5), runtime._queue_submit
+    double, real = kernel("double", 5), runtime._queue.queue_submit
 
     def interrupted(*args: Any) -> int:
         if moment == "after":
             real(*args)
         raise KeyboardInterrupt
 
-    runtime._queue_submit = interrupted
+    runtime._queue.queue_submit = interrupted
     with pytest.raises(KeyboardInterrupt):
         runtime.empty_submit()
-    runtime._queue_submit = real
+    runtime._queue.queue_submit = real
     works(runtime, double)
 
 
@@ -630,7 +634,7 @@ def test_close_one_by_one(runtime: VulkanRuntime, kernel: Callable[..., VulkanKe
     with pytest.raises(ClosedError, match=r"^steps\[0\]\.buffers a: the input buffer of 65536 bytes was"):
         runtime.record([Dispatch(double, (x, out), GROUPS)])
     out.close()
-    assert not runtime._undo
+    assert not runtime._handles.undo
     works(runtime, double)
 
 
@@ -638,7 +642,7 @@ def test_dropped_objects_are_freed(runtime: VulkanRuntime, kernel: Callable[...,
     works(runtime, kernel("double", 5))
     gc.collect()
     runtime.empty_submit()
-    assert not runtime._undo
+    assert not runtime._handles.undo
 
 
 def test_forked_child(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel]) -> None:
@@ -666,7 +670,7 @@ def test_forked_child(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel
                 except ForkedProcessError:
                     continue
                 raise AssertionError
-            runtime._lib = runtime._ffi = None  # closing must not call Vulkan
+            runtime._device.lib = runtime._device.ffi = None  # closing must not call Vulkan
             recording.close()
             x.close()
             runtime.close()
@@ -711,8 +715,8 @@ def test_pipeline_cache_folder(info: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("ZINC_ATTN_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     runtime = VulkanRuntime(info)
-    assert runtime._cache_file is not None
-    assert runtime._cache_file.parent == tmp_path / "zinc_attn" / "pipelines"
+    assert runtime._pipelines.cache.file is not None
+    assert runtime._pipelines.cache.file.parent == tmp_path / "zinc_attn" / "pipelines"
     runtime.close()
 
 
@@ -742,15 +746,15 @@ def test_pipeline_cache_round_trip(
     runtime: VulkanRuntime, info: Any, spirv: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the software drivers keep nothing but the 32-byte header
-    vk, file = libvulkan.loader(), runtime._cache_file
+    vk, file = libvulkan.loader(), runtime._pipelines.cache.file
     assert file is not None and not file.exists()
-    lib = CachingLibrary(vk.lib, vk.ffi, runtime._cache_head + b"first")
+    lib = CachingLibrary(vk.lib, vk.ffi, runtime._pipelines.cache.header + b"first")
     monkeypatch.setattr(vk, "lib", lib)
     decl = KernelDecl("double", "", READ_WRITE, ("C",))
     for found, kept in ((b"", b"first"), (b"first", b"second, longer"), (b"second, longer", b"")):
-        lib.blob = runtime._cache_head + kept
+        lib.blob = runtime._pipelines.cache.header + kept
         again = VulkanRuntime(info)
-        assert lib.given == (runtime._cache_head + found if found else b"")
+        assert lib.given == (runtime._pipelines.cache.header + found if found else b"")
         works(again, again.kernel(decl, spirv["double"], [5]))
         again.close()
         assert [p.name for p in file.parent.iterdir()] == [file.name]  # no temporary file is left
@@ -762,11 +766,11 @@ def test_pipeline_cache_damaged(
 ) -> None:
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
     runtime = VulkanRuntime(info)
-    file, head = runtime._cache_file, runtime._cache_head
+    file, head = runtime._pipelines.cache.file, runtime._pipelines.cache.header
     assert file is not None
     runtime.close()
     blob = head + bytes(100)
-    stored = vulkan._CACHE_MAGIC + hashlib.sha256(blob).digest() + blob
+    stored = pipeline_cache._MAGIC + hashlib.sha256(blob).digest() + blob
     if damage == "unwritable":
         (tmp_path / "pipelines").write_text("a file where a folder should be")
     else:
@@ -780,10 +784,10 @@ def test_pipeline_cache_damaged(
                     "garbage": b"\xff" * 300,
                     "short": stored[:40],
                     "flipped": stored[:-1] + b"\1",
-                    "foreign": vulkan._CACHE_MAGIC + hashlib.sha256(foreign).digest() + foreign,
+                    "foreign": pipeline_cache._MAGIC + hashlib.sha256(foreign).digest() + foreign,
                 }[damage]
             )
     runtime = VulkanRuntime(info)
-    assert runtime._cache_sum == b""
+    assert runtime._pipelines.cache.digest == b""
     works(runtime, runtime.kernel(KernelDecl("double", "", READ_WRITE, ("C",)), spirv["double"], [5]))
     runtime.close()

@@ -1,0 +1,136 @@
+"""Command buffers: what they record, with the descriptor sets and barriers that the steps need."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from .device import LogicalDevice, Undo
+from .handles import VulkanBuffer
+from .pipelines import STORAGE_DESCRIPTOR, VulkanKernel
+
+BoundStep = tuple[VulkanKernel, list[VulkanBuffer], tuple[int, int, int]]  # a step of this runtime: checked
+
+_RESET_COMMAND_BUFFER: Final = 2  # VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
+_TIMESTAMP_QUERY: Final = 2  # VK_QUERY_TYPE_TIMESTAMP
+_COMPUTE_BIND: Final = 1  # VK_PIPELINE_BIND_POINT_COMPUTE
+_TOP, _COMPUTE, _TRANSFER, _BOTTOM, _HOST = 0x1, 0x800, 0x1000, 0x2000, 0x4000  # VkPipelineStageFlagBits
+_SHADER_READ, _SHADER_WRITE, _TRANSFER_READ, _TRANSFER_WRITE, _HOST_READ = 0x20, 0x40, 0x800, 0x1000, 0x2000
+
+
+class Commands:
+    """The command pool of a device, and what is recorded into its command buffers."""
+
+    def __init__(self, device: LogicalDevice) -> None:
+        self._device = device
+        pool = device.vk.struct("VkCommandPoolCreateInfo", flags=_RESET_COMMAND_BUFFER, queueFamilyIndex=device.family)
+        self._pool = device.create(device.own, "CommandPool", pool)
+
+    def allocate(self, undo: Undo) -> tuple[Any, Any]:
+        """(VkCommandBuffer, the VkSubmitInfo* that submits it)."""
+        device, vk, lib = self._device, self._device.vk, self._device.lib
+        request = vk.struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
+        made = device.ffi.new("VkCommandBuffer[]", 1)
+        device.check(lib.vkAllocateCommandBuffers(device.handle, request, made), "vkAllocateCommandBuffers")
+        undo.append(functools.partial(lib.vkFreeCommandBuffers, device.handle, self._pool, 1, made))
+        return made[0], vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=made)
+
+    def empty(self, undo: Undo) -> Any:
+        """The VkSubmitInfo* of a command buffer without commands."""
+        command, submit = self.allocate(undo)
+        self._begin(command)
+        self._end(command)
+        return submit
+
+    def upload(self, command: Any, source: Any, target: Any, at: int, nbytes: int) -> None:
+        """Record the copy of ``nbytes`` bytes from the start of ``source`` to byte ``at`` of ``target``."""
+        self._begin(command)
+        region = self._device.vk.struct("VkBufferCopy", dstOffset=at, size=nbytes)
+        self._device.lib.vkCmdCopyBuffer(command, source, target, 1, region)
+        # its second scope holds everything submitted later
+        self.barrier(command, _TRANSFER, _TRANSFER_WRITE, _COMPUTE, _SHADER_READ | _SHADER_WRITE)
+        self._end(command)
+
+    def timestamps(self, undo: Undo, steps: int) -> Any:
+        """A query pool with a begin and an end for each of ``steps`` steps."""
+        create = self._device.vk.struct("VkQueryPoolCreateInfo", queryType=_TIMESTAMP_QUERY, queryCount=2 * steps)
+        return self._device.create(undo, "QueryPool", create)
+
+    def record(self, undo: Undo, command: Any, steps: Sequence[BoundStep], queries: Any) -> None:
+        """Record ``steps`` in order, with a barrier before each step that depends on an earlier one.
+
+        queries: from ``timestamps``, or None.
+        """
+        lib = self._device.lib
+        sets = self._descriptor_sets(undo, steps)
+        self._begin(command)
+        if queries is not None:
+            lib.vkCmdResetQueryPool(command, queries, 0, 2 * len(steps))
+        written: set[VulkanBuffer] = set()  # by steps since the last barrier
+        touched: set[VulkanBuffer] = set()
+        for i, (kernel, buffers, groups) in enumerate(steps):
+            declared = zip(buffers, kernel.decl.bindings, strict=True)
+            writes = {buffer for buffer, binding in declared if binding.access == "write"}
+            if not written.isdisjoint(buffers) or not touched.isdisjoint(writes):
+                self.barrier(command, _COMPUTE, _SHADER_WRITE, _COMPUTE, _SHADER_READ | _SHADER_WRITE)
+                written, touched = set(), set()
+            written |= writes
+            touched.update(buffers)
+            bind = self._device.vk.array("VkDescriptorSet", [sets[i]])
+            null = self._device.null
+            lib.vkCmdBindPipeline(command, _COMPUTE_BIND, kernel.pipeline)
+            lib.vkCmdBindDescriptorSets(command, _COMPUTE_BIND, kernel.layout, 0, 1, bind, 0, null)
+            if queries is not None:
+                lib.vkCmdWriteTimestamp(command, _TOP, queries, 2 * i)
+            lib.vkCmdDispatch(command, *groups)
+            if queries is not None:
+                lib.vkCmdWriteTimestamp(command, _BOTTOM, queries, 2 * i + 1)
+        # For the host, and for all later submissions: the second scope is not bounded by this one.
+        later = _SHADER_READ | _SHADER_WRITE | _TRANSFER_READ | _TRANSFER_WRITE | _HOST_READ
+        self.barrier(command, _COMPUTE, _SHADER_WRITE, _COMPUTE | _TRANSFER | _HOST, later)
+        self._end(command)
+
+    def barrier(self, command: Any, source: int, written: int, later: int, access: int) -> None:
+        """A memory barrier: what stage ``source`` wrote by ``written`` is there for ``access`` in stages ``later``."""
+        memory = self._device.vk.struct("VkMemoryBarrier", srcAccessMask=written, dstAccessMask=access)
+        null = self._device.null
+        self._device.lib.vkCmdPipelineBarrier(command, source, later, 0, 1, memory, 0, null, 0, null)
+
+    def _descriptor_sets(self, undo: Undo, steps: Sequence[BoundStep]) -> Any:
+        if not steps:
+            return []
+        device, vk, count = self._device, self._device.vk, len(steps)
+        total = max(1, sum(len(buffers) for _, buffers, _ in steps))
+        size = vk.struct("VkDescriptorPoolSize", type=STORAGE_DESCRIPTOR, descriptorCount=total)
+        create = vk.struct("VkDescriptorPoolCreateInfo", maxSets=count, poolSizeCount=1, pPoolSizes=size)
+        pool = device.create(undo, "DescriptorPool", create)
+        layouts = vk.array("VkDescriptorSetLayout", [kernel.set_layout for kernel, _, _ in steps])
+        request = vk.struct(
+            "VkDescriptorSetAllocateInfo", descriptorPool=pool, descriptorSetCount=count, pSetLayouts=layouts
+        )
+        sets = device.ffi.new("VkDescriptorSet[]", count)
+        result = device.lib.vkAllocateDescriptorSets(device.handle, request, sets)
+        device.check(result, "vkAllocateDescriptorSets")
+        writes = []
+        for i, (_, buffers, _) in enumerate(steps):
+            parts = [vk.struct("VkDescriptorBufferInfo", buffer=b.handle, range=b.nbytes) for b in buffers]
+            if parts:  # one write fills consecutive bindings
+                write = vk.struct(
+                    "VkWriteDescriptorSet",
+                    dstSet=sets[i],
+                    descriptorCount=len(parts),
+                    descriptorType=STORAGE_DESCRIPTOR,
+                    pBufferInfo=vk.array("VkDescriptorBufferInfo", parts),
+                )
+                writes.append(write)
+        table = vk.array("VkWriteDescriptorSet", writes)
+        device.lib.vkUpdateDescriptorSets(device.handle, len(writes), table, 0, device.null)
+        return sets
+
+    def _begin(self, command: Any) -> None:
+        begin = self._device.vk.struct("VkCommandBufferBeginInfo")
+        self._device.check(self._device.lib.vkBeginCommandBuffer(command, begin), "vkBeginCommandBuffer")
+
+    def _end(self, command: Any) -> None:
+        self._device.check(self._device.lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")

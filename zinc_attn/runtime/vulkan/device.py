@@ -1,0 +1,133 @@
+"""A Vulkan instance and a logical device with one compute queue, and what makes and destroys objects of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
+from ...limits import WAVE
+from ..devices import device_info
+from ..loader import API_1_1, API_1_3, loader
+from ..protocol import DeviceInfo
+
+Undo = list[Callable[[], object]]  # what destroys the parts of an object, to be called last to first
+
+COMPUTE_STAGE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
+
+
+def destroy(undo: Undo) -> None:
+    """Destroy the parts of an object, the youngest first."""
+    while undo:
+        undo.pop()()
+
+
+class LogicalDevice:
+    """The open device. ``lost``: a call said that it is lost; nothing is asked of it any more.
+
+    Errors at opening: NoVulkanError, DeviceNotFoundError (the devices changed since they were listed),
+    DeviceMemoryError, DeviceLostError. What was made by then is in ``own``, for the caller to destroy.
+    """
+
+    def __init__(self, info: DeviceInfo, own: Undo) -> None:
+        self.info, self.own = info, own
+        self.vk = loader()
+        self.ffi, self.lib, self.null = self.vk.ffi, self.vk.lib, self.vk.ffi.NULL
+        self.lost = False
+        self.vk.keep_drivers_loaded()
+        instance, api = self.vk.create_instance()
+        own.append(functools.partial(self.lib.vkDestroyInstance, instance, self.null))
+        self.physical = self._find(instance, api)
+        self.properties, sizes, wave = self.vk.properties(
+            self.physical,
+            "VkPhysicalDeviceMaintenance3Properties",
+            "VkPhysicalDeviceSubgroupSizeControlProperties",
+        )
+        if self.properties.apiVersion < API_1_1:
+            raise NoVulkanError(f"{info.name} offers Vulkan 1.0, this package needs 1.1: update its driver")
+        self.max_allocation = int(sizes.maxMemoryAllocationSize)
+        self.max_bindings = int(self.properties.limits.maxPerStageDescriptorStorageBuffers)
+        self.family, self.timestamp_bits = self.vk.compute_family(self.physical)
+        if self.family < 0:
+            raise NoVulkanError(f"{info.name} has no compute queue; choose another device")
+        extensions = self.vk.extensions(self.physical)
+        self.has_budget = "VK_EXT_memory_budget" in extensions
+        features, enable = self._subgroup_size_control(min(api, self.properties.apiVersion), extensions)
+        self.wave32 = bool(
+            features != self.null
+            and features.subgroupSizeControl
+            and features.computeFullSubgroups
+            and wave.minSubgroupSize <= WAVE <= wave.maxSubgroupSize
+            and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
+        )
+        self.handle = self._create_device(features, enable)
+        own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
+
+    def _find(self, instance: Any, api: int) -> Any:
+        """The VkPhysicalDevice that ``info`` describes."""
+        found, at = self.vk.physical_devices(instance), self.info.index
+        if at >= len(found) or device_info(self.vk, api, found[at], at).uuid != self.info.uuid:
+            raise DeviceNotFoundError(f"device {at}: {self.info.name} is not there any more; list again")
+        return found[at]
+
+    def _subgroup_size_control(self, api: int, extensions: set[str]) -> tuple[Any, list[Any]]:
+        """(the features that can be asked of the device or NULL, the extensions to enable for them)."""
+        core = api >= API_1_3
+        if not core and "VK_EXT_subgroup_size_control" not in extensions:
+            return self.null, []
+        features = self.vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
+        query = self.vk.struct("VkPhysicalDeviceFeatures2", pNext=features)
+        self.lib.vkGetPhysicalDeviceFeatures2(self.physical, query)
+        return features, [] if core else [self.ffi.new("char[]", b"VK_EXT_subgroup_size_control")]
+
+    def _create_device(self, features: Any, enable: list[Any]) -> Any:
+        queues = self.vk.struct(
+            "VkDeviceQueueCreateInfo",
+            queueFamilyIndex=self.family,
+            queueCount=1,
+            pQueuePriorities=self.vk.array("float", [1.0]),
+        )
+        create = self.vk.struct(
+            "VkDeviceCreateInfo",
+            pNext=features,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queues,
+            enabledExtensionCount=len(enable),
+            ppEnabledExtensionNames=self.vk.array("char*", enable),
+        )
+        opened = self.ffi.new("VkDevice*")
+        self.check(self.lib.vkCreateDevice(self.physical, create, self.null, opened), "vkCreateDevice")
+        return opened[0]
+
+    def check(self, result: int, what: str, other: type[ZincAttnError] = ZincAttnError) -> None:
+        """Raise the typed error of a VkResult that is no success; ``other`` where no type is particular to it."""
+        if result:
+            error = self.vk.error(result, f"{what} on {self.info.name}", other)
+            self.lost = self.lost or isinstance(error, DeviceLostError)
+            raise error
+
+    def create(self, undo: Undo, kind: str, info: Any) -> Any:
+        """vkCreate<kind>(info); its vkDestroy goes to ``undo``."""
+        made = self.ffi.new(f"Vk{kind}*")
+        result = getattr(self.lib, f"vkCreate{kind}")(self.handle, info, self.null, made)
+        self.check(result, f"vkCreate{kind}")
+        undo.append(functools.partial(getattr(self.lib, f"vkDestroy{kind}"), self.handle, made[0], self.null))
+        return made[0]
+
+    def entry(self, name: str) -> Any:
+        """The driver's own function ``name``, past the loader's dispatch."""
+        found = self.lib.vkGetDeviceProcAddr(self.handle, self.ffi.new("char[]", name.encode()))
+        return self.ffi.cast(f"PFN_{name}", found)
+
+    @contextmanager
+    def kept(self) -> Iterator[Undo]:
+        """The undo list of something that lives as long as the device; undone if making it fails."""
+        undo: Undo = []
+        try:
+            yield undo
+        except BaseException:
+            destroy(undo)
+            raise
+        self.own.extend(undo)

@@ -1,0 +1,149 @@
+"""Buffers and recordings: objects that own Vulkan handles, and when those are destroyed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..protocol import Dispatch, Use, Words
+from .device import LogicalDevice, Undo, destroy
+from .queue import ComputeQueue
+
+
+class _Tie(weakref.ref["Owned"]):
+    """A weak reference that knows its object's key when the object is gone."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Handles:
+    """What each living object owns, destroyed once: when it is closed, with the device, or after it was dropped.
+
+    The death of an object is noted by a callback without bytecode, which Ctrl-C cannot cut short; finalizers run
+    anywhere, also within a call, so it is the next call that destroys (``purge``). While a submission may use a
+    handle, nothing is destroyed: that is left to ``clear``.
+    """
+
+    def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock) -> None:
+        self.device, self.queue, self.lock = device, queue, lock
+        self.pid = os.getpid()
+        self.undo: dict[int, Undo] = {}  # per open object; below 0: closed while it may be in use
+        self._keys = itertools.count(1)
+        self._ties: dict[int, _Tie] = {}
+        self._dropped: deque[_Tie] = deque()
+
+    def add(self, owned: Owned) -> int:
+        """A key for a new object, with an empty undo list."""
+        key = self.temporary()
+        tie = _Tie(owned, self._dropped.append)
+        tie.key = key
+        self._ties[key] = tie
+        return key
+
+    def temporary(self) -> int:
+        """A key for handles of no object, which the caller releases."""
+        key = next(self._keys)
+        self.undo[key] = []
+        return key
+
+    @contextmanager
+    def making(self, owned: Owned) -> Iterator[Undo]:
+        """The undo list of an object under construction, which is closed if that fails."""
+        try:
+            yield self.undo[owned.key]
+        except BaseException:
+            self.release(owned.key)
+            raise
+
+    def release(self, key: int) -> None:
+        """Destroy what an object holds; while a submission may use it, leave that to ``clear``."""
+        self._ties.pop(key, None)
+        undo = self.undo.pop(key, [])
+        if self.queue.in_flight and undo:
+            self.undo[-next(self._keys)] = undo
+        else:
+            destroy(undo)
+
+    def purge(self) -> None:
+        """Release what was dropped since the last call."""
+        while self._dropped:
+            self.release(self._dropped.popleft().key)
+
+    def clear(self) -> None:
+        """Destroy everything, the youngest first."""
+        for key in reversed(list(self.undo)):
+            self.release(key)
+
+    def abandon(self) -> None:
+        """Forget everything and destroy nothing: the driver may still use it."""
+        self._ties.clear()
+        self.undo.clear()
+
+
+class Owned:
+    """Vulkan handles, destroyed once: by close(), by the runtime's close(), or after it was dropped.
+
+    runtime: kept alive, since it destroys them.
+    """
+
+    def __init__(self, handles: Handles, runtime: object) -> None:
+        self._handles, self.runtime = handles, runtime
+        self.key = handles.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its handles are gone."""
+        return self.key not in self._handles.undo
+
+    def close(self) -> None:
+        """Free it; a second call, or one in a forked child, does nothing."""
+        handles = self._handles
+        if os.getpid() == handles.pid:
+            with handles.lock:
+                if handles.queue.in_flight and not handles.device.lost:
+                    handles.queue.settle()  # where that fails, the next call says so
+                handles.release(self.key)
+
+
+class VulkanBuffer(Owned):
+    """A storage buffer of ``nbytes`` bytes. Closing it closes the recordings that use it."""
+
+    def __init__(self, handles: Handles, runtime: object, nbytes: int, use: Use) -> None:
+        super().__init__(handles, runtime)
+        self._nbytes, self._use = nbytes, use
+        self.handle: Any = None
+        self.view: Words | None = None  # (nbytes / 4,) mapped memory
+        self.users: weakref.WeakSet[VulkanRecording] = weakref.WeakSet()
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    @property
+    def use(self) -> Use:
+        return self._use
+
+    def close(self) -> None:
+        for recording in list(self.users):
+            recording.close()
+        self.view = None
+        super().close()
+
+
+class VulkanRecording(Owned):
+    """A command buffer recorded once, with its descriptor sets and, where asked for, its timestamps."""
+
+    def __init__(self, handles: Handles, runtime: object, steps: tuple[Dispatch, ...]) -> None:
+        super().__init__(handles, runtime)
+        self.steps = steps  # keeps the buffers alive
+        self.submit: Any = None
+        self.queries: Any = None
+        self.cold = True  # until its first run
+        self.ran = False  # whether the last run finished

@@ -1,0 +1,103 @@
+"""The compute queue: one submission at a time, and what a failed one leaves behind."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from ...errors import DeviceLostError, ZincAttnError
+from .device import LogicalDevice, Undo
+
+WAIT_NS: Final = 200_000_000  # Ctrl-C is seen between two waits of this length
+SETTLE_S: Final = 2.0  # how long a failed submission is waited for
+_NOT_READY: Final = 1  # VK_NOT_READY
+_TIMEOUT: Final = 2  # VK_TIMEOUT
+_DEVICE_LOST: Final = -4  # VK_ERROR_DEVICE_LOST
+
+
+class ComputeQueue:
+    """The queue with its one fence. ``in_flight``: a submission may be running, since no wait said that it finished."""
+
+    def __init__(self, device: LogicalDevice) -> None:
+        self._device = device
+        self.in_flight = False
+        lib, handle, null = device.lib, device.handle, device.null
+        queue = device.ffi.new("VkQueue*")
+        lib.vkGetDeviceQueue(handle, device.family, 0, queue)
+        self._queue = queue[0]
+        # The hot path calls the driver's own entry points.
+        self.queue_submit = device.entry("vkQueueSubmit")
+        self.wait_fences = device.entry("vkWaitForFences")
+        self.reset_fences = device.entry("vkResetFences")
+        self._fences = fences = device.vk.array("VkFence", [null])
+        device.own.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
+        self._replace_fence()
+
+    def submit(self, info: Any) -> None:
+        """Submit, and wait until it has finished. ``info``: VkSubmitInfo*."""
+        device = self._device
+        self.in_flight = True
+        try:
+            result = self.queue_submit(self._queue, 1, info, self._fence)
+            if not result:
+                result = _TIMEOUT
+                while result == _TIMEOUT:
+                    result = self.wait_fences(device.handle, 1, self._fences, 1, WAIT_NS)
+                result = result or self.reset_fences(device.handle, 1, self._fences)
+        except BaseException:  # an interrupt hides whether the submission was made
+            self.settle()
+            raise
+        if result:
+            self.settle()
+            if device.lost and result != _DEVICE_LOST:
+                text = device.vk.error(result, f"a submission on {device.info.name}")
+                raise DeviceLostError(f"{text}, and the queue could not be made idle; open a new Device")
+            device.check(result, "a submission")
+        self.in_flight = False
+
+    def settle(self) -> None:
+        """The one place after a submission, a wait or a reset that failed: make the queue idle and the fence new.
+
+        Where either cannot be had the device is lost; ``in_flight`` says whether the submission may still run.
+        """
+        idle = self.is_idle()
+        renewed = idle and self._renew_fence()
+        self._device.lost = self._device.lost or not renewed
+        self.in_flight = not idle
+
+    def is_idle(self) -> bool:
+        """Whether something shows, within SETTLE_S, that no submission runs.
+
+        vkQueueWaitIdle and vkDeviceWaitIdle return in finite time also on a lost device.
+        """
+        lib, handle = self._device.lib, self._device.handle
+        if not lib.vkQueueWaitIdle(self._queue) or not lib.vkDeviceWaitIdle(handle):
+            return True
+        self._device.lost = True  # a device of which neither wait works is not used again, whatever the fence says
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            if not self.wait_fences(handle, 1, self._fences, 1, WAIT_NS // 10):
+                return True
+            if not lib.vkGetFenceStatus(handle, self._fence) or not lib.vkQueueWaitIdle(self._queue):
+                return True
+            time.sleep(0.01)  # a wait that fails returns at once
+        # The specification: what is in use on a lost device is in use no more once a wait has returned this.
+        return bool(lib.vkDeviceWaitIdle(handle) == _DEVICE_LOST)
+
+    def _renew_fence(self) -> bool:
+        """Make the fence known to be unsignalled, or put a new one in its place, on an idle queue; False: neither."""
+        handle = self._device.handle
+        was_reset = not self.reset_fences(handle, 1, self._fences)
+        if was_reset and self._device.lib.vkGetFenceStatus(handle, self._fence) == _NOT_READY:
+            return True
+        with suppress(ZincAttnError):
+            self._replace_fence()
+            return True
+        return False
+
+    def _replace_fence(self) -> None:
+        device = self._device
+        made = device.create(Undo(), "Fence", device.vk.struct("VkFenceCreateInfo"))
+        device.lib.vkDestroyFence(device.handle, self._fences[0], device.null)
+        self._fence = self._fences[0] = made

@@ -1,0 +1,286 @@
+"""The dispatcher on plain Vulkan: every call enters here, under one lock.
+
+One compute queue, one fence, one submission at a time. A call returns when the device has finished, so what a
+submission wrote is there for the host and for the next submission.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import numpy as np
+
+from ...errors import ArgumentError, ClosedError, DTypeError, ZincAttnError
+from ...kernels.contract import KernelDecl
+from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
+from ..refusals import (
+    after_close,
+    after_fork,
+    check_compile_room,
+    check_nbytes,
+    check_step,
+    no_host_memory,
+    was_lost,
+)
+from .commands import BoundStep, Commands
+from .device import LogicalDevice, Undo, destroy
+from .handles import Handles, VulkanBuffer, VulkanRecording
+from .memory import allocate_buffer, allocate_staging
+from .pipelines import Pipelines, VulkanKernel
+from .queue import ComputeQueue
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+STAGING_BYTES: Final = 16 << 20  # upload chunk to DATA memory that the host cannot map
+_QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
+
+
+def _entered(
+    method: Callable[Concatenate[VulkanRuntime, P], R],
+) -> Callable[Concatenate[VulkanRuntime, P], R]:
+    """Runs a method under the runtime's lock, in the process that made it, while it is open and not lost."""
+
+    @functools.wraps(method)
+    def entered(self: VulkanRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if os.getpid() != self._pid:
+            raise after_fork(self._info)
+        with self._lock:
+            if self._closed:
+                raise after_close(self._info)
+            if self._queue.in_flight and not self._device.lost:
+                self._queue.settle()
+            if self._device.lost:
+                raise was_lost(self._info)
+            self._handles.purge()
+            try:
+                return method(self, *args, **kwargs)
+            except MemoryError as error:
+                if isinstance(error, ZincAttnError):
+                    raise
+                raise no_host_memory(self._info) from error
+
+    return entered
+
+
+class VulkanRuntime:
+    """The protocol's Runtime on plain Vulkan 1.1 or later.
+
+    ``info`` is one of ``devices.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
+    devices changed since they were listed), DeviceMemoryError, DeviceLostError.
+    """
+
+    name: Final = "vulkan"
+    orders_cache_writes: Final = True
+    _closed = True  # until __init__ is through
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self._info = info
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
+        self._warm: set[Kernel] = set()  # kernels that have run
+        self._staging: tuple[Any, Words] | None = None
+        self._empty: Any = None
+        own: Undo = []  # instance, device and all that lives as long as the runtime
+        try:
+            check_compile_room(info)
+            self._device = LogicalDevice(info, own)
+            self._queue = ComputeQueue(self._device)
+            self._handles = Handles(self._device, self._queue, self._lock)
+            self._commands = Commands(self._device)
+            self._pipelines = Pipelines(self._device, self._token)
+        except BaseException as error:
+            destroy(own)
+            if isinstance(error, MemoryError) and not isinstance(error, ZincAttnError):
+                raise no_host_memory(info) from error
+            raise
+        self._closed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._info
+
+    def close(self) -> None:
+        """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
+
+        After a failure it may be unknown whether the last submission has finished. It is waited for, for SETTLE_S at
+        most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
+        the process: a thread of the driver may still use them.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._staging = None
+            if self._queue.in_flight and not self._queue.is_idle():
+                self._handles.abandon()
+                self._device.own.clear()
+                return
+            self._queue.in_flight = False
+            self._handles.clear()
+            self._pipelines.forget()
+            destroy(self._device.own)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    # --- buffers ------------------------------------------------------------------------------------------
+
+    @_entered
+    def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
+        """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
+        may hold, DeviceMemoryError where the memory budget or the driver has no room."""
+        nbytes = check_nbytes(nbytes, self._info, min(self._info.max_buffer_bytes, self._device.max_allocation))
+        made = VulkanBuffer(self._handles, self, nbytes, use)
+        with self._handles.making(made) as undo:
+            made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
+        return made
+
+    @_entered
+    def write(self, buffer: object, data: Words, offset: int = 0) -> None:
+        """Copy ``data``, (n,) uint32, to an INPUT, OUTPUT or DATA buffer from word ``offset``."""
+        target = self._own_buffer(buffer)
+        if target.use in (Use.SCRATCH, Use.CACHE):
+            raise ArgumentError(f"buffer: got a {target.use.value} buffer, which the host cannot write")
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
+            raise DTypeError(f"data: got {getattr(data, 'dtype', type(data).__name__)}, expected uint32 words")
+        count, size = data.size, target.nbytes // 4
+        if data.ndim != 1 or offset < 0 or offset + count > size:
+            room = f"expected (n,) within a buffer of {size} words"
+            raise ArgumentError(f"data: got shape {data.shape} from word {offset}, {room}")
+        if target.view is not None:
+            target.view[offset : offset + count] = data
+        elif count:
+            self._upload(target, data, offset)
+
+    def _upload(self, target: VulkanBuffer, data: Words, offset: int) -> None:
+        if self._staging is None:
+            with self._device.kept() as undo:
+                made = allocate_staging(self._device, undo, STAGING_BYTES)
+            self._staging = made
+        source, staging = self._staging
+        key = self._handles.temporary()
+        try:
+            command, submit = self._commands.allocate(self._handles.undo[key])
+            for start in range(0, data.size, staging.size):
+                part = data[start : start + staging.size]
+                staging[: part.size] = part
+                self._commands.upload(command, source, target.handle, 4 * (offset + start), part.nbytes)
+                self._queue.submit(submit)
+        finally:
+            if self._queue.in_flight and not self._device.lost:  # a second Ctrl-C during the wait for the first one's
+                self._queue.settle()
+            self._handles.release(key)
+
+    @_entered
+    def read(self, buffer: object) -> Words:
+        """A copy of an OUTPUT buffer's words, (nbytes / 4,) uint32."""
+        source = self._own_buffer(buffer)
+        if source.use is not Use.OUTPUT or source.view is None:
+            raise ArgumentError(f"buffer: got a {source.use.value} buffer, expected an output buffer")
+        return source.view.copy()
+
+    def _own_buffer(self, buffer: object, name: str = "buffer") -> VulkanBuffer:
+        if not isinstance(buffer, VulkanBuffer) or buffer.runtime is not self:
+            raise ArgumentError(f"{name}: got {buffer!r}, expected a buffer of this runtime")
+        if buffer.closed:
+            raise ClosedError(f"{name}: the {buffer.use.value} buffer of {buffer.nbytes} bytes was closed")
+        return buffer
+
+    # --- kernels and recordings ---------------------------------------------------------------------------
+
+    @_entered
+    def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> VulkanKernel:
+        """The pipeline of entry point main, made once per (decl, spec, SPIR-V). KernelError: refused."""
+        return self._pipelines.kernel(decl, spirv, spec)
+
+    @_entered
+    def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> VulkanRecording:
+        """Record ``steps`` in order, with a barrier before each step that depends on an earlier one.
+
+        ``timestamps`` on a device without them (timestamp_period_ns 0) is refused with ArgumentError.
+        """
+        made = VulkanRecording(self._handles, self, tuple(steps))
+        with self._handles.making(made) as undo:
+            bound = [self._bound(i, step) for i, step in enumerate(steps)]
+            if timestamps and not self._info.timestamp_period_ns:
+                raise ArgumentError(f"timestamps: the compute queue of {self._info.name} has none")
+            if timestamps and steps:
+                made.queries = self._commands.timestamps(undo, len(steps))
+            command, made.submit = self._commands.allocate(undo)
+            self._commands.record(undo, command, bound, made.queries)
+        for _, buffers, _ in bound:
+            for buffer in buffers:
+                buffer.users.add(made)
+        return made
+
+    def _bound(self, i: int, step: Dispatch) -> BoundStep:
+        kernel = step.kernel
+        if not isinstance(kernel, VulkanKernel) or kernel.owner is not self._token:
+            raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
+        check_step(i, step, self._info)
+        declared = zip(step.buffers, kernel.decl.bindings, strict=True)
+        return kernel, [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared], step.groups
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    @_entered
+    def run(self, recording: object) -> None:
+        """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
+        mine = self._own_recording(recording)
+        if mine.cold:
+            self._check_cold(mine)
+        mine.ran = False
+        self._queue.submit(mine.submit)
+        mine.ran = True
+
+    def _check_cold(self, recording: VulkanRecording) -> None:
+        """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
+        kernels = {step.kernel for step in recording.steps}
+        if not self._warm.issuperset(kernels):
+            check_compile_room(self._info)
+            self._warm |= kernels
+        recording.cold = False
+
+    def _own_recording(self, recording: object) -> VulkanRecording:
+        if not isinstance(recording, VulkanRecording) or recording.runtime is not self:
+            raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
+        if recording.closed:
+            raise ClosedError("recording: it, or a buffer that it uses, was closed")
+        return recording
+
+    @_entered
+    def empty_submit(self) -> None:
+        """Submit a command buffer without commands and wait: the floor of what run() costs on this device."""
+        if self._empty is None:
+            with self._device.kept() as undo:
+                made = self._commands.empty(undo)
+            self._empty = made
+        self._queue.submit(self._empty)
+
+    @_entered
+    def timings(self, recording: object) -> list[tuple[float, float]]:
+        """(begin, end) per step of the last run, in seconds since the first step's begin."""
+        mine, device = self._own_recording(recording), self._device
+        if mine.queries is None:
+            raise ArgumentError("recording: it has no timestamps; use record(steps, timestamps=True)")
+        if not mine.ran:
+            raise ArgumentError("recording: it has no timings before its first run, nor after one that failed")
+        count = 2 * len(mine.steps)
+        ticks = device.ffi.new("uint64_t[]", count)
+        get, flags = device.lib.vkGetQueryPoolResults, _QUERY_64_BIT | _QUERY_WAIT
+        result = get(device.handle, mine.queries, 0, count, 8 * count, ticks, 8, flags)
+        device.check(result, "vkGetQueryPoolResults")
+        mask = (1 << device.timestamp_bits) - 1  # the counter wraps at its width
+        scale = self._info.timestamp_period_ns * 1e-9
+        since = [((t - ticks[0]) & mask) * scale for t in ticks]
+        return list(zip(since[::2], since[1::2], strict=True))
