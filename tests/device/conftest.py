@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
-from support import DRIVERS, RUNTIMES, open_device
+from support import DRIVERS, FULL, RUNTIMES, open_device
 
 import zinc_attn as za
 
 
-@pytest.fixture(scope="session", params=RUNTIMES)
+@pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
-    """The machine's best device, on each dispatcher."""
+    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names."""
     with open_device("default", request.param) as opened:
         yield opened
 
 
-@pytest.fixture(scope="session", params=DRIVERS, ids="-".join)
+@pytest.fixture(scope="session")
 def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
-    """Every driver on every dispatcher."""
+    """Every driver, on the dispatchers that ``pytest_generate_tests`` names."""
     with open_device(*request.param) as opened:
         yield opened
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
+
+    The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. Kompute makes the
+    pipelines of each recording anew, so a test takes several times as long on it.
+    """
+    both = FULL or metafunc.definition.get_closest_marker("both_dispatchers") is not None
+    given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
+    if "device" in metafunc.fixturenames and "device" not in given:
+        runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]
+        metafunc.parametrize("device", runtimes, indirect=True, scope="session")
+    if "any_device" in metafunc.fixturenames and "any_device" not in given:
+        drivers = [driver for driver in DRIVERS if both or driver[1] == "vulkan"]
+        metafunc.parametrize("any_device", drivers, indirect=True, ids="-".join, scope="session")
+
+
+def _names(names: str | Sequence[str]) -> Sequence[str]:
+    return names.replace(",", " ").split() if isinstance(names, str) else names
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """SwiftShader's tests go to one process: it keeps no compiled code that a second one could use."""
+    if "swiftshader" in item.name:
+        item.add_marker(pytest.mark.xdist_group("swiftshader"))
 
 
 @pytest.hookimpl(trylast=True)  # behind pytest's own order by device

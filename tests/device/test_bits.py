@@ -20,6 +20,8 @@ from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.kernels import contract as kernels
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
+pytestmark = pytest.mark.both_dispatchers
+
 MODEL_SHAPES = {
     "qwen3.6-35b-a3b": "16/2/256",
     "qwen3-30b-a3b": "32/4/128",

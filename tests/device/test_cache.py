@@ -278,6 +278,7 @@ def ways_of(device: za.Device, page_size: int) -> tuple[Callable[[Way], None], .
     return WAYS if page_size == 64 else (by_chunks, by_forks)
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("page_size", (16, 64, 256))
 def test_bits_on_every_way_to_a_context(any_device: za.Device, page_size: int, tmp_path: Any) -> None:
     ways = ways_of(any_device, page_size)
@@ -309,6 +310,7 @@ def grow(cache: za.KVCache, steps: Any, seed: int = 0, scale: float = 1.0, **lay
 STEPS = ((5, 5), (1, 1), (70, 70), (60, 2), (1, 1), (1, 1))
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_every_dtype(any_device: za.Device, dtype: str) -> None:
     slow = "SwiftShader" in any_device.info.name and any_device.runtime.name == "kompute"
@@ -329,6 +331,7 @@ def with_cache(cache: za.KVCache, use: Any, *args: Any, **kwargs: Any) -> Any:
         cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_fixed_layouts_and_dtypes_do_not_show(device: za.Device) -> None:
     """One input, f16 or f32, in every layout: one output."""
     outs = {}
@@ -372,6 +375,7 @@ def test_bits_of_head_dims_and_groups(device: za.Device, shape: str, dtype: str)
     with_cache(za.KVCache(device, parsed, 1, 256, dtype, 16), grow, ((67, 3), (1, 1)))
 
 
+@pytest.mark.both_dispatchers
 def test_rows_of_a_chunk_have_the_bits_of_decode(device: za.Device) -> None:
     cache, rng = za.KVCache(device, SMALL, 1, 1024, "f16", 16), np.random.default_rng(1)
     k, v = new_rows(rng, 150, SMALL, "f16")
@@ -387,6 +391,7 @@ def test_rows_of_a_chunk_have_the_bits_of_decode(device: za.Device) -> None:
     cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_an_empty_sequence_has_output_0_and_lse_minus_infinity(device: za.Device) -> None:
     cache = za.KVCache(device, SMALL, 1, 64)
     for layout in ({}, {"num_splits": 3}):
@@ -402,6 +407,7 @@ def test_an_empty_sequence_has_output_0_and_lse_minus_infinity(device: za.Device
 # --- memory: shards, blocks, recordings --------------------------------------------------------------------
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layers_cut_into_shards_have_the_same_bits(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str, tmp_path: Any
@@ -433,6 +439,7 @@ def test_layers_cut_into_shards_have_the_same_bits(
         cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     run = device.runtime.run
@@ -447,6 +454,7 @@ def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, m
     cache.close()
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 def test_steady_decode_records_nothing(device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     cache, rng, made = za.KVCache(device, SMALL, 2, 1024, dtype, 64), np.random.default_rng(0), []
@@ -469,6 +477,7 @@ def test_steady_decode_records_nothing(device: za.Device, monkeypatch: pytest.Mo
     cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_what_the_cache_says_of_its_memory(device: za.Device) -> None:
     cache = za.KVCache(device, SMALL, 3, 100, "f16", 16)
     assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (112, 112, 3 * 2 * 2 * 64 * 2)
@@ -782,6 +791,7 @@ def test_a_block_table_that_is_out_of_range_is_seen(device: za.Device) -> None:
     cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     name, limit = device.info.name, device.info.max_buffer_bytes
     tokens = min(limit // (64 * 2) // 16 * 16 + 16, 1 << 24)
@@ -944,6 +954,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_random_operations_against_a_model(device: za.Device) -> None:
     machine = type("Machine", (Machine,), {"device": device})
     run_state_machine_as_test(

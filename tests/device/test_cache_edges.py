@@ -23,6 +23,7 @@ def same(got, want):
     return np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
+@pytest.mark.both_dispatchers
 def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
     """Every block but the first attends rows that the first submission appended."""
     monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 3)
@@ -61,6 +62,7 @@ def test_rounding_a_bucket_never_goes_beyond_a_limit(device, rng, monkeypatch):
     cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_a_prompt_longer_than_one_append(device, rng, monkeypatch):
     monkeypatch.setattr(call, "UPLOAD_ROWS", 100)
     cache = za.KVCache(device, SHAPE, 1, 512, page_size=64)

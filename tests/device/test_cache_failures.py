@@ -22,6 +22,8 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 
+pytestmark = pytest.mark.both_dispatchers
+
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
 METHODS = ("run", "write", "read", "record", "buffer", "kernel")
 

@@ -163,6 +163,7 @@ def test_the_cost_model_counts_the_same_keys(
             assert attn.keys_read == keys
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("cascade", [True, False])
 def test_keys_of_several_submissions_are_counted(
     device: za.Device, cascade: bool, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +207,7 @@ def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: p
         assert not differing(attn(q, seq, 0), reference.emulate(q, k, k)[0])
 
 
+@pytest.mark.both_dispatchers
 def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
     """Attend only: the sequences' leaves stay as many, and the last one is shared no more."""
     rng = np.random.default_rng(0)

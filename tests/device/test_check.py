@@ -43,6 +43,7 @@ def fails(text: str, prop: int) -> list[str]:
 # --- what passes -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_dispatchers
 def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(device, "--quick") == 0
     text = capsys.readouterr().out

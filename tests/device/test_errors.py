@@ -15,6 +15,8 @@ from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Use
 
+pytestmark = pytest.mark.both_dispatchers
+
 
 def arrays(tokens=10, q_heads=4, kv_heads=2, head_dim=64, dtype=np.float32):
     rng = np.random.default_rng(0)

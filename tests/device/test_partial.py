@@ -47,6 +47,7 @@ def test_ranges_fold_to_a_calls_bits(any_device: za.Device, tokens: int, dtype: 
                 assert not differing(got, expected)
 
 
+@pytest.mark.both_dispatchers
 def test_shards_of_a_sequence(any_device: za.Device) -> None:
     """Nodes dealt to three caches; new tokens go to the one that owns the tail."""
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(0)
@@ -74,6 +75,7 @@ def test_shards_of_a_sequence(any_device: za.Device) -> None:
         cache.close()
 
 
+@pytest.mark.both_dispatchers
 def test_a_partial_call_appends(device: za.Device) -> None:
     shape, rng = za.AttnShape(2, 1, 64), np.random.default_rng(3)
     k, v = (rng.standard_normal((700, 1, 64)).astype(np.float32) for _ in "kv")

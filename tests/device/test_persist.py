@@ -56,6 +56,7 @@ def cache(device: za.Device) -> Any:
     made.close()
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", ("f16", "f32", "bf16", "q8_0"))
 def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device: za.Device, tmp_path: Path, dtype: str) -> None:
     caches = [za.KVCache(device, SHAPE, LAYERS, 256, dtype, size) for size in (16, 64)]

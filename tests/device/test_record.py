@@ -9,6 +9,8 @@ import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.cache import rows
 
+pytestmark = pytest.mark.both_dispatchers
+
 kp = pytest.importorskip("kp", reason="kp is not installed: scripts/run builds it")
 SHAPE = za.AttnShape(4, 2, 64)
 

@@ -64,6 +64,7 @@ def test_own_values(device: za.Device, dtype: str) -> None:
     assert str(error.value) == "contexts: got 201, expected at most 200, the tokens in normal, seed 3"
 
 
+@pytest.mark.both_dispatchers
 @pytest.mark.parametrize(
     ("dtype", "batch", "q_len", "page_size"),
     [("f32", 1, 3, 16), ("f16", 3, 1, 64), ("bf16", 2, 5, 128), ("q8_0", 3, 2, 256), ("f16", 1, 64, None),

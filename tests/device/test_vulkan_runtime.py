@@ -226,7 +226,7 @@ def test_data_upload(
         runtime.run(recording)
         np.testing.assert_array_equal(runtime.read(out), expected * 2)
     if staged:
-        assert data_buffer._view is None
+        assert data_buffer.view is None
 
 
 def test_large_upload_in_real_chunks(
