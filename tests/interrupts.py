@@ -131,11 +131,14 @@ def moments(count: int, budget: int, seed: int) -> list[tuple[int, ...]]:
 
 
 class Signals:
-    """Signals at random times, from ``signals``. As Ctrl-C does, they raise KeyboardInterrupt, but only in ``run``."""
+    """Signals at random times, from ``signals``. As Ctrl-C does, they raise KeyboardInterrupt, but only in ``run``.
+
+    A call that is interrupted is given more time at each new try, so one that takes long comes to its end, too.
+    """
 
     def __init__(self, seconds: float, mean: float) -> None:
         self.end, self.mean, self.rng = time.monotonic() + seconds, mean, random.Random(3)
-        self.raised, self.inside = 0, False
+        self.raised, self.inside, self.patience = 0, False, 1.0
 
     def go_on(self) -> bool:
         """Whether there is time left."""
@@ -143,12 +146,12 @@ class Signals:
 
     def again(self) -> None:
         """Set the timer for the next one."""
-        signal.setitimer(signal.ITIMER_REAL, max(self.rng.expovariate(1 / self.mean), 1e-5))
+        signal.setitimer(signal.ITIMER_REAL, max(self.rng.expovariate(1 / self.mean) * self.patience, 1e-5))
 
     def handler(self, number: int, frame: FrameType | None) -> None:
         """Interrupt what runs within ``run``, once."""
         self.again()
-        if self.inside:
+        if self.inside and self.go_on():
             self.inside = False
             self.raised += 1
             raise KeyboardInterrupt
@@ -158,9 +161,10 @@ class Signals:
         try:
             self.inside = True
             found = call()
-            self.inside = False
+            self.inside, self.patience = False, 1.0
             return found
         except KeyboardInterrupt:
+            self.patience *= 1.5
             return None
 
 
