@@ -35,7 +35,7 @@ from ..canonical.tensorfile import (
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from . import rows
-from .pages import SequencePages
+from .sequence_pages import SequencePages
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
