@@ -219,6 +219,8 @@ class KomputeRuntime:
             self._recordings.add(made)
             try:
                 StepRecorder(self.kp, self.manager, made, into).record(steps)
+                if not steps and into is None:
+                    made.sequences[0].record(self._no_operation())
             except BaseException:
                 made.close()
                 raise
@@ -247,12 +249,20 @@ class KomputeRuntime:
             return [(marks[s][at - 1] * tick, marks[s][at] * tick) for s, at in recording.spans]
 
     def empty_submit(self) -> None:
-        """Submit nothing and wait: the floor of a call's host time."""
+        """Submit an empty command buffer and wait: the floor of a call's host time."""
         with self._usable():
             if self._empty is None:
-                self._empty = self.manager.sequence()
-                self._sequences.append(self._empty)
+                nothing, sequence = self._no_operation(), self.manager.sequence()
+                self._sequences.append(sequence)
+                self._empty = sequence.record(nothing)
             self._eval(self._empty)
+
+    def _no_operation(self) -> Any:
+        """An operation that records no command: the upload of a tensor that has no staging twin.
+
+        kp begins a command buffer at its first operation, and one that was never begun must not be submitted.
+        """
+        return self.kp.OpTensorSyncDevice([self.buffer(4, Use.CACHE).tensor])
 
     def close(self) -> None:
         """Destroy everything made by this runtime, unless it may be in use (see the module); later calls refuse."""
