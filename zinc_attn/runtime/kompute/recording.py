@@ -90,11 +90,12 @@ class StepRecorder:
         if conflicts:
             if all(b.chained for b in conflicts):
                 self._add(self._kp.OpTensorSyncLocal([b.tensor for b in conflicts]))
+                self._written -= {id(b) for b in conflicts}  # a copy makes no other buffer visible
             elif self._into is not None:
                 raise ArgumentError(f"steps[{at}]: needs a submission of its own, expected one sequence for all")
             else:
                 self._begin_sequence()
-            self._written.clear()
+                self._written.clear()
             self._read.clear()
         elif _accessed(step, "write") & self._read and self._outputs:
             # a write after a read needs order, not visibility: any copy between the two gives it
