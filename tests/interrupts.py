@@ -9,6 +9,7 @@ that is handled.
 from __future__ import annotations
 
 import dis
+import inspect
 import random
 import signal
 import sys
@@ -39,6 +40,11 @@ def files(*names: str) -> frozenset[str]:
     ]
     assert found and all(path.exists() for path in found), names
     return frozenset(map(str, found))
+
+
+def files_of(*classes: type) -> frozenset[str]:
+    """The paths of the modules in which ``classes`` are, wherever they are moved, as code objects name them."""
+    return frozenset(map(inspect.getfile, classes))
 
 
 @cache

@@ -28,6 +28,13 @@ def shown(value: object, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def plain(text: object, most: int = 1000) -> str:
+    """A path, or a text from a file, for an error's text: without quotes, escaped unless printable, and cut."""
+    found = str(text)
+    found = found if found.isprintable() else ascii(found)[1:-1]
+    return found if len(found) <= most else f"{found[:most]}..."
+
+
 def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
     """``value`` as an int within [least, most], or ArgumentError naming ``name``. A bool is no int."""
     if type(value) is int and value >= least and (most is None or value <= most):  # nearly always
@@ -78,13 +85,13 @@ def check_text(name: str, value: Any, expected: str) -> str:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """``value`` as a path that an operating system can take, or ArgumentError naming ``name``."""
+    """``value``, a str, a path-like object or bytes, as a Path, or ArgumentError naming ``name``."""
     try:
-        text = os.fspath(value)
+        text = os.fsdecode(value)
     except Exception:  # whatever an object that is no path raises
         raise ArgumentError(f"{name}: got {shown(value)}, expected a path") from None
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ArgumentError(f"{name}: got {shown(value)}, expected a path, a str or a pathlib.Path without NUL bytes")
+    if not text or "\0" in text:
+        raise ArgumentError(f"{name}: got {shown(value)}, expected a path that is not empty and has no NUL bytes")
     return Path(text)
 
 

@@ -223,7 +223,7 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
     cache.close()
 
 
-WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute.py")
+WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
 
 
 def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:

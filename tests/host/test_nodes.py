@@ -14,7 +14,8 @@ from interrupts import Interrupter, files, moments, opcodes
 from support import FULL
 
 import zinc_attn as za
-from zinc_attn.cache.pages import PagePool, SequencePages
+from zinc_attn.cache.pages import PagePool
+from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.distributed.nodes import NodeAllocator, deal
 from zinc_attn.distributed.sequence import LayerLengths
 from zinc_attn.errors import ArgumentError

@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from interrupts import Interrupter, files, moments, opcodes, signals
+from interrupts import Interrupter, files_of, moments, opcodes, signals
 from support import FULL
 
-from zinc_attn.cache.pages import CapacityError, PagePool, Reservation, SequencePages, StepError, commit_all
+from zinc_attn.cache.pages import CapacityError, PagePool, StepError
+from zinc_attn.cache.registry import Registry
+from zinc_attn.cache.reservation import Reservation, commit_all
+from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
 
 
@@ -30,7 +33,7 @@ def append(seq: SequencePages, count: int, layers: int | None = None) -> None:
 def state(pool: PagePool, *seqs: SequencePages) -> Any:
     """Everything that must be as before after a refusal or a rollback."""
     tables = [(list(seq.pages), list(seq.lengths)) for seq in seqs]
-    books = pool._counted()
+    books = pool.books()
     return pool.free_pages, sorted(books.free), books.extra, tables
 
 
@@ -402,7 +405,7 @@ def test_check_finds_what_it_is_for() -> None:
 
 
 # --- an interrupt at every bytecode -----------------------------------------------------------------------
-WHERE = files("cache/pages.py", "cache/registry.py")
+WHERE = files_of(PagePool, SequencePages, Reservation, Registry)
 
 
 def _with(seq: SequencePages, fail: bool = False) -> None:

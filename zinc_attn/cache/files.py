@@ -24,18 +24,17 @@ from ..canonical.tensorfile import (
     Header,
     PathLike,
     TensorFileError,
-    checked_path,
     encode_header,
     kind_of,
     open_regular,
-    plain,
     read_header,
     read_into,
 )
+from ..checks import check_path, plain
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from . import rows
-from .pages import SequencePages
+from .sequence_pages import SequencePages
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -80,7 +79,7 @@ def save(sequence: Sequence, path: PathLike) -> None:
     conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
     of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path.
     """
-    target, cache = checked_path(path), sequence.cache
+    target, cache = check_path("path", path), sequence.cache
     with cache.lock:
         cache.check_sequence(sequence)
         try:
@@ -135,7 +134,7 @@ def load(cache: KVCache, path: PathLike) -> Sequence:
     layers; CapacityError, LimitError: no room for the tokens or for one more sequence; ArgumentError: ``path`` is no
     path. A failed call leaves the cache as it was.
     """
-    target = checked_path(path)
+    target = check_path("path", path)
     with cache.lock:
         cache.check_open()
     try:

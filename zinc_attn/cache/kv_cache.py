@@ -29,9 +29,11 @@ from ..shapes import AttnShape, scale_words, value_words
 from . import rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .mover import HeadSlice, PageLayout, RowMover
-from .pages import Commit, PagePool, Reservation, SequencePages, commit_all
+from .pages import PagePool
 from .registry import Registry
+from .reservation import Commit, Reservation, commit_all
 from .sequence import Sequence
+from .sequence_pages import SequencePages
 
 MAX_LAYERS: Final = 1 << 16
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .files import save
-from .pages import Reservation, SequencePages
+from .reservation import Reservation
+from .sequence_pages import SequencePages
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache

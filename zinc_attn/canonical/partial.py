@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_text, shown
+from ..checks import check_text, plain, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from . import constants
 from .state import F32, State, empty_state, merge, normalize, sink_state
-from .tensorfile import LENGTH_BYTES, decimal, decode_header, encode_header, header_size, plain
+from .tensorfile import LENGTH_BYTES, decimal, decode_header, encode_header, header_size
 
 FORMAT: Final = "zinc_attn partial state"
 VERSION: Final = "2"

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+from ..checks import plain
 from ..errors import ArgumentError
 
 LENGTH_BYTES: Final = 8  # of the header's length, before the header
 HEADER_BYTES: Final = 16 << 20  # longest header that is read, that of about 150,000 tensors
 INTEGER_DIGITS: Final = 19  # of the longest number in a header: 2**63 - 1
-SHOWN: Final = 1000  # characters of a path, or of a text from a file, that a message repeats
 ITEM_BYTES: Final = {"U32": 4, "F32": 4, "I64": 8}
 PathLike = str | os.PathLike[str]
 
@@ -145,23 +145,6 @@ def _sizes(value: Any) -> bool:
 
 
 # --- files -------------------------------------------------------------------------------------------------
-
-
-def checked_path(path: Any) -> Path:
-    """``path`` as a Path. ArgumentError for what is no path."""
-    try:
-        return Path(os.fsdecode(path))
-    except ValueError as error:
-        raise ArgumentError(f"path: {error}, expected a path of a file") from None
-    except Exception:  # whatever an object that is no path raises
-        raise ArgumentError(f"path: got {type(path).__name__}, expected a path of a file") from None
-
-
-def plain(text: object) -> str:
-    """``text`` as a message may repeat it: plain, with escapes for what is not, and cut where it is long."""
-    found = str(text)
-    found = found if found.isprintable() else ascii(found)[1:-1]
-    return found if len(found) <= SHOWN else f"{found[:SHOWN]}..."
 
 
 def kind_of(mode: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..cache.pages import Reservation, StepError
+from ..cache.pages import StepError
+from ..cache.reservation import Reservation
 from ..cache.sequence import Sequence
 from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..cache.pages import Reservation
+from ..cache.reservation import Reservation
 from ..cache.rows import checked_values
 from ..cache.sequence import Sequence
 from ..checks import check_array

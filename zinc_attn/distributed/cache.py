@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import MAX_LAYERS, KVCache
-from ..cache.pages import CapacityError, commit_all
+from ..cache.pages import CapacityError
 from ..cache.registry import Registry
+from ..cache.reservation import commit_all
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_float, check_int, shown
 from ..errors import ArgumentError, ClosedError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.pages import CapacityError, Reservation
+from ..cache.pages import CapacityError
+from ..cache.reservation import Reservation
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError

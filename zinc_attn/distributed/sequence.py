@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.pages import MAX_PAGE_SIZE, PagePool, SequencePages
+from ..cache.pages import MAX_PAGE_SIZE, PagePool
 from ..cache.sequence import Sequence
+from ..cache.sequence_pages import SequencePages
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..limits import MAX_CONTEXT

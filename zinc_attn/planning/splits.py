@@ -1,24 +1,23 @@
-"""The split rule: context length and compute units to a layout of work. Integer arithmetic, no device, no clock.
+"""The split rule: from the context length and the compute units to a layout of work. Integer arithmetic on the host.
 
-A plan says who computes what; it never shows in the output bits (docs/determinism.md), so the
-rule follows performance alone.
+A plan says which workgroup computes which partial states. The output bits are the same for every plan
+(docs/determinism.md), so the rule follows performance alone. Keys form leaves of 64 and nodes of 512, and no split is
+smaller than a leaf. On a GPU the context length decides:
 
-The rule for a GPU:
+===============  ================================  ===================================================================
+context (keys)   number of splits                  pass 1 emits a partial state
+===============  ================================  ===================================================================
+0 to 128         1                                 per node
+129 to 65,472    min(leaves, target, 128)          per leaf if there are more splits than nodes, otherwise per node
+from 65,473 on   nodes, or min(nodes, target) if   per node
+                 the call has several query rows
+===============  ================================  ===================================================================
 
-=====================  ===============================  ================================================
-context (keys)         splits                           a state is emitted per
-=====================  ===============================  ================================================
-0 ... 128              1                                node
-129 ... 65,472         min(leaves, target, 128)         leaf where there are more splits than nodes,
-                                                        else node
-65,473 and more        nodes; min(nodes, target) where  node
-                       q_len > 1
-=====================  ===============================  ================================================
+target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)), which gives every compute unit eight workgroups of
+one wave. The sizes of two splits differ by at most one leaf, or by one node where states are per node.
 
-target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)): eight one-wave workgroups per compute unit.
-A leaf is 64 keys, so no split goes under 64; a node is 512. Splits differ by at most one leaf (or node). On a CPU
-device a split is one leaf, where the straight-line build of pass 1 is the fastest, as long as leaves * q_len is at
-most 4,096; beyond that the rule is the GPU's, per node.
+On a CPU device a split is one leaf as long as leaves * q_len is at most 4,096, because the straight-line build of
+pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ from ..shapes import AttnShape, dtype_bytes
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
 WORKGROUPS_PER_UNIT: Final = 8
-MAX_LEAF_SPLITS: Final = NODE_KEYS // (
-    KEYS_PER_LEAF * LEAVES_PER_NODE
-)  # keeps the split count monotone where the unit changes
+# The nodes of NODE_KEYS keys: the number of splits does not fall where states are no longer per leaf.
+MAX_LEAF_SPLITS: Final = NODE_KEYS // (KEYS_PER_LEAF * LEAVES_PER_NODE)
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
 MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,8 @@ class BatchRows:
     def select(self, name: str, rows: list[int], max_batch: int) -> bool:
         """Row i becomes what row rows[i] was. Returns False where there is nothing to do.
 
-        A row that is selected again is a fork. ArgumentError names ``name``: no such row, or more than max_batch.
+        A row that is selected again is a fork; where one fork fails, nothing has changed. ArgumentError names ``name``:
+        no such row, or more than max_batch.
         """
         if not self.sequences or rows == list(range(self.size)):
             return False
@@ -101,9 +103,12 @@ class BatchRows:
             check_int(name, i, 0, self.size - 1)
         if not 1 <= len(rows) <= max_batch:
             raise ArgumentError(f"batch: got {len(rows)} rows, expected 1 to max_batch = {max_batch}")
-        chosen = {}
-        for shape, sequences in self.sequences.items():
-            chosen[shape] = [sequences[row].fork() if row in rows[:i] else sequences[row] for i, row in enumerate(rows)]
+        with ExitStack() as undo:
+            chosen = {
+                shape: [_forked(each[row], undo) if row in rows[:i] else each[row] for i, row in enumerate(rows)]
+                for shape, each in self.sequences.items()
+            }
+            undo.pop_all()
         for shape, sequences in self.sequences.items():
             for i, sequence in enumerate(sequences):
                 if i not in rows:
@@ -119,11 +124,20 @@ class BatchRows:
         return self.origin not in (None, list(range(self.size)))
 
     def fork(self) -> BatchRows:
-        """Return rows with the same tokens, which share full pages with these."""
+        """Return rows with the same tokens, which share full pages with these. Where one fork fails, none is left."""
         twin = BatchRows()
         twin.kept, twin.columns = self.kept, self.columns
-        twin.sequences = {shape: [one.fork() for one in rows] for shape, rows in self.sequences.items()}
+        with ExitStack() as undo:
+            twin.sequences = {shape: [_forked(one, undo) for one in rows] for shape, rows in self.sequences.items()}
+            undo.pop_all()
         return twin
+
+
+def _forked(sequence: Sequence, undo: ExitStack) -> Sequence:
+    """Return a fork of ``sequence``, which ``undo`` frees when it is closed."""
+    fork = sequence.fork()
+    undo.callback(fork.free)
+    return fork
 
 
 def append_and_attend(

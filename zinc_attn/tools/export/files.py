@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from ...canonical.tensorfile import PathLike, plain, read_regular
-from ...checks import check_path, shown
+from ...canonical.tensorfile import PathLike, read_regular
+from ...checks import check_path, plain, shown
 from ...errors import ArgumentError
 from ...kernels import contract as kernels
 from ...runtime.device import load_spirv

@@ -1,0 +1,53 @@
+"""The batch rows of a ZincCache: rows that are selected or forked, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import zinc_attn as za
+from zinc_attn.cache.pages import PagePool
+from zinc_attn.cache.sequence_pages import SequencePages
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install zinc-attn[transformers]")
+from zinc_attn.integrations.transformers.batch import BatchRows
+
+SHAPES = za.AttnShape(2, 1, 64), za.AttnShape(4, 2, 64)
+FORKS = 4  # that each call makes: two for each shape
+CALLS: dict[str, Callable[[BatchRows], object]] = {
+    "select": lambda batch: batch.select("beam_idx", [1, 1, 1], 3),
+    "fork": BatchRows.fork,
+}
+
+
+@pytest.mark.parametrize("error", [za.CapacityError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fork_that_fails_leaves_no_earlier_fork(
+    monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
+) -> None:
+    """The rows are those of a host without a device, which have a Sequence's ``fork`` and ``free``."""
+    pool, batch, fork = PagePool(16, 16), BatchRows(), SequencePages.fork
+    rows = [[SequencePages(pool, 1), SequencePages(pool, 1)] for _ in SHAPES]
+    batch.sequences = dict(zip(SHAPES, rows, strict=True))  # type: ignore[arg-type]
+    live = [row for each in rows for row in each]
+    for row in live:
+        row.reserve(0, 20).commit()
+    for succeeding in range(FORKS):
+        made: list[SequencePages] = []
+
+        def failing(pages: SequencePages, made: list[SequencePages] = made, most: int = succeeding) -> SequencePages:
+            if len(made) == most:
+                raise error("injected")
+            made.append(fork(pages))
+            return made[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SequencePages, "fork", failing)
+            with pytest.raises(error, match="injected"):
+                CALLS[name](batch)
+        assert len(made) == succeeding and all(one.closed for one in made)
+        assert batch.sequences == dict(zip(SHAPES, rows, strict=True)) and batch.origin is None
+        pool.check(live)
+    CALLS[name](batch)
+    assert pool.used_pages == (4 if name == "select" else 8)
