@@ -152,9 +152,9 @@ class Signals:
         signal.setitimer(signal.ITIMER_REAL, max(self.rng.expovariate(1 / self.mean), 1e-5))
 
     def handler(self, number: int, frame: FrameType | None) -> None:
-        """Interrupt what runs within ``run``, once."""
+        """Interrupt what runs within ``run``, once, while there is time left: a call longer than that must end, too."""
         self.again()
-        if self.inside:
+        if self.inside and self.go_on():
             self.inside = False
             self.raised += 1
             raise KeyboardInterrupt
