@@ -155,7 +155,7 @@ class Signals:
         signal.setitimer(signal.ITIMER_REAL, max(self.rng.expovariate(1 / self.mean) * self.patience, 1e-5))
 
     def handler(self, number: int, frame: FrameType | None) -> None:
-        """Interrupt what runs within ``run``, once."""
+        """Interrupt what runs within ``run``, once, while there is time left: a call longer than that must end, too."""
         self.again()
         if self.inside and self.go_on():
             self.inside = False
