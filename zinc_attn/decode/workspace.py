@@ -140,7 +140,7 @@ class Workspace:
             if one is not None:
                 cache.layout.set_header(one, cache.layers[0][0])
                 one.set(**scoring.header(shape.head_dim), state_stride=key.states, rows=key.rows)
-        work.set(direct=int(key.single_pass))
+        work.set(single_pass=int(key.single_pass))
         made.row_words = np.zeros((key.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
         try:
             for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
@@ -196,7 +196,7 @@ class Workspace:
         return SteadyWords(
             [items["limit"][span] for span in submission.spans],
             [items["first"][span] for span in submission.spans],
-            [items["fresh_begin"][span] for span in submission.spans],
+            [items["upload_begin"][span] for span in submission.spans],
             self.work.appends["position"],
         )
 

@@ -74,7 +74,7 @@ class Fold:
         records = work.rows[:count]
         work.rows["count"][count:] = 0  # rows are rounded up; the surplus ones have no states
         records["state"], records["count"] = np.arange(count) * n, n
-        records["unit"], records["unit_leaves"] = whole.span[0], LEAVES_PER_NODE
+        records["unit"], records["leaves_per_state"] = whole.span[0], LEAVES_PER_NODE
         if whole.sinks is not None:
             work.sinks[:] = whole.sinks.view(np.uint32)
         runtime.write(buffers["work"], work.words)

@@ -18,7 +18,7 @@ from . import contract
 Words = NDArray[np.uint32]
 Records = NDArray[Any]  # a structured array of one of the dtypes below
 
-NEVER: Final = 0xFFFFFFFF  # fresh_begin of an item whose keys all lie in the cache
+NEVER: Final = 0xFFFFFFFF  # upload_begin of an item whose keys all lie in the cache
 
 
 def _record(names: tuple[str, ...], words: int) -> np.dtype[Any]:

@@ -151,9 +151,9 @@ def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) 
     state_bytes = int(written_bytes(plan, distinct, card)) / max(n * leaves, 1)  # per leaf of a request
     work = []
     if shared:
-        build: kernels.Build = "single" if plan.unit_leaves == 1 else "loop"
+        build: kernels.Build = "single" if plan.leaves_per_state == 1 else "loop"
         group = Workgroup(card, shape.head_dim, shape.group * rows, build, dtype)
-        sizes = [plan.unit_leaves] * (shared // plan.unit_leaves * groups * shape.kv_heads)
+        sizes = [plan.leaves_per_state] * (shared // plan.leaves_per_state * groups * shape.kv_heads)
         nbytes = key_bytes * shared_keys * (1 + (groups - 1) / CACHED_RATE) + state_bytes * shared * n
         work.append(group.spread(sizes, nbytes))
     ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]

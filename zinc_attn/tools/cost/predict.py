@@ -147,7 +147,7 @@ def merge_us(plan: SplitPlan, card: Card, kv_bytes: float, leaves: float) -> flo
     leaves: that a wave of pass 1 attended one after another. Its states come in as many steps as they make units, so
     the first are that many steps old, and those that the caches no longer hold are read from memory.
     """
-    steps, partial = max(1, round(leaves / plan.unit_leaves)), plan.scratch_bytes
+    steps, partial = max(1, round(leaves / plan.leaves_per_state)), plan.scratch_bytes
     held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
     read = partial * (held / CACHED_RATE + 1 - held)
     return GAP_US + max(_fold_us(plan, card), read / card.read_rate)
@@ -160,8 +160,9 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
     rounds = -(-batches // MERGE_WAVES)
     crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
     turns = max(1.0, groups / card.all_simds)
-    at_once = rounds * (MERGE_ISSUE[plan.unit_leaves] * crowd + MERGE_WAIT_CYCLES)
-    in_turn = -(-plan.states * plan.unit_leaves // LEAVES_PER_NODE) * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
+    at_once = rounds * (MERGE_ISSUE[plan.leaves_per_state] * crowd + MERGE_WAIT_CYCLES)
+    folds = -(-plan.states * plan.leaves_per_state // LEAVES_PER_NODE)
+    in_turn = folds * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
     return (rounds * 2 * card.near_ns + (at_once + in_turn * turns) / card.clock_ghz) / 1e3
 
 

@@ -49,13 +49,13 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
     "first_leaf": (f"begin // {KEYS_PER_LEAF}", "leaf of that key"),
     "leaves": (f"ceil_div(context_len, {KEYS_PER_LEAF}) - first_leaf", "leaves of the context that some row sees"),
     "nodes": (f"ceil_div(leaves, {LEAVES_PER_NODE})", "as many nodes"),
-    "unit_keys": (f"{KEYS_PER_LEAF} * unit_leaves", "keys per emitted state"),
+    "unit_keys": (f"{KEYS_PER_LEAF} * leaves_per_state", "keys per emitted state"),
     "first_unit": ("begin // unit_keys", "absolute index of the unit that holds key begin"),
     "states_per_row": (
         "ceil_div(context_len, unit_keys) - first_unit",
         "states of a query row",
     ),
-    "direct": ("1 if states_per_row == 1 else 0", "1: pass 2 is left out; of several sequences where all have 1"),
+    "single_pass": ("1 if states_per_row == 1 else 0", "1: pass 2 is left out; of several sequences where all have 1"),
     "states": ("rows * states_per_row", "states of the call"),
 }
 INPUTS: Final = {
@@ -78,14 +78,14 @@ INPUTS: Final = {
     "cap": "of the softcap",
     "scale": "of the scores",
     "splits": "from split_rule, or any layout: bits never depend on it",
-    "unit_leaves": "from split_rule",
+    "leaves_per_state": "from split_rule",
     "split": "0 ... splits - 1",
     "begin_key": "split_rule.boundary at split",
     "end_key": "split_rule.boundary at split + 1",
     "row": "query row of the call",
     "limit": "keys up to the row's own position: for row i of q_len max(context_len - q_len + 1 + i, 0)",
     "first": "lowest key that the row sees: max(limit - window, 0) with a window, else 0",
-    "row_leaves": f"ceil_div(limit, {KEYS_PER_LEAF}), and at least 1 where direct is 1",
+    "row_leaves": f"ceil_div(limit, {KEYS_PER_LEAF}), and at least 1 where single_pass is 1",
     "items": "item records: those that have leaf_begin < leaf_end",
     "appends": "append records",
     "copies": "copy records",
@@ -108,7 +108,7 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before"),
     "k": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
     "v": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
-    "states": ("4 * states * state_words", "device-local scratch; not needed where header.direct is 1"),
+    "states": ("4 * states * state_words", "device-local scratch; not needed where header.single_pass is 1"),
     "out": ("4 * rows * q_heads * (head_dim + 1)", "host-visible, or read by a kernel after"),
 }
 
