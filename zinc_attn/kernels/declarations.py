@@ -144,6 +144,10 @@ def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:
     )
 
 
+# name: what ``attend`` makes the kernel from
+ATTEND: Final[dict[str, tuple[Build, str, bool]]] = {
+    attend(b, d, u).name: (b, d, u) for d in STORAGE for b in BUILDS for u in (False, True)
+}
 MERGE: Final = KernelDecl(
     "merge",
     "merge.comp",
@@ -175,7 +179,7 @@ COPY_KERNEL: Final = KernelDecl(
 )
 
 KERNELS: Final = (
-    *(attend(b, d, f) for d in STORAGE for b in BUILDS for f in (False, True)),
+    *(attend(*of) for of in ATTEND.values()),
     MERGE,
     APPEND_KERNEL,
     GATHER_KERNEL,

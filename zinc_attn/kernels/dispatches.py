@@ -1,7 +1,8 @@
 """Every dispatch of the package, built in one place: which kernel, with which constants, buffers and grid.
 
 A ``KernelCall`` names its buffers; whoever runs it binds them. Decode calls, one-shot calls, partial states, the fold
-of shards, a host's own Kompute sequence, the compiler gate and the exported manifest all start here.
+of shards and a host's own Kompute sequence are made of these calls, and the compiler gate compiles their programs. The
+exported manifest states the same rules as formulas, for hosts without Python; a test compares the two.
 """
 
 from __future__ import annotations

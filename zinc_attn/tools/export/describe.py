@@ -85,9 +85,10 @@ def _work() -> dict[str, Any]:
     }
 
 
-def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -> dict[str, Any]:
+def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
     """A kernel's module and interface."""
     key = family(decl)
+    variant = zip(("build", "dtype", "from_upload"), kernels.ATTEND.get(decl.name, ()), strict=False)
     bindings = []
     for i, binding in enumerate(decl.bindings):
         element, meaning = BINDINGS[f"{key}.{binding.name}"]
@@ -107,7 +108,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         "name": decl.name,
         "family": key,
         "role": ROLES[decl.name if decl.name in ROLES else key],
-        **variant,
+        **dict(variant),
         "file": decl.file,
         "sha256": digest,
         "bytes": size,
@@ -247,16 +248,10 @@ def manifest(
     for shape in chosen:
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"attn_shapes: got {shape!r}, expected AttnShapes")
-    variants = {
-        kernels.attend(build, kv, from_upload).name: {"build": build, "dtype": kv, "from_upload": from_upload}
-        for build in kernels.BUILDS
-        for kv in DTYPE_BYTES
-        for from_upload in (False, True)
-    }
     modules = []
     for decl in kernels.KERNELS:
         code = load_spirv(decl)
-        modules.append(_kernel(decl, hashlib.sha256(code).hexdigest(), len(code), variants.get(decl.name, {})))
+        modules.append(_kernel(decl, hashlib.sha256(code).hexdigest(), len(code)))
     build = build_record()
     return {
         "format": FORMAT,
