@@ -15,7 +15,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from ...decode.scoring import check_scale, check_softcap, check_window
+from ...canonical.arguments import check_window
+from ...decode.scoring import check_scale, check_softcap
 from ...errors import ArgumentError
 from ...shapes import AttnShape, value_words
 from ..harness.bits import F32
