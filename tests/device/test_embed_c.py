@@ -22,7 +22,7 @@ import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.call import RecordingKey

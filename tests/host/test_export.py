@@ -22,7 +22,8 @@ from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
 from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
@@ -177,8 +178,8 @@ def test_sizes(dtype, page_size):
 def test_values_by_kind_of_device(kind):
     for head_dim in limits.HEAD_DIMS:
         names = {"kind": kind, "head_dim": head_dim}
-        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
-        assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
+        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == chunks_ahead(kind, head_dim)
+        assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == merge_lanes(kind)
 
 
 def contexts(table):

@@ -16,7 +16,7 @@ from ..canonical.emulate import score_scale
 from ..canonical.state import sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError, ValueRangeError
-from ..kernels import contract
+from ..kernels import declarations
 
 F32 = NDArray[np.float32]
 
@@ -54,7 +54,7 @@ class Scoring:
         words = {"score_scale": float(score_scale(head_dim, self.scale, self.softcap))}
         if self.softcap is not None:
             words |= {"softcap": self.softcap, "softcap_inverse": 1.0 / self.softcap}
-        return {name: contract.float_bits(value) for name, value in words.items()}
+        return {name: declarations.float_bits(value) for name, value in words.items()}
 
 
 def check_softcap(softcap: Any) -> float | None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ..canonical.constants import LEAVES_PER_NODE
 from ..canonical.partial import PartialState, gather
 from ..errors import ArgumentError, ClosedError, ShapeError
-from ..kernels.contract import SCRATCH_BYTES
 from ..kernels.dispatches import merge_call
 from ..kernels.records import WorkBuffer
+from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.sizes import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use

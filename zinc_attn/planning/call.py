@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
-from ..kernels.contract import SCRATCH_BYTES, Build, shared_rows
+from ..kernels.declarations import Build
 from ..kernels.records import APPEND, ITEM, Records, no_records
+from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
 from .items import Indices, Visible, item_records, row_records
 from .sharing import shared_items, shared_leaves

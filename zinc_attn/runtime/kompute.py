@@ -30,7 +30,7 @@ from ..errors import (
     RuntimeUnavailableError,
     ZincAttnError,
 )
-from ..kernels.contract import KernelDecl
+from ..kernels.declarations import KernelDecl
 from .devices import memory_budget
 from .loader import loader
 from .protocol import Buffer, DeviceInfo, Dispatch, Recording, Use, Words

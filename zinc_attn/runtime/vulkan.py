@@ -36,7 +36,7 @@ from ..errors import (
     NoVulkanError,
     ZincAttnError,
 )
-from ..kernels.contract import KernelDecl
+from ..kernels.declarations import KernelDecl
 from ..limits import WAVE
 from .devices import device_info
 from .loader import API_1_1, API_1_3, Heap, loader

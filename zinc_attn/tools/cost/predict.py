@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ClassVar, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.tuning import merge_lanes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape, dtype_bytes
 from .cards import Card
@@ -23,7 +24,7 @@ MERGE_ISSUE: Final = {
 }  # instructions for a wave's 32 states before its turn, by leaves per state
 MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
 MERGE_TURN_CYCLES: Final = 100  # the total goes through the LDS to the next wave, behind a barrier
-MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
+MERGE_WAVES: Final = merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 
 
 class Modelled:

@@ -13,8 +13,8 @@ from ...canonical import constants
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...errors import ArgumentError
-from ...kernels import contract as kernels
-from ...kernels.contract import KernelDecl
+from ...kernels import declarations as kernels
+from ...kernels.declarations import KernelDecl
 from ...limits import DTYPE_BYTES, MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv

@@ -11,7 +11,8 @@ from typing import Any, Final
 from ... import limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.tuning import merge_lanes
 from ...limits import MAX_CONTEXT, Q8_BLOCK
 
 # of a shape: expression, meaning; each uses only names before it
@@ -42,7 +43,7 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
         "chunks of K in flight: a GPU hides latency with it, a CPU only spills",
     ),
     "merge_lanes": (
-        f"{kernels.merge_lanes('cpu')} if kind == 'cpu' else {kernels.merge_lanes('gpu')}",
+        f"{merge_lanes('cpu')} if kind == 'cpu' else {merge_lanes('gpu')}",
         f"invocations of a workgroup of pass 2; {limits.WAVE} where maxComputeWorkGroupInvocations is less",
     ),
     "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),

@@ -9,7 +9,8 @@ from typing import Final
 
 from ... import limits
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.tuning import SHARED_ADDRESSES, SHARED_HEADS
 
 # words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
 FIELDS: Final[dict[str, tuple[str, str, str]]] = {
@@ -140,7 +141,7 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     "attend.rows_shared": (
         "1",
         "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.single_pass 0. A GPU's "
-        f"registers hold min({kernels.SHARED_HEADS} // group, {kernels.SHARED_ADDRESSES} // (group + 1)) rows",
+        f"registers hold min({SHARED_HEADS} // group, {SHARED_ADDRESSES} // (group + 1)) rows",
     ),
     "attend.storage": (
         "storage",

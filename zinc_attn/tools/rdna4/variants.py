@@ -7,8 +7,9 @@ from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF
 from ...errors import ArgumentError
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, merge_call
+from ...kernels.tuning import shared_rows
 from ...shapes import AttnShape
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
@@ -67,7 +68,7 @@ def default_specs() -> list[Spec]:
     found += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
-        rows = kernels.shared_rows("discrete", shape)
+        rows = shared_rows("discrete", shape)
         attend = [kernel.name for kernel in kernels.KERNELS if "heads" in kernel.spec and rows > 1]
         found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in attend]
     return sorted(dict.fromkeys(found), key=lambda spec: [k.name for k in kernels.KERNELS].index(spec.kernel))
