@@ -29,7 +29,7 @@ layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per til
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_STORAGE) const uint STORAGE = STORAGE_F32;  // type of K and V
-layout(constant_id = ATTEND_SPEC_FRESH) const uint FRESH = 0u;  // 1: the newest tokens are in the uploaded rows
+layout(constant_id = ATTEND_SPEC_FROM_UPLOAD) const uint FROM_UPLOAD = 0u;  // 1: the newest tokens are in the upload
 #include "attend_sizes.glsl"
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
@@ -72,11 +72,11 @@ void main() {
         Leaf leaf = leaf_of(item, index);
         find_scores(item, leaf);
         find_weights(leaf);
-        bool first = index == item.leaf_begin || (index & (item.unit_leaves - 1u)) == 0u;  // leaf of its unit
+        bool first = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;  // leaf of its unit
         find_values(item, leaf, first);
         sum_weights();
         merge_into_node(first);
-        if (((index + 1u) & (item.unit_leaves - 1u)) == 0u || index + 1u == item.leaf_end) {
+        if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }
         barrier();

@@ -5,10 +5,10 @@
 //   V: (TILE, HEAD_DIM), so that neighbouring lanes (slices of dimensions) do.
 //   q8_0: int8 in these shapes, then the float16 scales of blocks of 32 dimensions, two a word: K (SCALES, TILE) words,
 //   V (TILE, SCALES) words.
-// A buffer has one name per load width.  Branches on STORAGE and FRESH are decided when the pipeline is made.
+// A buffer has one name per load width.  Branches on STORAGE and FROM_UPLOAD are decided when the pipeline is made.
 //
-// FRESH: the newest tokens come from the rows that the host just uploaded, because Kompute orders nothing between an
-// append and an attend.  A row is, per KV head, K values, V values, K scales, V scales, in words.
+// FROM_UPLOAD: the newest tokens come from the rows that the host just uploaded, because Kompute orders nothing between
+// an append and an attend.  A row is, per KV head, K values, V values, K scales, V scales, in words.
 
 const uint TILE_WORDS = TILE * (ROW_VALUES + SCALES);
 const uint CHUNK_WORDS = ROW_VALUES / (HEAD_DIM / CHUNK);
@@ -20,13 +20,13 @@ layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K4 { uvec4 k_wo
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V1 { uint v_words1[]; };
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V2 { uvec2 v_words2[]; };
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V4 { uvec4 v_words4[]; };
-layout(set = 0, binding = ATTEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint fresh_words[]; };
+layout(set = 0, binding = ATTEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint upload_words[]; };
 
 // Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it), or (IN_ROWS, uploaded row).
 uvec2 locate(Item item, Leaf leaf, uint key) {
     uint token = leaf.index * KEYS_PER_LEAF + key;
-    if (FRESH != 0u && token >= item.fresh_begin) {
-        return uvec2(IN_ROWS, item.fresh_row + token - item.fresh_begin);
+    if (FROM_UPLOAD != 0u && token >= item.upload_begin) {
+        return uvec2(IN_ROWS, item.upload_row + token - item.upload_begin);
     }
     uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;
     uint shift = work[HEADER_PAGE_SHIFT];
@@ -36,21 +36,21 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
 }
 
 bool in_rows(uvec2 where) {
-    return FRESH != 0u && where.x == IN_ROWS;
+    return FROM_UPLOAD != 0u && where.x == IN_ROWS;
 }
 
 // Word `at` of an uploaded row.
-uint fresh_word(uint row, uint at) {
+uint upload_word(uint row, uint at) {
     uint row_head = row * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
-    return fresh_words[row_head * 2u * (ROW_VALUES + SCALES) + at];
+    return upload_words[row_head * 2u * (ROW_VALUES + SCALES) + at];
 }
 
 // The words of a chunk of K, at most four of them; float32 has a second part.
 uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
     if (in_rows(where)) {
         uint at = chunk * CHUNK_WORDS + 4u * part;
-        uvec4 w = uvec4(fresh_word(where.y, at), fresh_word(where.y, at + 1u), 0u, 0u);
-        return CHUNK_WORDS < 4u ? w : uvec4(w.xy, fresh_word(where.y, at + 2u), fresh_word(where.y, at + 3u));
+        uvec4 w = uvec4(upload_word(where.y, at), upload_word(where.y, at + 1u), 0u, 0u);
+        return CHUNK_WORDS < 4u ? w : uvec4(w.xy, upload_word(where.y, at + 2u), upload_word(where.y, at + 3u));
     }
     uint at = chunk * TILE + where.y;
     if (STORAGE == STORAGE_Q8_0) {
@@ -67,7 +67,7 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     if (in_rows(where)) {
         uvec4 w = uvec4(0u);
         for (uint i = 0u; i < words; ++i) {
-            w[i] = fresh_word(where.y, ROW_VALUES + at + i);
+            w[i] = upload_word(where.y, ROW_VALUES + at + i);
         }
         return w;
     }
@@ -84,7 +84,7 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
 // The scale of q8_0 block `block` of a K row, and of a V row.
 float k_scale(uvec2 where, uint block) {
     if (in_rows(where)) {
-        return unpackHalf2x16(fresh_word(where.y, 2u * ROW_VALUES + block / 2u))[block & 1u];
+        return unpackHalf2x16(upload_word(where.y, 2u * ROW_VALUES + block / 2u))[block & 1u];
     }
     uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + (block / 2u) * TILE + where.y;
     return unpackHalf2x16(k_words1[word])[block & 1u];
@@ -92,7 +92,7 @@ float k_scale(uvec2 where, uint block) {
 
 float v_scale(uvec2 where, uint block) {
     if (in_rows(where)) {
-        return unpackHalf2x16(fresh_word(where.y, 2u * ROW_VALUES + SCALES + block / 2u))[block & 1u];
+        return unpackHalf2x16(upload_word(where.y, 2u * ROW_VALUES + SCALES + block / 2u))[block & 1u];
     }
     uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + where.y * SCALES + block / 2u;
     return unpackHalf2x16(v_words1[word])[block & 1u];

@@ -47,7 +47,7 @@ const uint HEADER_PAGE_SHIFT = 7u;
 const uint HEADER_PAGE_TILES = 8u;
 const uint HEADER_ROWS = 9u;
 const uint HEADER_ROW_TABLE = 10u;
-const uint HEADER_DIRECT = 11u;
+const uint HEADER_SINGLE_PASS = 11u;
 const uint HEADER_APPEND_TABLE = 12u;
 const uint HEADER_SOFTCAP = 13u;
 const uint HEADER_SOFTCAP_INVERSE = 14u;
@@ -59,15 +59,15 @@ const uint ITEM_LEAF_BEGIN = 2u;
 const uint ITEM_LEAF_END = 3u;
 const uint ITEM_ROWS = 4u;
 const uint ITEM_PAGE_TABLE = 5u;
-const uint ITEM_FRESH_BEGIN = 6u;
-const uint ITEM_FRESH_ROW = 7u;
-const uint ITEM_UNIT_LEAVES = 8u;
+const uint ITEM_UPLOAD_BEGIN = 6u;
+const uint ITEM_UPLOAD_ROW = 7u;
+const uint ITEM_LEAVES_PER_STATE = 8u;
 const uint ITEM_FIRST = 9u;
 const uint ITEM_WORDS = 12u;
 const uint ROW_STATE = 0u;
 const uint ROW_COUNT = 1u;
 const uint ROW_UNIT = 2u;
-const uint ROW_UNIT_LEAVES = 3u;
+const uint ROW_LEAVES_PER_STATE = 3u;
 const uint ROW_WORDS = 4u;
 const uint APPEND_POSITION = 0u;
 const uint APPEND_PAGE_TABLE = 1u;
@@ -94,7 +94,7 @@ const uint STORAGE_Q8_0 = 3u;
 #define ATTEND_SPEC_SOFTCAP 4
 #define ATTEND_SPEC_ROWS_SHARED 5
 #define ATTEND_SPEC_STORAGE 6
-#define ATTEND_SPEC_FRESH 7
+#define ATTEND_SPEC_FROM_UPLOAD 7
 #define MERGE_BIND_WORK 0
 #define MERGE_BIND_STATES 1
 #define MERGE_BIND_OUT 2

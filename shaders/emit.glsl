@@ -4,7 +4,7 @@
 // The place in the scratch tensor of query row `row`'s state for the unit that holds leaf `index`.
 uint state_of(Item item, uint row, uint index) {
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
-    return work[record + ROW_STATE] + index / item.unit_leaves - work[record + ROW_UNIT];
+    return work[record + ROW_STATE] + index / item.leaves_per_state - work[record + ROW_UNIT];
 }
 
 // With several passes over V, o does not wait for the other passes: slice `slice` of the leaf's o is merged into the
@@ -68,22 +68,22 @@ void merge_into_node(bool first) {
 void emit(Item item, uint index) {
     uint lane = gl_LocalInvocationID.x;
     uint q_heads = work[HEADER_Q_HEADS];
-    bool direct = VALUE_PASSES == 1u && work[HEADER_DIRECT] != 0u;
+    bool single_pass = VALUE_PASSES == 1u && work[HEADER_SINGLE_PASS] != 0u;
     uint lse_base = work[HEADER_ROWS] * q_heads * HEAD_DIM;
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * HEAD_DIM;
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
         uvec2 vector = vector_of(item, h);
-        uint slot = (direct ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
+        uint slot = (single_pass ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
         bool mine = is_mine(item, h);
         float top = UNIT(m)[h], sum = UNIT(l)[h], keep = 1.0;
-        if (direct && work[HEADER_SINK_TABLE] != 0u) {
+        if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
             keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
         }
         if (VALUE_PASSES == 1u && mine && lane < VALUE_LANES) {
             for (uint i = 0u; i < PAIRS; ++i) {
                 uint at = slot * HEAD_DIM + lane * SLICE + 2u * i;
                 vec2 x = UNIT(o)[h * PAIRS + i];
-                if (direct) {
+                if (single_pass) {
                     x = normalize(x, keep, sum);
                     result[at] = x.x;
                     result[at + 1u] = x.y;
@@ -94,7 +94,7 @@ void emit(Item item, uint index) {
             }
         }
         if (mine && lane == 0u) {
-            if (direct) {
+            if (single_pass) {
                 result[lse_base + slot] = natural_lse(top, sum);
             } else {
                 states[ml_base + 2u * slot] = top;

@@ -1,16 +1,16 @@
 // The workgroup's work item: which query vectors (row and head) it serves, and which keys they see.
 
 struct Item {
-    uint row;          // query row; with ROWS > 1 the first of them
+    uint row;               // query row; with ROWS > 1 the first of them
     uint last_row;
-    uint first;        // the row sees keys [first, limit)
+    uint first;             // the row sees keys [first, limit)
     uint limit;
-    uint leaf_begin;   // leaves [leaf_begin, leaf_end)
+    uint leaf_begin;        // leaves [leaf_begin, leaf_end)
     uint leaf_end;
-    uint unit_leaves;  // leaves per state: 1, or 8 for a node
-    uint page_table;   // word of the work buffer
-    uint fresh_begin;  // FRESH: tokens from here on are in the uploaded rows, the first of them in row fresh_row
-    uint fresh_row;
+    uint leaves_per_state;  // 1, or 8: a state is a leaf's or a node's
+    uint page_table;        // word of the work buffer
+    uint upload_begin;      // FROM_UPLOAD: tokens from here on are in the uploaded rows, the first in row upload_row
+    uint upload_row;
 };
 
 struct Leaf {
@@ -23,8 +23,8 @@ Item read_item() {
     uint at = HEADER_WORDS + gl_WorkGroupID.x * ITEM_WORDS;
     uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
     return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_LEAF_BEGIN],
-                work[at + ITEM_LEAF_END], work[at + ITEM_UNIT_LEAVES], work[at + ITEM_PAGE_TABLE],
-                work[at + ITEM_FRESH_BEGIN], work[at + ITEM_FRESH_ROW]);
+                work[at + ITEM_LEAF_END], work[at + ITEM_LEAVES_PER_STATE], work[at + ITEM_PAGE_TABLE],
+                work[at + ITEM_UPLOAD_BEGIN], work[at + ITEM_UPLOAD_ROW]);
 }
 
 Leaf leaf_of(Item item, uint index) {

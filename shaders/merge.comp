@@ -36,7 +36,7 @@ void main() {
     uint dim = gl_WorkGroupID.x * MERGE_DIMS + 2u * lane;
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
     uint first = work[record + ROW_STATE], count = work[record + ROW_COUNT], unit = work[record + ROW_UNIT];
-    bool leaves = work[record + ROW_UNIT_LEAVES] == 1u;
+    bool leaves = work[record + ROW_LEAVES_PER_STATE] == 1u;
     uint q_heads = work[HEADER_Q_HEADS];
     uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * (HEAD_DIM / 2u);
     uint pair = min(dim, HEAD_DIM - 2u) / 2u;  // lanes behind head_dim repeat the last pair and write nothing

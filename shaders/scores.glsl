@@ -32,9 +32,9 @@ bvec2 present(Leaf leaf) {
 void find_scores(Item item, Leaf leaf) {
     barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
     uint lane = gl_LocalInvocationID.x;
-    // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and fresh rows, the last
+    // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and uploaded rows, the last
     // key's.
-    uint last = TILE == KEYS_PER_LEAF && FRESH == 0u ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
+    uint last = TILE == KEYS_PER_LEAF && FROM_UPLOAD == 0u ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
     uvec2 key0 = locate(item, leaf, min(lane, last)), key1 = locate(item, leaf, min(lane + WAVE, last));
     for (uint h = 0u; h < HEADS; ++h) {
         dots[h] = vec2(0.0);

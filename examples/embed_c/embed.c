@@ -35,7 +35,7 @@ struct step {
 
 /* Who computes what; never shows in the bits. */
 struct layout {
-    uint32_t splits, unit_leaves, first_leaf, units, first_unit, states, items;
+    uint32_t splits, leaves_per_state, first_leaf, units, first_unit, states, items;
     bool fixed, loop;
 };
 
@@ -140,16 +140,16 @@ static uint32_t boundary(const struct layout *layout, const struct manifest *m, 
     if (layout->fixed)
         return step->first + (uint32_t)((uint64_t)i * (step->tokens - step->first) / layout->splits);
     uint32_t unit = (uint32_t)((uint64_t)i * layout->units / layout->splits);
-    return most(least((layout->first_leaf + unit * layout->unit_leaves) * m->leaf, step->tokens), step->first);
+    return most(least((layout->first_leaf + unit * layout->leaves_per_state) * m->leaf, step->tokens), step->first);
 }
 
 /* Leaves [begin, end) of split `i`: the units that start in it; the first split has that of the first key too. */
 static void leaf_range(const struct layout *layout, const struct manifest *m, const struct step *step, uint32_t i,
                        uint32_t *begin, uint32_t *end) {
-    uint32_t unit_keys = m->leaf * layout->unit_leaves, leaves = ceil_div(step->tokens, m->leaf);
-    *begin = ceil_div(boundary(layout, m, step, i), unit_keys) * layout->unit_leaves;
+    uint32_t unit_keys = m->leaf * layout->leaves_per_state, leaves = ceil_div(step->tokens, m->leaf);
+    *begin = ceil_div(boundary(layout, m, step, i), unit_keys) * layout->leaves_per_state;
     *begin = i ? least(*begin, leaves) : layout->first_leaf;
-    *end = least(ceil_div(boundary(layout, m, step, i + 1), unit_keys) * layout->unit_leaves, leaves);
+    *end = least(ceil_div(boundary(layout, m, step, i + 1), unit_keys) * layout->leaves_per_state, leaves);
 }
 
 static bool layout_make(const struct program *p, const struct step *step, struct layout *layout) {
@@ -157,13 +157,13 @@ static bool layout_make(const struct program *p, const struct step *step, struct
     *layout = (struct layout){.fixed = step->num_splits != 0, .first_leaf = step->first / m->leaf};
     if (layout->fixed) {
         layout->splits = step->num_splits;
-        layout->unit_leaves = (step->tokens - step->first) / layout->splits >= m->leaf * m->node ? m->node : 1;
+        layout->leaves_per_state = (step->tokens - step->first) / layout->splits >= m->leaf * m->node ? m->node : 1;
     } else if (!manifest_splits(m, &p->shape, step->tokens - layout->first_leaf * m->leaf, &layout->splits,
-                                &layout->unit_leaves)) {
+                                &layout->leaves_per_state)) {
         return false;
     }
-    uint32_t unit_keys = m->leaf * layout->unit_leaves;
-    layout->units = ceil_div(ceil_div(step->tokens, m->leaf) - layout->first_leaf, layout->unit_leaves);
+    uint32_t unit_keys = m->leaf * layout->leaves_per_state;
+    layout->units = ceil_div(ceil_div(step->tokens, m->leaf) - layout->first_leaf, layout->leaves_per_state);
     layout->first_unit = step->first / unit_keys;
     layout->states = ceil_div(step->tokens, unit_keys) - layout->first_unit;
     for (uint32_t i = 0; i < layout->splits; ++i) {
@@ -221,7 +221,7 @@ static void write_work(const struct program *p, const struct step *step, const s
     if (!layout) return;
 
     work[at->header.state_stride] = layout->states;
-    work[at->header.direct] = layout->states == 1;
+    work[at->header.single_pass] = layout->states == 1;
     if (step->softcap != 0) {
         float inverse = (float)(1.0 / (double)cap);
         memcpy(&work[at->header.softcap], &cap, 4);
@@ -243,13 +243,13 @@ static void write_work(const struct program *p, const struct step *step, const s
         item[at->item.leaf_end] = end;
         item[at->item.rows] = 1;
         item[at->item.page_table] = page_table;
-        item[at->item.fresh_begin] = UINT32_MAX; /* every token is in the cache */
-        item[at->item.unit_leaves] = layout->unit_leaves;
+        item[at->item.upload_begin] = UINT32_MAX; /* every token is in the cache */
+        item[at->item.leaves_per_state] = layout->leaves_per_state;
         item += at->item_words;
     }
     work[row_table + at->row.count] = layout->states;
     work[row_table + at->row.unit] = layout->first_unit;
-    work[row_table + at->row.unit_leaves] = layout->unit_leaves;
+    work[row_table + at->row.leaves_per_state] = layout->leaves_per_state;
 }
 
 /* Rows of tokens [first, first + count): per token and KV head, K values, then V values. */
@@ -366,7 +366,7 @@ static void print_digest(const struct step *step, const struct layout *layout, c
     sha256_add(&hash, rig->buffers[OUT].mapped, 4 * (size_t)step->q_heads * (step->head_dim + 1));
     sha256_end(&hash, hex);
     printf("%s  %s  keys %u to %u, splits %u, unit %u, %s\n", hex, path, step->first, step->tokens, layout->splits,
-           layout->unit_leaves, layout->loop ? "loop" : "single");
+           layout->leaves_per_state, layout->loop ? "loop" : "single");
 }
 
 /* --- the program ------------------------------------------------------------------------------------- */

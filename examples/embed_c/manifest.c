@@ -21,10 +21,10 @@ static const struct {
 } FIELDS[] = {
     HEADER(q_heads),     HEADER(kv_heads),        HEADER(row_kv_heads), HEADER(group),       HEADER(score_scale),
     HEADER(state_stride), HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),        HEADER(row_table),
-    HEADER(direct),      HEADER(append_table),    HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
+    HEADER(single_pass), HEADER(append_table),    HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
     ITEM(first),         ITEM(limit),             ITEM(leaf_begin),     ITEM(leaf_end),      ITEM(rows),
-    ITEM(page_table),    ITEM(fresh_begin),       ITEM(unit_leaves),    ROW(count),          ROW(unit),
-    ROW(unit_leaves),    APPEND(position),        APPEND(page_table),
+    ITEM(page_table),    ITEM(upload_begin),      ITEM(leaves_per_state), ROW(count),        ROW(unit),
+    ROW(leaves_per_state), APPEND(position),        APPEND(page_table),
 };
 
 bool fail(const char *format, ...) {
@@ -195,18 +195,19 @@ bool manifest_shape(const struct manifest *m, uint32_t q_heads, uint32_t kv_head
 }
 
 bool manifest_splits(const struct manifest *m, const struct shape *shape, uint32_t context, uint32_t *splits,
-                     uint32_t *unit_leaves) {
+                     uint32_t *leaves_per_state) {
     uint32_t leaves = (context + m->leaf - 1) / m->leaf, nodes = (leaves + m->node - 1) / m->node, from, to;
     for (size_t i = 0; i < shape->splits->count; ++i) {
         const struct json *row = &shape->splits->items[i];
         const char *per = json_text(json_get(row, "per"));
         if (!per || !json_u32(json_get(row, "from"), &from) || !json_u32(json_get(row, "to"), &to) ||
-            !json_u32(json_get(row, "splits"), splits) || !json_u32(json_get(row, "unit_leaves"), unit_leaves))
+            !json_u32(json_get(row, "splits"), splits) ||
+            !json_u32(json_get(row, "leaves_per_state"), leaves_per_state))
             return missing(m, "split table that makes sense");
         if (context < from || context > to) continue;
         if (strcmp(per, "leaf") == 0) *splits = leaves;
         if (strcmp(per, "node") == 0) *splits = nodes;
-        if (*splits && *unit_leaves) return true;
+        if (*splits && *leaves_per_state) return true;
     }
     return fail("%s/manifest.json: its split table has no row for %u keys", m->directory, context);
 }

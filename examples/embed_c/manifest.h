@@ -8,20 +8,20 @@
 
 #include "json.h"
 
-enum { MANIFEST_VERSION = 1, MAX_SPEC = 16 };
+enum { MANIFEST_VERSION = 2, MAX_SPEC = 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
     uint32_t header_words, item_words, row_words, append_words;
     struct {
         uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, direct, append_table, softcap, softcap_inverse, sink_table;
+            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table;
     } header;
     struct {
-        uint32_t first, limit, leaf_begin, leaf_end, rows, page_table, fresh_begin, unit_leaves;
+        uint32_t first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
     } item;
     struct {
-        uint32_t count, unit, unit_leaves;
+        uint32_t count, unit, leaves_per_state;
     } row;
     struct {
         uint32_t position, page_table;
@@ -66,7 +66,7 @@ bool manifest_shape(const struct manifest *manifest, uint32_t q_heads, uint32_t 
                     const char *dtype, const char *kind, struct shape *shape);
 /* The split rule's layout of `context` keys: splits, and leaves per emitted state. */
 bool manifest_splits(const struct manifest *manifest, const struct shape *shape, uint32_t context, uint32_t *splits,
-                     uint32_t *unit_leaves);
+                     uint32_t *leaves_per_state);
 bool kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name, struct kernel *kernel);
 /* Change a specialisation constant from the shape's value. */
 bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value);

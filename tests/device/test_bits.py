@@ -17,7 +17,7 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache.rows import checked_values
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import dispatches
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
 pytestmark = pytest.mark.both_dispatchers
@@ -155,8 +155,8 @@ def test_bits_at_131072_keys(device: za.Device) -> None:
 def test_bits_of_the_builds_for_gpus(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
 ) -> None:
-    monkeypatch.setattr(kernels, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
-    monkeypatch.setattr(kernels, "merge_lanes", lambda kind: 256)
+    monkeypatch.setattr(dispatches, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
+    monkeypatch.setattr(dispatches, "merge_lanes", lambda kind: 256)
     for context in (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
 

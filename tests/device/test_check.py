@@ -16,7 +16,7 @@ import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.distributed import fold
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check

@@ -22,7 +22,7 @@ import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.call import RecordingKey
@@ -184,7 +184,7 @@ def copy(inputs, tmp_path):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 2}, "got version 2, expected 1; export it with the zinc-attn that this program was written for"),
+        ({"version": 1}, "got version 1, expected 2; export it with the zinc-attn that this program was written for"),
         ({"format": "other"}, "got format other, expected zinc_attn export"),
         ({"shapes": []}, "it has no sizes for shape 20/2/80, f16; export it with --shape 20/2/80 --dtype f16"),
         ({"kernels": []}, "it has no kernel append"),

@@ -6,7 +6,6 @@ import importlib.util
 import random
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import faults
@@ -20,7 +19,6 @@ from zinc_attn.runtime import kompute
 if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")):
     pytest.skip("the stories are told on lavapipe under Linux", allow_module_level=True)
 
-RUNTIMES = ("vulkan", "kompute")
 SAMPLED = 12  # stories per dispatcher without --full
 
 
@@ -29,16 +27,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return faults.build(tmp_path_factory.mktemp("layer"))
 
 
-def needs(runtime: str) -> None:
-    if runtime == "kompute" and importlib.util.find_spec("kp") is None:
+@pytest.fixture(params=("vulkan", "kompute"))
+def runtime(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/build_kp.sh builds it")
-
-
-def run_python(library: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``source`` in a process with lavapipe alone; one that hangs fails."""
-    environment = faults.environment(library) | {"VK_INSTANCE_LAYERS": ""}
-    command = [sys.executable, "-c", textwrap.dedent(source), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return name
 
 
 # (function, result): how a story ends in which the twentieth such call fails
@@ -53,10 +47,8 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_known_faults(library: Path, runtime: str) -> None:
     """With Kompute, whose fences cannot be made new, a failed submission or wait loses the device."""
-    needs(runtime)
     table = [Fault(f, 20, result, carry) for f, result in TABLE for carry in ((False, True) if FULL else (False,))]
     got = dict(zip(table, faults.run_faults(library, runtime, [(f,) for f in table]), strict=True))
     for fault, outcome in got.items():
@@ -66,9 +58,7 @@ def test_the_known_faults(library: Path, runtime: str) -> None:
         assert outcome == expected, fault
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_fault(library: Path, runtime: str) -> None:
-    needs(runtime)
     every = faults.all_faults(faults.count_calls(library, runtime))
     chosen = every if FULL else random.Random(5).sample(every, SAMPLED)
     report = faults.summary(chosen, outcomes := faults.run_faults(library, runtime, chosen))
@@ -156,13 +146,6 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_forked_children_end(library: Path, runtime: str) -> None:
-    needs(runtime)
-    done = run_python(library, WORLD + FORKS, runtime)
-    assert done.returncode == 0 and done.stdout == "done\n", done.stderr
-
-
 # --- little address space ----------------------------------------------------------------------------------
 
 LITTLE = """
@@ -206,8 +189,10 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_little_address_space(library: Path, runtime: str) -> None:
-    needs(runtime)
-    done = run_python(library, WORLD + LITTLE, runtime)
-    assert done.returncode == 0 and done.stdout == "done\n", done.stderr
+@pytest.mark.parametrize("story", [pytest.param(FORKS, id="forks"), pytest.param(LITTLE, id="little-address-space")])
+def test_a_process_comes_to_its_end(library: Path, runtime: str, story: str) -> None:
+    """With lavapipe alone; a process that hangs fails."""
+    environment = faults.environment(library) | {"VK_INSTANCE_LAYERS": ""}
+    command = [sys.executable, "-c", WORLD + story, runtime]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -10,7 +10,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn.canonical import state as algebra
 from zinc_attn.canonical.constants import LEAVES_PER_NODE
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.runtime.protocol import Dispatch, Use
 

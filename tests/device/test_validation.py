@@ -102,7 +102,7 @@ def test_the_device_tests_are_silent_under_validation(tmp_path):
 
 RACE = """
 import numpy as np, zinc_attn as za
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
 for binding in (*kernels.KERNELS[0].bindings, *kernels.MERGE.bindings):
     object.__setattr__(binding, "access", "read")  # hides the writes that the second pass must wait for
 rng = np.random.default_rng(0)

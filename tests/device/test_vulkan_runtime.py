@@ -32,7 +32,7 @@ from zinc_attn.errors import (
     NoVulkanError,
     ZincAttnError,
 )
-from zinc_attn.kernels.contract import Binding, KernelDecl
+from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Dispatch, Use

@@ -22,7 +22,8 @@ from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
 from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
@@ -108,8 +109,8 @@ def test_kernels_are_the_declarations(made):
         assert {c["name"]: c["fixed"] for c in constants if "fixed" in c} == dict(decl.fixed)
         assert kernel["file"] == decl.file
         assert (kernel["entry_point"], kernel["push_constants"]) == ("main", [])
-    attend = {k["name"]: (k["build"], k["dtype"], k["fresh"]) for k in made["kernels"] if k["family"] == "attend"}
-    assert attend["attend_loop_q8_0_fresh"] == ("loop", "q8_0", True)
+    attend = {k["name"]: (k["build"], k["dtype"], k["from_upload"]) for k in made["kernels"] if k["family"] == "attend"}
+    assert attend["attend_loop_q8_0_from_upload"] == ("loop", "q8_0", True)
     assert made["vulkan"]["storage_buffers_per_stage"] == 7
 
 
@@ -168,7 +169,7 @@ def test_sizes(dtype, page_size):
         assert 4 * n["token_words"] == shape.kv_bytes_per_token(dtype)
         assert 2 * n["page_words"] == n["token_words"] * page_size
         plan = plan_splits(100000, shape)
-        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "unit_leaves": 8}
+        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "leaves_per_state": 8}
         states = evaluate_all(formulas.QUANTITIES, {**n, **call})
         assert evaluate(formulas.BUFFERS["states"][0], {**n, **states}) == plan.scratch_bytes
 
@@ -177,8 +178,8 @@ def test_sizes(dtype, page_size):
 def test_values_by_kind_of_device(kind):
     for head_dim in limits.HEAD_DIMS:
         names = {"kind": kind, "head_dim": head_dim}
-        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == kernels.chunks_ahead(kind, head_dim)
-        assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == kernels.merge_lanes(kind)
+        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == chunks_ahead(kind, head_dim)
+        assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == merge_lanes(kind)
 
 
 def contexts(table):
@@ -200,7 +201,7 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
         row = next(r for r in table if r["from"] <= context <= r["to"])
         splits = {"call": row["splits"], "leaf": leaves, "node": -(-leaves // 8)}[row["per"]]
         plan = plan_splits(context, shape, units, kind=kind)
-        assert (splits, row["unit_leaves"]) == (plan.num_splits, plan.unit_leaves), context
+        assert (splits, row["leaves_per_state"]) == (plan.num_splits, plan.leaves_per_state), context
         for q_len, window in ((1, 0), (4, 0), (1, 100), (3, 5000)) if context <= 131072 else ((1, 0), (1, 100000)):
             plan = plan_splits(context, shape, units, q_len=q_len, kind=kind, window=window or None)
             names = {**names_of(shape, "f16", 256), "kind": kind, "compute_units": units, "q_len": q_len}
@@ -210,9 +211,9 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
             names["target"] = evaluate(rule["names"]["target"], names)
             case = next(c for c in rule["first_that_holds"] if evaluate(c["when"], names))
             names["splits"] = evaluate(case["splits"], names)
-            names["unit_leaves"] = evaluate(case["unit_leaves"], names)
-            names["unit_keys"] = 64 * names["unit_leaves"]
-            assert (names["splits"], names["unit_leaves"]) == (plan.num_splits, plan.unit_leaves), context
+            names["leaves_per_state"] = evaluate(case["leaves_per_state"], names)
+            names["unit_keys"] = 64 * names["leaves_per_state"]
+            assert (names["splits"], names["leaves_per_state"]) == (plan.num_splits, plan.leaves_per_state), context
             for split in {0, 1, plan.num_splits // 3, plan.num_splits}:
                 found = evaluate(rule["boundary"], {**names, "split": split})
                 assert found == plan.boundaries[split], (context, split)
@@ -228,15 +229,15 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
     written, steps = recorded(plan, scoring)
     names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
-    names |= {"rows": q_len, "unit_leaves": plan.unit_leaves, "appends": 0, "table_words": 1}
+    names |= {"rows": q_len, "leaves_per_state": plan.leaves_per_state, "appends": 0, "table_words": 1}
     names |= evaluate_all(formulas.QUANTITIES, names)
     names["sink_words"] = shape.q_heads if sinks else 0
-    direct = names["direct"]
+    single_pass = names["single_pass"]
     items, records = [], []
     for row in range(q_len):
         limit = max(context - q_len + 1 + row, 0)
         seen = {"row": row, "limit": limit, "first": max(limit - window, 0) if window else 0}
-        seen["row_leaves"] = max(-(-limit // 64), direct)
+        seen["row_leaves"] = max(-(-limit // 64), single_pass)
         for split, (begin, end) in enumerate(pairwise(plan.boundaries)):
             known = {**names, **seen, "split": split, "begin_key": begin, "end_key": end}
             known |= {"page_table": written["table"]}
@@ -405,8 +406,8 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 2}, "got version 2, expected 1; export again with the zinc-attn that reads it"),
-        ({"version": True}, "got version True, expected 1"),
+        ({"version": 1}, "got version 1, expected 2; export again with the zinc-attn that reads it"),
+        ({"version": True}, "got version True, expected 2"),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
         ({"kernels": None}, "it has no list of kernels"),
         ({"kernels": []}, "it has no list of kernels"),

@@ -12,7 +12,7 @@ import pytest
 from zinc_attn import reference
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
-from zinc_attn.cli.generate import parse_ids
+from zinc_attn.cli.arguments import parse_numbers
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text, trace
@@ -53,7 +53,7 @@ def test_tokens_of_the_cache() -> None:
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "1,-2", "1.5"])
 def test_prompt_ids_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"^prompt_ids: got '.*', expected token ids such as 1,2,3$"):
-        parse_ids(text)
+        parse_numbers("prompt_ids", text, "token ids such as 1,2,3")
 
 
 def folder(path: Path, **files: str) -> Path:

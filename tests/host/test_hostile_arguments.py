@@ -38,7 +38,7 @@ def merged() -> dict[str, Any]:
     return {"v_a": v, "s_a": s, "v_b": v, "s_b": s}
 
 
-PLAN = {"context_len": 100, "shape": SHAPE, "boundaries": (0, 50, 100), "unit_leaves": 1, "q_len": 1, "begin": 0}
+PLAN = {"context_len": 100, "shape": SHAPE, "boundaries": (0, 50, 100), "leaves_per_state": 1, "q_len": 1, "begin": 0}
 
 TABLE: dict[str, Make] = {
     "AttnShape": lambda: (za.AttnShape, {"q_heads": 2, "kv_heads": 2, "head_dim": 64}),

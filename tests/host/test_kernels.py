@@ -14,8 +14,10 @@ import pytest
 
 from zinc_attn import limits, shapes
 from zinc_attn.cache import rows
-from zinc_attn.kernels import contract as kernels
+from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels import glsl
+from zinc_attn.kernels.sizes import attend_sizes, keys_ahead, value_passes, value_slice
+from zinc_attn.kernels.tuning import SHARED_HEADS
 from zinc_attn.runtime.device import SPIRV
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,7 @@ def test_kernels_needs_only_the_standard_library(tmp_path):
     """The wheel is built in an empty environment: nothing outside the package and the standard library is loaded."""
     code = (
         "import sys, types; sys.modules['zinc_attn'] = p = types.ModuleType('zinc_attn'); p.__path__ = [sys.argv[1]]; "
-        "import zinc_attn.kernels.glsl, zinc_attn.kernels.contract; "
+        "import zinc_attn.kernels.glsl, zinc_attn.kernels.tuning; "
         "print(*(n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names))"
     )
     command = [sys.executable, "-I", "-c", code, str(ROOT / "zinc_attn")]
@@ -88,7 +90,7 @@ def test_interface_of_the_spirv(decl):
 
 @pytest.mark.parametrize("head_dim", limits.HEAD_DIMS)
 def test_value_slices_cover_the_head_dim(head_dim):
-    width = kernels.value_slice(head_dim)
+    width = value_slice(head_dim)
     assert head_dim % width == 0 and head_dim // width <= limits.WAVE
 
 
@@ -147,19 +149,17 @@ def test_shader_and_host_evaluate_the_shared_formulas_alike(head_dim, build, dty
         return
     text = (ROOT / "shaders" / "attend_sizes.glsl").read_text()
     contract = evaluated_glsl((ROOT / "shaders" / "contract.glsl").read_text(), {})
-    for heads in range(1, kernels.SHARED_HEADS + 1):
+    for heads in range(1, SHARED_HEADS + 1):
         for ahead in (1, 2, 4):
             inputs = dict(HEAD_DIM=head_dim, HEADS=heads, CHUNKS_AHEAD=ahead, LOOP=int(build == "loop"))
             known = {**contract, **inputs, "STORAGE": contract[f"STORAGE_{dtype.upper()}"]}
-            shader, host = evaluated_glsl(text, known), kernels.attend_sizes(head_dim, heads, ahead, dtype, build)
+            shader, host = evaluated_glsl(text, known), attend_sizes(head_dim, heads, ahead, dtype, build)
             assert {name: shader[name] for name in host} == host
             assert host["ROW_VALUES"] == shapes.value_words(head_dim, dtype)
             assert host["SCALES"] == shapes.scale_words(head_dim, dtype)
-            assert host["SLICE"] * host["VALUE_PASSES"] == kernels.value_slice(head_dim)
-            assert host["VALUE_PASSES"] == kernels.value_passes(head_dim, heads)
-    assert kernels.keys_ahead("discrete", head_dim, 1, build, dtype) >= kernels.keys_ahead(
-        "cpu", head_dim, 1, build, dtype
-    )
+            assert host["SLICE"] * host["VALUE_PASSES"] == value_slice(head_dim)
+            assert host["VALUE_PASSES"] == value_passes(head_dim, heads)
+    assert keys_ahead("discrete", head_dim, 1, build, dtype) >= keys_ahead("cpu", head_dim, 1, build, dtype)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zinc_attn.errors import ArgumentError
-from zinc_attn.kernels.contract import Binding, KernelDecl
+from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.runtime.kompute.buffers import CHAINED_BYTES, KomputeBuffer, is_staged
 from zinc_attn.runtime.kompute.lifetime import Lifetime
 from zinc_attn.runtime.kompute.recording import KomputeKernel, KomputeRecording, StepRecorder

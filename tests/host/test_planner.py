@@ -46,7 +46,7 @@ def test_rule_is_monotone_and_capped(shape, units, kind):
         sizes = [b - a for a, b in ranges]
         if context:
             assert min(sizes) >= 1, "no split under a leaf of 64 keys"
-            assert max(sizes) - min(sizes) <= plan.unit_leaves
+            assert max(sizes) - min(sizes) <= plan.leaves_per_state
 
 
 def test_one_split_up_to_the_threshold_and_one_pass():
@@ -112,7 +112,7 @@ def test_builds_and_scratch():
     assert SplitPlan.fixed(1000, QWEN, split_size=64).build == "single"
     assert SplitPlan.fixed(1000, QWEN, num_splits=1).build == "loop"
     plan = SplitPlan.fixed(1000, QWEN, num_splits=1)
-    assert (plan.unit_leaves, plan.states, plan.scratch_bytes) == (8, 2, 4 * 2 * 16 * 258)
+    assert (plan.leaves_per_state, plan.states, plan.scratch_bytes) == (8, 2, 4 * 2 * 16 * 258)
     assert plan.workgroups == 2
     assert SplitPlan.fixed(500, QWEN, num_splits=1).scratch_bytes == 4 * 8 * 16 * 258
 
@@ -124,18 +124,18 @@ def test_round_trip_and_fingerprint():
     prints = {plan_splits(n, QWEN, 64).fingerprint() for n in range(1000, 1010)}
     assert len(prints) == 10
     assert plan_splits(131072, QWEN, 64).fingerprint() == (
-        "0baa3db15d6faf3fd7c15b5c7a92148c3de9861ad17841d87002f5ffc0927746"
+        "93908c1af1422f32c86514e2f9378ead172f895d611a3347a2604036d0c5d2f3"
     )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "got version 1, expected 2"),
+        ({"version": 2}, "got version 2, expected 3"),
         ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
         ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
         ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
-        ({"unit_leaves": 3}, "unit_leaves: got 3, expected 1 or 8"),
+        ({"leaves_per_state": 3}, "leaves_per_state: got 3, expected 1 or 8"),
         ({"shape": {"q_heads": 16}}, "expected a dict of q_heads, kv_heads and head_dim"),
         ({"surprise": 1}, "expected ['begin', 'boundaries'"),
     ],

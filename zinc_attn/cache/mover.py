@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels import contract
+from ..kernels import declarations
 from ..kernels.dispatches import append_call, copy_call, gather_call
 from ..kernels.records import WorkBuffer
 from ..planning.sizes import power_of_two
@@ -117,7 +117,7 @@ class RowMover:
         buffers, n = self._made(key), len(positions)
         work = buffers.work
         work.appends["position"][:n] = positions
-        work.appends["position"][n:] = contract.NO_TOKEN
+        work.appends["position"][n:] = declarations.NO_TOKEN
         work.appends["page_table"] = work.tables_at
         work.tables[: len(table)] = table
         self._device.runtime.write(buffers.work_buffer, work.words)

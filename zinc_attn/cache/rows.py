@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from ..canonical.constants import CHUNK, KEYS_PER_LEAF, MAX_INPUT, MIN_INPUT
@@ -102,7 +103,7 @@ def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], dtype: str) -> Non
             out[..., values : values + size] = quants.view(np.uint32)
             halves = out.view(np.float16)
             halves[..., 2 * scales : 2 * scales + steps.shape[-1]] = steps
-        elif dtype == "bf16":
+        elif dtype == "bf16":  # exact, as these values have no lower half
             out.view(np.uint16)[..., 2 * values : 2 * (values + size)] = (
                 np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16
             )
@@ -134,7 +135,7 @@ def _join(values: Words, scales: Words, head_dim: int, dtype: str) -> F32:
     if dtype == "f16":
         return values.view(np.float16).astype(np.float32)
     if dtype == "bf16":
-        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(values.view(bfloat16), np.float32)
     factor = np.ascontiguousarray(scales).view(np.float16)[..., : head_dim // Q8_BLOCK].astype(np.float32)
     return values.view(np.int8).astype(np.float32) * np.repeat(factor, Q8_BLOCK, axis=-1)
 

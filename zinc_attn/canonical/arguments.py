@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from ..checks import check_array, check_bool, check_float, check_int
 from ..errors import ShapeError, ValueRangeError
 from ..limits import MAX_CONTEXT
 from . import constants
+
+MAX_WINDOW: Final = 1 << 62  # positions are int64
 
 
 def with_rows(q: NDArray[Any]) -> NDArray[Any]:
@@ -46,21 +48,43 @@ def checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDA
     return qa, ka, va
 
 
+def check_scale(scale: Any) -> float | None:
+    """A finite float32 number, or None."""
+    expected = "a finite float32 number"
+    value = None if scale is None else check_float("scale", scale, expected)
+    if value is not None and not abs(value) * constants.LOG2E < 2.0**127:
+        raise ValueRangeError(f"scale: got {value:g}, expected {expected}")
+    return value
+
+
+def check_window(window: Any) -> int | None:
+    """A window in keys, or None."""
+    return None if window is None else check_int("window", window, 1, MAX_WINDOW)
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """A cap within the range of inputs, or None."""
+    expected = "a number from 2**-40 to 2**60, or None for no cap"
+    value = None if softcap is None else check_float("softcap", softcap, expected)
+    if value is not None and not constants.MIN_INPUT <= value <= constants.MAX_INPUT:
+        raise ValueRangeError(f"softcap: got {value:g}, expected {expected}")
+    return value
+
+
+def check_sinks(sinks: Any, q_heads: int) -> NDArray[Any] | None:
+    """An array (q_heads,) of any values, or None."""
+    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64"))
+    if array is not None and array.shape != (q_heads,):
+        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
+    return array
+
+
 def checked_options(
     q_heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
 ) -> tuple[float | None, int | None, float | None, NDArray[Any] | None]:
     """scale, window, softcap and sinks; refused where they are not what ``attention`` says."""
     check_bool("causal", causal)
-    factor = None if scale is None else check_float("scale", scale)
-    if factor is not None and not abs(factor) * constants.LOG2E < 2.0**127:
-        raise ValueRangeError(f"scale: got {factor:g}, expected a finite float32 number")
-    keys = None if window is None else check_int("window", window, 1, 1 << 62)  # positions are int64
-    cap = None if softcap is None else check_float("softcap", softcap)
-    if cap is not None and not constants.MIN_INPUT <= cap <= constants.MAX_INPUT:
-        raise ValueRangeError(f"softcap: got {cap:g}, expected a number from 2**-40 to 2**60, or None for no cap")
-    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64"))
-    if array is not None and array.shape != (q_heads,):
-        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
-    if array is not None and not np.all(np.abs(array) <= constants.MAX_INPUT):
+    checked = check_scale(scale), check_window(window), check_softcap(softcap), check_sinks(sinks, q_heads)
+    if checked[3] is not None and not np.all(np.abs(checked[3]) <= constants.MAX_INPUT):
         raise ValueRangeError("sinks: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
-    return factor, keys, cap, array
+    return checked

@@ -7,6 +7,7 @@ import importlib.util
 from contextlib import ExitStack
 from typing import Any, Final
 
+from ..checks import parse_digits, shown
 from ..errors import ArgumentError
 from ..limits import DTYPE_BYTES
 from ..runtime.device import RUNTIMES, Device
@@ -87,6 +88,15 @@ def chosen_model(args: argparse.Namespace) -> ModelPreset:
         shape = AttnShape.parse(args.shape)
         return ModelPreset(str(shape), shape, 1)
     raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
+
+
+def parse_numbers(name: str, text: str, expected: str) -> list[int]:
+    """``2,8`` to numbers. expected: such numbers, in words."""
+    found = [parse_digits(word) for word in text.split(",")]
+    numbers = [number for number in found if number is not None]
+    if len(numbers) < len(found):
+        raise ArgumentError(f"{name}: got {shown(text)}, expected {expected}")
+    return numbers
 
 
 def parse_shapes(text: str) -> list[AttnShape]:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..checks import parse_digits, shown
 from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..tools import generate
-from .arguments import Subparsers, add_cache_arguments, add_command, add_device_arguments
+from .arguments import Subparsers, add_cache_arguments, add_command, add_device_arguments, parse_numbers
 from .terminal import figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar, say
 
 
@@ -69,7 +68,9 @@ def run_generate(args: argparse.Namespace) -> int:
         split_size=args.split_size,
         capacity=args.capacity,
     )
-    given = parse_ids(args.prompt_ids) if args.prompt is None else None
+    given = None
+    if args.prompt is None:
+        given = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3")
     host = generate.load_model(args.model)
     tokenizer = generate.load_tokenizer(args.model) if given is None else None
     if given is None and tokenizer is None:
@@ -119,14 +120,6 @@ def read_stdin() -> str:
         return "" if sys.stdin is None else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"prompt: stdin cannot be read: {error}; expected text") from error
-
-
-def parse_ids(text: str) -> list[int]:
-    """``1,2,3`` to token ids."""
-    found = [parse_digits(word) for word in text.split(",")]
-    if None in found:
-        raise ArgumentError(f"prompt_ids: got {shown(text)}, expected token ids such as 1,2,3")
-    return [number for number in found if number is not None]
 
 
 def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation) -> None:

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Final
 
-from ..checks import check_int, parse_digits, shown
-from ..errors import ArgumentError
+from ..checks import check_int
 from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import SplitSpec
 from ..tools.models import ModelPreset
+from .arguments import parse_numbers
 from .terminal import MISSING, figure, model_text, need, print_json, print_rows
 
 SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
@@ -108,7 +108,5 @@ def run_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) ->
 
 def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
     """``2,8`` to numbers of at least ``least``, repeated ones once."""
-    found = [parse_digits(word) for word in text.split(",")]
-    if None in found:
-        raise ArgumentError(f"{name}: got {shown(text)}, expected numbers such as 2,8")
+    found = parse_numbers(name, text, "numbers such as 2,8")
     return [check_int(name, number, least, 1 << 16) for number in dict.fromkeys(found)]

@@ -1,9 +1,16 @@
-"""``zinc-attn rdna4``: the compiler gate, whose options and lines are those of ``python -m zinc_attn.tools.rdna4``."""
+"""``zinc-attn rdna4``: the compiler gate, a table of what the compiler made of each kernel and the broken gates."""
 
 from __future__ import annotations
 
-from ..tools import rdna4
-from .arguments import Subparsers, add_command
+import argparse
+import json
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ..runtime.device import SPIRV
+from ..tools.rdna4 import FAMILIES, Spec, compile_variants, isa_text, missing, table, violations
+from .arguments import UNMET, Subparsers, add_command
+from .terminal import say
 
 
 def add_rdna4(subparsers: Subparsers) -> None:
@@ -17,5 +24,33 @@ def add_rdna4(subparsers: Subparsers) -> None:
         "exit status: 0 every gate holds, 3 one does not, 2 it cannot be known here",
         "  zinc-attn rdna4\n  zinc-attn rdna4 --family gfx1200 --json",
     )
-    rdna4.add_arguments(parser)
-    parser.set_defaults(run=rdna4.run)
+    add = parser.add_argument
+    add("--family", default="gfx1201", choices=FAMILIES)
+    add("--json", action="store_true", help="every number, one object per variant")
+    add("--isa", metavar="KERNEL:HEAD_DIM:HEADS", help="print one variant's program")
+    add("--spirv", type=Path, default=SPIRV, help="folder of the modules (default: the shipped ones)")
+    parser.set_defaults(run=run_rdna4)
+
+
+def run_rdna4(args: argparse.Namespace) -> int:
+    """Compile, print, and check the gates."""
+    if why := missing(args.family):
+        say(why)
+        return 2
+    if args.isa:
+        kernel, *constants = args.isa.split(":")
+        try:
+            spec = Spec(kernel, *map(int, constants))
+        except (TypeError, ValueError):
+            raise ArgumentError(f"isa: got {args.isa!r}, expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM") from None
+        print(isa_text(spec, args.family, args.spirv))
+        return 0
+    reports = compile_variants(None, args.family, args.spirv)
+    print(json.dumps([r.to_dict() for r in reports], indent=1) if args.json else table(reports))
+    broken = violations(reports)
+    for sentence in broken:
+        say(sentence)
+    if not args.json and not broken:
+        most = max(r.lds_bytes for r in reports)
+        print(f"{len(reports)} variants: all wave32, no spills, LDS at most {most} bytes: every gate holds")
+    return UNMET if broken else 0

@@ -144,7 +144,7 @@ class RecordedCall:
 def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible) -> WorkBuffer:
     """The call's work buffer; page 0 holds everything."""
     single_pass = plan.passes == 1
-    items = item_records(visible, np.array(plan.leaf_ranges()), plan.unit_leaves, keep_empty=single_pass)
+    items = item_records(visible, np.array(plan.leaf_ranges()), plan.leaves_per_state, keep_empty=single_pass)
     work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.sinks)
     work.set_shape(plan.shape, plan.shape.kv_heads)
     work.set(
@@ -153,7 +153,7 @@ def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: V
         page_shift=_ONE_PAGE,
         page_tiles=max(tiles(kv.tokens), 1),
         rows=plan.q_len,
-        direct=int(single_pass),
+        single_pass=int(single_pass),
     )
     work.items[:] = items
     work.items["page_table"] = work.tables_at

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.rows import checked_values
+from ..canonical.arguments import check_window
 from ..checks import check_array, check_bool, shown
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..limits import MAX_CONTEXT
@@ -18,7 +19,7 @@ from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
 from ..shapes import AttnShape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
-from .scoring import Scoring, check_scale, check_score_bound, check_sinks, check_softcap, check_window
+from .scoring import Scoring, check_scale, check_score_bound, check_sinks, check_softcap
 
 F32 = NDArray[np.float32]
 

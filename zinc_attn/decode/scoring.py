@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.rows import checked_values
-from ..canonical.constants import LOG2E, MAX_INPUT, MAX_SCORE, MIN_INPUT
+from ..canonical import arguments
+from ..canonical.constants import MAX_SCORE
 from ..canonical.emulate import score_scale
 from ..canonical.state import sink_scores
-from ..checks import check_array, check_float, check_int
-from ..errors import ArgumentError, ShapeError, ValueRangeError
-from ..kernels import contract
+from ..checks import check_array
+from ..errors import ArgumentError, ValueRangeError
+from ..kernels import declarations
 
 F32 = NDArray[np.float32]
-MAX_WINDOW = 1 << 62  # positions are int64
 
 
 def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
@@ -33,12 +33,8 @@ def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -
 
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The scale as a float; None is 1 / sqrt(head_dim)."""
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    value = check_float("scale", scale, "a finite float32 number")
-    if not abs(value) * LOG2E < 2.0**127:
-        raise ValueRangeError(f"scale: got {value:g}, expected a finite float32 number")
-    return value
+    value = arguments.check_scale(scale)
+    return 1.0 / math.sqrt(head_dim) if value is None else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,32 +54,20 @@ class Scoring:
         words = {"score_scale": float(score_scale(head_dim, self.scale, self.softcap))}
         if self.softcap is not None:
             words |= {"softcap": self.softcap, "softcap_inverse": 1.0 / self.softcap}
-        return {name: contract.float_bits(value) for name, value in words.items()}
-
-
-def check_window(window: Any) -> int | None:
-    """A window in keys, or None."""
-    return None if window is None else check_int("window", window, 1, MAX_WINDOW)
+        return {name: declarations.float_bits(value) for name, value in words.items()}
 
 
 def check_softcap(softcap: Any) -> float | None:
     """A cap within the range of inputs, or None; rounded to float32."""
-    if softcap is None:
-        return None
-    expected = "a number from 2**-40 to 2**60, or None for no cap"
-    value = check_float("softcap", softcap, expected)
-    if not MIN_INPUT <= value <= MAX_INPUT:
-        raise ValueRangeError(f"softcap: got {value:g}, expected {expected}")
-    return float(np.float32(value))
+    value = arguments.check_softcap(softcap)
+    return None if value is None else float(np.float32(value))
 
 
 def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
     """Sinks (q_heads,) in log2 units, or None."""
-    if sinks is None:
+    array = arguments.check_sinks(sinks, q_heads)
+    if array is None:
         return None
-    array = check_array("sinks", sinks, ("float32", "float16", "float64"))
-    if array.shape != (q_heads,):
-        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
     with np.errstate(over="ignore"):  # what float32 does not hold is infinite there, and refused as such
         return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
 
@@ -116,10 +100,10 @@ class LayerScorings:
 
 def _windows(window: Any, num_layers: int) -> list[int | None]:
     if not isinstance(window, (list, tuple)):
-        return [check_window(window)] * num_layers
+        return [arguments.check_window(window)] * num_layers
     if len(window) != num_layers:
         raise ArgumentError(f"window: got {len(window)} entries, expected an int, None or one per layer ({num_layers})")
-    return list(map(check_window, window))
+    return list(map(arguments.check_window, window))
 
 
 def _sink_rows(sinks: Any, num_layers: int, q_heads: int) -> list[F32 | None]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
-from ..kernels import contract
+from ..kernels import declarations
 from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
 from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.call import RecordingKey, Submission
@@ -52,7 +52,7 @@ class SharedTensors:
 class Tensors:
     """What a recording is bound to beside K, V and the work words.
 
-    q: (rows, q_heads, head_dim) float32; states and out: see ``kernels.contract``; rows: the uploaded new rows.
+    q: (rows, q_heads, head_dim) float32; states and out: see ``kernels.declarations``; rows: the uploaded new rows.
     """
 
     q: Buffer
@@ -140,7 +140,7 @@ class Workspace:
             if one is not None:
                 cache.layout.set_header(one, cache.layers[0][0])
                 one.set(**scoring.header(shape.head_dim), state_stride=key.states, rows=key.rows)
-        work.set(direct=int(key.single_pass))
+        work.set(single_pass=int(key.single_pass))
         made.row_words = np.zeros((key.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
         try:
             for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
@@ -170,7 +170,7 @@ class Workspace:
         appended = len(submission.appends)
         work.appends[:appended] = submission.appends
         work.appends["page_table"][:appended] += np.uint32(work.tables_at)
-        work.appends["position"][appended:] = contract.NO_TOKEN
+        work.appends["position"][appended:] = declarations.NO_TOKEN
         if self.shared is not None:
             self.shared.tables[:] = work.tables
             self.shared.rows[:] = work.rows
@@ -196,7 +196,7 @@ class Workspace:
         return SteadyWords(
             [items["limit"][span] for span in submission.spans],
             [items["first"][span] for span in submission.spans],
-            [items["fresh_begin"][span] for span in submission.spans],
+            [items["upload_begin"][span] for span in submission.spans],
             self.work.appends["position"],
         )
 

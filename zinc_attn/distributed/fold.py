@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ..canonical.constants import LEAVES_PER_NODE
 from ..canonical.partial import PartialState, gather
 from ..errors import ArgumentError, ClosedError, ShapeError
-from ..kernels.contract import SCRATCH_BYTES
 from ..kernels.dispatches import merge_call
 from ..kernels.records import WorkBuffer
+from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.sizes import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
@@ -74,7 +74,7 @@ class Fold:
         records = work.rows[:count]
         work.rows["count"][count:] = 0  # rows are rounded up; the surplus ones have no states
         records["state"], records["count"] = np.arange(count) * n, n
-        records["unit"], records["unit_leaves"] = whole.span[0], LEAVES_PER_NODE
+        records["unit"], records["leaves_per_state"] = whole.span[0], LEAVES_PER_NODE
         if whole.sinks is not None:
             work.sinks[:] = whole.sinks.view(np.uint32)
         runtime.write(buffers["work"], work.words)

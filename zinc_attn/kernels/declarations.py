@@ -72,7 +72,7 @@ HEADER: Final = (
     "page_tiles",  # tiles per page and KV head
     "rows",  # query rows of the call
     "row_table",  # word where the ROW records begin
-    "direct",  # 1: each row has at most one state, and pass 1 writes the final output
+    "single_pass",  # 1: each row has at most one state, and pass 1 writes the final output
     "append_table",  # word where the APPEND (or COPY) records begin
     "softcap",  # float32 bits of the cap, read where attend's specialisation constant softcap is 1
     "softcap_inverse",  # float32 bits of 1 / cap
@@ -81,8 +81,8 @@ HEADER: Final = (
 HEADER_WORDS: Final = 16
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
 # specialisation constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
-# these leaves; the ROW records say where their states go. Fresh kernels find the sequence's tokens from fresh_begin on
-# in the uploaded rows, the first of them in row fresh_row.
+# these leaves; the ROW records say where their states go. Where from_upload is 1, the sequence's tokens from
+# upload_begin on are in the uploaded rows, the first of them in row upload_row.
 ITEM: Final = (
     "row",
     "limit",
@@ -90,14 +90,14 @@ ITEM: Final = (
     "leaf_end",
     "rows",
     "page_table",
-    "fresh_begin",
-    "fresh_row",
-    "unit_leaves",
+    "upload_begin",
+    "upload_row",
+    "leaves_per_state",
     "first",
 )
 ITEM_WORDS: Final = 12
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit.
-ROW: Final = ("state", "count", "unit", "unit_leaves")
+ROW: Final = ("state", "count", "unit", "leaves_per_state")
 ROW_WORDS: Final = 4
 # A new token: its position in its sequence (or NO_TOKEN), and the word where the sequence's page table begins.
 APPEND: Final = ("position", "page_table")
@@ -120,7 +120,7 @@ _ATTEND_BINDINGS: Final = (
     Binding("v", "read"),  # (tiles, tile, head_dim) of the storage type
     Binding("states", "write"),  # o: (states, q_heads, head_dim), then (m, l): (states, q_heads, 2), float32
     Binding("out", "write"),  # out: (rows, q_heads, head_dim), then lse: (rows, q_heads), float32
-    Binding("rows", "read"),  # uploaded rows of the newest tokens; not read unless fresh: bind any buffer, such as work
+    Binding("rows", "read"),  # uploaded rows of the newest tokens; read where from_upload is 1, else any buffer
 )
 
 Build = Literal["single", "loop"]
@@ -128,22 +128,26 @@ BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
 STORAGE: Final = tuple(limits.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialisation constant
 
 
-def attend(build: Build, dtype: str, fresh: bool = False) -> KernelDecl:
+def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:
     """Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit.
 
-    ``fresh``: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache.
+    ``from_upload``: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache.
     """
     return KernelDecl(
-        f"attend_{build}_{dtype}{'_fresh' * fresh}",
+        f"attend_{build}_{dtype}{'_from_upload' * from_upload}",
         "attend.comp",
         _ATTEND_BINDINGS,
         ("head_dim", "heads", "chunks_ahead", "tile", "softcap", "rows_shared"),
         (f"LOOP={int(build == 'loop')}",),
         f"attend_{build}",
-        (("storage", STORAGE.index(dtype)), ("fresh", int(fresh))),
+        (("storage", STORAGE.index(dtype)), ("from_upload", int(from_upload))),
     )
 
 
+# name: what ``attend`` makes the kernel from
+ATTEND: Final[dict[str, tuple[Build, str, bool]]] = {
+    attend(b, d, u).name: (b, d, u) for d in STORAGE for b in BUILDS for u in (False, True)
+}
 MERGE: Final = KernelDecl(
     "merge",
     "merge.comp",
@@ -175,7 +179,7 @@ COPY_KERNEL: Final = KernelDecl(
 )
 
 KERNELS: Final = (
-    *(attend(b, d, f) for d in STORAGE for b in BUILDS for f in (False, True)),
+    *(attend(*of) for of in ATTEND.values()),
     MERGE,
     APPEND_KERNEL,
     GATHER_KERNEL,

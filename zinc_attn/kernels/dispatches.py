@@ -1,7 +1,8 @@
 """Every dispatch of the package, built in one place: which kernel, with which constants, buffers and grid.
 
 A ``KernelCall`` names its buffers; whoever runs it binds them. Decode calls, one-shot calls, partial states, the fold
-of shards, a host's own Kompute sequence, the compiler gate and the exported manifest all start here.
+of shards and a host's own Kompute sequence are made of these calls, and the compiler gate compiles their programs. The
+exported manifest states the same rules as formulas, for hosts without Python; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 
 from ..canonical.constants import CHUNK
 from ..shapes import AttnShape, scale_words, value_words
-from . import contract
-from .contract import Build, KernelDecl
+from . import declarations
+from .declarations import Build, KernelDecl
+from .tuning import chunks_ahead, merge_lanes
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,11 @@ class AttendVariant:
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialisation constants."""
-        decl = contract.attend(self.build, self.dtype, self.from_upload)
+        decl = declarations.attend(self.build, self.dtype, self.from_upload)
         values = {
             "head_dim": self.shape.head_dim,
             "heads": self.heads_per_workgroup * self.rows,
-            "chunks_ahead": contract.chunks_ahead(self.kind, self.shape.head_dim),
+            "chunks_ahead": chunks_ahead(self.kind, self.shape.head_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),
             "rows_shared": self.rows,
@@ -78,8 +80,8 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     """Pass 2: fold the states of ``rows`` query rows and divide."""
-    grid = (-(-shape.head_dim // contract.MERGE_DIMS), shape.q_heads, rows)
-    return KernelCall(contract.MERGE, (shape.head_dim, contract.merge_lanes(kind)), ("work", "states", "out"), grid)
+    grid = (-(-shape.head_dim // declarations.MERGE_DIMS), shape.q_heads, rows)
+    return KernelCall(declarations.MERGE, (shape.head_dim, merge_lanes(kind)), ("work", "states", "out"), grid)
 
 
 def _row_spec(shape: AttnShape, dtype: str, tile: int) -> tuple[int, ...]:
@@ -91,16 +93,16 @@ def _row_spec(shape: AttnShape, dtype: str, tile: int) -> tuple[int, ...]:
 def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
     """Write ``rows`` uploaded rows to the cache."""
     spec = _row_spec(shape, dtype, tile)
-    return KernelCall(contract.APPEND_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+    return KernelCall(declarations.APPEND_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
 
 
 def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
     """Read ``rows`` rows back from the cache."""
     spec = _row_spec(shape, dtype, tile)
-    return KernelCall(contract.GATHER_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+    return KernelCall(declarations.GATHER_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
 
 
 def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int) -> KernelCall:
     """Copy one page within the cache."""
     tile_words = tile * (value_words(shape.head_dim, dtype) + scale_words(shape.head_dim, dtype))
-    return KernelCall(contract.COPY_KERNEL, (tile_words,), ("work", "k", "v"), (1, kv_heads, page_tiles))
+    return KernelCall(declarations.COPY_KERNEL, (tile_words,), ("work", "k", "v"), (1, kv_heads, page_tiles))

@@ -1,8 +1,8 @@
-"""The work buffer as NumPy sees it: record dtypes derived from ``contract``, and the buffer's layout.
+"""The work buffer as NumPy sees it: record dtypes derived from the declarations, and the buffer's layout.
 
 A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
 APPEND (or COPY) record per new token (or page pair), the page tables, and the attention sinks. ``WorkBuffer`` names all
-of them, so that no index of a word appears outside ``contract``.
+of them, so that no index of a word appears outside ``declarations``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..shapes import AttnShape
-from . import contract
+from . import declarations
 
 Words = NDArray[np.uint32]
 Records = NDArray[Any]  # a structured array of one of the dtypes below
 
-NEVER: Final = 0xFFFFFFFF  # fresh_begin of an item whose keys all lie in the cache
+NEVER: Final = 0xFFFFFFFF  # upload_begin of an item whose keys all lie in the cache
 
 
 def _record(names: tuple[str, ...], words: int) -> np.dtype[Any]:
@@ -27,11 +27,11 @@ def _record(names: tuple[str, ...], words: int) -> np.dtype[Any]:
     return np.dtype([(name, np.uint32) for name in (*names, *reserved)])
 
 
-HEADER: Final = _record(contract.HEADER, contract.HEADER_WORDS)
-ITEM: Final = _record(contract.ITEM, contract.ITEM_WORDS)
-ROW: Final = _record(contract.ROW, contract.ROW_WORDS)
-APPEND: Final = _record(contract.APPEND, contract.APPEND_WORDS)
-COPY: Final = _record(contract.COPY, contract.COPY_WORDS)
+HEADER: Final = _record(declarations.HEADER, declarations.HEADER_WORDS)
+ITEM: Final = _record(declarations.ITEM, declarations.ITEM_WORDS)
+ROW: Final = _record(declarations.ROW, declarations.ROW_WORDS)
+APPEND: Final = _record(declarations.APPEND, declarations.APPEND_WORDS)
+COPY: Final = _record(declarations.COPY, declarations.COPY_WORDS)
 
 
 def no_records(dtype: np.dtype[Any]) -> Records:
@@ -51,10 +51,10 @@ class WorkBuffer:
         self, items: int = 0, rows: int = 0, appends: int = 0, tables: int = 0, sinks: NDArray[Any] | None = None
     ) -> None:
         sizes = (
-            contract.HEADER_WORDS,
-            items * contract.ITEM_WORDS,
-            rows * contract.ROW_WORDS,
-            appends * contract.APPEND_WORDS,
+            declarations.HEADER_WORDS,
+            items * declarations.ITEM_WORDS,
+            rows * declarations.ROW_WORDS,
+            appends * declarations.APPEND_WORDS,
             tables,
             0 if sinks is None else len(sinks),
         )

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
-from ..kernels.contract import SCRATCH_BYTES, Build, shared_rows
+from ..kernels.declarations import Build
 from ..kernels.records import APPEND, ITEM, Records, no_records
+from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
 from .items import Indices, Visible, item_records, row_records
 from .sharing import shared_items, shared_leaves
@@ -171,7 +172,7 @@ def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], 
     if len(set(first_pages)) == len(first_pages):
         return order
     tables = [request.table.astype(">u4").tobytes() for request in requests]
-    return sorted(order, key=lambda i: (layouts[i].plan.unit_leaves, tables[i]))
+    return sorted(order, key=lambda i: (layouts[i].plan.leaves_per_state, tables[i]))
 
 
 def _cut(
@@ -280,8 +281,8 @@ class SubmissionPlanner:
         """The words of an item that say where a request's keys lie."""
         words = {"page_table": placement.table_at[request]}
         if self.facts.attends_upload and request in placement.upload_at:
-            words["fresh_begin"] = self.requests[request].tokens - self.requests[request].new_rows
-            words["fresh_row"] = placement.upload_at[request]
+            words["upload_begin"] = self.requests[request].tokens - self.requests[request].new_rows
+            words["upload_row"] = placement.upload_at[request]
         return words
 
     def _records(
@@ -296,7 +297,8 @@ class SubmissionPlanner:
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(one), None if attended is None else attended[i]
-            mine = item_records(visible, layout.ranges, layout.plan.unit_leaves, keep_empty=single_pass, shared=shared)
+            leaves = layout.plan.leaves_per_state
+            mine = item_records(visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared)
             mine["row"] += np.uint32(row)
             for name, value in self._key_words(one.request, placement).items():
                 mine[name] = value
@@ -317,7 +319,7 @@ class SubmissionPlanner:
         most = shared_rows(facts.kind, facts.shape, self.options.cascade is True)
         if self.options.cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
-        units = np.repeat([layout.plan.unit_leaves for layout in layouts], sizes)
+        units = np.repeat([layout.plan.leaves_per_state for layout in layouts], sizes)
         limits = np.concatenate([self._visible(one)[1] for one in slices])
         tables = [self.requests[one.request].table for one in slices for _ in range(one.begin, one.end)]
         shared, attended = shared_leaves(limits, units, tables, facts.page_size)

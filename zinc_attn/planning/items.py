@@ -16,7 +16,7 @@ Visible = tuple[Indices, Indices]  # (first, limit), each (rows,): row i sees ke
 def item_records(
     visible: Visible,
     ranges: Indices,
-    unit_leaves: int,
+    leaves_per_state: int,
     *,
     keep_empty: bool = False,
     shared: Indices | None = None,
@@ -38,7 +38,7 @@ def item_records(
     items["limit"], items["first"] = limits[row], firsts[row]
     items["leaf_begin"] = np.maximum(ranges[split, 0], from_leaf[row])
     items["leaf_end"] = np.minimum(ranges[split, 1], last[row])
-    items["unit_leaves"], items["fresh_begin"] = unit_leaves, NEVER
+    items["leaves_per_state"], items["upload_begin"] = leaves_per_state, NEVER
     return items
 
 
@@ -49,5 +49,5 @@ def row_records(visible: Visible, plan: SplitPlan) -> Records:
     unit = firsts // plan.unit_keys
     rows["state"] = np.arange(len(limits)) * plan.states + unit - plan.first_unit
     rows["count"] = np.maximum(-(-limits // plan.unit_keys) - unit, 0)
-    rows["unit"], rows["unit_leaves"] = unit, plan.unit_leaves
+    rows["unit"], rows["leaves_per_state"] = unit, plan.leaves_per_state
     return rows

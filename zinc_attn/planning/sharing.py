@@ -75,6 +75,6 @@ def shared_items(shared: list[SharedKeys], units: Indices, rows_each: int) -> Re
         items = np.zeros(len(leaf), ITEM)
         items["row"], items["rows"] = first_row, np.minimum(row + rows - first_row, rows_each)
         items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + unit, end * KEYS_PER_LEAF
-        items["unit_leaves"], items["fresh_begin"] = unit, NEVER
+        items["leaves_per_state"], items["upload_begin"] = unit, NEVER
         parts.append(items)
     return np.concatenate(parts)

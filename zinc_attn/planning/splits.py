@@ -44,7 +44,7 @@ MAX_LEAF_SPLITS: Final = NODE_KEYS // (KEYS_PER_LEAF * LEAVES_PER_NODE)
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
 MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout
-PLAN_VERSION: Final = 2
+PLAN_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class SplitPlan:
     """A layout of one attention call. Built by ``plan_splits`` or ``SplitPlan.fixed``.
 
     context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len, any integers;
-    unit_leaves: leaves per emitted partial state, 1 or 8. A unit belongs to the split in which it starts, that of
+    leaves_per_state: leaves per emitted partial state, 1 or 8. A unit belongs to the split in which it starts, that of
     ``begin`` to the first. begin: keys before it are seen by no row (a window), and their leaves are not read.
     """
 
     context_len: int
     shape: AttnShape
     boundaries: tuple[int, ...]
-    unit_leaves: int
+    leaves_per_state: int
     q_len: int = 1
     begin: int = 0
 
@@ -68,14 +68,14 @@ class SplitPlan:
             ("context_len", check_int("context_len", self.context_len, 0, MAX_CONTEXT)),
             ("q_len", check_int("q_len", self.q_len, 1)),
             ("begin", check_int("begin", self.begin, 0, max(self.context_len, 0))),
-            ("unit_leaves", check_int("unit_leaves", self.unit_leaves, 1, LEAVES_PER_NODE)),
+            ("leaves_per_state", check_int("leaves_per_state", self.leaves_per_state, 1, LEAVES_PER_NODE)),
             ("boundaries", _positions(self.boundaries)),
         ):
             object.__setattr__(self, name, value)  # NumPy integers become Python's
         if not isinstance(self.shape, AttnShape):
             raise ArgumentError(f"shape: got {shown(self.shape)}, expected an AttnShape")
-        if self.unit_leaves not in (1, LEAVES_PER_NODE):
-            raise ArgumentError(f"unit_leaves: got {self.unit_leaves!r}, expected 1 or {LEAVES_PER_NODE}")
+        if self.leaves_per_state not in (1, LEAVES_PER_NODE):
+            raise ArgumentError(f"leaves_per_state: got {self.leaves_per_state!r}, expected 1 or {LEAVES_PER_NODE}")
         b = self.boundaries
         if len(b) < 2 or b[0] != self.begin or b[-1] != self.context_len or not _ascending(b):
             raise ArgumentError(
@@ -135,7 +135,7 @@ class SplitPlan:
     @property
     def unit_keys(self) -> int:
         """Keys per emitted partial state."""
-        return self.unit_leaves * KEYS_PER_LEAF
+        return self.leaves_per_state * KEYS_PER_LEAF
 
     @property
     def states(self) -> int:
@@ -149,7 +149,7 @@ class SplitPlan:
 
     def leaf_ranges(self) -> list[tuple[int, int]]:
         """Leaves [begin, end) of each split; whole units, an empty range where no unit starts in the split."""
-        starts = -(-np.array(self.boundaries, np.int64) // self.unit_keys) * self.unit_leaves
+        starts = -(-np.array(self.boundaries, np.int64) // self.unit_keys) * self.leaves_per_state
         starts[0] = self.begin // KEYS_PER_LEAF
         return list(pairwise(np.minimum(starts, -(-self.context_len // KEYS_PER_LEAF)).tolist()))
 
@@ -183,7 +183,7 @@ class SplitPlan:
             "context_len": self.context_len,
             "shape": asdict(self.shape),
             "boundaries": list(self.boundaries),
-            "unit_leaves": self.unit_leaves,
+            "leaves_per_state": self.leaves_per_state,
             "q_len": self.q_len,
             "begin": self.begin,
         }
@@ -191,7 +191,7 @@ class SplitPlan:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SplitPlan:
         """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
-        keys = {"version", "context_len", "shape", "boundaries", "unit_leaves", "q_len", "begin"}
+        keys = {"version", "context_len", "shape", "boundaries", "leaves_per_state", "q_len", "begin"}
         if not isinstance(data, dict) or set(data) != keys:
             given = sorted(map(str, data)) if isinstance(data, dict) else data
             raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(given)}, expected {sorted(keys)}")
@@ -202,7 +202,7 @@ class SplitPlan:
             raise ArgumentError(
                 f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim"
             )
-        sizes = data["unit_leaves"], data["q_len"], data["begin"]
+        sizes = data["leaves_per_state"], data["q_len"], data["begin"]
         return cls(data["context_len"], AttnShape(**shape), data["boundaries"], *sizes)
 
     def fingerprint(self) -> str:
@@ -264,7 +264,7 @@ def plan_splits(
         skipped = begin // KEYS_PER_LEAF * KEYS_PER_LEAF
         plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind)
         boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
-        return SplitPlan(context_len, shape, boundaries, plan.unit_leaves, q_len, begin)
+        return SplitPlan(context_len, shape, boundaries, plan.leaves_per_state, q_len, begin)
     leaves = -(-context_len // KEYS_PER_LEAF)
     splits, unit = split_rule(leaves, shape, compute_units, q_len, kind)
     units = -(-leaves // unit)

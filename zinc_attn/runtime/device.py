@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checks import check_int, shown
 from ..errors import ArgumentError, KernelError
-from ..kernels.contract import KernelDecl
+from ..kernels.declarations import KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import devices as machine
 from .kompute import KomputeRuntime, load_kp

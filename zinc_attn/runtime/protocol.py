@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.contract import KernelDecl
+from ..kernels.declarations import KernelDecl
 
 Words = NDArray[np.uint32]
 

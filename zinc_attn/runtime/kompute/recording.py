@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
-from ...kernels.contract import KernelDecl
+from ...kernels.declarations import KernelDecl
 from ..protocol import Dispatch, Use
 from .buffers import KomputeBuffer
 from .lifetime import Lifetime

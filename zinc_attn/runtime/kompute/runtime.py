@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import ArgumentError, ClosedError, DeviceLostError, RuntimeUnavailableError, ZincAttnError
-from ...kernels.contract import KernelDecl
+from ...kernels.declarations import KernelDecl
 from ..devices import memory_budget
 from ..loader import loader
 from ..protocol import Buffer, DeviceInfo, Dispatch, Recording, Use, Words

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...checks import check_int
 from ...errors import ArgumentError, KernelError, LimitError
-from ...kernels.contract import KernelDecl
+from ...kernels.declarations import KernelDecl
 from ...limits import WAVE
 from ..protocol import Words
 from ..refusals import check_compile_room

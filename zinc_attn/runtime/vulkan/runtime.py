@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import numpy as np
 
 from ...errors import ArgumentError, ClosedError, DTypeError, ZincAttnError
-from ...kernels.contract import KernelDecl
+from ...kernels.declarations import KernelDecl
 from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
 from ..refusals import (
     after_close,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -55,23 +55,12 @@ def bench(
     return rows
 
 
-def _resident(stack: ExitStack, device: Device, data: Inputs) -> ContiguousKV:
-    kv = ContiguousKV(device, data.k, data.v)
-    stack.callback(kv.close)
-    return kv
-
-
-def _attention(stack: ExitStack, kv: ContiguousKV, data: Inputs, row: BenchRow) -> AttentionSubject:
-    subject = AttentionSubject(row, kv, data)
-    stack.callback(subject.close)
-    return subject
-
-
 def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, repeats: int) -> list[BenchRow]:
     """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
     subjects = []
     for device in devices:
-        subject = _attention(stack, _resident(stack, device, data), data, BenchRow.of(device, data, "auto"))
+        kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
+        subject = stack.enter_context(closing(AttentionSubject(BenchRow.of(device, data, "auto"), kv, data)))
         out, lse = subject.output()
         if out.any() or not (lse == -np.inf).all():
             return [subject.row.without_time("failed", "without keys: expected out 0 and lse -inf")]
@@ -122,14 +111,15 @@ class _Verifier:
         """The yardstick and every layout on a device."""
         row = BenchRow.of(device, data, "read")
         try:
-            kv = _resident(stack, device, data)
+            kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
             yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
-            stack.callback(yardstick.close)
+            stack.enter_context(closing(yardstick))
             assert isinstance(yardstick.call, ReadYardstick)
             self._sort(yardstick, yardstick.call.wrong(pack_k(data.k), pack_v(data.v)))
             for layout in LAYOUTS:
                 row = replace(row, layout=layout)
-                subject = _attention(stack, kv, data, replace(row, verified=self._word))
+                subject = AttentionSubject(replace(row, verified=self._word), kv, data)
+                stack.enter_context(closing(subject))
                 self._sort(subject, self.fault(subject.output()))
         except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
             self.untimed.append(row.without_time("refused", str(error)))

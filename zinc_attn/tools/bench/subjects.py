@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from ...decode.contiguous import ContiguousKV, RecordedCall
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
 from ...limits import WAVE
 from ...planning.splits import SplitPlan, plan_splits
 from ...runtime.device import Device

@@ -12,13 +12,15 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from ...decode.scoring import check_scale, check_softcap, check_window
+from ...canonical.arguments import check_window
+from ...decode.scoring import check_scale, check_softcap
 from ...errors import ArgumentError
 from ...shapes import AttnShape, value_words
 from ..harness.bits import F32
-from ..harness.inputs import parse_contexts, round_to_bf16
+from ..harness.inputs import parse_contexts
 
 CONTEXTS: Final = "1000,8191,8k,32k,128k"
 SHAPES: Final = "16/2/256,32/4/128,9/3/64"
@@ -57,9 +59,7 @@ def values(name: str, shape: tuple[int, ...], dtype: str = "f32") -> NDArray[Any
         w = words(name, min(block, flat.size - at), at)
         total = ((w & mask) + ((w >> np.uint64(21)) & mask) + ((w >> np.uint64(42)) & mask)).astype(np.int64)
         x = (2 * total - 3 * ((1 << 21) - 1)).astype(np.float32) * np.float32(2.0**-21)
-        if dtype == "bf16":
-            x = round_to_bf16(x)
-        flat[at : at + block] = x
+        flat[at : at + block] = x.astype(bfloat16) if dtype == "bf16" else x
     return out
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 
 from ...canonical.constants import KEYS_PER_LEAF
 from ...checks import check_int
-from ...kernels import contract as kernels
-from ...kernels.contract import SCRATCH_BYTES
+from ...kernels import declarations as kernels
+from ...kernels.tuning import SCRATCH_BYTES, shared_rows
 from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
 from ...shapes import AttnShape
@@ -74,7 +74,7 @@ def cascade_layout(
     plan = plan_splits(prefix + suffix, shape, compute_units, dtype, 1, kind)
     keys = prefix // page_size * page_size if suffix else prefix
     shared = keys // plan.unit_keys * plan.unit_keys
-    max_rows = kernels.shared_rows(kind, shape) if plan.states > 1 and shared else 1
+    max_rows = shared_rows(kind, shape) if plan.states > 1 and shared else 1
     fitting = SCRATCH_BYTES // (4 * shape.q_heads * (shape.head_dim + 2)) // max(plan.states, 1)
     most = max(min(fitting, GRID // plan.num_splits), 1)
     submissions = tuple(min(most, requests - at) for at in range(0, requests, most))
@@ -151,9 +151,9 @@ def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) 
     state_bytes = int(written_bytes(plan, distinct, card)) / max(n * leaves, 1)  # per leaf of a request
     work = []
     if shared:
-        build: kernels.Build = "single" if plan.unit_leaves == 1 else "loop"
+        build: kernels.Build = "single" if plan.leaves_per_state == 1 else "loop"
         group = Workgroup(card, shape.head_dim, shape.group * rows, build, dtype)
-        sizes = [plan.unit_leaves] * (shared // plan.unit_leaves * groups * shape.kv_heads)
+        sizes = [plan.leaves_per_state] * (shared // plan.leaves_per_state * groups * shape.kv_heads)
         nbytes = key_bytes * shared_keys * (1 + (groups - 1) / CACHED_RATE) + state_bytes * shared * n
         work.append(group.spread(sizes, nbytes))
     ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]

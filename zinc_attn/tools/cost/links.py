@@ -100,7 +100,7 @@ def predict_shards(
         down_us=_bus_us(most * state_bytes),
         gather_us=link.latency_us * (shards - 1).bit_length() + others * 1e-3 / link.gb_s if link.hosts else 0.0,
         up_us=_bus_us(nodes * state_bytes),
-        fold_us=merge_us(fold, card, 0, fold.unit_leaves),
+        fold_us=merge_us(fold, card, 0, fold.leaves_per_state),
         one_us=predict(plan_splits(context, shape, card.compute_units, dtype), card, dtype).total_us,
     )
 

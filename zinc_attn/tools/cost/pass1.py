@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.sizes import keys_ahead, value_passes, value_slice
+from ...kernels.tuning import chunks_ahead
 from .cards import Card
 
 # No document gives the following figures. docs/cost-model.md shows what depends on them.
@@ -100,7 +102,7 @@ class Workgroup:
         if row := ISSUE.get((self.head_dim, self.vectors)):
             return row[2 + (self.build == "loop")]
         if self.vectors > 8:
-            if self.build == "loop" and kernels.value_passes(self.head_dim, self.vectors) == 1:
+            if self.build == "loop" and value_passes(self.head_dim, self.vectors) == 1:
                 return SHARED_VGPRS["loop"]
             return SHARED_VGPRS["single"] + 24 * (self.dtype == "f32")
         return 168 if self.head_dim * self.vectors > 1024 and self.build == "loop" else 120
@@ -111,13 +113,9 @@ class Workgroup:
 
         A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 to 8 rows.
         """
-        passes = kernels.value_passes(self.head_dim, self.vectors)
-        keys = -(-self.head_dim // (8 * kernels.chunks_ahead("discrete", self.head_dim)))
-        values = (
-            passes
-            * KEYS_PER_LEAF
-            // kernels.keys_ahead("discrete", self.head_dim, self.vectors, self.build, self.dtype)
-        )
+        passes = value_passes(self.head_dim, self.vectors)
+        keys = -(-self.head_dim // (8 * chunks_ahead("discrete", self.head_dim)))
+        values = passes * KEYS_PER_LEAF // keys_ahead("discrete", self.head_dim, self.vectors, self.build, self.dtype)
         between = passes if passes > 1 and self.build == "loop" else 0  # the node's sums so far come from memory
         return keys + values + between
 
@@ -125,7 +123,7 @@ class Workgroup:
     def issue(self) -> float:
         """Cycles of a leaf in which the wave issues instructions."""
         per_value = 0.15 if self.build == "loop" else 0.08
-        beside = self.vectors * (1.1 + per_value * kernels.value_slice(self.head_dim))  # softmax, fold, emit
+        beside = self.vectors * (1.1 + per_value * value_slice(self.head_dim))  # softmax, fold, emit
         cycles = KEYS_PER_LEAF * (issue_per_key(self.head_dim, self.vectors, self.build, self.dtype) + beside)
         return cycles * (1.0 if self.card.dual_issue else SCALAR_ISSUE)
 

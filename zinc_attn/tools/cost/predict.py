@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ClassVar, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.tuning import merge_lanes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape, dtype_bytes
 from .cards import Card
@@ -23,7 +24,7 @@ MERGE_ISSUE: Final = {
 }  # instructions for a wave's 32 states before its turn, by leaves per state
 MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
 MERGE_TURN_CYCLES: Final = 100  # the total goes through the LDS to the next wave, behind a barrier
-MERGE_WAVES: Final = kernels.merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
+MERGE_WAVES: Final = merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 
 
 class Modelled:
@@ -147,7 +148,7 @@ def merge_us(plan: SplitPlan, card: Card, kv_bytes: float, leaves: float) -> flo
     leaves: that a wave of pass 1 attended one after another. Its states come in as many steps as they make units, so
     the first are that many steps old, and those that the caches no longer hold are read from memory.
     """
-    steps, partial = max(1, round(leaves / plan.unit_leaves)), plan.scratch_bytes
+    steps, partial = max(1, round(leaves / plan.leaves_per_state)), plan.scratch_bytes
     held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
     read = partial * (held / CACHED_RATE + 1 - held)
     return GAP_US + max(_fold_us(plan, card), read / card.read_rate)
@@ -160,8 +161,9 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
     rounds = -(-batches // MERGE_WAVES)
     crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
     turns = max(1.0, groups / card.all_simds)
-    at_once = rounds * (MERGE_ISSUE[plan.unit_leaves] * crowd + MERGE_WAIT_CYCLES)
-    in_turn = -(-plan.states * plan.unit_leaves // LEAVES_PER_NODE) * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
+    at_once = rounds * (MERGE_ISSUE[plan.leaves_per_state] * crowd + MERGE_WAIT_CYCLES)
+    folds = -(-plan.states * plan.leaves_per_state // LEAVES_PER_NODE)
+    in_turn = folds * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
     return (rounds * 2 * card.near_ns + (at_once + in_turn * turns) / card.clock_ghz) / 1e3
 
 

@@ -75,7 +75,7 @@ DISPATCH: Final[tuple[dict[str, Any], ...]] = (
     {
         "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),
         "when": "appends > 0",
-        "for": "attend reads the new rows of k and v. A fresh attend module reads them from rows instead: then append "
+        "for": "attend reads the new rows of k and v. A from_upload kernel reads them from rows instead: then append "
         "comes last, behind a barrier of COMPUTE_SHADER with no access masks, and no barrier is needed here",
     },
     {
@@ -86,10 +86,10 @@ DISPATCH: Final[tuple[dict[str, Any], ...]] = (
     },
     {
         "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),
-        "when": "direct == 0",
+        "when": "single_pass == 0",
         "for": "merge reads states",
     },
-    {"kernel": "merge", "when": "direct == 0"},
+    {"kernel": "merge", "when": "single_pass == 0"},
     {
         "barrier": _after_writes("HOST", "HOST"),
         "for": "the host reads out once the fence is signalled; to kernels that read out, and before the next call "

@@ -13,8 +13,8 @@ from ...canonical import constants
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...errors import ArgumentError
-from ...kernels import contract as kernels
-from ...kernels.contract import KernelDecl
+from ...kernels import declarations as kernels
+from ...kernels.declarations import KernelDecl
 from ...limits import DTYPE_BYTES, MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
@@ -35,7 +35,7 @@ from .formulas import (
 from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALISATION
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 1
+VERSION: Final = 2
 KINDS: Final = ("gpu", "cpu")
 
 
@@ -85,9 +85,10 @@ def _work() -> dict[str, Any]:
     }
 
 
-def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -> dict[str, Any]:
+def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
     """A kernel's module and interface."""
     key = family(decl)
+    variant = zip(("build", "dtype", "from_upload"), kernels.ATTEND.get(decl.name, ()), strict=False)
     bindings = []
     for i, binding in enumerate(decl.bindings):
         element, meaning = BINDINGS[f"{key}.{binding.name}"]
@@ -107,7 +108,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int, variant: dict[str, Any]) -
         "name": decl.name,
         "family": key,
         "role": ROLES[decl.name if decl.name in ROLES else key],
-        **variant,
+        **dict(variant),
         "file": decl.file,
         "sha256": digest,
         "bytes": size,
@@ -128,22 +129,22 @@ def split_rule_formulas() -> dict[str, Any]:
             {
                 "when": f"kind == 'cpu' and leaves * q_len <= {splits.MAX_CPU_STATES}",
                 "splits": "max(leaves, 1)",
-                "unit_leaves": "1",
+                "leaves_per_state": "1",
             },
             {
                 "when": f"leaves <= {splits.SINGLE_SPLIT_KEYS // KEYS_PER_LEAF}",
                 "splits": "1",
-                "unit_leaves": f"{LEAVES_PER_NODE}",
+                "leaves_per_state": f"{LEAVES_PER_NODE}",
             },
             {
                 "when": f"kind == 'gpu' and leaves < {splits.NODE_KEYS // KEYS_PER_LEAF}",
                 "splits": f"min(leaves, target, {splits.MAX_LEAF_SPLITS})",
-                "unit_leaves": f"1 if splits > nodes else {LEAVES_PER_NODE}",
+                "leaves_per_state": f"1 if splits > nodes else {LEAVES_PER_NODE}",
             },
-            {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "unit_leaves": f"{LEAVES_PER_NODE}"},
-            {"when": "True", "splits": "min(nodes, target)", "unit_leaves": f"{LEAVES_PER_NODE}"},
+            {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "leaves_per_state": f"{LEAVES_PER_NODE}"},
+            {"when": "True", "splits": "min(nodes, target)", "leaves_per_state": f"{LEAVES_PER_NODE}"},
         ],
-        "boundary": "max(min((first_leaf + split * ceil_div(leaves, unit_leaves) // splits * unit_leaves) * "
+        "boundary": "max(min((first_leaf + split * ceil_div(leaves, leaves_per_state) // splits * leaves_per_state) * "
         f"{KEYS_PER_LEAF}, context_len), begin)",
         "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
         f"included (with a window context_len - {KEYS_PER_LEAF} * first_leaf); the number of splits is splits where "
@@ -163,13 +164,13 @@ def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[st
         nodes = -(-leaves // LEAVES_PER_NODE)
         now = {"call": number, **({"leaf": 1} if number == leaves else {}), **({"node": 1} if number == nodes else {})}
         left = {way: n for way, n in ways.items() if now.get(way) == n}
-        if not left or unit != rows[-1]["unit_leaves"]:
-            rows.append({"from": (leaves - 1) * KEYS_PER_LEAF + 1 if leaves else 0, "unit_leaves": unit})
+        if not left or unit != rows[-1]["leaves_per_state"]:
+            rows.append({"from": (leaves - 1) * KEYS_PER_LEAF + 1 if leaves else 0, "leaves_per_state": unit})
             left = now
         ways = left
         way = next(iter(ways))
         rows[-1].update({"to": leaves * KEYS_PER_LEAF, "splits": ways[way], "per": way})
-    return [{key: row[key] for key in ("from", "to", "splits", "per", "unit_leaves")} for row in rows]
+    return [{key: row[key] for key in ("from", "to", "splits", "per", "leaves_per_state")} for row in rows]
 
 
 def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> dict[str, Any]:
@@ -247,16 +248,10 @@ def manifest(
     for shape in chosen:
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"attn_shapes: got {shape!r}, expected AttnShapes")
-    variants = {
-        kernels.attend(build, kv, fresh).name: {"build": build, "dtype": kv, "fresh": fresh}
-        for build in kernels.BUILDS
-        for kv in DTYPE_BYTES
-        for fresh in (False, True)
-    }
     modules = []
     for decl in kernels.KERNELS:
         code = load_spirv(decl)
-        modules.append(_kernel(decl, hashlib.sha256(code).hexdigest(), len(code), variants.get(decl.name, {})))
+        modules.append(_kernel(decl, hashlib.sha256(code).hexdigest(), len(code)))
     build = build_record()
     return {
         "format": FORMAT,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ...canonical.tensorfile import PathLike, read_regular
 from ...checks import check_path, plain, shown
 from ...errors import ArgumentError
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
 from ...runtime.device import load_spirv
 from ...shapes import AttnShape
 from ..harness.files import write_file

@@ -11,7 +11,8 @@ from typing import Any, Final
 from ... import limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.tuning import merge_lanes
 from ...limits import MAX_CONTEXT, Q8_BLOCK
 
 # of a shape: expression, meaning; each uses only names before it
@@ -42,20 +43,20 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
         "chunks of K in flight: a GPU hides latency with it, a CPU only spills",
     ),
     "merge_lanes": (
-        f"{kernels.merge_lanes('cpu')} if kind == 'cpu' else {kernels.merge_lanes('gpu')}",
+        f"{merge_lanes('cpu')} if kind == 'cpu' else {merge_lanes('gpu')}",
         f"invocations of a workgroup of pass 2; {limits.WAVE} where maxComputeWorkGroupInvocations is less",
     ),
     "begin": ("max(context_len - q_len + 1 - window, 0) if window else 0", "lowest key that some row sees"),
     "first_leaf": (f"begin // {KEYS_PER_LEAF}", "leaf of that key"),
     "leaves": (f"ceil_div(context_len, {KEYS_PER_LEAF}) - first_leaf", "leaves of the context that some row sees"),
     "nodes": (f"ceil_div(leaves, {LEAVES_PER_NODE})", "as many nodes"),
-    "unit_keys": (f"{KEYS_PER_LEAF} * unit_leaves", "keys per emitted state"),
+    "unit_keys": (f"{KEYS_PER_LEAF} * leaves_per_state", "keys per emitted state"),
     "first_unit": ("begin // unit_keys", "absolute index of the unit that holds key begin"),
     "states_per_row": (
         "ceil_div(context_len, unit_keys) - first_unit",
         "states of a query row",
     ),
-    "direct": ("1 if states_per_row == 1 else 0", "1: pass 2 is left out; of several sequences where all have 1"),
+    "single_pass": ("1 if states_per_row == 1 else 0", "1: pass 2 is left out; of several sequences where all have 1"),
     "states": ("rows * states_per_row", "states of the call"),
 }
 INPUTS: Final = {
@@ -78,14 +79,14 @@ INPUTS: Final = {
     "cap": "of the softcap",
     "scale": "of the scores",
     "splits": "from split_rule, or any layout: bits never depend on it",
-    "unit_leaves": "from split_rule",
+    "leaves_per_state": "from split_rule",
     "split": "0 ... splits - 1",
     "begin_key": "split_rule.boundary at split",
     "end_key": "split_rule.boundary at split + 1",
     "row": "query row of the call",
     "limit": "keys up to the row's own position: for row i of q_len max(context_len - q_len + 1 + i, 0)",
     "first": "lowest key that the row sees: max(limit - window, 0) with a window, else 0",
-    "row_leaves": f"ceil_div(limit, {KEYS_PER_LEAF}), and at least 1 where direct is 1",
+    "row_leaves": f"ceil_div(limit, {KEYS_PER_LEAF}), and at least 1 where single_pass is 1",
     "items": "item records: those that have leaf_begin < leaf_end",
     "appends": "append records",
     "copies": "copy records",
@@ -108,7 +109,7 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before"),
     "k": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
     "v": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
-    "states": ("4 * states * state_words", "device-local scratch; not needed where header.direct is 1"),
+    "states": ("4 * states * state_words", "device-local scratch; not needed where header.single_pass is 1"),
     "out": ("4 * rows * q_heads * (head_dim + 1)", "host-visible, or read by a kernel after"),
 }
 

@@ -9,7 +9,8 @@ from typing import Final
 
 from ... import limits
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...kernels import contract as kernels
+from ...kernels import declarations as kernels
+from ...kernels.tuning import SHARED_ADDRESSES, SHARED_HEADS
 
 # words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
 FIELDS: Final[dict[str, tuple[str, str, str]]] = {
@@ -32,9 +33,9 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS}",
         "word where the row records begin",
     ),
-    "header.direct": (
+    "header.single_pass": (
         "uint32",
-        "direct",
+        "single_pass",
         "1: each row has one state at most, and pass 1 writes the final output",
     ),
     "header.append_table": (
@@ -54,12 +55,12 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     "item.limit": ("uint32", "limit", "the row sees keys first ... limit - 1"),
     "item.leaf_begin": (
         "uint32",
-        f"max(ceil_div(begin_key, unit_keys) * unit_leaves if split else first_leaf, first // {KEYS_PER_LEAF})",
+        f"max(ceil_div(begin_key, unit_keys) * leaves_per_state if split else first_leaf, first // {KEYS_PER_LEAF})",
         "first leaf",
     ),
     "item.leaf_end": (
         "uint32",
-        "min(ceil_div(end_key, unit_keys) * unit_leaves, row_leaves)",
+        "min(ceil_div(end_key, unit_keys) * leaves_per_state, row_leaves)",
         "leaf behind the last; an item that has leaf_begin >= leaf_end leaves early, better not to make it",
     ),
     "item.rows": (
@@ -69,13 +70,17 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "all keys of its leaves, in the same pages. A state per unit goes to row.state + unit - row.unit of each",
     ),
     "item.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
-    "item.fresh_begin": (
+    "item.upload_begin": (
         "uint32",
         "0xFFFFFFFF",
-        "fresh kernels: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
+        "from_upload kernels: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
     ),
-    "item.fresh_row": ("uint32", "0", "fresh kernels: row of the rows buffer that holds token fresh_begin"),
-    "item.unit_leaves": ("uint32", "unit_leaves", f"leaves per emitted state: 1, or {LEAVES_PER_NODE} (a node)"),
+    "item.upload_row": ("uint32", "0", "from_upload kernels: row of the rows buffer that holds token upload_begin"),
+    "item.leaves_per_state": (
+        "uint32",
+        "leaves_per_state",
+        f"leaves per emitted state: 1, or {LEAVES_PER_NODE} (a node)",
+    ),
     "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
     "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
     "row.count": (
@@ -84,7 +89,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "states of the row; 0 and no sinks give output 0 and lse -inf",
     ),
     "row.unit": ("uint32", "first // unit_keys", "absolute index of the first state's unit"),
-    "row.unit_leaves": ("uint32", "unit_leaves", "leaves per state, as in the row's items"),
+    "row.leaves_per_state": ("uint32", "leaves_per_state", "leaves per state, as in the row's items"),
     "append.position": ("uint32", "token", "the new token's position in its sequence; no_token: nothing to append"),
     "append.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
     "copy.source": ("uint32", "page", "page id to read"),
@@ -99,15 +104,18 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "attend.v": ("uint32", "V of one layer, see cache"),
     "attend.states": (
         "float32",
-        "o (states, q_heads, head_dim), then (m, l) (states, q_heads, 2); where header.direct is 1, any buffer, "
+        "o (states, q_heads, head_dim), then (m, l) (states, q_heads, 2); where header.single_pass is 1, any buffer, "
         "for example out once more",
     ),
     "attend.out": (
         "float32",
-        "out (rows, q_heads, head_dim), then lse (rows, q_heads); written where header.direct is 1, else any buffer, "
-        "for example states once more",
+        "out (rows, q_heads, head_dim), then lse (rows, q_heads); written where header.single_pass is 1, else any "
+        "buffer, for example states once more",
     ),
-    "attend.rows": ("uint32", "fresh kernels: rows of the newest tokens, see rows; else any buffer, for example work"),
+    "attend.rows": (
+        "uint32",
+        "from_upload kernels: rows of the newest tokens, see rows; else any buffer, for example work",
+    ),
     "merge.work": ("uint32", "the work buffer"),
     "merge.states": ("float32", "what attend wrote"),
     "merge.out": ("float32", "out (rows, q_heads, head_dim), then lse (rows, q_heads), natural log"),
@@ -132,14 +140,14 @@ SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
     "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
     "attend.rows_shared": (
         "1",
-        "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.direct 0. A GPU's "
-        f"registers hold min({kernels.SHARED_HEADS} // group, {kernels.SHARED_ADDRESSES} // (group + 1)) rows",
+        "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.single_pass 0. A GPU's "
+        f"registers hold min({SHARED_HEADS} // group, {SHARED_ADDRESSES} // (group + 1)) rows",
     ),
     "attend.storage": (
         "storage",
         f"storage type of K and V: {', '.join(f'{i} {n}' for i, n in enumerate(kernels.STORAGE))}",
     ),
-    "attend.fresh": ("fresh", "1: the newest tokens are read from the rows buffer"),
+    "attend.from_upload": ("from_upload", "1: the newest tokens are read from the rows buffer"),
     "merge.head_dim": ("head_dim", "head dimension"),
     "merge.lanes": (
         "merge_lanes",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...runtime.device import Device
-from ..harness.progress import Progress
+from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from .generation import Generation, Settings, even_chunks, generate_ids
 from .hf_model import HFModel
@@ -52,9 +52,9 @@ def selfcheck(
     """
     runs = _runs(settings, len(prompt))
     found = []
-    for i, (kind, value, other, chunks) in enumerate(runs):
-        if progress:
-            progress(f"{kind} {value}", i, len(runs))
+    steps = Steps(progress, len(runs))
+    for kind, value, other, chunks in runs:
+        steps.begin(f"{kind} {value}")
         trace = AttentionTrace(digests=chunks is None)
         got = generate_ids(model, device, prompt, other, trace=trace, chunks=chunks)
         equal = got.ids == want.ids

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
@@ -19,8 +20,7 @@ def narrow(x: F32, dtype: str) -> NDArray[Any]:
     if dtype == "f16":
         return x.astype(np.float16)
     if dtype == "bf16":
-        words = np.ascontiguousarray(x).view(np.uint32)
-        return ((words + np.uint32(0x7FFF) + (words >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+        return x.astype(bfloat16).astype(np.float32)
     return x
 
 

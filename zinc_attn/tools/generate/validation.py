@@ -20,7 +20,7 @@ from ...checks import check_int
 from ...errors import LimitError
 from ...runtime.device import Device
 from ...shapes import AttnShape
-from ..harness.progress import Progress
+from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..sweep import PAGE_SIZE
 from .float64 import blockwise_attention, narrow
@@ -137,25 +137,23 @@ class _Context:
     def __init__(
         self, model: HFModel, device: Device, context: int, options: ValidationOptions, progress: Progress | None
     ) -> None:
-        self.model, self.device, self.context, self.progress = model, device, context, progress
+        self.model, self.device, self.context = model, device, context
         self.seed, self.page_size = options.seed, options.page_size
         hf, arguments = integration(), {"dtype": options.dtype, "page_size": options.page_size}
         self.cache = hf.ZincCache(model.model.config, context, device=device, **arguments)
         self.dtype = options.dtype or {"torch.float32": "f32", "torch.float16": "f16"}.get(str(model.dtype), "bf16")
         self.layers = [layer for layer in self.cache.layers if isinstance(layer, hf.ZincLayer)]
         self.result = ContextResult(context, self.dtype)
-        self.done = self.total = 0
+        self.steps = Steps(progress, 0)
 
     def _tell(self, what: str, count: int = 1) -> None:
-        if self.progress:
-            self.progress(f"{self.context:,} keys: {what}", self.done, self.total)
-        self.done += count
+        self.steps.begin(f"{self.context:,} keys: {what}", count)
 
     def validate(self, layouts: Sequence[SplitSpec]) -> None:
         """Fill, decode with every layout, and compare."""
         fixed, result = self.context - STEPS, self.result
         blocks, keys = -(-fixed // BLOCK), -(-self.context // REFERENCE_BLOCK)
-        self.total = len(self.layers) * (blocks + keys) + len(layouts) * STEPS
+        self.steps.total = len(self.layers) * (blocks + keys) + len(layouts) * STEPS
         try:
             with self.cache:
                 self._check_room()

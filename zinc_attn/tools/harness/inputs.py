@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from ...cache.rows import checked_values
@@ -36,13 +37,6 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
             raise ArgumentError(f"{name}: got {shown(word)}, expected numbers of keys such as 1k,32k,5000 (k = 1024)")
         found.append(check_int(name, number * factor, 1, MAX_CONTEXT))
     return list(dict.fromkeys(found))
-
-
-def round_to_bf16(x: F32) -> F32:
-    """The nearest values that bfloat16 holds, ties to even, as float32. The values must be finite."""
-    bits = x.view(np.uint32)
-    rounded: F32 = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    return rounded
 
 
 @dataclass(frozen=True)
@@ -128,5 +122,5 @@ def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray
     for first in range(0, shape[0], rows):
         block = made[first : first + rows]
         values = rng.standard_normal(block.shape, dtype=np.float32)
-        block[:] = round_to_bf16(values) if dtype == "bf16" else values
+        block[:] = values.astype(bfloat16) if dtype == "bf16" else values
     return made

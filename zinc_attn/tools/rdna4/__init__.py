@@ -1,5 +1,7 @@
 """The compiler gate: the shipped kernels under RADV's compiler for RDNA4, on a machine without the card."""
 
-from .command import add_arguments, main, run
+from .compiler import compile_variants, isa_text, missing
+from .gates import table, violations
+from .variants import FAMILIES, Spec
 
-__all__ = ["add_arguments", "main", "run"]
+__all__ = ["FAMILIES", "Spec", "compile_variants", "isa_text", "missing", "table", "violations"]

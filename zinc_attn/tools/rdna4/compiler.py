@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from ... import limits
 from ...errors import ArgumentError, KernelError, NoVulkanError
-from ...kernels import contract as kernels
 from ...runtime.device import SPIRV
 from .gates import VariantReport
 from .isa import main_loops
@@ -87,16 +86,11 @@ def _environment(family: str) -> Mapping[str, str]:
 
 def _compile(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, Any]]:
     """{"wave", "statistics", "isa"} per spec, from one child process."""
-    declared = {k.name: k for k in kernels.KERNELS}
     jobs = []
     for spec in specs:
-        if spec.kernel not in declared or len(spec.constants) != len(declared[spec.kernel].spec):
-            raise ArgumentError(
-                f"variant: got {spec.name}, expected a kernel of {', '.join(declared)} with its constants"
-            )
+        decl, constants = spec.program()
         several = not spec.heads  # a workgroup of pass 2 has several waves
-        decl = declared[spec.kernel]
-        jobs.append([str(spirv / decl.file), len(decl.bindings), several, decl.constants(spec.constants)])
+        jobs.append([str(spirv / decl.file), len(decl.bindings), several, decl.constants(constants)])
     ran = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
         input=json.dumps({"family": family, "jobs": jobs}),

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ... import limits
-from ...kernels import contract as kernels
+from ...kernels.tuning import merge_lanes
 from ..cost import CARDS
 from .isa import Issue
 from .variants import Spec
@@ -64,7 +64,7 @@ class VariantReport:
     def waves_per_simd_lds(self) -> float:
         """Waves per SIMD that the LDS holds, on average over a CU: workgroups have one wave, those of pass 2 eight."""
         steps = -(-self.lds_bytes // LDS_STEP)
-        waves = 1 if self.spec.heads else kernels.merge_lanes("discrete") // limits.WAVE
+        waves = 1 if self.spec.heads else merge_lanes("discrete") // limits.WAVE
         return min(RDNA4.wave_slots, waves * LDS_PER_SIMD / (steps * LDS_STEP)) if steps else RDNA4.wave_slots
 
     @property

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ... import shapes
-from ...canonical import constants
-from ...kernels import contract as kernels
+from ...canonical.constants import KEYS_PER_LEAF
+from ...errors import ArgumentError
+from ...kernels import declarations as kernels
+from ...kernels.dispatches import AttendVariant, merge_call
+from ...kernels.tuning import shared_rows
+from ...shapes import AttnShape
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 
@@ -34,16 +37,21 @@ class Spec:
         more = (self.chunks, self.softcap, self.rows) if self.softcap or self.rows > 1 else ()
         return ":".join(str(x) for x in (self.kernel, self.head_dim, self.heads, *more) if x or more)
 
-    @property
-    def constants(self) -> tuple[int, ...]:
-        """The specialisation constants, in the order of their ids."""
-        if not self.heads:
-            return self.head_dim, kernels.merge_lanes("discrete")
-        ahead = kernels.chunks_ahead("discrete", self.head_dim)
-        return self.head_dim, self.heads, ahead, constants.KEYS_PER_LEAF, self.softcap, self.rows
+    def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
+        """The kernel and its specialisation constants, from the dispatches that a discrete GPU is given."""
+        shape = AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim)
+        if self.kernel in kernels.ATTEND and self.heads:
+            build, dtype, from_upload = kernels.ATTEND[self.kernel]
+            chosen = bool(self.softcap), from_upload, self.rows, shape.group
+            return AttendVariant(shape, dtype, build, "discrete", KEYS_PER_LEAF, *chosen).program()
+        if self.kernel == kernels.MERGE.name and not self.heads:
+            call = merge_call(shape, "discrete", 1)
+            return call.decl, call.spec
+        there = ", ".join((*kernels.ATTEND, kernels.MERGE.name))
+        raise ArgumentError(f"variant: got {self.name}, expected a kernel of {there} with its constants")
 
 
-def specs_for(shape: shapes.AttnShape, softcap: int = 0) -> list[Spec]:
+def specs_for(shape: AttnShape, softcap: int = 0) -> list[Spec]:
     """Every kernel as this shape uses it: both builds of pass 1 in each dtype, and pass 2."""
     attend = (shape.heads_per_workgroup, shape.head_chunks, softcap)
     return [
@@ -56,11 +64,11 @@ def specs_for(shape: shapes.AttnShape, softcap: int = 0) -> list[Spec]:
 def default_specs() -> list[Spec]:
     """The variants that the preset models need, and every other head_dim with groups of 4."""
     text = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 9/3/64 32/16/256 4/1/512 4/1/80 4/1/96 4/1/112 4/1/192"
-    found = [spec for shape in text.split() for spec in specs_for(shapes.AttnShape.parse(shape))]
-    found += specs_for(shapes.AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
+    found = [spec for shape in text.split() for spec in specs_for(AttnShape.parse(shape))]
+    found += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
-    for shape in map(shapes.AttnShape.parse, shared.split()):
-        rows = kernels.shared_rows("discrete", shape)
+    for shape in map(AttnShape.parse, shared.split()):
+        rows = shared_rows("discrete", shape)
         attend = [kernel.name for kernel in kernels.KERNELS if "heads" in kernel.spec and rows > 1]
         found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in attend]
     return sorted(dict.fromkeys(found), key=lambda spec: [k.name for k in kernels.KERNELS].index(spec.kernel))

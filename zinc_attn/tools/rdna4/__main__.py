@@ -1,7 +1,0 @@
-"""``python -m zinc_attn.tools.rdna4``."""
-
-import sys
-
-from .command import main
-
-sys.exit(main())
