@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# usage: scripts/build_kp.sh [PYTHON]   (default: .venv/bin/python)
-# Builds Kompute's Python binding (kp) into a local wheel, once per Python version, and installs it.
+# usage: scripts/build_kp.sh [--wheel] [PYTHON]   (default: .venv/bin/python)
+# Builds Kompute's Python binding (kp) into a local wheel, once per Python version, and installs it; --wheel does not.
 # kp is published as source only and its build fetches libraries with git. Here g++, cmake, make, the
 # Vulkan headers and fmt are the distribution's and pybind11 is pip's, so only the package index is used.
 # kp ignores most of Vulkan's errors; lib/kp_checked.hpp and lib/patch_kp.py make it raise them. zinc_attn refuses a kp
 # without them. The wheel lies in a folder named by their hash, so that a change of them builds it again.
 set -euo pipefail
 
+wheel_alone=
+if [[ ${1:-} == --wheel ]]; then
+    wheel_alone=yes
+    shift
+fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cache=${ZINC_ATTN_CACHE:-$root/.cache}
 python=${1:-$root/.venv/bin/python}
@@ -50,6 +55,7 @@ build() {
 }
 
 install_and_import() {
+    [[ -z $wheel_alone ]] || return 0
     "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" &&
         "$python" -c 'import kp; assert kp.results_are_checked'
 }
