@@ -1,4 +1,4 @@
-"""Devices for the tests: every Vulkan device of the machine, SwiftShader among them, on both dispatchers."""
+"""Devices for the tests: every Vulkan device of the machine, SwiftShader among them, on the dispatchers that matter."""
 
 from __future__ import annotations
 

@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from support import FULL
 
 import zinc_attn as za
@@ -331,7 +328,6 @@ def with_cache(cache: za.KVCache, use: Any, *args: Any, **kwargs: Any) -> Any:
         cache.close()
 
 
-@pytest.mark.both_dispatchers
 def test_fixed_layouts_and_dtypes_do_not_show(device: za.Device) -> None:
     """One input, f16 or f32, in every layout: one output."""
     outs = {}
@@ -853,117 +849,3 @@ def test_131072_tokens_of_ten_layers(device: za.Device, record_property: Any) ->
     record_property("memory", figure)
     print(figure)
     cache.close()
-
-
-# --- a model -----------------------------------------------------------------------------------------------
-
-
-class Machine(RuleBasedStateMachine):
-    """Random operations on a device against lists of rows in host memory."""
-
-    device: za.Device
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = za.KVCache(self.device, SMALL, 2, 640, "f16", 16, max_sequences=5)
-        self.attn, self.seed = za.Attention(self.cache), 0
-        self.live: list[tuple[Any, list[Pair]]] = []  # sequences, and the k and v of each layer
-
-    def rows_for(self, n: int) -> list[Pair]:
-        self.seed += 1
-        return [new_rows(np.random.default_rng([self.seed, layer]), n, SMALL, "f16") for layer in range(2)]
-
-    @staticmethod
-    def joined(history: list[Pair], new: list[Pair]) -> list[Pair]:
-        return [(np.concatenate([a, c]), np.concatenate([b, d])) for (a, b), (c, d) in zip(history, new, strict=True)]
-
-    def fits(self, chosen: list[int], n: int) -> bool:
-        need = 0
-        for i in chosen:
-            have = len(self.live[i][0])
-            need += -(-(have + n) // 16) - -(-have // 16) + 1
-        return need * 16 <= self.cache.free_tokens
-
-    @rule()
-    @precondition(lambda self: len(self.live) < 5)
-    def new(self) -> None:
-        empty = np.zeros((0, 2, 64), np.float16)
-        self.live.append((self.cache.new_sequence(), [(empty, empty)] * 2))
-
-    @rule(at=st.integers(0, 4), n=st.integers(1, 60))
-    @precondition(lambda self: self.live)
-    def append(self, at: int, n: int) -> None:
-        at %= len(self.live)
-        if self.fits([at], n):
-            seq, history = self.live[at]
-            new = self.rows_for(n)
-            for layer in (1, 0):
-                self.cache.append(seq, layer, *new[layer])
-            self.live[at] = seq, self.joined(history, new)
-
-    @rule(at=st.integers(0, 4), count=st.integers(1, 3), n=st.sampled_from([1, 1, 3, 40]))
-    @precondition(lambda self: self.live)
-    def decode(self, at: int, count: int, n: int) -> None:
-        chosen = sorted({(at + i) % len(self.live) for i in range(count)})
-        if self.fits(chosen, n):
-            new = [self.rows_for(n) for _ in chosen]
-            q = [new_q(np.random.default_rng(self.seed + i), n, SMALL) for i in range(len(chosen))]
-            grown = [self.joined(self.live[i][1], rows_) for i, rows_ in zip(chosen, new, strict=True)]
-            for layer in (0, 1):
-                seqs = [self.live[i][0] for i in chosen]
-                k, v = ([rows_[layer][j] for rows_ in new] for j in (0, 1))
-                outs, lses = self.attn(q, seqs, layer, k=k, v=v, return_lse=True)
-                for one, out, lse, history in zip(q, outs, lses, grown, strict=True):
-                    same((out, lse), reference.emulate(one, *history[layer]))
-            for i, history in zip(chosen, grown, strict=True):
-                self.live[i] = self.live[i][0], history
-
-    @rule(at=st.integers(0, 4))
-    @precondition(lambda self: self.live and len(self.live) < 5)
-    def fork(self, at: int) -> None:
-        seq, history = self.live[at % len(self.live)]
-        self.live.append((seq.fork(), history))
-
-    @rule(at=st.integers(0, 4), keep=st.floats(0, 1))
-    @precondition(lambda self: self.live)
-    def truncate(self, at: int, keep: float) -> None:
-        seq, history = self.live[at % len(self.live)]
-        n = int(keep * len(seq))
-        seq.truncate(n)
-        self.live[at % len(self.live)] = seq, [(k[:n], v[:n]) for k, v in history]
-
-    @rule(at=st.integers(0, 4))
-    @precondition(lambda self: self.live)
-    def free(self, at: int) -> None:
-        self.live.pop(at % len(self.live))[0].free()
-
-    @invariant()
-    def the_cache_is_the_model(self) -> None:
-        self.cache.pool.check([seq.pages for seq, _ in self.live])
-        assert [len(seq) for seq, _ in self.live] == [len(history[0][0]) for _, history in self.live]
-        if self.live:
-            self.seed += 1
-            seq, history = self.live[self.seed * 7 % len(self.live)]
-            q, layer = new_q(np.random.default_rng(self.seed), 1, SMALL), self.seed % 2
-            same(self.attn(q, seq, layer, return_lse=True), reference.emulate(q, *history[layer]))
-
-    def teardown(self) -> None:
-        for seq, _ in self.live:
-            seq.free()
-        assert self.cache.free_tokens == self.cache.capacity
-        self.cache.close()
-
-
-@pytest.mark.both_dispatchers
-def test_random_operations_against_a_model(device: za.Device) -> None:
-    machine = type("Machine", (Machine,), {"device": device})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=100 if FULL else 6,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )

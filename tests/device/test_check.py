@@ -43,7 +43,6 @@ def fails(text: str, prop: int) -> list[str]:
 # --- what passes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.both_dispatchers
 def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(device, "--quick") == 0
     text = capsys.readouterr().out
@@ -107,6 +106,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
     assert outcome.status == "pass"
 
 
+@pytest.mark.both_dispatchers
 def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
     every = len(za.list_devices())
     runtime = device.runtime.name

@@ -89,7 +89,7 @@ def test_rows_of_a_prompt(device: za.Device, name: str, causal: bool) -> None:
 
 
 @pytest.mark.both_dispatchers
-@pytest.mark.parametrize("page_size", (16, 256))
+@pytest.mark.parametrize("page_size", (16, 256) if FULL else (16,))
 def test_layers_of_a_cache_score_differently(any_device: za.Device, page_size: int) -> None:
     """Windows and sinks per layer; tokens one by one, in chunks and in a batch; every step has the oracle's bits."""
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(9)

@@ -16,23 +16,26 @@ LAYERS = [
     Path(d) / "vulkan/explicit_layer.d/VkLayer_khronos_validation.json"
     for d in ("/usr/share", "/usr/local/share", "/etc")
 ]
-# several times slower under the layer, and made of calls that the other files make too
-# long, or the same dispatches as in other files
-SLOW = (
-    "test_bench.py",
-    "test_bits.py",
-    "test_cache.py",
-    "test_cache_failures.py",
-    "test_cascade.py",
-    "test_check.py",
-    "test_faults.py",
-    "test_fuzz.py",
-    "test_generate.py",
-    "test_hostile_arguments.py",
-    "test_scoring.py",
-    "test_sharded.py",
-    "test_sweep.py",
-    "test_transformers.py",
+# What the layer looks at is the calls, which are the same for every value, length and driver. So one call of each kind
+# goes under it, on each dispatcher, and with --full every test.
+CALLS = (
+    "test_bits.py::test_several_rows_with_a_causal_limit",
+    "test_bits.py::test_bits_on_awkward_values",
+    "test_cache.py::test_bits_on_every_way_to_a_context[default-kompute-256]",
+    "test_cache.py::test_bits_on_every_way_to_a_context[default-vulkan-256]",
+    "test_cache.py::test_steady_decode_records_nothing",
+    "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",
+    "test_cascade.py::test_the_bits_of_the_batch_without_it[default-kompute-9/3/64-f16]",
+    "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",
+    "test_embed_c.py::test_digests_are_python_s_and_the_oracle_s[default-vulkan]",
+    "test_errors.py",
+    "test_partial.py::test_shards_of_a_sequence",
+    "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[kompute-f16]",
+    "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",
+    "test_record.py",
+    "test_scoring.py::test_layers_of_a_cache_score_differently[default-vulkan-16]",
+    "test_sharded.py::test_the_bits_of_one_device[two runtimes-f16-some0]",
+    "test_vulkan_runtime.py",
 )
 SETTINGS = """\
 khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
@@ -62,25 +65,8 @@ needs_layer = pytest.mark.skipif(
 
 @needs_layer
 def test_the_device_tests_are_silent_under_validation(tmp_path):
-    files = [str(p) for p in sorted(HERE.glob("test_*.py")) if p.name != Path(__file__).name]
-    chosen = files if FULL else [f for f in files if Path(f).name not in SLOW]
-    few = (
-        []
-        if FULL
-        else [
-            f"{HERE}/test_{name}"
-            for name in (
-                "bits.py::test_several_rows_with_a_causal_limit",
-                "bits.py::test_bits_on_awkward_values",
-                "cache.py::test_bits_on_every_way_to_a_context",
-                "cache.py::test_steady_decode_records_nothing",
-                "scoring.py::test_layers_of_a_cache_score_differently",
-                "cascade.py::test_the_bits_of_the_batch_without_it",
-                "cascade.py::test_more_sums_than_registers_hold",
-                "sharded.py::test_the_bits_of_one_device",
-            )
-        ]
-    )
+    files = sorted(p.name for p in HERE.glob("test_*.py") if p.name != Path(__file__).name)
+    chosen = [f"{HERE}/{name}" for name in (files if FULL else CALLS)]
     command = (
         "-m",
         "pytest",
@@ -88,11 +74,9 @@ def test_the_device_tests_are_silent_under_validation(tmp_path):
         "-p",
         "no:cacheprovider",
         "-k",
-        # what the layer looks at is the calls, the same for every driver
         "not subnormal and not 131072 and not fork and not opening_and_closing and not swiftshader "
         "and not ranks and not distributed",
         *chosen,
-        *few,
     )
     done, log = run_under_validation(tmp_path, *command)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
