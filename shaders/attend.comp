@@ -38,7 +38,7 @@ layout(set = 0, binding = ATTEND_BIND_STATES, std430) restrict buffer States { f
 layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
 
 // What the steps hand on.  These arrays are global because glslang 12 does not reliably pass arrays sized by a
-// specialisation constant; each step says which of them it reads and writes.  All but the last are a lane's registers.
+// specialization constant; each step says which of them it reads and writes.  All but the last are a lane's registers.
 const uint PARTS = (HEADS * WEIGHT_PARTIALS + WAVE - 1u) / WAVE;  // pairs [head][key mod 4] that a lane reduces
 vec2 dots[HEADS];       // of the lane's two keys, lane and lane + 32: scores
 float parts[PARTS];     // sums of the weights of the lane's pairs

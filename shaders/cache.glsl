@@ -1,8 +1,8 @@
 // Loads of K and V in their storage type, as float32.  All conversions are exact, or, for q8_0, round once.
 //
 // A tile holds TILE tokens of one KV head; a leaf is one tile of 64, or several smaller ones where pages are small.
-//   K: (HEAD_DIM / 8, TILE, 8), so that neighbouring lanes (keys) read neighbouring pieces of 16 bytes.
-//   V: (TILE, HEAD_DIM), so that neighbouring lanes (slices of dimensions) do.
+//   K: (HEAD_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
+//   V: (TILE, HEAD_DIM), so that neighboring lanes (slices of dimensions) do.
 //   q8_0: int8 in these shapes, then the float16 scales of blocks of 32 dimensions, two a word: K (SCALES, TILE) words,
 //   V (TILE, SCALES) words.
 // A buffer has one name per load width.  Branches on STORAGE and FROM_UPLOAD are decided when the pipeline is made.

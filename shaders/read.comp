@@ -1,6 +1,6 @@
 // The benchmark's yardstick: every 16 bytes of a buffer read once, and nothing else done.
 //
-// Grid: x = piece.  A workgroup xors the words of its piece, LOADS rows of 32 neighbouring uvec4, to one word, so
+// Grid: x = piece.  A workgroup xors the words of its piece, LOADS rows of 32 neighboring uvec4, to one word, so
 // that no load can be left out and the host can check them all.
 #version 450
 #extension GL_GOOGLE_include_directive : require

@@ -1,6 +1,6 @@
 // The algebra of attention states, and the only float functions the kernels use.
 //
-// A state (m, l, o) summarises attention over a set of keys: m is an integer in log2 units at or near the
+// A state (m, l, o) summarizes attention over a set of keys: m is an integer in log2 units at or near the
 // largest score, l = sum of 2**(s - m), o = sum of 2**(s - m) v.  Attention itself is o / l; nothing is divided
 // before the end, so states of disjoint key sets merge.  Because m is an integer, every rescale is an exact
 // power of two and the only rounding of a merge is its one add.

@@ -16,7 +16,7 @@ F64 = NDArray[np.float64]
 
 
 class Partial(NamedTuple):
-    """One query's attention over a set of keys, float64: largest score, denominator, unnormalised accumulator."""
+    """One query's attention over a set of keys, float64: largest score, denominator, unnormalized accumulator."""
 
     m: float
     denominator: float
@@ -24,7 +24,7 @@ class Partial(NamedTuple):
 
 
 def attend_partial(q: F64, k: F64, v: F64, scale: float) -> Partial:
-    """q (head_dim,), k and v (keys, head_dim). Not normalised: a normalised partial can no longer be merged."""
+    """q (head_dim,), k and v (keys, head_dim). Not normalized: a normalized partial can no longer be merged."""
     if len(k) == 0:
         return Partial(-math.inf, 0.0, np.zeros(v.shape[1]))
     s = k @ q * scale

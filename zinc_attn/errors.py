@@ -40,7 +40,7 @@ class NoVulkanError(ZincAttnError):
 
 
 class RuntimeUnavailableError(ZincAttnError):
-    """The requested dispatcher (Kompute or plain Vulkan) is not installed."""
+    """The dispatcher is not installed, is a build that ignores errors, or cannot do what was asked of it."""
 
 
 class KernelError(ZincAttnError):

@@ -6,7 +6,7 @@ from typing import Final
 
 HEAD_DIMS: Final = (64, 80, 96, 112, 128, 192, 256, 512)
 MAX_GROUP: Final = 16  # query heads per KV head
-WAVE: Final = 32  # invocations of every workgroup
+WAVE: Final = 32  # invocations of a wave; pass 1 has one to a workgroup
 MAX_HEADS_PER_WORKGROUP: Final = 8
 MAX_ACCUMULATORS: Final = 2048  # head_dim x heads of one workgroup: what the registers of a wave hold
 MAX_CONTEXT: Final = 1 << 24  # keys; beyond it, float32 no longer counts weights exactly

@@ -177,7 +177,7 @@ bool manifest_shape(const struct manifest *m, uint32_t q_heads, uint32_t kv_head
         if (!json_u32(json_get(entry, "kv_heads"), &shape->kv_heads) || shape->kv_heads != kv_heads) continue;
         if (!json_u32(json_get(entry, "head_dim"), &shape->head_dim) || shape->head_dim != head_dim) continue;
         if (!entry_dtype || strcmp(entry_dtype, dtype) != 0) continue;
-        shape->specialisation = json_get(of_kind, "specialisation");
+        shape->specialization = json_get(of_kind, "specialization");
         shape->splits = json_get(of_kind, "splits");
         bool whole = json_u32(json_get(entry, "page_size"), &shape->page_size) &&
                      json_u32(json_get(sizes, "group"), &shape->group) &&
@@ -186,7 +186,7 @@ bool manifest_shape(const struct manifest *m, uint32_t q_heads, uint32_t kv_head
                      json_u32(json_get(sizes, "page_words"), &shape->page_words) &&
                      json_u32(json_get(sizes, "page_tiles"), &shape->page_tiles) &&
                      json_u32(json_get(sizes, "state_words"), &shape->state_words);
-        if (!whole || !shape->page_size || !shape->page_tiles || !shape->specialisation || !shape->splits)
+        if (!whole || !shape->page_size || !shape->page_tiles || !shape->specialization || !shape->splits)
             return missing(m, "complete entry for the case's shape");
         return true;
     }
@@ -212,13 +212,13 @@ bool manifest_splits(const struct manifest *m, const struct shape *shape, uint32
     return fail("%s/manifest.json: its split table has no row for %u keys", m->directory, context);
 }
 
-/* The values of a kernel's specialisation constants: its own fixed ones, and those of the shape, by family and name. */
+/* The values of a kernel's specialization constants: its own fixed ones, and those of the shape, by family and name. */
 static bool read_constants(const struct manifest *m, const struct shape *shape, const struct json *entry,
                            struct kernel *kernel) {
-    const struct json *constants = json_get(entry, "specialisation_constants");
+    const struct json *constants = json_get(entry, "specialization_constants");
     const char *family = json_text(json_get(entry, "family"));
-    const struct json *values = family ? json_get(shape->specialisation, family) : NULL;
-    if (!constants || constants->count > MAX_SPEC) return missing(m, "specialisation constants of a kernel");
+    const struct json *values = family ? json_get(shape->specialization, family) : NULL;
+    if (!constants || constants->count > MAX_SPEC) return missing(m, "specialization constants of a kernel");
     kernel->constants = (uint32_t)constants->count;
     for (size_t i = 0; i < constants->count; ++i) {
         const char *name = json_text(json_get(&constants->items[i], "name"));
@@ -226,7 +226,7 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
         const struct json *fixed = json_get(&constants->items[i], "fixed");
         if (!name || !json_u32(json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
             !json_u32(fixed ? fixed : json_get(values, name), &kernel->values[i]))
-            return missing(m, "value for a specialisation constant");
+            return missing(m, "value for a specialization constant");
     }
     return true;
 }
@@ -274,7 +274,7 @@ bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value) {
         kernel->values[i] = value;
         return true;
     }
-    return fail("kernel %s: it has no specialisation constant %s; export again", kernel->name, constant);
+    return fail("kernel %s: it has no specialization constant %s; export again", kernel->name, constant);
 }
 
 void kernel_free(struct kernel *kernel) {

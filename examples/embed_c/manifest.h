@@ -40,7 +40,7 @@ struct manifest {
 struct shape {
     uint32_t q_heads, kv_heads, head_dim, page_size;
     uint32_t group, head_chunks, token_words, page_words, page_tiles, state_words;
-    const struct json *specialisation, *splits;
+    const struct json *specialization, *splits;
 };
 
 /* One SPIR-V module, its checksum verified. */
@@ -68,7 +68,7 @@ bool manifest_shape(const struct manifest *manifest, uint32_t q_heads, uint32_t 
 bool manifest_splits(const struct manifest *manifest, const struct shape *shape, uint32_t context, uint32_t *splits,
                      uint32_t *leaves_per_state);
 bool kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name, struct kernel *kernel);
-/* Change a specialisation constant from the shape's value. */
+/* Change a specialization constant from the shape's value. */
 bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value);
 void kernel_free(struct kernel *kernel);
 

@@ -372,7 +372,7 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     caches = [runtime.buffer(size, Use.OUTPUT) for _ in "kv"]
     runtime.write(inputs, work.words)
     runtime.write(uploaded, words)
-    spec = tuple(evaluate(meanings.SPECIALISATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
+    spec = tuple(evaluate(meanings.SPECIALIZATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
     grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in meanings.GRIDS["append"])
     kernel = device.kernel(kernels.APPEND_KERNEL, spec)
     runtime.run(runtime.record([Dispatch(kernel, (inputs, uploaded, *caches), grid)]))
@@ -397,7 +397,7 @@ def bits(words, index, word, bit, names, width):
 @pytest.mark.parametrize("device", ("vulkan",), indirect=True)
 @pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
-    """Order, bindings, specialisation constants and grids of a decode call on a cache."""
+    """Order, bindings, specialization constants and grids of a decode call on a cache."""
     shape = za.AttnShape(16, 2, 64)
     entry = export.manifest([shape], dtype=dtype, page_size=32)
     cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, page_size=32)
@@ -407,7 +407,7 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
     steps = workspace.dispatches(0, softcap=False)
     names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
-    values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialisation"]
+    values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialization"]
     assert [describe.family(step.kernel.decl) for step in steps] == [
         step["kernel"] for step in entry["dispatch"] if "kernel" in step
     ]

@@ -874,7 +874,7 @@ while [ $(ls "$folder"/*.status | wc -l) -lt 3 ]; do sleep 0.1; done
 
 @pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
 def test_ranks_outlive_a_killed_one_and_end_by_themselves(tmp_path: Path) -> None:
-    """Nobody cleans up behind a rank that got SIGKILL; MPI's finalisation would wait for it without end."""
+    """Nobody cleans up behind a rank that got SIGKILL; MPI's finalization would wait for it without end."""
     script = tmp_path / "rank.py"
     script.write_text(START + KILLED)
     ranks = ["sh", "-c", WATCHED, "sh", str(tmp_path), sys.executable, str(script), str(tmp_path)]

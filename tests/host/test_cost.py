@@ -95,7 +95,7 @@ def test_r9700_is_not_bound_by_issue() -> None:
 
 
 def test_h200_is_bound_by_issue_at_8_heads() -> None:
-    """Pass 1 there at 8 query heads per KV head: PEERS.md expects 60 to 70 % of the read rate."""
+    """Pass 1 there at 8 query heads per KV head reaches 60 to 70 % of the read rate."""
     p = predict(SplitPlan.fixed(131072, QWEN, split_size=64), CARDS["h200"])
     assert p.bound == "issue"
     assert 0.6 < p.ideal_us / p.pass1_us / READ_EFFICIENCY < 0.7
@@ -271,12 +271,12 @@ def test_plan_of_requests_and_shards(capsys: pytest.CaptureFixture[str]) -> None
     argv = ["plan", "--shape", "32/8/128", "--requests", "2,8", "--prefix", "32k", "--suffix", "100"]
     assert cli.main(argv) == 0
     text = capsys.readouterr().out
-    assert "modelled for Radeon AI PRO R9700" in text
+    assert "modeled for Radeon AI PRO R9700" in text
     assert "66,336" in text and "65,736" in text
     assert cli.main([*argv, "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert found == [cost.predict_cascade(shape, R9700, n, 32768, 100).to_dict() for n in (2, 8)]
-    assert all(one["label"] == "modelled" for one in found)
+    assert all(one["label"] == "modeled" for one in found)
     argv = ["plan", "--shape", "32/8/128", "--shards", "4", "--contexts", "8k,512k", "--link", "100gbe"]
     assert cli.main(argv) == 0
     text = capsys.readouterr().out
@@ -285,8 +285,8 @@ def test_plan_of_requests_and_shards(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main([*argv, "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["label"], one["context"], one["pays"], one["pays_from"]) for one in found] == [
-        ("modelled", 8192, False, 262144),
-        ("modelled", 524288, True, 262144),
+        ("modeled", 8192, False, 262144),
+        ("modeled", 524288, True, 262144),
     ]
 
 
@@ -337,18 +337,18 @@ def test_plan_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str
     argv = ["plan", "--shape", "16/2/256", "--contexts", "8k", "--card", "r9700"]
     assert cli.main([*argv, "--draw", str(path)]) == 0
     text, said = capsys.readouterr()
-    assert "modelled for Radeon AI PRO R9700, one layer; assumed: latency_ns, near_ns" in text
-    lines = [line.split() for line in text[text.index("modelled for") :].splitlines()[3:]]
+    assert "modeled for Radeon AI PRO R9700, one layer; assumed: latency_ns, near_ns" in text
+    lines = [line.split() for line in text[text.index("modeled for") :].splitlines()[3:]]
     assert [line[1] for line in lines] == ["1", "auto", "best"]
     assert [line[5] for line in lines[:2]] == ["3.1%", "100.0%"]
     assert path.read_bytes().startswith(b"\x89PNG") and said == f"written: {path}\n"
     assert cli.main([*argv, "--json"]) == 0
-    modelled = json.loads(capsys.readouterr().out)["modelled"]
-    assert (modelled["label"], modelled["card"]) == ("modelled", "Radeon AI PRO R9700")
+    modeled = json.loads(capsys.readouterr().out)["modeled"]
+    assert (modeled["label"], modeled["card"]) == ("modeled", "Radeon AI PRO R9700")
 
 
 def test_plan_draw_needs_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert cli.main(["plan", "--shape", "16/2/256", "--device", "0", "--draw", "x.png"]) == 2
-    message = "draw: got --device, expected --card or --cu: what is drawn is modelled for a card"
+    message = "draw: got --device, expected --card or --cu: what is drawn is modeled for a card"
     assert capsys.readouterr().err == f"zinc-attn: error: {message}\n"

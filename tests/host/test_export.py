@@ -42,7 +42,7 @@ from zinc_attn.tools.export import (
 from zinc_attn.tools.export.files import sealed
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
-TABLES = dict.fromkeys(("FIELDS", "BINDINGS", "SPECIALISATION", "GRIDS"), meanings)
+TABLES = dict.fromkeys(("FIELDS", "BINDINGS", "SPECIALIZATION", "GRIDS"), meanings)
 TABLES |= {"CONSTANTS": arithmetic, "ENCODINGS": arithmetic}
 RECORDS = {"header": "HEADER", "item": "ITEM", "row": "ROW", "append": "APPEND", "copy": "COPY"}
 
@@ -73,7 +73,7 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     names = {
         "FIELDS": {f"{key}.{word}" for key, table in RECORDS.items() for word in getattr(kernels, table)},
         "BINDINGS": {f"{describe.family(d)}.{b.name}" for d in declared for b in d.bindings},
-        "SPECIALISATION": {f"{describe.family(d)}.{name}" for d in declared for name in d.constant_names},
+        "SPECIALIZATION": {f"{describe.family(d)}.{name}" for d in declared for name in d.constant_names},
         "GRIDS": {describe.family(d) for d in declared},
         "CONSTANTS": {
             n
@@ -102,7 +102,7 @@ def test_kernels_are_the_declarations(made):
         assert [(b["binding"], b["name"], b["access"]) for b in kernel["bindings"]] == [
             (i, b.name, b.access) for i, b in enumerate(decl.bindings)
         ]
-        constants = kernel["specialisation_constants"]
+        constants = kernel["specialization_constants"]
         assert [(c["id"], c["offset"], c["name"]) for c in constants] == [
             (i, 4 * i, n) for i, n in enumerate(decl.constant_names)
         ]
@@ -129,7 +129,7 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
     known = {*formulas.INPUTS, *formulas.SIZES, *formulas.QUANTITIES, *functions, *fixed}
-    tables = [formulas.SIZES, formulas.QUANTITIES, meanings.SPECIALISATION, formulas.BUFFERS, *meanings.GRIDS.values()]
+    tables = [formulas.SIZES, formulas.QUANTITIES, meanings.SPECIALIZATION, formulas.BUFFERS, *meanings.GRIDS.values()]
     texts = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
     texts += [value for _, value, _ in meanings.FIELDS.values()]
     texts += [step["when"] for step in made["dispatch"] if "when" in step]
@@ -341,9 +341,9 @@ def test_export_and_load(folder, made):
         assert struct.unpack("<I", data.read_bytes()[:4]) == (0x07230203,)
 
 
-def test_specialisation_values(made):
+def test_specialization_values(made):
     shape = made["shapes"][0]
-    assert shape["kinds"]["gpu"]["specialisation"]["attend"] == {
+    assert shape["kinds"]["gpu"]["specialization"]["attend"] == {
         **dict.fromkeys(kernels.attend("loop", "f16").spec, 0),
         "head_dim": 256,
         "heads": 8,
@@ -351,8 +351,8 @@ def test_specialisation_values(made):
         "tile": 64,
         "rows_shared": 1,
     }
-    assert shape["kinds"]["cpu"]["specialisation"]["attend"]["chunks_ahead"] == 1
-    assert [shape["kinds"][kind]["specialisation"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
+    assert shape["kinds"]["cpu"]["specialization"]["attend"]["chunks_ahead"] == 1
+    assert [shape["kinds"][kind]["specialization"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     assert sizes == {
         **{key: ["32", "1", "1"] for key in ("attend", "append", "copy")},

@@ -1,4 +1,4 @@
-"""merge_state and merge_states on normalised states."""
+"""merge_state and merge_states on normalized states."""
 
 from __future__ import annotations
 

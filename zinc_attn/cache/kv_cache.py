@@ -42,7 +42,7 @@ ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
 class KVCache:
     """K and V of ``num_layers`` layers for ``capacity`` tokens over all sequences, on a device.
 
-    dtype: f32, f16, bf16 or q8_0 (see ``rows`` for what each takes and how q8_0 quantises); page_size: tokens, a
+    dtype: f32, f16, bf16 or q8_0 (see ``rows`` for what each takes and how q8_0 quantizes); page_size: tokens, a
     power of two from 16 on; max_sequences: a limit on live sequences, None for none; page_order: a permutation of the
     page ids in which they are handed out. Memory is device memory only, checked against the budget before any is
     taken: DeviceMemoryError, LimitError.

@@ -32,7 +32,7 @@ class HeadSlice:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """How rows lie in the pages: see ``shaders/kv.glsl``. tile: tokens per tile; page_tiles: tiles per page."""
+    """How rows lie in the pages: see ``shaders/cache.glsl``. tile: tokens per tile; page_tiles: tiles per page."""
 
     shape: AttnShape
     dtype: str

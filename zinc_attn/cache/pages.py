@@ -10,7 +10,7 @@ replaces a shared, partly filled page by a copy (all layers' K and V), and the o
 
 Invariants: a table has ceil(max(lengths) / page_size) pages, no page twice; a free page has no holder (table or open
 reservation). Free pages are ordered by rank, so a page that comes back is allocated again in its place. Calls are not
-locked here: the owner of the pool serialises them, but for plain reads.
+locked here: the owner of the pool serializes them, but for plain reads.
 
 An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not done, and no page lost:
 

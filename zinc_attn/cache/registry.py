@@ -35,7 +35,7 @@ class Registry(Generic[T]):
         self._references.discard(weakref.ref(item))  # references to one living object are equal
 
     def purge(self) -> None:
-        """Drop the references to what was collected, and empty ``dead``. Serialised with ``add`` and ``discard``."""
+        """Drop the references to what was collected, and empty ``dead``. Serialized with ``add`` and ``discard``."""
         self.dead.clear()
         self._references = {reference for reference in self._references if reference() is not None}
 

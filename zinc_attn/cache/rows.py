@@ -66,7 +66,7 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
 def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
     """``x`` as the values a cache of ``dtype`` takes, checked, and its largest magnitude.
 
-    Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantises,
+    Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantizes,
     by the rule above. float16 arrays stay float16, all others come back as float32.
     """
     array = check_array(name, x)
@@ -85,7 +85,7 @@ def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
     return values, largest
 
 
-def quantise_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+def quantize_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """int8 values (..., head_dim) and float16 scales (..., head_dim / 32) of x (..., head_dim)."""
     blocks = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, Q8_BLOCK)
     scale = (np.abs(blocks).max(axis=-1) / np.float32(127.0)).astype(np.float16)
@@ -99,7 +99,7 @@ def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], dtype: str) -> Non
     size = value_words(k.shape[2], dtype)
     for x, values, scales in ((k, 0, 2 * size), (v, size, 2 * size + scale_words(k.shape[2], dtype))):
         if dtype == "q8_0":
-            quants, steps = quantise_q8_0(x)
+            quants, steps = quantize_q8_0(x)
             out[..., values : values + size] = quants.view(np.uint32)
             halves = out.view(np.float16)
             halves[..., 2 * scales : 2 * scales + steps.shape[-1]] = steps

@@ -43,7 +43,7 @@ class PartialStateError(ArgumentError):
 
 @dataclass(frozen=True, eq=False)
 class PartialState:
-    """Unnormalised attention of query rows over some nodes of 512 keys: the canonical fold's operands.
+    """Unnormalized attention of query rows over some nodes of 512 keys: the canonical fold's operands.
 
     nodes: (n,) int64, ascending absolute node numbers; m, l: (q_len, n, q_heads), o: (q_len, n, q_heads, head_dim),
     float32, the state of no keys where a row sees none of a node. span: (first, end), the nodes that the rows of the

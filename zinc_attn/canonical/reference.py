@@ -77,7 +77,7 @@ def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:
 def merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> tuple[F32, F32]:
     """Merge the attention of two disjoint key sets.
 
-    v_a, v_b: (seq, heads, head_dim) normalised outputs; s_a, s_b: (seq, heads) natural lse. Returns float32 (v, s)
+    v_a, v_b: (seq, heads, head_dim) normalized outputs; s_a, s_b: (seq, heads) natural lse. Returns float32 (v, s)
     of the union. Source: FlashInfer's attention states (Ye et al. 2024).
     """
     a = _float_array("v_a", v_a, 3, "(seq, heads, head_dim)")

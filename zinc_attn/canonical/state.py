@@ -22,7 +22,7 @@ def f32(value: float) -> np.float32:
 
 
 class State(NamedTuple):
-    """Unnormalised attention over a set of keys: m (...), l (...), o (..., head_dim), float32."""
+    """Unnormalized attention over a set of keys: m (...), l (...), o (..., head_dim), float32."""
 
     m: F32
     l: F32  # noqa: E741  (the literature's name)

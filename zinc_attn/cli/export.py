@@ -17,7 +17,7 @@ def add_export(subparsers: Subparsers) -> None:
         subparsers,
         "export",
         "write the SPIR-V and a manifest for a runtime without Python",
-        "manifest.json says how to build, feed and order the kernels: bindings, specialisation constants, grids, the\n"
+        "manifest.json says how to build, feed and order the kernels: bindings, specialization constants, grids, the\n"
         "work buffer's words, cache and row layouts, the split rule, barriers, and every file's SHA-256. With --shape\n"
         "also the numbers and split tables of these shapes. examples/embed_c reads it. Touches no device.",
         "  zinc-attn export kernels --shape 16/2/256\n"

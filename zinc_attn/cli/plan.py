@@ -50,7 +50,7 @@ def add_plan(subparsers: Subparsers) -> None:
         "show how contexts are split",
         "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
         "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
-        "The layout never shows in the output bits. Times of one layer's call are modelled, not measured\n"
+        "The layout never shows in the output bits. Times of one layer's call are modeled, not measured\n"
         "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
         "compute units like an R9700's.\n\n"
         "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
@@ -71,9 +71,9 @@ def add_plan(subparsers: Subparsers) -> None:
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
-    device = "plan for this device: index or piece of the name; nothing is modelled"
+    device = "plan for this device: index or piece of the name; nothing is modeled"
     units.add_argument("--device", metavar="D", help=device)
-    add("--draw", metavar="FILE.png", help="draw the modelled layouts of the largest context")
+    add("--draw", metavar="FILE.png", help="draw the modeled layouts of the largest context")
     topic = parser.add_mutually_exclusive_group()
     topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")
     topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
@@ -97,7 +97,7 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.draw:
         need("matplotlib")
         if card is None:
-            raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modelled for a card")
+            raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modeled for a card")
     if card:
         units, kind = card.compute_units, "gpu"
     else:
@@ -109,7 +109,7 @@ def run_plan(args: argparse.Namespace) -> int:
             plan = layout.plan(context, model.shape, units, args.dtype, kind)
             records.append({"context": context, "layout": layout.label} | plan_record(plan, units, kind, args.dtype))
             if card and (args.card or args.cu is not None):
-                records[-1]["modelled"] = cost.predict(plan, card, args.dtype).to_dict()
+                records[-1]["modeled"] = cost.predict(plan, card, args.dtype).to_dict()
     if card and args.draw:
         draw_plan(Path(args.draw), model, max(contexts), card, args.dtype)
     if args.json:

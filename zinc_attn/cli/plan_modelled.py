@@ -54,7 +54,7 @@ def run_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) 
         return 0
     need("rich")
     print(f"{model_text(model, args.dtype)}, {card.compute_units} compute units, {suffix:,} keys of a request's own")
-    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    print(f"modeled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
     columns = "prefix", "requests", "at a time", "keys read", "without", "µs", "without", "ratio", "pays"
     rows = (
         (
@@ -91,7 +91,7 @@ def run_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) ->
     need("rich")
     where = "cards of one host" if not link.hosts else "hosts with a card each"
     print(f"{model_text(model, args.dtype)}, {where}; {link.title}: {link.latency_us:g} µs, {link.gb_s:g} GB/s")
-    print(f"modelled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
+    print(f"modeled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
     columns = "shards", "context", "bytes", "pass 1 µs", "down", "gather", "up", "fold", "total µs", "one card", "pays"
     rows = []
     for one in found:

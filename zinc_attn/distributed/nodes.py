@@ -1,7 +1,7 @@
 """Which shard holds which node of 512 tokens. Host bookkeeping of sharded sequences: no device and no rank.
 
 Invariants: a node lies on one shard for as long as any holding has it; several holdings share full nodes only. Calls
-are not locked here: the owner of the allocator serialises them.
+are not locked here: the owner of the allocator serializes them.
 
 An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not done, and no node lost. The holdings alone
 say who holds what: each has one immutable tuple of nodes, which changes by one store. How many nodes each shard holds

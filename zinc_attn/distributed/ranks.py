@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 60.0  # how long a rank waits for the others in an exchange
 FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # the first byte of a rank's part of an exchange
 NOTE_BYTES: Final = 512  # size of the note with which a rank that gives an exchange up tells the others why
 GRACE_S: Final = 5.0  # between the error of a rank and the end of all ranks, so that the others can print theirs
-LOST_STATUS: Final = 2  # exit status of a process that cannot finalise MPI because a rank is lost
+LOST_STATUS: Final = 2  # exit status of a process that cannot finalize MPI because a rank is lost
 NO_MPI: Final = (
     "several ranks need mpi4py and an MPI: pip install 'zinc-attn[mpi]', and MPICH or Open MPI from the system or "
     "pip install mpich"
@@ -244,7 +244,7 @@ class Ranks:
             raise RankError(note.tobytes().decode(errors="replace").rstrip())
 
     def _guard_exit(self) -> None:
-        """End this process with ``LOST_STATUS`` at its exit where MPI's finalisation waits for a rank that is gone."""
+        """End this process with ``LOST_STATUS`` at its exit where MPI's finalization waits for a rank that is gone."""
         if self._ending is not None:
             return
         self._ending = ending = Event()
@@ -264,7 +264,7 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _finalize(ending: Event) -> None:
-    """Finalise MPI while Python still runs, so that the thread that waits for ``ending`` can end the process."""
+    """Finalize MPI while Python still runs, so that the thread that waits for ``ending`` can end the process."""
     from mpi4py import MPI
 
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What every kernel and its caller agree on: bindings, specialisation constants and the words of the work buffer.
+"""What every kernel and its caller agree on: bindings, specialization constants and the words of the work buffer.
 
 Each fact is declared here once. ``glsl`` generates ``shaders/contract.glsl`` from it, so the two sides cannot differ; a
 test compares the committed file with the generated text.
@@ -26,10 +26,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class KernelDecl:
-    """A kernel: a SPIR-V module, its interface, and the specialisation constants that tell it from its siblings.
+    """A kernel: a SPIR-V module, its interface, and the specialization constants that tell it from its siblings.
 
     source: the GLSL file, compiled with ``defines``. module: name of the SPIR-V module, where several kernels share
-    one; None means ``name``. spec: names of the uint specialisation constants that the caller gives, ids 0, 1, ...
+    one; None means ``name``. spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
     fixed: (name, value) of those that belong to the kernel; their ids follow.
     """
 
@@ -48,11 +48,11 @@ class KernelDecl:
 
     @property
     def constant_names(self) -> tuple[str, ...]:
-        """Every specialisation constant of the module; a constant's position is its id."""
+        """Every specialization constant of the module; a constant's position is its id."""
         return (*self.spec, *(name for name, _ in self.fixed))
 
     def constants(self, spec: Sequence[int]) -> tuple[int, ...]:
-        """Values of every specialisation constant, from the caller's."""
+        """Values of every specialization constant, from the caller's."""
         return (*spec, *(value for _, value in self.fixed))
 
 
@@ -74,13 +74,13 @@ HEADER: Final = (
     "row_table",  # word where the ROW records begin
     "single_pass",  # 1: each row has at most one state, and pass 1 writes the final output
     "append_table",  # word where the APPEND (or COPY) records begin
-    "softcap",  # float32 bits of the cap, read where attend's specialisation constant softcap is 1
+    "softcap",  # float32 bits of the cap, read where attend's specialization constant softcap is 1
     "softcap_inverse",  # float32 bits of 1 / cap
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
 )
 HEADER_WORDS: Final = 16
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
-# specialisation constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
+# specialization constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
 # these leaves; the ROW records say where their states go. Where from_upload is 1, the sequence's tokens from
 # upload_begin on are in the uploaded rows, the first of them in row upload_row.
 ITEM: Final = (
@@ -125,7 +125,7 @@ _ATTEND_BINDINGS: Final = (
 
 Build = Literal["single", "loop"]
 BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
-STORAGE: Final = tuple(limits.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialisation constant
+STORAGE: Final = tuple(limits.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialization constant
 
 
 def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:

@@ -53,7 +53,7 @@ class AttendVariant:
         return self.shape.heads_per_workgroup if self.heads is None else self.heads
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
-        """The kernel and its specialisation constants."""
+        """The kernel and its specialization constants."""
         decl = declarations.attend(self.build, self.dtype, self.from_upload)
         values = {
             "head_dim": self.shape.head_dim,

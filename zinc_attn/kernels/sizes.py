@@ -1,7 +1,7 @@
 """How pass 1 divides its work among lanes, passes and registers: formulas that the shader and the host share.
 
 ``FORMULAS`` declares each once, as a Python expression. The host evaluates them (``attend_sizes``), and ``glsl``
-translates them into ``shaders/attend_sizes.glsl``, where they are specialisation constant expressions.
+translates them into ``shaders/attend_sizes.glsl``, where they are specialization constant expressions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .. import limits
 from .declarations import STORAGE, Build
 from .tuning import chunks_ahead
 
-# What the formulas start from: attend's specialisation constants and its macro LOOP.
+# What the formulas start from: attend's specialization constants and its macro LOOP.
 INPUTS: Final = ("HEAD_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LOOP")
 KNOWN: Final = {
     "WAVE": limits.WAVE,

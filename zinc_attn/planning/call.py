@@ -164,7 +164,7 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
 
 
 def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], options: CallOptions) -> list[int]:
-    """The requests in an order in which those that share pages are neighbours."""
+    """The requests in an order in which those that share pages are neighbors."""
     order = list(range(len(requests)))
     if options.cascade is False or options.window is not None or len(requests) < 2:
         return order

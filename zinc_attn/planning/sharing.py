@@ -41,7 +41,7 @@ def shared_leaves(
     """What query rows have in common, and (rows,) the leaves at the front of each that are thereby attended.
 
     limits: (rows,) keys that each row sees; units: leaves per state of each row; tables: its page table. Rows that
-    share a prefix must be neighbours, as they are when sorted by unit and table; rows of different units share nothing.
+    share a prefix must be neighbors, as they are when sorted by unit and table; rows of different units share nothing.
     A prefix of some rows is followed by a longer one of fewer.
     """
     n = len(limits)
@@ -63,7 +63,7 @@ def shared_leaves(
 
 
 def shared_items(shared: list[SharedKeys], units: Indices, rows_each: int) -> Records:
-    """ITEM records of shared keys: one per unit and up to ``rows_each`` rows; items of the same keys are neighbours.
+    """ITEM records of shared keys: one per unit and up to ``rows_each`` rows; items of the same keys are neighbors.
 
     units: (rows,) leaves per state of each row.
     """

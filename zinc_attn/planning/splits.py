@@ -177,7 +177,7 @@ class SplitPlan:
         return 4 * self.states * self.q_len * self.shape.q_heads * (self.shape.head_dim + 2)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-serialisable form, complete."""
+        """A JSON-serializable form, complete."""
         return {
             "version": PLAN_VERSION,
             "context_len": self.context_len,

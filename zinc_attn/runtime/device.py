@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from ..checks import check_int, shown
 from ..errors import ArgumentError, KernelError
@@ -20,7 +20,8 @@ from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Runtime
 from .vulkan import VulkanRuntime
 
 SPIRV = Path(__file__).parents[1] / "spirv"
-RUNTIMES = ("kompute", "vulkan")
+_DISPATCHERS: Final[dict[str, Callable[[DeviceInfo], Runtime]]] = {"kompute": KomputeRuntime, "vulkan": VulkanRuntime}
+RUNTIMES = tuple(_DISPATCHERS)
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -31,12 +32,12 @@ def list_devices() -> list[DeviceInfo]:
 class Device:
     """An open device: a runtime and the kernels compiled on it. Close it, or use it as a context manager.
 
-    May be used from several threads (calls are serialised); not after close(), nor in a forked child.
+    May be used from several threads (calls are serialized); not after close(), nor in a forked child.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.lock = threading.RLock()  # serialises calls that are more than one runtime call
+        self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
         self._closed = False
 
@@ -54,11 +55,7 @@ class Device:
             runtime = os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan"
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
-        info = machine.choose(machine.list_devices(), device)
-        if runtime == "kompute":
-            return cls(KomputeRuntime(info))
-
-        return cls(VulkanRuntime(info))
+        return cls(_DISPATCHERS[runtime](machine.choose(machine.list_devices(), device)))
 
     @classmethod
     def from_kompute(cls, manager: Any, index: int = 0) -> Device:
@@ -77,7 +74,7 @@ class Device:
         return self.runtime.info
 
     def kernel(self, decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
-        """The pipeline of a kernel with its specialisation constants, made once per device."""
+        """The pipeline of a kernel with its specialization constants, made once per device."""
         key = (decl.name, spec)
         if key not in self._kernels:
             self._kernels[key] = self.runtime.kernel(decl, load_spirv(decl), spec)

@@ -30,7 +30,7 @@ INSTALL_DRIVER: Final = (
 # VkResult to error; the rest is ZincAttnError
 _MEMORY_RESULTS: Final = (-1, -2, -5, -10, -12, -1000069000)  # host, device, map, too many, pools
 _LOST_RESULT: Final = -4
-_NO_DRIVER_RESULTS: Final = (-3, -6, -7, -8, -9)  # initialisation, layer, extension, feature, driver
+_NO_DRIVER_RESULTS: Final = (-3, -6, -7, -8, -9)  # initialization, layer, extension, feature, driver
 
 
 class Heap(NamedTuple):

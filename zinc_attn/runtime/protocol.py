@@ -1,7 +1,8 @@
 """The protocol between this package and a dispatcher. ``kompute`` and ``vulkan`` implement it; nothing else does.
 
 A runtime makes buffers and kernels, records lists of dispatches once, and replays them. It knows nothing of
-attention. All data are uint32 words; every method may raise DeviceMemoryError, DeviceLostError or ClosedError.
+attention. All data are uint32 words. Every method may raise DeviceMemoryError, DeviceLostError, ClosedError, and, in a
+forked child, ForkedProcessError.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Buffer(Protocol):
 
 
 class Kernel(Protocol):
-    """A compute pipeline: one SPIR-V module with its specialisation constants fixed."""
+    """A compute pipeline: one SPIR-V module with its specialization constants fixed."""
 
     @property
     def decl(self) -> KernelDecl: ...
@@ -114,7 +115,7 @@ class Runtime(Protocol):
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> Recording:
         """Record ``steps`` in order. A step sees what earlier steps wrote (by the kernels' declared access).
 
-        INPUT buffers among the steps' buffers are made current first, OUTPUT buffers can be read after wait().
+        INPUT buffers among the steps' buffers are made current first, OUTPUT buffers can be read after run().
         """
 
     def run(self, recording: Recording) -> None:

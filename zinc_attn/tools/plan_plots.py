@@ -42,10 +42,10 @@ def plan_png(model: ModelPreset, context: int, card: cost.Card, dtype: str) -> b
 
 
 def _draw_workgroups(axes: Axes, label: str, plan: SplitPlan, card: cost.Card, dtype: str) -> None:
-    """A bar per workgroup of pass 1, from begin to end, coloured by split; the bars of a compute unit share its row."""
+    """A bar per workgroup of pass 1, from begin to end, colored by split; the bars of a compute unit share its row."""
     from matplotlib import colormaps
 
-    colours, bars = colormaps["viridis"], cost.timeline(plan, card, dtype)
+    colors, bars = colormaps["viridis"], cost.timeline(plan, card, dtype)
     lanes, seen = Counter(cu for cu, *_ in bars), Counter[int]()
     bottoms = []
     for cu, *_ in bars:
@@ -56,7 +56,7 @@ def _draw_workgroups(axes: Axes, label: str, plan: SplitPlan, card: cost.Card, d
         [end - begin for _, begin, end, _ in bars],
         height=[0.92 / lanes[cu] for cu, *_ in bars],
         left=[begin for _, begin, *_ in bars],
-        color=[colours(split / max(1, plan.num_splits - 1)) for *_, split in bars],
+        color=[colors(split / max(1, plan.num_splits - 1)) for *_, split in bars],
         align="edge",
         linewidth=0,
     )

@@ -83,7 +83,7 @@ class ZincLayer(CacheLayerMixin):
         self.index, self.shape, self.is_sliding = index, shape, sliding
         self.columns = 0  # how many the layer has seen
         self.pending: tuple[Any, Any] | None = None  # rows that update() has taken and attend() has not yet appended
-        self.serial = 0  # counts update() and crops, so that older rows are recognised
+        self.serial = 0  # counts update() and crops, so that older rows are recognized
 
     @property
     def cache(self) -> ZincCache:

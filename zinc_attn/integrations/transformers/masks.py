@@ -97,7 +97,7 @@ def mask_pattern(mask: Any) -> MaskPattern:
     if len(shape) != 2:
         raise UnsupportedError(
             f"attention_mask: got shape {shape}, expected a 2-D mask (batch, tokens) or none; the pattern of a 4-D "
-            'mask is not recognised, use attn_implementation="sdpa" with it'
+            'mask is not recognized, use attn_implementation="sdpa" with it'
         )
     return MaskPattern(_kept_columns(mask), None, window_known=False)
 
@@ -150,7 +150,7 @@ def _kept_columns(mask: Any) -> Columns | None:
 def _window(pattern: Callable[..., Any], rows: range, keys: range, use_vmap: bool) -> int | None:
     """Return the window of a causal pattern, or None where a row sees all keys before it.
 
-    rows, keys: positions. The two functions that transformers makes are recognised, all others are evaluated.
+    rows, keys: positions. The two functions that transformers makes are recognized, all others are evaluated.
     UnsupportedError: the pattern is not causal, or not a window.
     """
     if pattern is causal_mask_function:

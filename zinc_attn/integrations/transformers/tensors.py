@@ -29,7 +29,7 @@ def host_rows(x: Any, dtype: str) -> NDArray[Any]:
     """Turn a tensor (batch, heads, n, head_dim) into an array (batch, n, heads, head_dim) that a ``dtype`` cache takes.
 
     torch rounds the values of a wider tensor to nearest even. For bf16 the array is float32, of values that bfloat16
-    represents exactly; for q8_0 it is float16 or float32, and the cache quantises it.
+    represents exactly; for q8_0 it is float16 or float32, and the cache quantizes it.
     """
     x = x.detach().to("cpu")
     if dtype == "f16" or (dtype == "q8_0" and x.dtype == torch.float16):

@@ -84,7 +84,7 @@ def _allocate(
 def _memory_types(
     device: LogicalDevice, bits: int, wishes: tuple[Wish, ...], heaps: list[Heap]
 ) -> Iterator[tuple[int, Heap, int]]:
-    """(memory type, its heap, the wished flags), best first, without types of special behaviour."""
+    """(memory type, its heap, the wished flags), best first, without types of special behavior."""
     memory = device.ffi.new("VkPhysicalDeviceMemoryProperties*")
     device.lib.vkGetPhysicalDeviceMemoryProperties(device.physical, memory)
     main = max((heap.size for heap in heaps if heap.device_local), default=0)

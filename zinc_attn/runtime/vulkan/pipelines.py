@@ -1,4 +1,4 @@
-"""Compute pipelines: one SPIR-V module with its specialisation constants fixed."""
+"""Compute pipelines: one SPIR-V module with its specialization constants fixed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The cost model: what a decode call should take on a card, why splits help, how many suffice, what limits the rest.
 
-It is pure arithmetic, without a device or a clock. Every figure is modelled: nothing here was measured on an RDNA4
+It is pure arithmetic, without a device or a clock. Every figure is modeled: nothing here was measured on an RDNA4
 card. docs/cost-model.md explains the terms.
 """
 

@@ -16,7 +16,7 @@ from ...planning.splits import SplitPlan, plan_splits, sharing_pays
 from ...shapes import AttnShape
 from .cards import Card
 from .pass1 import CACHED_RATE, START_US, Workgroup
-from .predict import GAP_US, Modelled, merge_us, written_bytes
+from .predict import GAP_US, Modeled, merge_us, written_bytes
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
 
@@ -83,8 +83,8 @@ def cascade_layout(
 
 
 @dataclass(frozen=True)
-class CascadePrediction(Modelled):
-    """A modelled decode call of requests that share a prefix, with sharing (total_us) and without (alone_us)."""
+class CascadePrediction(Modeled):
+    """A modeled decode call of requests that share a prefix, with sharing (total_us) and without (alone_us)."""
 
     derived: ClassVar[tuple[str, ...]] = ("pays", "speed_up")
 

@@ -11,7 +11,7 @@ from ...errors import ArgumentError
 from ...planning.splits import SplitPlan, plan_splits
 from ...shapes import AttnShape
 from .cards import Card
-from .predict import Modelled, merge_us, predict
+from .predict import Modeled, merge_us, predict
 
 HOST_COPY_GB_S: Final = 20.0  # assumed: partial states in host memory, once on the way down and once on the way up
 
@@ -42,8 +42,8 @@ def find_link(name: str) -> Link:
 
 
 @dataclass(frozen=True)
-class ShardPrediction(Modelled):
-    """A modelled decode call on ``shards`` cards, beside one card that holds all keys (one_us).
+class ShardPrediction(Modeled):
+    """A modeled decode call on ``shards`` cards, beside one card that holds all keys (one_us).
 
     pass1_us: of the shard with most nodes. down_us: its partial states to the host. gather_us: those of the others to
     one host. up_us: all of them to the card that folds. fold_us: pass 2 there. received_bytes: by one host or process.

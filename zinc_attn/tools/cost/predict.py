@@ -13,7 +13,7 @@ from ...shapes import AttnShape, dtype_bytes
 from .cards import Card
 from .pass1 import CACHED_RATE, START_US, Workgroup
 
-LABEL: Final = "modelled"
+LABEL: Final = "modeled"
 
 # No document gives the following figures either, but for the instruction counts.
 GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
@@ -27,8 +27,8 @@ MERGE_TURN_CYCLES: Final = 100  # the total goes through the LDS to the next wav
 MERGE_WAVES: Final = merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 
 
-class Modelled:
-    """A modelled result that JSON can hold, with the label and the derived numbers."""
+class Modeled:
+    """A modeled result that JSON can hold, with the label and the derived numbers."""
 
     derived: ClassVar[tuple[str, ...]] = ()
 
@@ -40,8 +40,8 @@ class Modelled:
 
 
 @dataclass(frozen=True)
-class Prediction(Modelled):
-    """A modelled decode call, from the begin of pass 1 to the end of pass 2.
+class Prediction(Modeled):
+    """A modeled decode call, from the begin of pass 1 to the end of pass 2.
 
     utilisation: share of the compute units that get a workgroup. in_flight_kib: bytes that the resident waves ask for
     at a time; Little's law needs needed_kib = bandwidth x latency. memory_us: KV bytes at the read rate. partial_us:
@@ -170,7 +170,7 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
 def best_splits(
     context: int, shape: AttnShape, card: Card, dtype: str = "f16", most: int = 4096
 ) -> tuple[SplitPlan, Prediction]:
-    """The even layout with the least modelled time, over split counts and both units of partial states."""
+    """The even layout with the least modeled time, over split counts and both units of partial states."""
     found = []
     for unit in (1, LEAVES_PER_NODE):
         units = -(-context // (unit * KEYS_PER_LEAF))

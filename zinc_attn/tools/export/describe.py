@@ -32,7 +32,7 @@ from .formulas import (
     evaluate,
     evaluate_all,
 )
-from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALISATION
+from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
 
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 2
@@ -97,7 +97,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         )
     numbered, fixed = [], dict(decl.fixed)
     for i, name in enumerate(decl.constant_names):
-        value, meaning = SPECIALISATION[f"{key}.{name}"]
+        value, meaning = SPECIALIZATION[f"{key}.{name}"]
         numbered.append(
             {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, "value": value, "meaning": meaning}
         )
@@ -116,7 +116,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}", "1", "1"],
         "bindings": bindings,
         "push_constants": [],
-        "specialisation_constants": numbered,
+        "specialization_constants": numbered,
         "grid": grid,
     }
 
@@ -185,8 +185,8 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
             key = family(decl)
-            values[key] = {name: evaluate(SPECIALISATION[f"{key}.{name}"][0], known) for name in decl.spec}
-        kinds[kind] = {"specialisation": values, "splits": split_table(shape, compute_units, kind)}
+            values[key] = {name: evaluate(SPECIALIZATION[f"{key}.{name}"][0], known) for name in decl.spec}
+        kinds[kind] = {"specialization": values, "splits": split_table(shape, compute_units, kind)}
     return {
         "shape": str(shape),
         **asdict(shape),
@@ -232,7 +232,7 @@ def _vulkan() -> dict[str, Any]:
 def manifest(
     attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
 ) -> dict[str, Any]:
-    """The manifest as a JSON-serialisable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
+    """The manifest as a JSON-serializable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
 
     dtype and page_size (tokens, a power of two from 16 on) of the cache; compute_units: of the device that the split
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.

@@ -1,4 +1,4 @@
-"""What the kernels' names mean: words of the work buffer, bindings, specialisation constants, grids.
+"""What the kernels' names mean: words of the work buffer, bindings, specialization constants, grids.
 
 Each table is keyed by the place of the name; a test asks for an entry for every declared name.
 """
@@ -128,8 +128,8 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "copy.v": ("uint32", "V of one layer, read and written"),
 }
 
-# specialisation constants: value, meaning
-SPECIALISATION: Final[dict[str, tuple[str, str]]] = {
+# specialization constants: value, meaning
+SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
     "attend.head_dim": ("head_dim", "head dimension"),
     "attend.heads": ("heads_per_workgroup", "query heads that one workgroup serves; never shows in the bits"),
     "attend.chunks_ahead": (

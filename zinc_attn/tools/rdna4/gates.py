@@ -30,7 +30,7 @@ SHARED_GATE: Final = 240  # 6 waves per SIMD where rows share keys; each wave th
 class VariantReport:
     """What the compiler made of one variant. Sizes are in bytes; ``statistics`` has every number as RADV names it.
 
-    qk, pv: the two main loops (scores, values), None where they were not recognised beyond doubt.
+    qk, pv: the two main loops (scores, values), None where they were not recognized beyond doubt.
     """
 
     spec: Spec

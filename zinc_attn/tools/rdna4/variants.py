@@ -1,4 +1,4 @@
-"""The variants that are compiled: kernels with their specialisation constants, as the shapes need them."""
+"""The variants that are compiled: kernels with their specialization constants, as the shapes need them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Spec:
         return ":".join(str(x) for x in (self.kernel, self.head_dim, self.heads, *more) if x or more)
 
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
-        """The kernel and its specialisation constants, from the dispatches that a discrete GPU is given."""
+        """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
         shape = AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim)
         if self.kernel in kernels.ATTEND and self.heads:
             build, dtype, from_upload = kernels.ATTEND[self.kernel]
