@@ -403,7 +403,6 @@ def test_an_empty_sequence_has_output_0_and_lse_minus_infinity(device: za.Device
 # --- memory: shards, blocks, recordings --------------------------------------------------------------------
 
 
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layers_cut_into_shards_have_the_same_bits(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str, tmp_path: Any

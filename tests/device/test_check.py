@@ -106,7 +106,6 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
     assert outcome.status == "pass"
 
 
-@pytest.mark.both_dispatchers
 def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
     every = len(za.list_devices())
     runtime = device.runtime.name

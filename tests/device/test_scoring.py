@@ -88,7 +88,6 @@ def test_rows_of_a_prompt(device: za.Device, name: str, causal: bool) -> None:
         assert shape.group == 2
 
 
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("page_size", (16, 256) if FULL else (16,))
 def test_layers_of_a_cache_score_differently(any_device: za.Device, page_size: int) -> None:
     """Windows and sinks per layer; tokens one by one, in chunks and in a batch; every step has the oracle's bits."""

@@ -123,7 +123,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
     attn, most = za.ShardedAttention(cache), 14
     with cache:
         live: list[tuple[za.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
-        for _ in range(200 if FULL else 50):
+        for _ in range(200 if FULL else 30):
             action, at = rng.integers(7), int(rng.integers(max(len(live), 1)))
             used = check_books(cache, [seq for seq, _ in live])
             if not live or action == 0:
