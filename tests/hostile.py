@@ -146,11 +146,13 @@ ON_DEVICE = {
     "KVCache.load",
     "Ranks",
     "Sequence.save",
+    "Sequence.drop_last",
     "Sequence.truncate",
     "ShardedAttention",
     "ShardedAttention.__call__",
     "ShardedKVCache",
     "ShardedKVCache.append",
+    "ShardedSequence.drop_last",
     "ShardedSequence.truncate",
     "attention",
 }

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from .checks import check_int, parse_digits, shown
 from .errors import ArgumentError
 from .limits import DTYPE_BYTES, HEAD_DIMS, MAX_ACCUMULATORS, MAX_GROUP, MAX_HEADS_PER_WORKGROUP, Q8_BLOCK
+
+_ALIASES: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}  # the names of NumPy and torch
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,9 @@ class AttnShape:
         """Query heads that one workgroup serves; the last chunk of a group may have fewer."""
         return -(-self.group // self.head_chunks)
 
-    def kv_bytes_per_token(self, dtype: str = "f16") -> int:
-        """Bytes of K and V of one token in one layer."""
+    def kv_bytes_per_token(self, dtype: object = "f16") -> int:
+        """Bytes of K and V of one token in one layer. dtype: see ``storage_dtype``."""
+        dtype = storage_dtype(dtype)
         return 2 * self.kv_heads * 4 * (value_words(self.head_dim, dtype) + scale_words(self.head_dim, dtype))
 
     def __str__(self) -> str:
@@ -68,6 +74,26 @@ class AttnShape:
         if len(numbers) != 3 or len(found) != 3:
             raise ArgumentError(f"shape: got {shown(text)}, expected q_heads/kv_heads/head_dim, for example 16/2/256")
         return cls(*found)
+
+
+def storage_dtype(dtype: object) -> str:
+    """The name of a storage dtype of K and V: one of DTYPE_BYTES.
+
+    dtype: that name, the name or the dtype that NumPy, ml_dtypes or torch has for it ("float16", np.float16,
+    torch.bfloat16). ArgumentError: anything else.
+    """
+    name = dtype
+    if isinstance(dtype, np.dtype):
+        name = dtype.name
+    elif isinstance(dtype, type) and issubclass(dtype, np.generic):
+        name = np.dtype(dtype).name
+    elif type(dtype).__module__ == "torch" and type(dtype).__name__ == "dtype":
+        name = str(dtype).removeprefix("torch.")
+    if isinstance(name, str):
+        name = _ALIASES.get(name, name)
+        if name in DTYPE_BYTES:
+            return name
+    raise ArgumentError(f"dtype: got {shown(dtype)}, expected one of {', '.join(DTYPE_BYTES)}")
 
 
 def dtype_bytes(dtype: str) -> int:

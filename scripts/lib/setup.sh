@@ -45,9 +45,9 @@ mesa_is_old() { # before 25.0, which is the first that knows gfx1201
 }
 
 has_checked_kp() { "$py" -c 'import kp; assert kp.results_are_checked' 2>/dev/null; } # no other is used
-is_supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; }
+is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 find_python() { # sets python; fails where no supported one is there
-    local p candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+    local p candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10)
     [[ -z ${ZINC_ATTN_PYTHON:-} ]] || candidates=("$ZINC_ATTN_PYTHON")
     for p in "${candidates[@]}"; do
         is_supported "$p" && python=$(command -v "$p") && return
@@ -113,7 +113,7 @@ apt_install() { # Mesa comes last and from the backports if it can
 system_packages() { # system_packages run|test
     local needed=() for_kp=() for_tests=() p venv_package dev_package
     if ! find_python; then
-        [[ -z ${ZINC_ATTN_PYTHON:-} ]] || die "ZINC_ATTN_PYTHON=$ZINC_ATTN_PYTHON is not a Python 3.10 to 3.13"
+        [[ -z ${ZINC_ATTN_PYTHON:-} ]] || die "ZINC_ATTN_PYTHON=$ZINC_ATTN_PYTHON is not a Python 3.10 or later"
         needed+=(python3 python3-venv) for_kp+=(python3-dev)
     else
         read -r venv_package dev_package < <(python_packages)
@@ -152,7 +152,7 @@ Install these and start again:
     else
         say "going on without these system packages: ${all[*]}"
     fi
-    find_python || die "no Python 3.10 to 3.13 found; name one in ZINC_ATTN_PYTHON"
+    find_python || die "no Python 3.10 or later found; name one in ZINC_ATTN_PYTHON"
 }
 
 # --- the rest ----------------------------------------------------------------------------------------

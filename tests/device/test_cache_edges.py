@@ -112,6 +112,33 @@ def test_a_refused_truncate_changes_nothing(device, rng):
     cache.close()
 
 
+def test_the_last_tokens_are_taken_back(device, rng):
+    """Speculative tokens: what is left has the bits of a sequence that never had them, within a step, too."""
+    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    k, v = new_rows(rng, 60)
+    for make in (
+        lambda: za.KVCache(device, SHAPE, 2, 512, page_size=16),
+        lambda: za.ShardedKVCache([device] * 2, SHAPE, 2, 1024, page_size=16),
+    ):
+        with make() as cache:
+            attention = (za.Attention if isinstance(cache, za.KVCache) else za.ShardedAttention)(cache)
+            sequence = cache.new_sequence()
+            for layer in (0, 1):
+                cache.append(sequence, layer, k, v)
+            sequence.drop_last(0)
+            sequence.drop_last(3)
+            cache.append(sequence, 0, k[:2], v[:2])  # layer 1 is behind
+            sequence.drop_last(5)
+            assert list(sequence.lengths) == [52, 52]
+            for layer in (0, 1):
+                assert same(attention(q, sequence, layer), za.reference.emulate(q, k[:52], v[:52])[0])
+            for n in (-1, 53, True, 2.5, None):
+                with pytest.raises(errors.ArgumentError, match=r"^n: got"):
+                    sequence.drop_last(n)
+            sequence.drop_last(52)
+            assert len(sequence) == 0
+
+
 def test_numpy_integers_are_ints(device):
     plan = za.plan_splits(np.uint32(5000), SHAPE, np.int64(64), q_len=np.int32(2))
     assert plan == za.plan_splits(5000, SHAPE, 64, q_len=2) and plan.fingerprint()

@@ -25,7 +25,7 @@ from ..runtime.device import Device
 from ..runtime.devices import memory_budget
 from ..runtime.protocol import Buffer, Use
 from ..runtime.refusals import no_room
-from ..shapes import AttnShape, scale_words, value_words
+from ..shapes import AttnShape, scale_words, storage_dtype, value_words
 from . import rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .mover import HeadSlice, PageLayout, RowMover
@@ -42,10 +42,10 @@ ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
 class KVCache:
     """K and V of ``num_layers`` layers for ``capacity`` tokens over all sequences, on a device.
 
-    dtype: f32, f16, bf16 or q8_0 (see ``rows`` for what each takes and how q8_0 quantizes); page_size: tokens, a
-    power of two from 16 on; max_sequences: a limit on live sequences, None for none; page_order: a permutation of the
-    page ids in which they are handed out. Memory is device memory only, checked against the budget before any is
-    taken: DeviceMemoryError, LimitError.
+    dtype: f32, f16, bf16 or q8_0, or the dtype of NumPy or torch (see ``rows`` for what each takes and how q8_0
+    quantizes); page_size: tokens, a power of two from 16 on; max_sequences: a limit on live sequences, None for none;
+    page_order: a permutation of the page ids in which they are handed out. Memory is device memory only, checked
+    against the budget before any is taken: DeviceMemoryError, LimitError.
     """
 
     def __init__(
@@ -54,12 +54,13 @@ class KVCache:
         shape: AttnShape,
         num_layers: int,
         capacity: int,
-        dtype: str = "f16",
+        dtype: object = "f16",
         page_size: int = 256,
         max_sequences: int | None = None,
         *,
         page_order: Seq[int] | None = None,
     ) -> None:
+        dtype = storage_dtype(dtype)
         self.device, self.shape, self.dtype = device, shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_int
 from .files import save
 from .reservation import Reservation
 from .sequence_pages import SequencePages
@@ -48,11 +49,19 @@ class Sequence:
             return self.cache.adopt(self.pages.fork())
 
     def truncate(self, n: int) -> None:
-        """Keep the first ``n`` tokens (at most len(self)); for the rollback of speculative tokens."""
+        """Keep the first ``n`` tokens, 0 <= n <= len(self), of every layer. ArgumentError: another n."""
         with self.cache.lock:
             self.cache.check_open()
             self.cache.begin()
             self.pages.truncate(n)
+
+    def drop_last(self, n: int) -> None:
+        """Take the last ``n`` tokens back, 0 <= n <= len(self): the rollback of speculative tokens.
+
+        Within a step the layers that are ahead lose what the others do not have yet, too. ArgumentError: another n.
+        """
+        with self.cache.lock:
+            self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""

@@ -27,7 +27,7 @@ from ..errors import ArgumentError, ClosedError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
-from ..shapes import AttnShape
+from ..shapes import AttnShape, storage_dtype
 from .call import Call
 from .descriptors import CallDescriptor
 from .nodes import NodeAllocator, deal
@@ -71,7 +71,7 @@ class ShardedKVCache:
         shape: AttnShape,
         num_layers: int,
         capacity: int,
-        dtype: str = "f16",
+        dtype: object = "f16",
         page_size: int = 256,
         *,
         weights: Seq[float] | None = None,
@@ -83,6 +83,7 @@ class ShardedKVCache:
         timeout_s = check_timeout(timeout_s)
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
+        dtype = storage_dtype(dtype)
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)

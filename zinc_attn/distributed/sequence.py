@@ -117,6 +117,11 @@ class ShardedSequence:
             self.lengths_of.truncate(n)  # from here on it is truncated
             self.cache.end()
 
+    def drop_last(self, n: int) -> None:
+        """Take the last ``n`` tokens back, at most len(self). Every rank calls it."""
+        with self.cache.lock:
+            self.truncate(len(self) - check_int("n", n, 0, len(self)))
+
     def free(self) -> None:
         """Give the pages back. Every rank calls it. The sequence cannot be used any more."""
         with self.cache.lock:

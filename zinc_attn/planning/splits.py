@@ -34,7 +34,7 @@ from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ..checks import check_int, check_text, shown
 from ..errors import ArgumentError, LimitError
 from ..limits import MAX_CONTEXT
-from ..shapes import AttnShape, dtype_bytes
+from ..shapes import AttnShape, storage_dtype
 
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
@@ -241,16 +241,16 @@ def plan_splits(
     context_len: int,
     shape: AttnShape,
     compute_units: int = 64,
-    dtype: str = "f16",
+    dtype: object = "f16",
     q_len: int = 1,
     kind: str = "gpu",
     window: int | None = None,
 ) -> SplitPlan:
     """The layout for ``context_len`` keys by the rule above.
 
-    compute_units: of the device (64 for a Radeon AI PRO R9700); dtype: of K and V; q_len: query rows of the call;
-    kind: "cpu" for a software device, anything else is a GPU; window: keys a row sees at most, its own included: the
-    rule then looks at the leaves that some row sees. Splits are monotone in context_len.
+    compute_units: of the device (64 for a Radeon AI PRO R9700); dtype: of K and V, on which nothing depends yet; q_len:
+    query rows of the call; kind: "cpu" for a software device, anything else is a GPU; window: keys a row sees at most,
+    its own included: the rule then looks at the leaves that some row sees. Splits are monotone in context_len.
     Idea: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); no split below a useful size, as FlashInfer plans.
     """
     context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
@@ -258,7 +258,7 @@ def plan_splits(
     q_len = check_int("q_len", q_len, 1)
     if not isinstance(shape, AttnShape):
         raise ArgumentError(f"shape: got {shown(shape)}, expected an AttnShape")
-    dtype_bytes(dtype)
+    storage_dtype(dtype)
     check_text("kind", kind, "a kind of device, such as cpu or discrete")
     if begin := first_seen(context_len, q_len, window):
         skipped = begin // KEYS_PER_LEAF * KEYS_PER_LEAF

@@ -16,7 +16,7 @@ from ...decode.one_shot import default_device
 from ...errors import ArgumentError, ClosedError, DTypeError, ShapeError, UnsupportedError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ...shapes import AttnShape
+from ...shapes import AttnShape, storage_dtype
 from .batch import BatchRows, append_and_attend
 from .config import layer_specs
 from .groups import AttentionOptions, LayerGroup
@@ -31,10 +31,10 @@ class ZincCache(Cache):
     """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
 
     config: the model's config; capacity: tokens per batch row; device: a Device, None for the best one, kept open;
-    dtype: f32, f16, bf16 or q8_0, None for that of the model's keys (a narrower one rounds the rows); page_size: in
-    tokens; max_batch: batch rows, times beams; num_splits, split_size: a fixed split layout, on which no output bit
-    depends. observer: called after each attention call of a layer; it may be set at any time, and a fork begins with
-    that of the cache.
+    dtype: f32, f16, bf16 or q8_0, or the dtype of torch; None for that of the model's keys (a narrower one rounds the
+    rows); page_size: in tokens; max_batch: batch rows, times beams; num_splits, split_size: a fixed split layout, on
+    which no output bit depends. observer: called after each attention call of a layer; it may be set at any time, and a
+    fork begins with that of the cache.
     The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: an unsupported head_dim or another argument.
@@ -46,7 +46,7 @@ class ZincCache(Cache):
         capacity: int,
         *,
         device: Device | None = None,
-        dtype: str | None = None,
+        dtype: object = None,
         page_size: int = 256,
         max_batch: int = 1,
         num_splits: int | None = None,
@@ -57,7 +57,8 @@ class ZincCache(Cache):
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
         self.capacity, self.max_batch = check_int("capacity", capacity, 1), check_int("max_batch", max_batch, 1)
-        self.device, self.dtype, self.page_size = device, dtype, page_size
+        self.device, self.page_size = device, page_size
+        self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
         self._layout = _layout(num_splits, split_size)
         PagePool(1, page_size)  # refuses a wrong page size
@@ -67,7 +68,7 @@ class ZincCache(Cache):
             if spec.shape is None:
                 layers.append(spec.upstream_layer())
                 continue
-            spec.shape.kv_bytes_per_token("f32" if dtype is None else dtype)  # refuses a wrong dtype
+            spec.shape.kv_bytes_per_token(self.dtype or "f32")  # refuses q8_0 where it cannot be
             if self._layout:
                 SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
             self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [])).layers.append(spec.index)

@@ -1,0 +1,39 @@
+"""Storage dtypes by every name that a caller may know them by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn.errors import ArgumentError
+from zinc_attn.shapes import storage_dtype
+
+KNOWN: list[tuple[Any, str]] = [
+    *((name, name) for name in ("f32", "f16", "bf16", "q8_0")),
+    *zip(("float32", "float16", "bfloat16"), ("f32", "f16", "bf16"), strict=True),
+    *zip((np.float32, np.float16, ml_dtypes.bfloat16), ("f32", "f16", "bf16"), strict=True),
+    *((np.dtype(t), name) for t, name in ((np.float32, "f32"), (">f2", "f16"), (ml_dtypes.bfloat16, "bf16"))),
+]
+
+
+@pytest.mark.parametrize(("given", "name"), KNOWN)
+def test_a_dtype_by_any_name(given: Any, name: str) -> None:
+    assert storage_dtype(given) == name
+    assert za.AttnShape(4, 2, 64).kv_bytes_per_token(given) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
+
+
+def test_the_dtypes_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    assert [storage_dtype(t) for t in (torch.float32, torch.float16, torch.bfloat16)] == ["f32", "f16", "bf16"]
+    with pytest.raises(ArgumentError, match=r"^dtype: got torch\.float64, expected one of f32, f16, bf16, q8_0$"):
+        storage_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("given", ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]])
+def test_other_dtypes_are_refused(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^dtype: got .*, expected one of f32, f16, bf16, q8_0$"):
+        storage_dtype(given)
