@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from numbers import Real
 from pathlib import Path
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _NAMES: Final = {np.dtype(name): name for name in ("float16", "float32")}  # in this machine's byte order
 
 
@@ -98,7 +101,8 @@ def check_path(name: str, value: Any) -> Path:
 def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[Any]:
     """``value`` as an array in this machine's byte order, of one of ``dtypes`` (their names) where some are given.
 
-    Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter.
+    Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter. bfloat16,
+    ml_dtypes' or torch's, becomes float32, which holds all its values, where that is among ``dtypes``.
     ArgumentError: None, and arrays with a mask, which would be lost; ShapeError: ragged lists; DTypeError.
     """
     if type(value) is np.ndarray and (known := _NAMES.get(value.dtype)) and (not dtypes or known in dtypes):
@@ -108,15 +112,25 @@ def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[
     if isinstance(value, np.ma.MaskedArray):
         raise ArgumentError(f"{name}: got a masked array, expected a plain one; use filled(), or leave the rows out")
     try:
-        array = np.asarray(value)
+        array = np.asarray(_readable(value))
     except ValueError as error:
         raise ShapeError(f"{name}: {error}") from error
     except Exception as error:  # whatever the conversion of another library's or of the caller's own class raises
         raise ArgumentError(f"{name}: got a {type(value).__name__}, expected an array: {error}") from error
+    if array.dtype == BFLOAT16 and "float32" in dtypes:
+        array = array.astype(np.float32)
     if dtypes and array.dtype.name not in dtypes:
         expected = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
         raise DTypeError(f"{name}: got dtype {array.dtype}, expected {expected}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _readable(value: Any) -> Any:
+    """``value``, or the same words as an array that NumPy reads if it is a torch tensor of bfloat16."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
+        return value
+    return value.cpu().contiguous().view(torch.int16).numpy().view(BFLOAT16)
 
 
 def parse_digits(text: str) -> int | None:

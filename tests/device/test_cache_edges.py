@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -137,6 +138,44 @@ def test_the_last_tokens_are_taken_back(device, rng):
                     sequence.drop_last(n)
             sequence.drop_last(52)
             assert len(sequence) == 0
+
+
+@pytest.mark.parametrize("dtype", ("f32", "bf16", "q8_0"))
+def test_bfloat16_rows_of_ml_dtypes_and_torch(device, rng, dtype):
+    """They are the rows of the same values in float32, and so are q and the arrays of a call without a cache."""
+    torch = pytest.importorskip("torch")
+    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    given = [x.astype(np.float32).astype(ml_dtypes.bfloat16) for x in (q, *new_rows(rng, 70))]
+    wide = [x.astype(np.float32) for x in given]
+    tensors = [torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) for x in given]
+    with za.KVCache(device, SHAPE, 1, 512, dtype, page_size=16) as cache:
+        attention, outs = za.Attention(cache), []
+        for rows in (wide, given, tensors):
+            outs.append(attention(rows[0], cache.new_sequence(), 0, k=rows[1], v=rows[2]))
+        assert same(outs[0], outs[1]) and same(outs[0], outs[2])
+    with (
+        za.KVCache(device, SHAPE, 1, 512, "f16", page_size=16) as cache,
+        pytest.raises(errors.DTypeError, match=r"^k: got dtype bfloat16, a f16 cache takes float16$"),
+    ):
+        cache.append(cache.new_sequence(), 0, tensors[1], tensors[2])
+    for attend in (lambda *x: za.attention(*x, device=device), lambda *x: za.reference.emulate(*x)[0]):
+        assert same(attend(*wide), attend(*given)) and same(attend(*wide), attend(*tensors))
+
+
+def test_a_sequence_in_the_middle_of_a_step_is_not_saved(device, rng, tmp_path):
+    with za.KVCache(device, SHAPE, 2, 512, page_size=16) as cache:
+        sequence, (k, v) = cache.new_sequence(), new_rows(rng, 3)
+        cache.append(sequence, 1, k, v)
+        text = (
+            r"^save: layer 1 has length 3, layer 0 has length 0, expected equal lengths; append to every layer first, "
+            r"or truncate\(0\)$"
+        )
+        with pytest.raises(za.StepError, match=text):
+            sequence.save(tmp_path / "half")
+        assert not list(tmp_path.iterdir())
+        cache.append(sequence, 0, k, v)
+        sequence.save(tmp_path / "whole")
+        assert len(cache.load(tmp_path / "whole")) == 3
 
 
 def test_numpy_integers_are_ints(device):

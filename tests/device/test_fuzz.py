@@ -390,10 +390,11 @@ class Machine(RuleBasedStateMachine):
         world, target = self.world(pick), self.world(other)
         model, path = self.model(world, which), self.folder / "sequence"
         try:
-            if isinstance(
-                self.attempt("save", lambda: model.sequence.save(path), None if other % 2 else fault), Exception
-            ):
+            apart = len(set(model.lengths)) > 1  # in the middle of a step
+            cause, refusal = None if other % 2 else fault, (StepError,) if apart else ()
+            if isinstance(self.attempt("save", lambda: model.sequence.save(path), cause, *refusal), Exception):
                 return
+            assert not apart
             expected = (
                 CapacityError,
                 errors.LimitError,

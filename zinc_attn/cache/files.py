@@ -73,15 +73,17 @@ def _names(cache: KVCache) -> list[str]:
 
 
 def save(sequence: Sequence, path: PathLike) -> None:
-    """Write the len(sequence) tokens that all layers have to ``path``; other calls of the device wait meanwhile.
+    """Write the tokens of a sequence to ``path``; other calls of the device wait meanwhile.
 
     The file appears under its name when it is complete; it is readable by its owner alone, as it holds a
     conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
-    of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path.
+    of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path. StepError:
+    some layers have tokens that others lack.
     """
     target, cache = check_path("path", path), sequence.cache
     with cache.lock:
         cache.check_sequence(sequence)
+        sequence.pages.check_in_step("save")
         try:
             _write(sequence, target)
         except OSError as error:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..canonical.constants import CHUNK, KEYS_PER_LEAF, MAX_INPUT, MIN_INPUT
 from ..canonical.state import as_input
-from ..checks import check_array
+from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
 from ..limits import Q8_BLOCK
 from ..shapes import scale_words, value_words
@@ -31,10 +31,10 @@ _F32_MOST: Final = np.float32(MAX_INPUT).view(np.uint32)
 _F32_LEAST: Final = np.float32(MIN_INPUT).view(np.uint32)
 _Q8_MAX: Final = 127.0 * 65504.0  # beyond it the scale is no float16
 _TAKES: Final = {
-    "f32": "float32 or float16",
+    "f32": "float32, float16 or bfloat16",
     "f16": "float16",
-    "bf16": "bfloat16 (ml_dtypes), or float32 or float16 values that bfloat16 holds exactly",
-    "q8_0": "float32 or float16",
+    "bf16": "bfloat16, or float32 or float16 values that bfloat16 holds exactly",
+    "q8_0": "float32, float16 or bfloat16",
 }
 
 
@@ -66,12 +66,12 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
 def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
     """``x`` as the values a cache of ``dtype`` takes, checked, and its largest magnitude.
 
-    Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantizes,
-    by the rule above. float16 arrays stay float16, all others come back as float32.
+    Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantizes, by
+    the rule above. float16 arrays stay float16, all others come back as float32.
     """
     array = check_array(name, x)
     if array.dtype != np.float16 and (array.dtype != np.float32 or dtype == "f16"):
-        if array.dtype.name != "bfloat16" or dtype != "bf16":
+        if array.dtype != BFLOAT16 or dtype == "f16":
             raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {_TAKES[dtype]}")
         array = array.astype(np.float32)
     values, largest = checked_values(name, array)

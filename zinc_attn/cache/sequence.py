@@ -76,7 +76,7 @@ class Sequence:
             self.cache.forget(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokens that every layer has to a file that ``KVCache.load`` reads; see ``files.save``."""
+        """Write the tokens to a file that ``KVCache.load`` reads; not in the middle of a step. See ``files.save``."""
         save(self, path)
 
     @property

@@ -106,6 +106,16 @@ class SequencePages:
                 "rollback() it first"
             )
 
+    def check_in_step(self, what: str) -> None:
+        """StepError, which names the call, unless all layers have as many tokens."""
+        if not self.in_step:
+            lengths = self.state[1]
+            low, high = min(lengths), max(lengths)
+            raise StepError(
+                f"{what}: layer {lengths.index(high)} has length {high}, layer {lengths.index(low)} has length "
+                f"{low}, expected equal lengths; append to every layer first, or truncate({low})"
+            )
+
     def reserve(self, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
         """Hold what appending ``count`` tokens (at least 1) to ``layer`` needs; nothing else changes until commit.
 
@@ -175,13 +185,7 @@ class SequencePages:
     def fork(self) -> SequencePages:
         """A second sequence with the same tokens that shares all pages. StepError unless all layers are in step."""
         self.check_idle()
-        if not self.in_step:
-            lengths = self.state[1]
-            low, high = min(lengths), max(lengths)
-            raise StepError(
-                f"fork: layer {lengths.index(high)} has length {high}, layer {lengths.index(low)} has length "
-                f"{low}, expected equal lengths; append to every layer first, or truncate({low})"
-            )
+        self.check_in_step("fork")
         child = SequencePages(self.pool, self.num_layers)
         try:
             books = self.pool.take_books()

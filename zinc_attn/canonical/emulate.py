@@ -102,7 +102,7 @@ def emulate(
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim) float32 or float16; k, v: (tokens, kv_heads, head_dim)
-    float32 or float16. Semantics as in ``attention``.
+    float32, float16 or bfloat16. Semantics as in ``attention``.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)

@@ -124,9 +124,10 @@ class Attention:
     ) -> Any:
         """Append k, v to ``seq``, then attend; without k and v, attend only.
 
-        q: (q_heads, head_dim) or (q_len, q_heads, head_dim), float32 or float16; k, v: (tokens, kv_heads, head_dim),
-        or (kv_heads, head_dim) for one token, as the cache's dtype takes them. Row i of q_len sees keys up to position
-        tokens - q_len + i. Returns out like q, float32; with return_lse (out, lse), lse like q without head_dim.
+        q: (q_heads, head_dim) or (q_len, q_heads, head_dim), float32, float16 or bfloat16; k, v: (tokens, kv_heads,
+        head_dim), or (kv_heads, head_dim) for one token, as the cache's dtype takes them. Row i of q_len sees keys up
+        to position tokens - q_len + i. Returns out like q, float32; with return_lse (out, lse), lse like q without
+        head_dim.
         A batch: ``seq`` a list, and q, k, v lists of arrays, one per sequence, lengths may differ; returns lists.
         Each output has the bits of the sequence attended alone. A failed call leaves the cache as it was.
         """
