@@ -451,7 +451,7 @@ def test_kv_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines == [
         f"zinc-attn: error: {path}: got shape 4/2/64, expected 32/8/128 of qwen3-8b",
         f"zinc-attn: error: {path}: k: got dtype float32, a f16 cache takes float16",
-        f"zinc-attn: error: {path}: k[0, 0, 0]: not a bfloat16 value; a bf16 cache takes bfloat16 (ml_dtypes), or "
+        f"zinc-attn: error: {path}: k[0, 0, 0]: not a bfloat16 value; a bf16 cache takes bfloat16, or "
         "float32 or float16 values that bfloat16 holds exactly",
         f"zinc-attn: error: dtype: got f16, expected f32 for {path} without a cache",
         f"zinc-attn: error: q_len: got 2, expected 1, the query rows in {path}",
@@ -471,8 +471,6 @@ def test_no_vulkan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("argv", "missing"),
     [
-        (["devices"], ["rich"]),
-        (["plan", "--shape", "4/2/64"], ["rich"]),
         (["sweep", "--shape", "4/2/64"], ["matplotlib"]),
         (["sweep", "--shape", "4/2/64"], ["rich", "matplotlib"]),
     ],
@@ -491,8 +489,21 @@ def test_missing_packages(
         "",
         f"zinc-attn: error: this command needs {needs}: pip install 'zinc-attn[cli]'\n",
     )
-    if argv[0] != "sweep":
-        assert cli.main([*argv, "--json"]) == 0  # needs neither
+
+
+def test_tables_without_rich(
+    devices: list[DeviceInfo], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same cells in the same order, in columns that are aligned with spaces."""
+    for argv in (["devices"], ["plan", "--shape", "4/2/64", "--contexts", "100,1m", "--card", "r9700"]):
+        assert cli.main(argv) == 0
+        drawn = capsys.readouterr().out
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.util, "find_spec", lambda name: None)
+            assert cli.main(argv) == 0
+        text = capsys.readouterr().out
+        rows = [line.split() for line in drawn.splitlines() if line.strip(" ─")]
+        assert [line.split() for line in text.splitlines() if line] == rows
 
 
 def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

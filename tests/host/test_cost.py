@@ -32,7 +32,7 @@ def test_article() -> None:
     """Qwen3-30B-A3B has 4 KV heads, so 1, 8 and 64 splits are 4, 32 and 256 workgroups on 64 units."""
     ours = [predict(SplitPlan.fixed(131072, AttnShape(32, 4, 128), num_splits=n), R9700) for n in (1, 8, 64)]
     assert [p.workgroups for p in ours] == [4, 32, 256]
-    assert [p.utilisation for p in ours] == [1 / 16, 0.5, 1]
+    assert [p.utilization for p in ours] == [1 / 16, 0.5, 1]
     assert ours[0].total_us > 7 * ours[1].total_us > 14 * ours[2].total_us
     assert ours[0].bound == "latency"
 
@@ -91,7 +91,7 @@ def test_r9700_is_not_bound_by_issue() -> None:
     for context in (8192, 131072):
         p = predict(plan_splits(context, QWEN), R9700)
         assert p.issue_us < 0.5 * p.memory_us
-        assert p.bound == "bandwidth" and p.utilisation == 1
+        assert p.bound == "bandwidth" and p.utilization == 1
 
 
 def test_h200_is_bound_by_issue_at_8_heads() -> None:

@@ -13,7 +13,7 @@ from zinc_attn import AttnShape
 from zinc_attn.tools.cost import CARDS, Card
 
 
-def utilisation(workgroups: int, units: int) -> float:
+def utilization(workgroups: int, units: int) -> float:
     """Share of the compute units that get a workgroup."""
     return min(1.0, workgroups / units)
 
@@ -27,10 +27,10 @@ def review_splits(blocks: int, units: int, context: int, least_keys: int = 128) 
 class ReviewRow:
     """One configuration: plain flash attention (one block per query head) and split."""
 
-    plain_utilisation: float
+    plain_utilization: float
     splits: int
     blocks: int
-    split_utilisation: float
+    split_utilization: float
     plain_us: float
     split_us: float  # without the reduction
     reduction_us: float
@@ -45,10 +45,10 @@ class ReviewRow:
 
 
 def review(shape: AttnShape, context: int, card: Card = CARDS["a100"], batch: int = 1, lse_bytes: int = 4) -> ReviewRow:
-    """KV bytes over bandwidth x utilisation; the reduction reads float16 partial states. lse_bytes: of a state."""
+    """KV bytes over bandwidth x utilization; the reduction reads float16 partial states. lse_bytes: of a state."""
     blocks, rate = batch * shape.q_heads, card.bandwidth * 1e3
     splits = review_splits(blocks, card.compute_units, context)
-    plain, split = (utilisation(n, card.compute_units) for n in (blocks, blocks * splits))
+    plain, split = (utilization(n, card.compute_units) for n in (blocks, blocks * splits))
     read = context * shape.kv_bytes_per_token("f16") / rate  # the review counts one sequence
     reduction = splits * shape.q_heads * (2 * shape.head_dim + lse_bytes) / rate
     return ReviewRow(plain, splits, blocks * splits, split, read / plain, read / split, reduction)
@@ -64,13 +64,13 @@ def review(shape: AttnShape, context: int, card: Card = CARDS["a100"], batch: in
     ],
     ids=str,
 )
-def test_review_utilisation(shape: AttnShape, plain: str, splits: int, blocks: int) -> None:
+def test_review_utilization(shape: AttnShape, plain: str, splits: int, blocks: int) -> None:
     row = review(shape, 8192)
-    assert (f"{row.plain_utilisation:.1%}", row.splits, row.blocks) == (f"{plain}%", splits, blocks)
-    assert row.split_utilisation == 1
+    assert (f"{row.plain_utilization:.1%}", row.splits, row.blocks) == (f"{plain}%", splits, blocks)
+    assert row.split_utilization == 1
 
 
-# keys, KV MB, splits, split utilisation, plain µs, split µs, speed-up; main µs, reduction µs, share
+# keys, KV MB, splits, split utilization, plain µs, split µs, speed-up; main µs, reduction µs, share
 REVIEW_CONTEXTS = [
     (512, "0.5", 4, "59.3", "1.8", "0.5", "3.9", "0.44", "0.0083", "1.85"),
     (1024, "1.0", 7, "100.0", "3.5", "0.5", "6.6", "0.52", "0.0146", "2.70"),
@@ -90,7 +90,7 @@ def test_review_contexts(line: tuple[int, str, int, str, str, str, str, str, str
     assert line[1:7] == (
         f"{keys * shape.kv_bytes_per_token() / 1e6:.1f}",
         timed.splits,
-        f"{100 * timed.split_utilisation:.1f}",
+        f"{100 * timed.split_utilization:.1f}",
         f"{timed.plain_us:.1f}",
         f"{timed.split_us + timed.reduction_us:.1f}",
         f"{timed.speed_up:.1f}",
@@ -105,16 +105,16 @@ def test_review_contexts(line: tuple[int, str, int, str, str, str, str, str, str
 )
 def test_review_batches(batch: int, plain: str, splits: int) -> None:
     row = review(AttnShape(32, 8, 128), 4096, batch=batch)
-    assert (f"{100 * row.plain_utilisation:.1f}", row.splits, row.split_utilisation) == (plain, splits, 1)
+    assert (f"{100 * row.plain_utilization:.1f}", row.splits, row.split_utilization) == (plain, splits, 1)
 
 
 def test_review_text() -> None:
     """16/2 at 32,768 keys with 128 splits: 16 of 108 units, then 2,048 blocks, 256 keys a split."""
-    assert f"{utilisation(16, 108):.1%}" == "14.8%"
-    assert (16 * 128, utilisation(16 * 128, 108), 32768 // 128) == (2048, 1, 256)
+    assert f"{utilization(16, 108):.1%}" == "14.8%"
+    assert (16 * 128, utilization(16 * 128, 108), 32768 // 128) == (2048, 1, 256)
 
 
 def test_article_text() -> None:
     """Qwen3-30B-A3B with 32 query heads: 32 workgroups on 64 units, and 256 with 8 splits."""
-    assert utilisation(32, 64) == 0.5
-    assert (32 * 8, utilisation(32 * 8, 64), 32 * 8 // 64) == (256, 1, 4)
+    assert utilization(32, 64) == 0.5
+    assert (32 * 8, utilization(32 * 8, 64), 32 * 8 // 64) == (256, 1, 4)

@@ -19,7 +19,7 @@ from ..tools.check.record import Digests, describe, load_record, make_entry, rec
 from ..tools.harness.files import write_file
 from ..tools.harness.split_spec import parse_split_specs
 from .arguments import Subparsers, add_command, add_runtimes_argument, open_devices
-from .terminal import need, progress_bar, say_written
+from .terminal import progress_bar, say_written
 
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
@@ -64,7 +64,6 @@ def add_check(subparsers: Subparsers) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
-    need("rich")
     cases, splits = chosen_cases(args), parse_split_specs(args.layouts)
     against = load_record(args.against) if args.against else {}
     names = [str(case) for case in cases]

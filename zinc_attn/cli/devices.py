@@ -9,7 +9,7 @@ from dataclasses import asdict
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
 from .arguments import Subparsers, add_command
-from .terminal import binary_size, need, print_json, print_rows
+from .terminal import binary_size, print_json, print_rows
 
 
 def add_devices(subparsers: Subparsers) -> None:
@@ -32,7 +32,6 @@ def run_devices(args: argparse.Namespace) -> int:
     if args.json:
         print_json(asdict(d) for d in devices)
         return 0
-    need("rich")
     best = choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
     for d in devices:
         rows = (

@@ -25,7 +25,7 @@ from .arguments import (
     add_model_arguments,
     chosen_model,
 )
-from .plan_modelled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modelled, run_requests, run_shards
+from .plan_modeled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modeled, run_requests, run_shards
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
 
 COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: a cell of a plan's record
@@ -115,11 +115,10 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.json:
         print_json(records)
         return 0
-    need("rich")
     print(f"{model_text(model, args.dtype)}, {units} compute units ({kind})")
     print_rows(list(COLUMNS), ([cell(record) for cell in COLUMNS.values()] for record in records))
     if card:
-        print_modelled(model, contexts, layouts, card, args.dtype)
+        print_modeled(model, contexts, layouts, card, args.dtype)
     return 0
 
 

@@ -23,6 +23,11 @@ TABLE_COLUMNS: Final = 240  # characters of the widest table
 MISSING: Final = "–"  # in place of a number that there is not
 
 
+def has_rich() -> bool:
+    """Whether the package that draws tables and progress bars is installed."""
+    return importlib.util.find_spec("rich") is not None
+
+
 def need(*packages: str) -> None:
     """Refuse where a package of the extra ``cli`` is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
@@ -59,11 +64,24 @@ def print_table(table: Table) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> None:
-    """The table of these columns and rows on stdout."""
+    """The table of these columns and rows on stdout; without rich the same text in plain columns."""
+    if not has_rich():
+        _print_plain([[name.replace("\n", " ") for name in columns], *map(list, rows)], left)
+        return
     table = new_table(*columns, left=left)
     for row in rows:
         table.add_row(*row)
     print_table(table)
+
+
+def _print_plain(lines: list[list[str]], left: int) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
 
 
 # --- stderr ------------------------------------------------------------------------------------------------
@@ -90,7 +108,10 @@ def note_cpu(info: DeviceInfo) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A progress bar on stderr; nothing where stderr is no terminal."""
+    """A progress bar on stderr; nothing where stderr is no terminal, or without rich."""
+    if not has_rich():
+        yield lambda what, done, total: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

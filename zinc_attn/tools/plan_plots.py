@@ -65,5 +65,5 @@ def _draw_workgroups(axes: Axes, label: str, plan: SplitPlan, card: cost.Card, d
     axes.set_xlim(0, p.total_us)
     axes.set_ylabel("compute unit")
     axes.set_xlabel(f"µs ({cost.LABEL}; behind the bars: pass 2)")
-    many = f"{p.workgroups:,} workgroups, {p.utilisation:.0%} of the units, {p.fraction:.1%} of peak"
+    many = f"{p.workgroups:,} workgroups, {p.utilization:.0%} of the units, {p.fraction:.1%} of peak"
     axes.set_title(f"{label}: {many}", fontsize=8.5)

@@ -43,7 +43,7 @@ class Modeled:
 class Prediction(Modeled):
     """A modeled decode call, from the begin of pass 1 to the end of pass 2.
 
-    utilisation: share of the compute units that get a workgroup. in_flight_kib: bytes that the resident waves ask for
+    utilization: share of the compute units that get a workgroup. in_flight_kib: bytes that the resident waves ask for
     at a time; Little's law needs needed_kib = bandwidth x latency. memory_us: KV bytes at the read rate. partial_us:
     writing the partial states. waves_us: pass 1 if memory were infinitely wide. issue_us: arithmetic of its busiest
     SIMD. merge_us: pass 2 with the gap before it.
@@ -58,7 +58,7 @@ class Prediction(Modeled):
     splits: int
     workgroups: int
     workgroups_per_cu: float
-    utilisation: float
+    utilization: float
     in_flight_kib: float
     needed_kib: float
     kv_bytes: int
@@ -119,7 +119,7 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
         splits=plan.num_splits,
         workgroups=plan.workgroups,
         workgroups_per_cu=plan.workgroups / card.compute_units,
-        utilisation=min(1.0, plan.workgroups / card.compute_units),
+        utilization=min(1.0, plan.workgroups / card.compute_units),
         in_flight_kib=work.resident
         * (KEYS_PER_LEAF * per_token / shape.kv_heads / shape.head_chunks / group.trips / 1024),
         needed_kib=card.read_rate * card.latency_ns / 1e3 / 1024,

@@ -12,19 +12,19 @@ from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import SplitSpec
 from ..tools.models import ModelPreset
 from .arguments import parse_numbers
-from .terminal import MISSING, figure, model_text, need, print_json, print_rows
+from .terminal import MISSING, figure, model_text, print_json, print_rows
 
 SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
 PREFIXES: Final = "2k,8k,32k"
 SUFFIX: Final = 256  # keys
 
 
-def print_modelled(
+def print_modeled(
     model: ModelPreset, contexts: Sequence[int], layouts: Sequence[SplitSpec], card: cost.Card, dtype: str
 ) -> None:
     """The model's word on a single split, the layouts asked for, and the best split count."""
-    print(f"\nmodelled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
-    columns = "context,layout,splits,workgroups,per CU,utilisation,waits for,µs,ideal µs,KV GB/s,of peak"
+    print(f"\nmodeled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
+    columns = "context,layout,splits,workgroups,per CU,utilization,waits for,µs,ideal µs,KV GB/s,of peak"
     rows = []
     for context in contexts:
         plans = {
@@ -35,7 +35,7 @@ def print_modelled(
         for label, plan in plans.items():
             p = cost.predict(plan, card, dtype)
             times = (figure(x) for x in (p.total_us, p.ideal_us, p.gb_s))
-            counts = (f"{p.splits:,}", f"{p.workgroups:,}", figure(p.workgroups_per_cu), f"{p.utilisation:.1%}")
+            counts = (f"{p.splits:,}", f"{p.workgroups:,}", figure(p.workgroups_per_cu), f"{p.utilization:.1%}")
             rows.append((f"{context:,}", label, *counts, p.bound, *times, f"{p.fraction:.1%}"))
     print_rows(columns.split(","), rows)
 
@@ -52,7 +52,6 @@ def run_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) 
     if args.json:
         print_json(one.to_dict() for one in found)
         return 0
-    need("rich")
     print(f"{model_text(model, args.dtype)}, {card.compute_units} compute units, {suffix:,} keys of a request's own")
     print(f"modeled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
     columns = "prefix", "requests", "at a time", "keys read", "without", "µs", "without", "ratio", "pays"
@@ -88,7 +87,6 @@ def run_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) ->
     if args.json:
         print_json(one.to_dict() | {"pays_from": least[one.shards]} for one in found)
         return 0
-    need("rich")
     where = "cards of one host" if not link.hosts else "hosts with a card each"
     print(f"{model_text(model, args.dtype)}, {where}; {link.title}: {link.latency_us:g} µs, {link.gb_s:g} GB/s")
     print(f"modeled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
