@@ -111,8 +111,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
 ) -> F32 | tuple[F32, F32]:
     """Softmax attention of decode rows on a Vulkan device.
 
-    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); float32, float16 or
-    bfloat16, which is stored as float32.
+    q: ([q_len,] q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); float32, float16 or bfloat16.
     num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits. scale: None is
     1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i. window: keys that a row sees
     at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1). softcap: scores
