@@ -66,9 +66,9 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
         ("4/2/64 f16 700 window=100+softcap=3+sinks", {8}),
     ],
 )
-def test_what_a_case_shows(any_device: za.Device, case: str, missing: set[int]) -> None:
+def test_what_a_case_shows(device: za.Device, case: str, missing: set[int]) -> None:
     """What the record does not have is compared with the oracle. Two keys have nothing to share, one node no shards."""
-    (outcome,) = check.check([any_device], [Case.parse(case)], parse_split_specs("1,auto"))
+    (outcome,) = check.check([device], [Case.parse(case)], parse_split_specs("1,auto"))
     assert (outcome.status, outcome.verified, outcome.faults) == ("pass", "oracle", [])
     assert set(outcome.shown) == {*range(1, 11)} - missing
 
