@@ -43,7 +43,7 @@ void main() {
     }
     uint kv_heads = work[HEADER_KV_HEADS], shift = work[HEADER_PAGE_SHIFT];
     uint tile = token / TILE, position = token % TILE;
-    uint page = work[work[record + APPEND_PAGE_TABLE] + (tile >> shift)];
+    uint page = work[HEADER_FIRST_PAGE] + work[work[record + APPEND_PAGE_TABLE] + (tile >> shift)];
     uint in_page = tile & ((1u << shift) - 1u);
     uint base = ((page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page) * TILE * (ROW_VALUES + SCALES);
     uint row_head = gl_WorkGroupID.x * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;

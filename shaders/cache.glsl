@@ -30,7 +30,7 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
     }
     uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;
     uint shift = work[HEADER_PAGE_SHIFT];
-    uint page = work[item.page_table + (tile >> shift)];
+    uint page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
     uint first = (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES];
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }

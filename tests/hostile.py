@@ -136,6 +136,7 @@ ON_DEVICE = {
     "Attention",
     "Attention.__call__",
     "Attention.partial",
+    "Attention.prepare",
     "Attention.record",
     "Device.from_kompute",
     "Device.open",

@@ -1,17 +1,14 @@
 """The resident KV cache: K and V of many layers on the device, in pages that sequences share.
 
-Each layer has its own K and V buffers in the kernels' layout; a page id names the same slot in all of them. Where one
-buffer would be beyond the device's limit, a layer is cut into slices of KV heads, which nobody sees. ``pages`` keeps
-the books; this module moves the bytes, and ``files`` writes a sequence to a file.
+A page id names the same slot in every layer; ``layer_storage`` says in which buffers a layer lies. ``pages`` keeps the
+books; this module moves the bytes, and ``files`` writes a sequence to a file.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Sequence as Seq
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -23,12 +20,13 @@ from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
-from ..runtime.protocol import Buffer, Use
+from ..runtime.protocol import Buffer
 from ..runtime.refusals import no_room
 from ..shapes import AttnShape, scale_words, storage_dtype, value_words
 from . import rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
-from .mover import HeadSlice, PageLayout, RowMover
+from .layer_storage import LayerStorage, StoragePlan
+from .mover import PageLayout, RowMover
 from .pages import PagePool
 from .registry import Registry
 from .reservation import Commit, Reservation, commit_all
@@ -83,7 +81,7 @@ class KVCache:
         self._open = True
         self._buffers: list[Buffer] = []
         self.layout = PageLayout(shape, dtype, self.tile, self.page_tiles, self.row_words)
-        self.layers: list[list[HeadSlice]] = []
+        self.layers: list[LayerStorage] = []
         self._mover = RowMover(device, self.layout, self.layers)
         self._allocate()
 
@@ -116,8 +114,8 @@ class KVCache:
         return self.pool.free_pages * self.pool.page_size
 
     def _allocate(self) -> None:
-        """Make the K and V buffers of every layer, in slices of KV heads where one buffer would be too large."""
-        runtime, heads = self.device.runtime, self.shape.kv_heads
+        """Make the K and V buffers."""
+        heads = self.shape.kv_heads
         per_head = self.nbytes // (2 * self.num_layers * heads)
         limit = self.device.info.max_buffer_bytes
         if per_head > limit:
@@ -128,16 +126,9 @@ class KVCache:
         _, free = memory_budget(self.device.info.index)
         if self.nbytes > free:
             raise no_room(self.nbytes, free, self.device.info)
-        slices = math.ceil(heads / min(heads, limit // per_head))
-        edges = [heads * i // slices for i in range(slices + 1)]
+        plan = StoragePlan(self.num_layers, heads, per_head, self.pool.num_pages, limit)
         try:
-            for _ in range(self.num_layers):
-                layer = []
-                for first, end in pairwise(edges):
-                    for _ in "kv":
-                        self._buffers.append(runtime.buffer((end - first) * per_head, Use.CACHE))
-                    layer.append(HeadSlice(first, end - first, self._buffers[-2], self._buffers[-1]))
-                self.layers.append(layer)
+            self.layers += plan.allocate(self.device.runtime, self._buffers)
         except BaseException:
             self.close()
             raise
@@ -322,5 +313,4 @@ class KVCache:
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """Copy pages (source, target, ...) of every layer."""
         for source, target, _ in copies:
-            for layer in range(self.num_layers):
-                self._mover.copy(layer, source, target)
+            self._mover.copy(source, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,18 +17,9 @@ from ..planning.sizes import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape
+from .layer_storage import HeadSlice, LayerStorage
 
 Words = NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class HeadSlice:
-    """K and V of ``heads`` KV heads of one layer, from KV head ``first`` on: what one storage buffer holds."""
-
-    first: int
-    heads: int
-    k: Buffer
-    v: Buffer
 
 
 @dataclass(frozen=True)
@@ -47,10 +39,11 @@ class PageLayout:
 
 
 class _MoveKey(NamedTuple):
-    """Sizes that a move's buffers have room for; rows and tables are powers of two."""
+    """Sizes that a move's buffers have room for. rows: a power of two, or the pairs of pages of a copy; tables: a power
+    of two."""
 
     kind: Literal["append", "gather", "copy"]
-    slice: int = 0  # number of the head slice
+    slice: int = 0  # index of the head slice
     rows: int = 1
     tables: int = 0
 
@@ -62,9 +55,9 @@ class _Buffers(NamedTuple):
 
 
 class RowMover:
-    """Append, gather and copy on the layers of a cache. Buffers are shared by the layers, recordings are per layer."""
+    """Append, gather and copy on the layers of a cache. A recording serves the layers that share K and V buffers."""
 
-    def __init__(self, device: Device, layout: PageLayout, layers: Seq[Seq[HeadSlice]]) -> None:
+    def __init__(self, device: Device, layout: PageLayout, layers: Seq[LayerStorage]) -> None:
         self._device, self._layout, self._layers = device, layout, layers
         self._buffers: dict[_MoveKey, _Buffers] = {}
         self._recordings: dict[tuple[int, _MoveKey], Recording] = {}
@@ -72,9 +65,9 @@ class RowMover:
     def append(self, layer: int, positions: NDArray[np.int64], table: Words, rows: Words) -> None:
         """Write rows (n, kv_heads, words) to the tokens at ``positions`` of a sequence with page table ``table``."""
         runtime = self._device.runtime
-        for at in range(len(self._layers[layer])):
+        for at in range(len(self._layers[layer].slices)):
             key = _MoveKey("append", at, power_of_two(len(positions)), power_of_two(len(table)))
-            buffers = self._filled(key, positions, table)
+            buffers = self._filled(key, layer, positions, table)
             assert buffers.rows is not None
             runtime.write(buffers.rows, rows.reshape(-1))
             runtime.run(self._recording(layer, key))
@@ -84,9 +77,9 @@ class RowMover:
         layout, n = self._layout, len(positions)
         kv_heads = layout.shape.kv_heads
         found = np.zeros((n, kv_heads, layout.row_words // kv_heads), np.uint32)
-        for at, one in enumerate(self._layers[layer]):
+        for at, one in enumerate(self._layers[layer].slices):
             key = _MoveKey("gather", at, power_of_two(n), power_of_two(len(table)))
-            buffers = self._filled(key, positions, table)
+            buffers = self._filled(key, layer, positions, table)
             assert buffers.rows is not None
             self._device.runtime.run(self._recording(layer, key))
             got = self._device.runtime.read(buffers.rows)[: n * layout.row_words].reshape(found.shape)
@@ -94,13 +87,16 @@ class RowMover:
             found[:, heads] = got[:, heads]
         return found
 
-    def copy(self, layer: int, source: int, target: int) -> None:
-        """Copy a page of a layer to another."""
-        key = _MoveKey("copy")
-        buffers = self._made(key)
-        buffers.work.copies[0] = source, target
-        self._device.runtime.write(buffers.work_buffer, buffers.work.words)
-        self._device.runtime.run(self._recording(layer, key))
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page of every layer to another: a submission for the layers that share buffers."""
+        for _, sharing in itertools.groupby(range(len(self._layers)), lambda layer: self._layers[layer].number):
+            layers = list(sharing)
+            key = _MoveKey("copy", rows=len(layers))
+            buffers = self._made(key)
+            first = np.array([self._layers[layer].first_page for layer in layers])
+            buffers.work.copies["source"], buffers.work.copies["target"] = first + source, first + target
+            self._device.runtime.write(buffers.work_buffer, buffers.work.words)
+            self._device.runtime.run(self._recording(layers[0], key))
 
     def close(self) -> None:
         """Free the recordings and buffers; a later call makes them anew."""
@@ -113,9 +109,10 @@ class RowMover:
             if one.rows is not None:
                 one.rows.close()
 
-    def _filled(self, key: _MoveKey, positions: NDArray[np.int64], table: Words) -> _Buffers:
+    def _filled(self, key: _MoveKey, layer: int, positions: NDArray[np.int64], table: Words) -> _Buffers:
         buffers, n = self._made(key), len(positions)
         work = buffers.work
+        work.set(first_page=self._layers[layer].first_page)
         work.appends["position"][:n] = positions
         work.appends["position"][n:] = declarations.NO_TOKEN
         work.appends["page_table"] = work.tables_at
@@ -127,7 +124,7 @@ class RowMover:
         if key not in self._buffers:
             runtime = self._device.runtime
             work = WorkBuffer(appends=key.rows, tables=key.tables)
-            self._layout.set_header(work, self._layers[0][key.slice])
+            self._layout.set_header(work, self._layers[0].slices[key.slice])
             made, rows = runtime.buffer(4 * work.words.size, Use.INPUT), None
             try:
                 if key.kind != "copy":
@@ -140,13 +137,14 @@ class RowMover:
         return self._buffers[key]
 
     def _recording(self, layer: int, key: _MoveKey) -> Recording:
-        if (layer, key) not in self._recordings:
+        number, _, slices = self._layers[layer]
+        if (number, key) not in self._recordings:
             buffers, layout = self._made(key), self._layout
-            slices = self._layers[layer] if key.kind == "copy" else [self._layers[layer][key.slice]]
+            slices = slices if key.kind == "copy" else slices[key.slice : key.slice + 1]
             steps = []
             for one in slices:
                 if key.kind == "copy":
-                    call = copy_call(layout.shape, layout.dtype, layout.tile, one.heads, layout.page_tiles)
+                    call = copy_call(layout.shape, layout.dtype, layout.tile, one.heads, layout.page_tiles, key.rows)
                 else:
                     make = append_call if key.kind == "append" else gather_call
                     call = make(layout.shape, layout.dtype, layout.tile, key.rows, one.heads)
@@ -154,5 +152,5 @@ class RowMover:
                 steps.append(
                     self._device.dispatch(call, bound if buffers.rows is None else {**bound, "rows": buffers.rows})
                 )
-            self._recordings[layer, key] = self._device.runtime.record(steps)
-        return self._recordings[layer, key]
+            self._recordings[number, key] = self._device.runtime.record(steps)
+        return self._recordings[number, key]

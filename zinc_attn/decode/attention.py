@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
 from ..canonical.partial import PartialState
-from ..checks import check_bool, shown
+from ..checks import check_bool, check_int, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
@@ -104,6 +104,22 @@ class Attention:
     def recordings(self) -> int:
         """Command buffers recorded so far; steady decode adds none."""
         return len(self._runner.recordings)
+
+    def prepare(self, tokens: int | None = None, *, batch: int = 1, q_len: int = 1) -> None:
+        """Compile and record now what decode will need, so that no later step has to.
+
+        tokens: keys that a sequence grows to at most; None: as many as the cache holds of ``batch`` sequences.
+        batch: sequences of one call; q_len: query rows of each, as many as it appends. Sequences of different lengths,
+        or with a common beginning, may need more: what a call lacks it makes.
+        """
+        batch = check_int("batch", batch, 1, self.cache.capacity)
+        most = self.cache.capacity // batch
+        tokens = check_int("tokens", most if tokens is None else tokens, 1, most)
+        q_len = check_int("q_len", q_len, 1, tokens)
+        with self.cache.lock:
+            self.cache.check_open()
+            self._runner.begin()
+            self._runner.prepare(tokens, batch, q_len)
 
     def replan(self, cascade: bool | None = None) -> None:
         """Plan the next calls anew, because ``plan`` gives other layouts now; recordings are kept."""

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
+from ..kernels.records import ITEM, ROW, no_records
 from ..planning.call import CallOptions, DeviceFacts, RecordingKey, SplitLayout, Submission, plan_call
+from ..planning.growth import growth_keys
 from ..planning.splits import first_seen
 from ..runtime.protocol import Recording
 from .requests import CallRequest
@@ -53,7 +55,7 @@ class CallRunner:
             cache.pool.page_size,
             not runtime.orders_cache_writes,
         )
-        self.recordings: dict[tuple[RecordingKey, int], Recording] = {}
+        self.recordings: dict[tuple[RecordingKey, int], Recording] = {}  # the int: LayerStorage.number
         self.last: Workspace | None = None  # of the last submission of the last call
         self.shared = False  # whether the last call read keys for several rows at once
         self._counted = 0  # keys read by the submissions before ``last``
@@ -87,6 +89,23 @@ class CallRunner:
     def begin(self) -> None:
         """Before a call: nothing is counted."""
         self.last, self._counted, self.shared = None, 0, False
+
+    def prepare(self, tokens: int, batch: int, q_len: int) -> None:
+        """Record, and run once on nothing, what decode of ``batch`` sequences of up to ``tokens`` keys will need."""
+        cache, seen = self.cache, set[tuple[int, int]]()
+        for layer, storage in enumerate(cache.layers):
+            kind = storage.number, self.scorings.number[layer]
+            if kind in seen:
+                continue
+            seen.add(kind)
+            options = CallOptions(self.layout, self.scorings.of(layer).window, self.cascade, kind[1])
+            for key in growth_keys(tokens, batch, q_len, options, self.facts):
+                if (key, storage.number) not in self.recordings:
+                    nothing = Submission(key, (), no_records(ITEM), no_records(ROW), np.zeros(0, np.uint32), ())
+                    workspace = self._workspace(nothing)
+                    workspace.fill(nothing)
+                    workspace.upload_words(layer)
+                    self.cache.device.runtime.run(self._recording(workspace, layer))
 
     # --- attention ----------------------------------------------------------------------------------------
 
@@ -171,6 +190,8 @@ class CallRunner:
         if changed:
             workspace.upload_words(layer)
             workspace.held = held._replace(lengths=lengths)
+        else:
+            workspace.turn_to(layer)
         self._run(workspace, submission, layer)
         out, lse = workspace.results(len(requests))
         if len(requests) == 1:
@@ -199,14 +220,18 @@ class CallRunner:
         if submission.uploads:
             workspace.upload_rows([new for at in submission.uploads if (new := requests[at].new) is not None])
 
-    def _run(self, workspace: Workspace, submission: Submission, layer: int) -> None:
-        key, runtime = (workspace.key, layer), self.cache.device.runtime
+    def _recording(self, workspace: Workspace, layer: int) -> Recording:
+        key = workspace.key, self.cache.layers[layer].number
         if key not in self.recordings:
             capped = self.scorings.distinct[workspace.key.scoring].softcap is not None
-            self.recordings[key] = runtime.record(workspace.dispatches(layer, capped))
+            self.recordings[key] = self.cache.device.runtime.record(workspace.dispatches(layer, capped))
+        return self.recordings[key]
+
+    def _run(self, workspace: Workspace, submission: Submission, layer: int) -> None:
+        recording = self._recording(workspace, layer)
         if self.observer is not None:
             self.observer(submission, workspace)
-        runtime.run(self.recordings[key])
+        self.cache.device.runtime.run(recording)
         self.last, self.shared = workspace, self.shared or workspace.shared is not None
 
 

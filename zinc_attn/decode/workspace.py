@@ -1,14 +1,15 @@
 """Step 3 of a call: a workspace takes the words of a submission, or patches the few that a steady call changes.
 
 A workspace belongs to a ``RecordingKey``: it has the buffers that a recorded submission of that key is bound to. The
-layers of a cache share it. Calls wait for each other, so workspaces of different keys share the larger tensors.
+layers of a cache share it: their calls of one step differ in the page where the layer begins. Calls wait for each
+other, so workspaces of different keys share the larger tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from ..runtime.protocol import Buffer, Dispatch, Use
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]
+FIRST_PAGE: Final = declarations.HEADER.index("first_page")
 
 
 class SharedTensors:
@@ -116,7 +118,8 @@ class Held(NamedTuple):
 class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
-    held: None while the words are written, and where no later call can use them.
+    held: None while the words are written, and where no later call can use them. first_page: that of the layer for
+    which the buffers hold the words; None while they are written.
     """
 
     key: RecordingKey
@@ -127,6 +130,7 @@ class Workspace:
     work_buffers: list[Buffer] = field(default_factory=list)
     shared_buffers: list[Buffer] = field(default_factory=list)
     held: Held | None = None
+    first_page: int | None = None
     row_words: Words = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @classmethod
@@ -138,13 +142,13 @@ class Workspace:
         made = cls(key, cache, tensors, work, shared)
         for one in (work, shared):
             if one is not None:
-                cache.layout.set_header(one, cache.layers[0][0])
+                cache.layout.set_header(one, cache.layers[0].slices[0])
                 one.set(**scoring.header(shape.head_dim), state_stride=key.states, rows=key.rows)
         work.set(single_pass=int(key.single_pass))
         made.row_words = np.zeros((key.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
         try:
             for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
-                for _ in cache.layers[0]:
+                for _ in cache.layers[0].slices:
                     if one is not None:
                         buffers.append(runtime.buffer(4 * one.words.size, Use.INPUT))
         except BaseException:
@@ -202,13 +206,28 @@ class Workspace:
 
     def upload_words(self, layer: int) -> None:
         """Write the work words for the head slices of ``layer``."""
-        runtime, slices = self.cache.device.runtime, self.cache.layers[layer]
+        runtime, storage = self.cache.device.runtime, self.cache.layers[layer]
+        self.first_page = None
         for work, buffers in ((self.work, self.work_buffers), (self.shared, self.shared_buffers)):
-            for one, buffer in zip(slices, buffers, strict=False):
-                assert work is not None
+            if work is None:
+                continue
+            work.set(first_page=storage.first_page)
+            for one, buffer in zip(storage.slices, buffers, strict=True):
                 if len(buffers) > 1:
                     self.cache.layout.set_header(work, one)
                 runtime.write(buffer, work.words)
+        self.first_page = storage.first_page
+
+    def turn_to(self, layer: int) -> None:
+        """Write the one word in which the call of another layer differs from the one before, where it does."""
+        first_page = self.cache.layers[layer].first_page
+        if first_page != self.first_page:
+            self.first_page = None
+            self.work.set(first_page=first_page)
+            word = self.work.words[FIRST_PAGE : FIRST_PAGE + 1]
+            for buffer in (*self.work_buffers, *self.shared_buffers):
+                self.cache.device.runtime.write(buffer, word, FIRST_PAGE)
+            self.first_page = first_page
 
     def upload_q(self, q: NDArray[Any]) -> None:
         """Write the query rows, (rows, q_heads, head_dim)."""
@@ -252,13 +271,16 @@ class Workspace:
     # --- dispatches ---------------------------------------------------------------------------------------
 
     def dispatches(self, layer: int, softcap: bool) -> list[Dispatch]:
-        """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload."""
+        """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload.
+
+        They are those of every layer that shares ``layer``'s K and V buffers.
+        """
         key, cache, info = self.key, self.cache, self.cache.device.info
         alone = AttendVariant(cache.shape, cache.dtype, key.build, info.kind, cache.tile, softcap, key.from_upload)
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
         appends, attends = [], []
-        for i, one in enumerate(cache.layers[layer]):
+        for i, one in enumerate(cache.layers[layer].slices):
             bound = {"work": self.work_buffers[i], "k": one.k, "v": one.v, **self._bound()}
             if key.appends:
                 call = append_call(cache.shape, cache.dtype, cache.tile, key.appends, one.heads)

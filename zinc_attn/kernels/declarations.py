@@ -77,8 +77,9 @@ HEADER: Final = (
     "softcap",  # float32 bits of the cap, read where attend's specialization constant softcap is 1
     "softcap_inverse",  # float32 bits of 1 / cap
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
+    "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
 )
-HEADER_WORDS: Final = 16
+HEADER_WORDS: Final = 20
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
 # specialization constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
 # these leaves; the ROW records say where their states go. Where from_upload is 1, the sequence's tokens from
@@ -103,7 +104,7 @@ ROW_WORDS: Final = 4
 APPEND: Final = ("position", "page_table")
 APPEND_WORDS: Final = 2
 NO_TOKEN: Final = 0xFFFFFFFF
-COPY: Final = ("source", "target")  # page ids
+COPY: Final = ("source", "target")  # pages of the K and V buffers
 COPY_WORDS: Final = 2
 
 

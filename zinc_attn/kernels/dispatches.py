@@ -102,7 +102,7 @@ def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: in
     return KernelCall(declarations.GATHER_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
 
 
-def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int) -> KernelCall:
-    """Copy one page within the cache."""
+def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:
+    """Copy ``pairs`` pages within the cache."""
     tile_words = tile * (value_words(shape.head_dim, dtype) + scale_words(shape.head_dim, dtype))
-    return KernelCall(declarations.COPY_KERNEL, (tile_words,), ("work", "k", "v"), (1, kv_heads, page_tiles))
+    return KernelCall(declarations.COPY_KERNEL, (tile_words,), ("work", "k", "v"), (pairs, kv_heads, page_tiles))

@@ -25,6 +25,9 @@ from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
+# A recording has room for these at least: a context that grows from nothing then needs few.
+LEAST_ITEMS: Final = 16  # work items, and states
+LEAST_PAGES: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +104,8 @@ class CallOptions:
 class RecordingKey(NamedTuple):
     """The sizes and programs that a recorded submission has; it serves every submission of the same key.
 
-    Sizes are rounded up to powers of two; surplus workgroups return at once.
+    Sizes are rounded up to powers of two, and are LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at
+    once.
     """
 
     build: Build
@@ -240,14 +244,14 @@ class SubmissionPlanner:
             build="loop" if any(layout.build == "loop" for layout in layouts) else "single",
             single_pass=single_pass,
             from_upload=bool(uploads) and facts.attends_upload,
-            items=padded(len(items), facts.max_workgroups[0]),
+            items=padded(len(items), facts.max_workgroups[0], LEAST_ITEMS),
             rows=padded(len(rows), facts.max_workgroups[2]),
-            states=padded(states, facts.max_states),
+            states=padded(states, facts.max_states, LEAST_ITEMS),
             appends=power_of_two(len(placement.appends)) if uploads else 0,
-            tables=power_of_two(len(placement.tables)),
+            tables=power_of_two(max(len(placement.tables), LEAST_PAGES)),
             scoring=self.options.scoring,
             partial=partial,
-            shared=padded(len(shared), facts.max_workgroups[0]) if len(shared) else 0,
+            shared=padded(len(shared), facts.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
         )

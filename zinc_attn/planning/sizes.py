@@ -8,6 +8,6 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def padded(n: int, limit: int) -> int:
-    """The least power of two that is at least ``n`` and 1, but not beyond ``limit``."""
-    return max(min(power_of_two(n), limit), n)
+def padded(n: int, limit: int, least: int = 1) -> int:
+    """The least power of two that is at least ``n`` and ``least``, but not beyond ``limit`` where ``n`` is not."""
+    return max(min(power_of_two(max(n, least)), limit), n)

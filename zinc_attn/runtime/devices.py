@@ -95,7 +95,12 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
 def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
     """The facts of one VkPhysicalDevice of an instance made for version ``api``."""
     extensions = vk.extensions(physical)
-    props, ident, wave = vk.properties(physical, "VkPhysicalDeviceIDProperties", "VkPhysicalDeviceSubgroupProperties")
+    props, ident, wave, sizes = vk.properties(
+        physical,
+        "VkPhysicalDeviceIDProperties",
+        "VkPhysicalDeviceSubgroupProperties",
+        "VkPhysicalDeviceMaintenance3Properties",
+    )
     driver = str(props.driverVersion)
     if min(api, props.apiVersion) >= API_1_2 or "VK_KHR_driver_properties" in extensions:
         text = vk.properties(physical, "VkPhysicalDeviceDriverProperties")[1]
@@ -116,7 +121,7 @@ def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
         compute_units_source=source,
         subgroup_size=int(wave.subgroupSize),
         memory_bytes=_main_heap(vk.heaps(physical, budget=False)).size,
-        max_buffer_bytes=int(limits.maxStorageBufferRange),
+        max_buffer_bytes=int(min(limits.maxStorageBufferRange, sizes.maxMemoryAllocationSize)),
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
     )

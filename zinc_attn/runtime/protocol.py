@@ -35,7 +35,7 @@ class DeviceInfo:
     compute_units_source: str  # which query gave compute_units, or "assumed"
     subgroup_size: int
     memory_bytes: int  # largest device-local heap
-    max_buffer_bytes: int  # maxStorageBufferRange
+    max_buffer_bytes: int  # of one storage buffer: maxStorageBufferRange, or maxMemoryAllocationSize where that is less
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
 

@@ -40,14 +40,9 @@ class LogicalDevice:
         instance, api = self.vk.create_instance()
         own.append(functools.partial(self.lib.vkDestroyInstance, instance, self.null))
         self.physical = self._find(instance, api)
-        self.properties, sizes, wave = self.vk.properties(
-            self.physical,
-            "VkPhysicalDeviceMaintenance3Properties",
-            "VkPhysicalDeviceSubgroupSizeControlProperties",
-        )
+        self.properties, wave = self.vk.properties(self.physical, "VkPhysicalDeviceSubgroupSizeControlProperties")
         if self.properties.apiVersion < API_1_1:
             raise NoVulkanError(f"{info.name} offers Vulkan 1.0, this package needs 1.1: update its driver")
-        self.max_allocation = int(sizes.maxMemoryAllocationSize)
         self.max_bindings = int(self.properties.limits.maxPerStageDescriptorStorageBuffers)
         self.family, self.timestamp_bits = self.vk.compute_family(self.physical)
         if self.family < 0:

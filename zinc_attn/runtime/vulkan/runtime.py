@@ -139,7 +139,7 @@ class VulkanRuntime:
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
         may hold, DeviceMemoryError where the memory budget or the driver has no room."""
-        nbytes = check_nbytes(nbytes, self._info, min(self._info.max_buffer_bytes, self._device.max_allocation))
+        nbytes = check_nbytes(nbytes, self._info, self._info.max_buffer_bytes)
         made = VulkanBuffer(self._handles, self, nbytes, use)
         with self._handles.making(made) as undo:
             made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)

@@ -51,6 +51,11 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "word of the work buffer where q_heads attention sinks begin, float32(sink) * float32(log2(e)) each: logits "
         "that join the softmax without a value; 0 for none",
     ),
+    "header.first_page": (
+        "uint32",
+        "0",
+        "is added to every id of the page tables: where the layer begins in K and V buffers that several layers share",
+    ),
     "item.row": ("uint32", "row", "query row"),
     "item.limit": ("uint32", "limit", "the row sees keys first ... limit - 1"),
     "item.leaf_begin": (

@@ -1,0 +1,82 @@
+"""Where K and V of the layers lie: several layers share two buffers, or a layer too large for them is cut by KV heads.
+
+A recorded submission is bound to buffers, so one serves every layer that shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..runtime.protocol import Buffer, Runtime, Use
+
+
+@dataclass(frozen=True)
+class HeadSlice:
+    """K and V of ``heads`` KV heads, from KV head ``first`` on: what one storage buffer each holds."""
+
+    first: int
+    heads: int
+    k: Buffer
+    v: Buffer
+
+
+class LayerStorage(NamedTuple):
+    """Where one layer lies.
+
+    number: layers with the same number share their buffers; first_page: where the layer's page 0 lies in them;
+    slices: the buffers, one pair for all KV heads or several.
+    """
+
+    number: int
+    first_page: int
+    slices: tuple[HeadSlice, ...]
+
+
+@dataclass(frozen=True)
+class StoragePlan:
+    """How ``num_layers`` layers are laid out in buffers of at most ``limit`` bytes.
+
+    head_bytes: K (or V) of one KV head of one layer, at most ``limit``; kv_heads: of a layer; num_pages: of a layer.
+    """
+
+    num_layers: int
+    kv_heads: int
+    head_bytes: int
+    num_pages: int
+    limit: int
+
+    @property
+    def layers_each(self) -> int:
+        """Layers that share a pair of buffers."""
+        most = max(self.limit // (self.kv_heads * self.head_bytes), 1)
+        pairs = -(-self.num_layers // most)
+        return -(-self.num_layers // pairs)
+
+    @property
+    def edges(self) -> list[int]:
+        """The first KV head of every slice of a layer, and the end of the last."""
+        slices = -(-self.kv_heads // min(self.kv_heads, self.limit // self.head_bytes))
+        return [self.kv_heads * i // slices for i in range(slices + 1)]
+
+    def allocate(self, runtime: Runtime, made: list[Buffer]) -> list[LayerStorage]:
+        """The storage of every layer in new buffers, which also go to ``made``, whose owner closes them."""
+        found: list[LayerStorage] = []
+        while len(found) < self.num_layers:
+            layers = min(self.layers_each, self.num_layers - len(found))
+            slices = tuple(self._slice(runtime, made, layers, *pair) for pair in pairwise(self.edges))
+            number = found[-1].number + 1 if found else 0
+            found += [LayerStorage(number, i * self.num_pages, slices) for i in range(layers)]
+        return found
+
+    def _slice(self, runtime: Runtime, made: list[Buffer], layers: int, first: int, end: int) -> HeadSlice:
+        for _ in "kv":
+            made.append(runtime.buffer(layers * (end - first) * self.head_bytes, Use.CACHE))
+        return HeadSlice(first, end - first, made[-2], made[-1])
+
+
+def buffer_count(layers: Seq[LayerStorage]) -> int:
+    """Buffers of K and V that the layers lie in."""
+    return 2 * sum(len(one.slices) for one in {layer.number: layer for layer in layers}.values())
