@@ -101,8 +101,8 @@ def check_path(name: str, value: Any) -> Path:
 def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[Any]:
     """``value`` as an array in this machine's byte order, of one of ``dtypes`` (their names) where some are given.
 
-    Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter. bfloat16,
-    ml_dtypes' or torch's, becomes float32, which holds all its values, where that is among ``dtypes``.
+    Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter. Where
+    ``dtypes`` has bfloat16, arrays of it, ml_dtypes' or torch's, become float32, which holds all their values.
     ArgumentError: None, and arrays with a mask, which would be lost; ShapeError: ragged lists; DTypeError.
     """
     if type(value) is np.ndarray and (known := _NAMES.get(value.dtype)) and (not dtypes or known in dtypes):
@@ -117,11 +117,11 @@ def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[
         raise ShapeError(f"{name}: {error}") from error
     except Exception as error:  # whatever the conversion of another library's or of the caller's own class raises
         raise ArgumentError(f"{name}: got a {type(value).__name__}, expected an array: {error}") from error
-    if array.dtype == BFLOAT16 and "float32" in dtypes:
-        array = array.astype(np.float32)
     if dtypes and array.dtype.name not in dtypes:
         expected = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
         raise DTypeError(f"{name}: got dtype {array.dtype}, expected {expected}")
+    if dtypes and array.dtype == BFLOAT16:
+        return array.astype(np.float32)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -680,7 +680,7 @@ BAD: list[tuple[Callable[[Scene], Any], type[Exception], str]] = [
     (
         lambda s: s.attn(q_(dtype=np.float64), s.seq, 0, k=k_(), v=k_()),
         errors.DTypeError,
-        "q: got dtype float64, expected float32 or float16",
+        "q: got dtype float64, expected float32, float16 or bfloat16",
     ),
     (
         lambda s: s.attn(q_() * np.float32(np.nan), s.seq, 0, k=k_(), v=k_()),

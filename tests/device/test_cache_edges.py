@@ -160,6 +160,8 @@ def test_bfloat16_rows_of_ml_dtypes_and_torch(device, rng, dtype):
         cache.append(cache.new_sequence(), 0, tensors[1], tensors[2])
     for attend in (lambda *x: za.attention(*x, device=device), lambda *x: za.reference.emulate(*x)[0]):
         assert same(attend(*wide), attend(*given)) and same(attend(*wide), attend(*tensors))
+    outs = [za.attention(*wide, device=device, sinks=sinks) for sinks in (x[0][:, 0] for x in (wide, given, tensors))]
+    assert same(outs[0], outs[1]) and same(outs[0], outs[2])
 
 
 def test_a_sequence_in_the_middle_of_a_step_is_not_saved(device, rng, tmp_path):

@@ -74,13 +74,13 @@ CASES = [
         lambda q, k, v: (q.astype(np.float64), k, v),
         {},
         errors.DTypeError,
-        "q: got dtype float64, expected float32 or float16",
+        "q: got dtype float64, expected float32, float16 or bfloat16",
     ),
     (
         lambda q, k, v: (q, k.astype(np.int8), v),
         {},
         errors.DTypeError,
-        "k: got dtype int8, expected float32 or float16",
+        "k: got dtype int8, expected float32, float16 or bfloat16",
     ),
     (
         lambda q, k, v: (q, k, v.astype(np.float16)),

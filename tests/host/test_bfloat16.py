@@ -1,11 +1,13 @@
 """Every bfloat16 value is stored with its own bits, and no value between two of them is stored at all."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from zinc_attn.cache import rows
 from zinc_attn.canonical.constants import MAX_INPUT, MIN_INPUT
-from zinc_attn.errors import ValueRangeError
+from zinc_attn.checks import check_array
+from zinc_attn.errors import DTypeError, ValueRangeError
 
 UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every bfloat16 value
 VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)
@@ -36,3 +38,11 @@ def test_nothing_is_rounded(lower: int) -> None:
     for x in between:
         with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: not a bfloat16 value"):
             rows.stored_values("k", np.full((1, 1, 1), x, np.float32), "bf16")
+
+
+def test_arrays_are_widened_where_the_caller_takes_them() -> None:
+    given = UPPER.view(ml_dtypes.bfloat16)
+    taken = check_array("q", given, ("float32", "float16", "bfloat16"))
+    assert taken.dtype == np.float32 and np.array_equal(taken.view(np.uint32), VALUES.view(np.uint32))
+    with pytest.raises(DTypeError, match=r"^q: got dtype bfloat16, expected float32 or float64$"):
+        check_array("q", given, ("float32", "float64"))

@@ -172,7 +172,7 @@ def test_kv_file(tmp_path: Path) -> None:
     [
         ({"v": None}, "got arrays ['k', 'q'], expected q, k and v"),
         ({"q": np.zeros((71, 4, 64), np.float32)}, "q, k: got 71 query rows and 70 tokens, expected a token per row"),
-        ({"k": np.zeros((70, 2, 64), np.float64)}, "k: got dtype float64, expected float32 or float16"),
+        ({"k": np.zeros((70, 2, 64), np.float64)}, "k: got dtype float64, expected float32, float16 or bfloat16"),
         ({"v": np.zeros((71, 2, 64), np.float16)}, "v: got shape (71, 2, 64), expected k's (70, 2, 64)"),
         ({"v": np.full((70, 2, 64), np.nan, np.float16)}, "v[0, 0, 0]: got nan, expected a finite value"),
     ],

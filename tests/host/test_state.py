@@ -72,7 +72,7 @@ def test_extreme_lse_do_not_overflow():
         (
             lambda: za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3))),
             DTypeError,
-            "v: got dtype int64, expected float16, float32 or float64",
+            "v: got dtype int64, expected float16, float32, float64 or bfloat16",
         ),
         (
             lambda: za.merge_state(np.zeros((1, 2, 8)), np.zeros((1, 2)), np.zeros((1, 3, 8)), np.zeros((1, 2))),

@@ -73,7 +73,7 @@ def check_softcap(softcap: Any) -> float | None:
 
 def check_sinks(sinks: Any, q_heads: int) -> NDArray[Any] | None:
     """An array (q_heads,) of any values, or None."""
-    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64"))
+    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64", "bfloat16"))
     if array is not None and array.shape != (q_heads,):
         raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
     return array

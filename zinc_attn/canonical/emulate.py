@@ -101,10 +101,10 @@ def emulate(
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
-    q: (q_heads, head_dim) or (q_len, q_heads, head_dim) float32 or float16; k, v: (tokens, kv_heads, head_dim)
-    float32, float16 or bfloat16. Semantics as in ``attention``.
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); each float32, float16 or
+    bfloat16. Semantics as in ``attention``.
     """
-    q, k, v = checked_arrays(q, k, v, ("float32", "float16"))
+    q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
     if q.shape[-1] % CHUNK:
         raise ShapeError(f"q: got head_dim {q.shape[-1]}, expected a multiple of {CHUNK}")

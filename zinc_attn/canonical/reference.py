@@ -68,7 +68,7 @@ def attention(
 
 
 def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:
-    array = check_array(name, x, ("float16", "float32", "float64"))
+    array = check_array(name, x, ("float16", "float32", "float64", "bfloat16"))
     if array.ndim != ndim:
         raise ShapeError(f"{name}: got shape {array.shape}, expected {axes}")
     return array

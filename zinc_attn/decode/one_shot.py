@@ -26,7 +26,8 @@ F32 = NDArray[np.float32]
 
 def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], AttnShape]:
     """q as (q_len, q_heads, head_dim), k, v, and their shape. ShapeError and DTypeError name the argument."""
-    qa, ka, va = (check_array(name, x, ("float32", "float16")) for name, x in (("q", q), ("k", k), ("v", v)))
+    dtypes = ("float32", "float16", "bfloat16")
+    qa, ka, va = (check_array(name, x, dtypes) for name, x in (("q", q), ("k", k), ("v", v)))
     if qa.ndim not in (2, 3):
         raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
     if ka.ndim != 3:

@@ -123,7 +123,7 @@ def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
         raise ShapeError(f"q: got shape {array.shape}, expected {want} or (q_len, {want[0]}, {want[1]})")
     if array.ndim == 3 and len(array) > MAX_CONTEXT:
         raise ShapeError(f"q: got {len(array):,} rows, expected at most {MAX_CONTEXT:,}")
-    values, largest = checked_values("q", check_array("q", array, ("float32", "float16")))
+    values, largest = checked_values("q", check_array("q", array, ("float32", "float16", "bfloat16")))
     return (values if array.ndim == 3 else values[None]), largest
 
 
