@@ -82,6 +82,8 @@ def storage_dtype(dtype: object) -> str:
     dtype: that name, the name or the dtype that NumPy, ml_dtypes or torch has for it ("float16", np.float16,
     torch.bfloat16). ArgumentError: anything else.
     """
+    if isinstance(dtype, str) and dtype in DTYPE_BYTES:
+        return dtype  # nearly always
     name = dtype
     if isinstance(dtype, np.dtype):
         name = dtype.name
@@ -96,11 +98,9 @@ def storage_dtype(dtype: object) -> str:
     raise ArgumentError(f"dtype: got {shown(dtype)}, expected one of {', '.join(DTYPE_BYTES)}")
 
 
-def dtype_bytes(dtype: str) -> int:
-    """Bytes per stored K or V element of a dtype name."""
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise ArgumentError(f"dtype: got {shown(dtype)}, expected one of {', '.join(DTYPE_BYTES)}")
-    return DTYPE_BYTES[dtype]
+def dtype_bytes(dtype: object) -> int:
+    """Bytes per stored K or V element. dtype: see ``storage_dtype``."""
+    return DTYPE_BYTES[storage_dtype(dtype)]
 
 
 def value_words(head_dim: int, dtype: str) -> int:

@@ -11,6 +11,10 @@ import pytest
 import zinc_attn as za
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import storage_dtype
+from zinc_attn.tools.check import Case
+from zinc_attn.tools.cost import find_card, predict
+from zinc_attn.tools.export.describe import manifest
+from zinc_attn.tools.sweep import SweepSpec
 
 KNOWN: list[tuple[Any, str]] = [
     *((name, name) for name in ("f32", "f16", "bf16", "q8_0")),
@@ -31,6 +35,15 @@ def test_the_dtypes_of_torch() -> None:
     assert [storage_dtype(t) for t in (torch.float32, torch.float16, torch.bfloat16)] == ["f32", "f16", "bf16"]
     with pytest.raises(ArgumentError, match=r"^dtype: got torch\.float64, expected one of f32, f16, bf16, q8_0$"):
         storage_dtype(torch.float64)
+
+
+def test_the_tools_take_the_same_names() -> None:
+    shape, card = za.AttnShape(9, 3, 64), find_card("R9700")
+    plan = za.plan_splits(1000, shape)
+    assert SweepSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
+    assert Case.matrix("9/3/64", "float16", "65") == Case.matrix("9/3/64", "f16", "65")
+    assert predict(plan, card, "float16") == predict(plan, card, "f16")
+    assert manifest([shape], dtype="float16") == manifest([shape], dtype="f16")
 
 
 @pytest.mark.parametrize("given", ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]])

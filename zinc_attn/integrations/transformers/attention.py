@@ -15,7 +15,7 @@ from . import masks
 from .groups import AttentionOptions
 from .layer import ZincRows
 from .masks import MaskPattern, mask_pattern
-from .tensors import DTYPE_NAMES, F32, NAME, dense_tensor, host_query, host_rows
+from .tensors import DTYPES, F32, NAME, dense_tensor, host_query, host_rows
 from .upstream import torch
 
 # Arguments that models hand to every attention function and that do not change the attention.
@@ -118,7 +118,7 @@ def _refuse_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
             'shapes; use attn_implementation="sdpa" for this model'
         )
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dtype not in DTYPE_NAMES:
+        if x.dtype not in DTYPES:
             raise DTypeError(f"{name}: got dtype {x.dtype}, expected float32, float16 or bfloat16")
 
 

@@ -23,7 +23,7 @@ from .groups import AttentionOptions, LayerGroup
 from .layer import AttendedCall, ZincLayer, ZincRows
 from .masks import MaskPattern, check_gaps, check_window
 from .step import StepStart
-from .tensors import DTYPE_NAMES, F32, batch_row_numbers
+from .tensors import DTYPES, F32, batch_row_numbers
 from .upstream import Cache, torch
 
 
@@ -112,7 +112,7 @@ class ZincCache(Cache):
     def allocate(self, dtype: Any) -> None:
         """Take the device memory for keys of a torch dtype, like the first forward. DeviceMemoryError, LimitError."""
         self._check_open()
-        if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
+        if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
             raise DTypeError(f"key: got dtype {shown(dtype)}, expected float32, float16 or bfloat16")
         if self.is_initialized:
             return
@@ -121,7 +121,7 @@ class ZincCache(Cache):
         if self.max_batch > 1:
             pages += self.max_batch  # beams that share a partial page each write a copy of it
         for group in self._groups.values():
-            group.allocate(device, pages * self.page_size, self.dtype or DTYPE_NAMES[dtype], self.page_size)
+            group.allocate(device, pages * self.page_size, self.dtype or storage_dtype(dtype), self.page_size)
         for layer in self._attention_layers:
             layer.is_initialized = True
 

@@ -14,7 +14,7 @@ from .upstream import torch
 F32 = NDArray[np.float32]
 
 NAME: Final = "zinc"  # the attn_implementation
-DTYPE_NAMES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)  # of q, k and v
 
 
 def dense_tensor(name: str, x: Any) -> Any:

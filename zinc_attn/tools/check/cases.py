@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...canonical.arguments import check_window
 from ...decode.scoring import check_scale, check_softcap
 from ...errors import ArgumentError
-from ...shapes import AttnShape, value_words
+from ...shapes import AttnShape, storage_dtype, value_words
 from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
 
@@ -145,7 +145,7 @@ class Case(NamedTuple):
     def matrix(cls, shapes: str, dtypes: str, contexts: str, masking: str = "none") -> list[Case]:
         """Every combination. ArgumentError for what no kernel serves."""
         parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
-        names = [text.strip() for text in dtypes.split(",")]
+        names = [storage_dtype(text.strip()) for text in dtypes.split(",")]
         for shape, dtype in product(parsed, names):
             value_words(shape.head_dim, dtype)
         masks = [Masking.parse(text) for text in masking.split(",")]

@@ -9,7 +9,7 @@ from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_lanes
 from ...planning.splits import SplitPlan
-from ...shapes import AttnShape, dtype_bytes
+from ...shapes import AttnShape, storage_dtype
 from .cards import Card
 from .pass1 import CACHED_RATE, START_US, Workgroup
 
@@ -102,7 +102,7 @@ def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> flo
 
 def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     """The time of ``plan`` on ``card``. Workgroups are dealt to the compute units in turn, then to their SIMDs."""
-    dtype_bytes(dtype)
+    dtype = storage_dtype(dtype)
     shape, per_token = plan.shape, plan.shape.kv_bytes_per_token(dtype)
     kv_bytes = (plan.context_len - plan.begin) * per_token
     written = written_bytes(plan, kv_bytes, card)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from ... import __version__, limits, shapes
+from ... import __version__, limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical import constants
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
@@ -18,7 +18,7 @@ from ...kernels.declarations import KernelDecl
 from ...limits import DTYPE_BYTES, MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
-from ...shapes import AttnShape, value_words
+from ...shapes import AttnShape, storage_dtype, value_words
 from .arithmetic import CONSTANTS, DISPATCH, ENCODINGS, REDUCTION
 from .formulas import (
     BUFFERS,
@@ -237,7 +237,7 @@ def manifest(
     dtype and page_size (tokens, a power of two from 16 on) of the cache; compute_units: of the device that the split
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
     """
-    shapes.dtype_bytes(dtype)
+    dtype = storage_dtype(dtype)
     page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
     if page_size & (page_size - 1):
         raise ArgumentError(

@@ -11,7 +11,7 @@ import numpy as np
 from ...checks import check_int
 from ...errors import ArgumentError
 from ...runtime.device import Device
-from ...shapes import dtype_bytes
+from ...shapes import storage_dtype
 from ..sweep import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet
 from .trace import AttentionTrace
@@ -47,7 +47,7 @@ class Settings:
             raise ArgumentError("num_splits, split_size: got both, expected at most one")
         check_int("page_size", self.page_size, 16)
         if self.dtype is not None:
-            dtype_bytes(self.dtype)
+            storage_dtype(self.dtype)
 
     def tokens(self, prompt: int) -> int:
         """Tokens that the cache must hold; the last new one never enters it. ArgumentError beyond ``capacity``."""

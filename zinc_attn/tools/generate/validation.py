@@ -19,7 +19,7 @@ from ...cache import rows
 from ...checks import check_int
 from ...errors import LimitError
 from ...runtime.device import Device
-from ...shapes import AttnShape
+from ...shapes import AttnShape, storage_dtype
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..sweep import PAGE_SIZE
@@ -141,7 +141,7 @@ class _Context:
         self.seed, self.page_size = options.seed, options.page_size
         hf, arguments = integration(), {"dtype": options.dtype, "page_size": options.page_size}
         self.cache = hf.ZincCache(model.model.config, context, device=device, **arguments)
-        self.dtype = options.dtype or {"torch.float32": "f32", "torch.float16": "f16"}.get(str(model.dtype), "bf16")
+        self.dtype = storage_dtype(model.dtype if options.dtype is None else options.dtype)
         self.layers = [layer for layer in self.cache.layers if isinstance(layer, hf.ZincLayer)]
         self.result = ContextResult(context, self.dtype)
         self.steps = Steps(progress, 0)

@@ -12,7 +12,7 @@ from ...checks import check_int
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ...shapes import AttnShape, value_words
+from ...shapes import AttnShape, storage_dtype, value_words
 from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import NUMPY_DTYPES, Inputs
 from ..harness.split_spec import SplitSpec
@@ -56,6 +56,7 @@ class SweepSpec:
     oracle_products: int = ORACLE_PRODUCTS
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", storage_dtype(self.dtype))
         value_words(self.shape.head_dim, self.dtype)
         for name in ("layers", "batch", "q_len"):
             check_int(name, getattr(self, name), 1)
