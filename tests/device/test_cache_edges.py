@@ -138,6 +138,11 @@ def test_the_last_tokens_are_taken_back(device, rng):
                     sequence.drop_last(n)
             sequence.drop_last(52)
             assert len(sequence) == 0
+            sequence.free()
+            with pytest.raises(errors.ClosedError, match=r"^sequence: used after free\(\)$"):
+                sequence.drop_last(1)
+        with pytest.raises(errors.ClosedError, match=r"used after close\(\)$"):
+            sequence.drop_last(1)
 
 
 @pytest.mark.parametrize("dtype", ("f32", "bf16", "q8_0"))

@@ -58,9 +58,12 @@ class Sequence:
     def drop_last(self, n: int) -> None:
         """Take the last ``n`` tokens back, 0 <= n <= len(self): the rollback of speculative tokens.
 
-        Within a step the layers that are ahead lose what the others do not have yet, too. ArgumentError: another n.
+        Within a step the layers that are ahead lose what the others do not have yet, too. ArgumentError: another n;
+        ClosedError: the sequence was freed.
         """
         with self.cache.lock:
+            self.cache.check_open()
+            self.pages.check_open()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def retract(self, layer: int, n: int) -> None:

@@ -120,6 +120,8 @@ class ShardedSequence:
     def drop_last(self, n: int) -> None:
         """Take the last ``n`` tokens back, at most len(self). Every rank calls it."""
         with self.cache.lock:
+            self.cache.check_open()
+            self.lengths_of.check_open()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def free(self) -> None:
