@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cli import app as cli
+from zinc_attn.cli import terminal
 from zinc_attn.distributed import fold
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.planning import call as planned
@@ -71,6 +73,17 @@ def test_what_a_case_shows(device: za.Device, case: str, missing: set[int]) -> N
     (outcome,) = check.check([device], [Case.parse(case)], parse_split_specs("1,auto"))
     assert (outcome.status, outcome.verified, outcome.faults) == ("pass", "oracle", [])
     assert set(outcome.shown) == {*range(1, 11)} - missing
+
+
+def test_check_runs_without_rich(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any import of rich fails here."""
+    monkeypatch.setattr(terminal, "has_rich", lambda: False)
+    for name in ("rich", "rich.console"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(device, "--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "65", "--layouts", "auto") == 0
+    assert capsys.readouterr().out.startswith("pass    9/3/64 f16 65")
 
 
 def test_shards_lie_on_every_device(device: za.Device) -> None:

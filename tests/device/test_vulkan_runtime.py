@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import hashlib
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import platformdirs
 import pytest
 
 from zinc_attn.errors import (
@@ -717,6 +719,24 @@ def test_pipeline_cache_folder(info: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     runtime = VulkanRuntime(info)
     assert runtime._pipelines.cache.file is not None
     assert runtime._pipelines.cache.file.parent == tmp_path / "zinc_attn" / "pipelines"
+    runtime.close()
+
+
+def test_no_pipeline_cache_without_a_home_directory(
+    info: Any, spirv: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_entry(uid: int) -> Any:
+        raise KeyError(uid)
+
+    for name in ("ZINC_ATTN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    with monkeypatch.context() as patch:
+        patch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/zinc_attn"))  # older versions
+        assert pipeline_cache._folder() is None
+    runtime = VulkanRuntime(info)
+    assert runtime._pipelines.cache.file is None
+    works(runtime, runtime.kernel(KernelDecl("double", "", READ_WRITE, ("C",)), spirv["double"], [5]))
     runtime.close()
 
 

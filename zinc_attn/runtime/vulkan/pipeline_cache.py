@@ -22,7 +22,10 @@ def _folder() -> Path | None:
     """The package's cache folder; None where the user has no home directory."""
     if chosen := os.environ.get("ZINC_ATTN_CACHE_DIR"):
         return Path(chosen)
-    found = platformdirs.user_cache_path("zinc_attn", appauthor=False)
+    try:
+        found = platformdirs.user_cache_path("zinc_attn", appauthor=False)
+    except RuntimeError:  # without a home directory; older versions of platformdirs return a path that begins with ~
+        return None
     return found if found.is_absolute() else None
 
 
