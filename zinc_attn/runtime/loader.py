@@ -74,6 +74,19 @@ class Vulkan:
         self._kept[made] = tuple(values)
         return made
 
+    def specialization(self, values: Sequence[int]) -> Any:
+        """VkSpecializationInfo: the constant of id i is values[i], a uint32. It keeps its tables alive."""
+        entries = [
+            self.struct("VkSpecializationMapEntry", constantID=i, offset=4 * i, size=4) for i in range(len(values))
+        ]
+        return self.struct(
+            "VkSpecializationInfo",
+            mapEntryCount=len(values),
+            pMapEntries=self.array("VkSpecializationMapEntry", entries),
+            dataSize=4 * len(values),
+            pData=self.array("uint32_t", values),
+        )
+
     def error(self, result: int, what: str, other: type[ZincAttnError] = ZincAttnError) -> ZincAttnError:
         """The typed error of a VkResult below 0; ``other`` where no type is particular to it."""
         names = (n for n, v in vars(self.c).items() if n.startswith("VK_ERROR_") and v == result)

@@ -78,16 +78,6 @@ class Pipelines:
 
     def _compile(self, decl: KernelDecl, words: Words, values: tuple[int, ...], layout: Any) -> Any:
         device, vk, scratch = self._device, self._device.vk, Undo()
-        entries = [
-            vk.struct("VkSpecializationMapEntry", constantID=i, offset=4 * i, size=4) for i in range(len(values))
-        ]
-        constants = vk.struct(
-            "VkSpecializationInfo",
-            mapEntryCount=len(values),
-            pMapEntries=vk.array("VkSpecializationMapEntry", entries),
-            dataSize=4 * len(values),
-            pData=vk.array("uint32_t", values),
-        )
         flags, chain = 0, device.null
         if device.wave32 and local_size_x(words) % WAVE == 0:
             flags = _REQUIRE_FULL_SUBGROUPS
@@ -102,7 +92,7 @@ class Pipelines:
                 stage=COMPUTE_STAGE,
                 module=device.create(scratch, "ShaderModule", module),
                 pName=device.ffi.new("char[]", b"main"),
-                pSpecializationInfo=constants,
+                pSpecializationInfo=vk.specialization(values),
             )
             create = vk.struct("VkComputePipelineCreateInfo", stage=stage[0], layout=layout)
             made = device.ffi.new("VkPipeline*")

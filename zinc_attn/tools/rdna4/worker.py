@@ -85,14 +85,6 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
     sets = vk.array("VkDescriptorSetLayout", sets)
     code = Path(path).read_bytes()
     words = ffi.from_buffer("uint32_t[]", code)
-    entries = [vk.struct("VkSpecializationMapEntry", constantID=i, offset=4 * i, size=4) for i in range(len(constants))]
-    special = vk.struct(
-        "VkSpecializationInfo",
-        mapEntryCount=len(entries),
-        pMapEntries=vk.array("VkSpecializationMapEntry", entries),
-        dataSize=4 * len(entries),
-        pData=vk.array("uint32_t", constants),
-    )
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
     stage = vk.struct(
         "VkPipelineShaderStageCreateInfo",
@@ -101,7 +93,7 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
         stage=_COMPUTE_STAGE,
         module=_make(vk, device, "ShaderModule", codeSize=len(code), pCode=words),
         pName=ffi.new("char[]", b"main"),
-        pSpecializationInfo=special,
+        pSpecializationInfo=vk.specialization(constants),
     )
     layout = _make(vk, device, "PipelineLayout", setLayoutCount=1, pSetLayouts=sets)
     create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
