@@ -15,8 +15,9 @@ from zinc_attn.runtime import devices as machine
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
-# The machine's best device, and SwiftShader, each on both dispatchers. Kompute compiles every recording anew and
-# SwiftShader keeps no compiled code, so without --full test_bits.py alone runs these two together.
+# (driver, dispatcher): where a test of ``any_device`` runs; one that is not marked ``both_dispatchers`` takes the pairs
+# of plain Vulkan alone. Kompute compiles every recording anew, and SwiftShader keeps no compiled code, so the pair of
+# these two is in the list with --full only, and test_bits.py adds it for a few cases.
 SLOW = ("swiftshader", "kompute")
 DRIVERS = [
     (driver, runtime)

@@ -145,7 +145,7 @@ def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:
     )
 
 
-# name: what ``attend`` makes the kernel from
+# The kernels of pass 1 by name, each as the arguments (build, dtype, from_upload) with which ``attend`` makes it.
 ATTEND: Final[dict[str, tuple[Build, str, bool]]] = {
     attend(b, d, u).name: (b, d, u) for d in STORAGE for b in BUILDS for u in (False, True)
 }

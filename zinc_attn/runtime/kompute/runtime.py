@@ -55,7 +55,7 @@ def load_kp() -> Any:
 
 
 class KomputeRuntime:
-    """Runtime over one kp.Manager. ``info`` comes from ``runtime.list_devices``; kp uses the same device order.
+    """Runtime over one kp.Manager. ``info`` comes from ``devices.list_devices``; kp uses the same device order.
 
     ``manager``: one that a host program owns, on the same device; it is used and not destroyed.
     """

@@ -177,7 +177,9 @@ class VulkanRuntime:
                 self._commands.upload(command, source, target.handle, 4 * (offset + start), part.nbytes)
                 self._queue.submit(submit)
         finally:
-            if self._queue.in_flight and not self._device.lost:  # a second Ctrl-C during the wait for the first one's
+            # After Ctrl-C ``submit`` makes the queue idle. Where a second one interrupted that, it is done here, before
+            # the command buffer is freed.
+            if self._queue.in_flight and not self._device.lost:
                 self._queue.settle()
             self._handles.release(key)
 
