@@ -195,18 +195,22 @@ prepare_environment() { # prepare_environment run|test HASH
     if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11
         extras+=,transformers others+=(torch==2.13.0)
     fi
-    local kp_log=(kp "building kp, the Kompute binding (about a minute)") build_kp=("$root/scripts/build_kp.sh" "$py") building=''
+    local install_kp=(kp "installing kp" "$root/scripts/build_kp.sh" "$py") building=''
     if ! has_checked_kp; then # beside pip, which mostly downloads and unpacks
-        "${build_kp[0]}" --wheel "$py" >"$cache/logs/kp-wheel.log" 2>&1 </dev/null &
+        say "building kp, the Kompute binding, in the background (about a minute)"
+        "$root/scripts/build_kp.sh" --wheel "$py" >"$cache/logs/kp-wheel.log" 2>&1 </dev/null &
         building=$!
     fi
-    step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
-        "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]" "${others[@]}"
+    if ! step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
+        "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]" "${others[@]}"; then
+        [[ -z $building ]] || wait "$building" || true # it has the lock open, which the next start would wait for
+        exit 1
+    fi
     if [[ -n $building ]]; then
         wait "$building" || true # where it failed, the next command fails the same way and says so
         if [[ $1 == test ]]; then
-            step "${kp_log[@]}" "${build_kp[@]}"
-        elif ! logged "${kp_log[@]}" "${build_kp[@]}"; then
+            step "${install_kp[@]}"
+        elif ! logged "${install_kp[@]}"; then
             say "kp could not be built (see $cache/logs/kp.log): there is the plain Vulkan runtime alone"
         fi
     fi
