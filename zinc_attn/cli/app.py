@@ -1,4 +1,4 @@
-"""The command line: ``zinc-attn devices | plan | sweep | check | bench | rdna4 | validate | generate | export``.
+"""The command line: ``zinc-attn devices | plan | sweep | check | bench | decode | rdna4 | validate | generate | …``.
 
 Each command is a module of its own. Its ``add_<name>(subparsers)`` declares the arguments and sets ``run``, a function
 of the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
@@ -17,6 +17,7 @@ from ..errors import ZincAttnError
 from .arguments import FAULT, STATUSES
 from .bench import add_bench
 from .check import add_check
+from .decode import add_decode
 from .devices import add_devices
 from .export import add_export
 from .generate import add_generate
@@ -33,6 +34,7 @@ COMMANDS: Final = (  # in the order of the help
     add_sweep,
     add_check,
     add_bench,
+    add_decode,
     add_rdna4,
     add_validate,
     add_generate,

@@ -121,6 +121,15 @@ class Runtime(Protocol):
     def run(self, recording: Recording) -> None:
         """Submit, and wait until it has finished."""
 
+    def start(self, recording: Recording) -> None:
+        """Submit, and wait only where the dispatcher cannot do otherwise. Later calls wait for it first.
+
+        A call that finds it failed raises; until ``timings`` may be asked, ``run`` has to be called.
+        """
+
+    def finish(self) -> None:
+        """Wait until what ``start`` submitted has finished."""
+
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """(begin, end) seconds of every step of the last run, from one arbitrary zero; recorded with timestamps."""
 

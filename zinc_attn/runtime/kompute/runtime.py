@@ -262,6 +262,15 @@ class KomputeRuntime:
             for sequence in recording.sequences:
                 self._eval(sequence)
 
+    def start(self, recording: Recording) -> None:
+        """Run to the end: kp's eval waits, and its eval_async cannot be made again without a new recording."""
+        self.run(recording)
+
+    def finish(self) -> None:
+        """See Runtime.finish."""
+        with self._usable():
+            pass
+
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """See Runtime.timings. kp marks the end of every operation; the mark before a step is its begin."""
         with self._usable():

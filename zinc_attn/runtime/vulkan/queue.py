@@ -17,11 +17,15 @@ _DEVICE_LOST: Final = -4  # VK_ERROR_DEVICE_LOST
 
 
 class ComputeQueue:
-    """The queue with its one fence. ``in_flight``: a submission may be running, since no wait said that it finished."""
+    """The queue with its one fence.
+
+    in_flight: a submission may be running, since no wait said that it finished; started: ``start`` made it, and its
+    fence will be signalled.
+    """
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
-        self.in_flight = False
+        self.in_flight = self.started = False
         lib, handle, null = device.lib, device.handle, device.null
         queue = device.ffi.new("VkQueue*")
         lib.vkGetDeviceQueue(handle, device.family, 0, queue)
@@ -36,31 +40,53 @@ class ComputeQueue:
 
     def submit(self, info: Any) -> None:
         """Submit, and wait until it has finished. ``info``: VkSubmitInfo*."""
-        device = self._device
+        self.start(info)
+        self.finish()
+
+    def start(self, info: Any) -> None:
+        """Submit, where nothing is in flight. ``info``: VkSubmitInfo*."""
         self.in_flight = True
         try:
             result = self.queue_submit(self._queue, 1, info, self._fence)
-            if not result:
-                result = _TIMEOUT
-                while result == _TIMEOUT:
-                    result = self.wait_fences(device.handle, 1, self._fences, 1, WAIT_NS)
-                result = result or self.reset_fences(device.handle, 1, self._fences)
         except BaseException:  # an interrupt hides whether the submission was made
             self.settle()
             raise
         if result:
+            self._fail(result)
+        self.started = True
+
+    def finish(self) -> None:
+        """Wait until what is in flight has finished."""
+        if not self.started:  # an interrupt came before ``start`` had ended
+            if self.in_flight:
+                self.settle()
+            return
+        handle, result = self._device.handle, _TIMEOUT
+        try:
+            while result == _TIMEOUT:
+                result = self.wait_fences(handle, 1, self._fences, 1, WAIT_NS)
+            result = result or self.reset_fences(handle, 1, self._fences)
+        except BaseException:  # an interrupt hides whether the fence was reset
             self.settle()
-            if device.lost and result != _DEVICE_LOST:
-                text = device.vk.error(result, f"a submission on {device.info.name}")
-                raise DeviceLostError(f"{text}, and the queue could not be made idle; open a new Device")
-            device.check(result, "a submission")
-        self.in_flight = False
+            raise
+        if result:
+            self._fail(result)
+        self.started = self.in_flight = False
+
+    def _fail(self, result: int) -> None:
+        device = self._device
+        self.settle()
+        if device.lost and result != _DEVICE_LOST:
+            text = device.vk.error(result, f"a submission on {device.info.name}")
+            raise DeviceLostError(f"{text}, and the queue could not be made idle; open a new Device")
+        device.check(result, "a submission")
 
     def settle(self) -> None:
         """The one place after a submission, a wait or a reset that failed: make the queue idle and the fence new.
 
         Where either cannot be had the device is lost; ``in_flight`` says whether the submission may still run.
         """
+        self.started = False
         idle = self.is_idle()
         renewed = idle and self._renew_fence()
         self._device.lost = self._device.lost or not renewed

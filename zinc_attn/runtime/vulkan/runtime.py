@@ -1,7 +1,7 @@
 """The dispatcher on plain Vulkan: every call enters here, under one lock.
 
-One compute queue, one fence, one submission at a time. A call returns when the device has finished, so what a
-submission wrote is there for the host and for the next submission.
+One compute queue, one fence, one submission at a time. A call returns when the device has finished, and after ``start``
+the next call waits for that, so what a submission wrote is there for the host and for the next submission.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _entered(
             if self._closed:
                 raise after_close(self._info)
             if self._queue.in_flight and not self._device.lost:
-                self._queue.settle()
+                self._queue.finish()
             if self._device.lost:
                 raise was_lost(self._info)
             self._handles.purge()
@@ -238,12 +238,26 @@ class VulkanRuntime:
     @_entered
     def run(self, recording: object) -> None:
         """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
+        mine = self._start(recording)
+        self._queue.finish()
+        mine.ran = True
+
+    @_entered
+    def start(self, recording: object) -> None:
+        """Submit. Every later call waits first until it has finished."""
+        self._start(recording)
+
+    @_entered
+    def finish(self) -> None:
+        """Wait until what ``start`` submitted has finished."""
+
+    def _start(self, recording: object) -> VulkanRecording:
         mine = self._own_recording(recording)
         if mine.cold:
             self._check_cold(mine)
         mine.ran = False
-        self._queue.submit(mine.submit)
-        mine.ran = True
+        self._queue.start(mine.submit)
+        return mine
 
     def _check_cold(self, recording: VulkanRecording) -> None:
         """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
