@@ -508,6 +508,20 @@ def test_a_conversation_goes_on_in_the_same_cache(device: za.Device) -> None:
 
 
 @ONE
+def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = model_of("gpt_oss"), prompt(20, batch=2)
+    with cache_of(model, device, max_batch=2) as cache:
+        with pytest.raises(za.StepError, match=r"^prepare: got a cache without tokens"):
+            cache.prepare()
+        model(ids, past_key_values=cache)
+        cache.prepare()
+        monkeypatch.setattr(device.runtime, "record", lambda *args: pytest.fail("recorded in a step"))
+        for step in range(60):  # over the end of a leaf
+            logits = model(prompt(1, batch=2, seed=step), past_key_values=cache).logits
+        assert torch.isfinite(logits).all() and cache.get_seq_length() == 80
+
+
+@ONE
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_half_precision_models(name: str, dtype: Any, device: za.Device) -> None:

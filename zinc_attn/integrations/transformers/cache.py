@@ -125,6 +125,19 @@ class ZincCache(Cache):
         for layer in self._attention_layers:
             layer.is_initialized = True
 
+    def prepare(self) -> None:
+        """Compile and record now what decoding token by token up to ``capacity`` will need, so that no step has to.
+
+        Call it after a forward, the prompt's for example: it is the forward that tells each layer's options and the
+        batch's rows. StepError: there was none.
+        """
+        self._check_open()
+        if not self.is_initialized or self.batch_size < 1:
+            raise StepError("prepare: got a cache without tokens, expected a call after the first forward")
+        for group in self._groups.values():
+            for made in group.calls.values():
+                made.attention.prepare(self.capacity, batch=self.batch_size)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("ZincCache: used after close(); make a new one")
