@@ -439,8 +439,8 @@ def test_layers_cut_into_shards_have_the_same_bits(
 @pytest.mark.both_dispatchers
 def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
-    run = device.runtime.run
-    monkeypatch.setattr(device.runtime, "run", lambda recording: (runs.append(1), run(recording)))
+    start = device.runtime.start
+    monkeypatch.setattr(device.runtime, "start", lambda recording: (runs.append(1), start(recording)))
     cache = za.KVCache(device, SMALL, 2, 2048, "f16", 16)
     grow(cache, ((300, 40), (1, 1), (20, 20)))
     assert len(runs) == 6  # one submission per call and layer

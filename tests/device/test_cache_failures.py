@@ -25,7 +25,7 @@ from zinc_attn.cache import rows
 pytestmark = pytest.mark.both_dispatchers
 
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
-METHODS = ("run", "write", "read", "record", "buffer", "kernel")
+METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
 
 def values(n: int, seed: int) -> Any:
@@ -200,18 +200,16 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
     q = rng.standard_normal((2, 64)).astype(np.float32)
     want, want_other = (reference.emulate(q, x, x) for x in (k, other))
     cache = za.KVCache(device, shape, 1, 1024, "f32")
-    attn, seq, run, calls = za.Attention(cache), cache.new_sequence(), device.runtime.run, []
+    attn, seq, start = za.Attention(cache), cache.new_sequence(), device.runtime.start
 
     def interrupted(recording: Any) -> None:
-        run(recording)
-        calls.append(recording)
-        if len(calls) == 2:  # behind the copy and the attention
-            raise KeyboardInterrupt
+        start(recording)
+        raise KeyboardInterrupt  # behind the copy and the attention
 
     cache.append(seq, 0, k[:100], k[:100])
     fork = seq.fork()
     with monkeypatch.context() as patch:
-        patch.setattr(device.runtime, "run", interrupted)
+        patch.setattr(device.runtime, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             attn(q, seq, 0, k[100:], k[100:])
     fork.free()

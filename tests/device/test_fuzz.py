@@ -156,7 +156,9 @@ class Machine(RuleBasedStateMachine):
         if fault is not None and fault[0] == "opcode":
             interrupter = Interrupter(WHERE, fault[1], *(fault[1] + more for more in fault[2:]))
         if fault is not None and fault[0] == "run":
-            runtime.run = self.failing(runtime.run, fault[1], fault[2])
+            left = [fault[1]]
+            for name_of in ("run", "start"):
+                setattr(runtime, name_of, self.failing(getattr(runtime, name_of), left, fault[2]))
         try:
             found = interrupter.run(call) if interrupter.at else call()
             self.done[name] += 1
@@ -174,11 +176,10 @@ class Machine(RuleBasedStateMachine):
             raise Cut from None
         finally:
             vars(runtime).pop("run", None)
+            vars(runtime).pop("start", None)
 
     @staticmethod
-    def failing(run: Callable[[Any], None], number: int, after: bool) -> Callable[[Any], None]:
-        left = [number]
-
+    def failing(run: Callable[[Any], None], left: list[int], after: bool) -> Callable[[Any], None]:
         def failing(recording: Any) -> None:
             left[0] -= 1
             if left[0] != -1 or after:

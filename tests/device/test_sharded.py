@@ -356,7 +356,7 @@ def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], m
             raise za.errors.DeviceLostError("injected")
 
         with monkeypatch.context() as patch:
-            patch.setattr(runtime, "run", lost)
+            patch.setattr(runtime, "start", lost)
             with pytest.raises(za.errors.DeviceLostError):
                 attn(q, seq, 0, k[700:], v[700:])
         assert len(seq) == 700 and sum(len(one) for one in seq.shards.values()) == 700

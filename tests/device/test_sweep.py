@@ -167,18 +167,20 @@ def test_a_wrong_bit_while_timing_fails(device: za.Device, page_size: int | None
 @pytest.mark.parametrize("page_size", [None, 256])
 def test_what_no_kernel_writes_fails(device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None) -> None:
     """A call whose submission does nothing does not pass with the right output of an earlier one."""
-    submit = device.runtime.run
+    real = {name: getattr(device.runtime, name) for name in ("run", "start")}
 
     def idle(call: AttentionCall) -> AttentionCall:
         def spoil() -> None:
             call.run()
             call.spoil()
-            monkeypatch.setattr(device.runtime, "run", lambda recording: None)
+            for name in real:
+                monkeypatch.setattr(device.runtime, name, lambda recording: None)
 
         return replace(call, spoil=spoil)
 
     (row,) = run(device, [100], "1", page_size=page_size, wrap_call=idle)
-    monkeypatch.setattr(device.runtime, "run", submit)
+    for name, method in real.items():
+        monkeypatch.setattr(device.runtime, name, method)
     assert row.status == "failed"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence as Seq
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,13 @@ from .sequence_pages import SequencePages
 
 MAX_LAYERS: Final = 1 << 16
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
+
+
+class Unfinished(Protocol):
+    """A call that was submitted and is not complete."""
+
+    def complete(self) -> None:
+        """Wait for it, and let its new rows count or give their places back; raises nothing but an interrupt."""
 
 
 class KVCache:
@@ -77,6 +84,7 @@ class KVCache:
         self._max_k = 0.0, 0.0, Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
         self._holding: tuple[weakref.ReferenceType[SequencePages], ...] = ()  # whose rows the current call reserves
+        self.unfinished: Unfinished | None = None  # a call that was submitted, and holds places
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
@@ -139,7 +147,10 @@ class KVCache:
             raise ClosedError("KVCache: used after close()")
 
     def begin(self) -> None:
-        """Under the lock, before a call looks at sequences: give back what an interrupted call could not."""
+        """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and give
+        back what an interrupted call could not."""
+        if self.unfinished is not None:
+            self.unfinished.complete()
         if self._holding:
             self.end()
 

@@ -1,4 +1,4 @@
-"""Steps 2 to 4 of a call: plan its submissions, fill a workspace for each, submit and wait.
+"""Steps 2 to 4 of a call: plan its submissions, fill a workspace for each, submit, wait and read.
 
 A steady call, one query row and at most one new row per sequence, is planned once per leaf: until a sequence fills its
 leaf or changes its pages, the workspace of the call before is patched and its recording replayed.
@@ -25,6 +25,7 @@ from .workspace import Held, SharedTensors, Tensors, Workspace
 
 F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
+Collect = Callable[[], tuple[list[F32], list[F32]]]
 _STEADY_CALLS: Final = 256  # steady calls whose workspaces are remembered
 
 
@@ -111,23 +112,32 @@ class CallRunner:
 
     def attend(self, requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
         """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of every request, in order."""
+        return self.start(requests, layer)()
+
+    def start(self, requests: list[CallRequest], layer: int) -> Collect:
+        """Submit a call. What is returned gives ``attend``'s results, for which it waits.
+
+        Where there are several submissions, all but the last have finished.
+        """
         if not requests:
-            return [], []
-        scoring = self.scorings.of(layer)
+            return lambda: ([], [])
+        results, scoring = _Results(requests), self.scorings.of(layer)
         steady = self._steady_key(requests, layer, scoring)
         held = self._held(steady)
         if held is not None:
-            return self._replay(held, requests, layer, scoring)
+            last, workspace = held.submission, self._replay(held, requests, layer, scoring)
+            return lambda: results.taken(last, *workspace.results(last.query_rows))
         options = CallOptions(self.layout, scoring.window, self.cascade, self.scorings.number[layer])
         plan = plan_call([request.planned() for request in requests], options, self.facts)
         if plan.upload_first:
             for request in requests:
                 self.append(request, layer)
-        results = _Results(requests)
-        for submission in plan.submissions:
-            workspace = self.submit(submission, requests, layer, steady if len(plan.submissions) == 1 else None)
-            results.take(submission, *workspace.results(submission.query_rows))
-        return results.out, results.lse
+        *earlier, last = plan.submissions
+        for submission in earlier:
+            workspace = self.submit(submission, requests, layer)
+            results.taken(submission, *workspace.results(submission.query_rows))
+        workspace = self.submit(last, requests, layer, None if earlier else steady)
+        return lambda: results.taken(last, *workspace.results(last.query_rows))
 
     def append(self, request: CallRequest, layer: int) -> None:
         """Append the new rows of a request in submissions of their own."""
@@ -137,7 +147,7 @@ class CallRunner:
     def submit(
         self, submission: Submission, requests: list[CallRequest], layer: int, steady: tuple[Any, ...] | None = None
     ) -> Workspace:
-        """Fill the workspace of a planned submission and run it."""
+        """Fill the workspace of a planned submission and start it."""
         workspace = self._workspace(submission)
         workspace.fill(submission)
         self._upload(workspace, submission, requests)
@@ -177,10 +187,8 @@ class CallRunner:
         held = None if workspace is None else workspace.held
         return held if held is not None and held.steady == steady else None
 
-    def _replay(
-        self, held: Held, requests: list[CallRequest], layer: int, scoring: Scoring
-    ) -> tuple[list[F32], list[F32]]:
-        """A steady call: patch the lengths, replay the recording."""
+    def _replay(self, held: Held, requests: list[CallRequest], layer: int, scoring: Scoring) -> Workspace:
+        """A steady call: patch the lengths, start the recording."""
         submission, lengths = held.submission, tuple(request.tokens for request in requests)
         workspace = self._workspace(submission)
         changed = lengths != held.lengths
@@ -193,12 +201,7 @@ class CallRunner:
         else:
             workspace.turn_to(layer)
         self._run(workspace, submission, layer)
-        out, lse = workspace.results(len(requests))
-        if len(requests) == 1:
-            return [out], [lse]
-        results = _Results(requests)
-        results.take(submission, out, lse)
-        return results.out, results.lse
+        return workspace
 
     # --- a submission -------------------------------------------------------------------------------------
 
@@ -231,7 +234,7 @@ class CallRunner:
         recording = self._recording(workspace, layer)
         if self.observer is not None:
             self.observer(submission, workspace)
-        self.cache.device.runtime.run(recording)
+        self.cache.device.runtime.start(recording)
         self.last, self.shared = workspace, self.shared or workspace.shared is not None
 
 
@@ -243,8 +246,8 @@ class _Results:
         self.lse: list[F32] = [np.empty(0, np.float32)] * len(requests)
         self._requests = requests
 
-    def take(self, submission: Submission, out: F32, lse: F32) -> None:
-        """The rows of a submission's slices, one behind the other."""
+    def taken(self, submission: Submission, out: F32, lse: F32) -> tuple[list[F32], list[F32]]:
+        """The results with the rows of a submission's slices, one behind the other in out and lse."""
         at = 0
         for one in submission.slices:
             n, rows = one.end - one.begin, len(self._requests[one.request].q)
@@ -257,3 +260,4 @@ class _Results:
                 self.out[one.request][one.begin : one.end] = out[at : at + n]
                 self.lse[one.request][one.begin : one.end] = lse[at : at + n]
             at += n
+        return self.out, self.lse

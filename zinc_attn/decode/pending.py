@@ -1,0 +1,42 @@
+"""A call that was submitted and whose result is taken later: ``Attention.submit``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..cache.kv_cache import KVCache
+from ..cache.reservation import Reservation
+
+
+class PendingAttention:
+    """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
+
+    collect: takes the results where the device has finished, and may be called again; places: where the new rows lie;
+    largest: their max |k|.
+    """
+
+    def __init__(self, cache: KVCache, collect: Callable[[], Any], places: list[Reservation], largest: float) -> None:
+        self._cache, self._collect, self._places, self._largest = cache, collect, places, largest
+        self._found: Any = None
+        self._error: Exception | None = None
+
+    def result(self) -> Any:
+        """Wait for the device; what the call itself would have returned, or raised. A second call gives the same."""
+        with self._cache.lock:
+            if self._cache.unfinished is self:
+                self._cache.begin()
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def complete(self) -> None:
+        """Under the cache's lock: wait, take the results, and let the new rows count; or keep the error and give their
+        places back. Ctrl-C leaves it to be called again."""
+        try:
+            self._found = self._collect()
+            self._cache.commit([one for one in self._places if one.state == "open"], self._largest)
+        except Exception as error:
+            self._error = error
+        self._cache.unfinished = None
+        self._cache.end()
