@@ -769,12 +769,13 @@ def test_bad_arguments_change_nothing(device: za.Device) -> None:
 
 
 WRONG_ROWS = [
-    ("f16", np.float32, "a f16 cache takes float16"),
+    ("f16", np.float32, "a f16 cache takes float16; a cache made with round_rows=True rounds float32 and bfloat16"),
     ("f32", np.float64, "a f32 cache takes float32, float16 or bfloat16"),
     (
         "bf16",
         np.float64,
-        "a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly",
+        "a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with "
+        "round_rows=True rounds float32 and float16",
     ),
     ("q8_0", np.int8, "a q8_0 cache takes float32, float16 or bfloat16"),
 ]

@@ -160,13 +160,35 @@ def test_bfloat16_rows_of_ml_dtypes_and_torch(device, rng, dtype):
         assert same(outs[0], outs[1]) and same(outs[0], outs[2])
     with (
         za.KVCache(device, SHAPE, 1, 512, "f16", page_size=16) as cache,
-        pytest.raises(errors.DTypeError, match=r"^k: got dtype bfloat16, a f16 cache takes float16$"),
+        pytest.raises(errors.DTypeError, match=r"^k: got dtype bfloat16, a f16 cache takes float16; "),
     ):
         cache.append(cache.new_sequence(), 0, tensors[1], tensors[2])
     for attend in (lambda *x: za.attention(*x, device=device), lambda *x: za.reference.emulate(*x)[0]):
         assert same(attend(*wide), attend(*given)) and same(attend(*wide), attend(*tensors))
     outs = [za.attention(*wide, device=device, sinks=sinks) for sinks in (x[0][:, 0] for x in (wide, given, tensors))]
     assert same(outs[0], outs[1]) and same(outs[0], outs[2])
+
+
+@pytest.mark.parametrize(("dtype", "narrow"), (("f16", np.float16), ("bf16", ml_dtypes.bfloat16)))
+def test_float32_rows_are_rounded_on_request(any_device, rng, dtype, narrow):
+    """The bits are those of rows that the caller rounds, subnormal float16 values among them."""
+    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    k, v = (rng.standard_normal((70, SHAPE.kv_heads, SHAPE.head_dim), np.float32) for _ in "kv")
+    v[::3] *= np.float32(2.0**-18)
+    tensor = pytest.importorskip("torch").from_numpy(k)
+    want = za.reference.emulate(q, k.astype(narrow), v.astype(narrow))[0]
+    for make in (
+        lambda **options: za.KVCache(any_device, SHAPE, 1, 512, dtype, page_size=16, **options),
+        lambda **options: za.ShardedKVCache([any_device] * 2, SHAPE, 1, 512, dtype, page_size=16, **options),
+    ):
+        with make(round_rows=True) as cache:
+            attention = (za.Attention if isinstance(cache, za.KVCache) else za.ShardedAttention)(cache)
+            for rows_k, rows_v in ((k, v), (tensor, v), (k.astype(narrow), v)):
+                sequence = cache.new_sequence()
+                cache.append(sequence, 0, rows_k[:60], rows_v[:60])
+                assert same(attention(q, sequence, 0, k=rows_k[60:], v=rows_v[60:]), want)
+        with make() as cache, pytest.raises(errors.ArgumentError, match=r"a cache made with round_rows=True rounds"):
+            cache.append(cache.new_sequence(), 0, k, v)
 
 
 def test_a_sequence_in_the_middle_of_a_step_is_not_saved(device, rng, tmp_path):

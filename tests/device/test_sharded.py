@@ -909,10 +909,10 @@ sys.exit(cli.main())
 import sys, zinc_attn as za
 from zinc_attn.cli import app as cli
 whole = za.KVCache
-def small(device, shape, layers, tokens, *rest):
+def small(device, shape, layers, tokens, *rest, **named):
     if tokens > 512:
         raise za.errors.LimitError("injected")
-    return whole(device, shape, layers, tokens, *rest)
+    return whole(device, shape, layers, tokens, *rest, **named)
 za.ShardedKVCache.make_shard = staticmethod(small)
 sys.exit(cli.main())
 """,

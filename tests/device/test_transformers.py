@@ -321,6 +321,7 @@ def test_chunks_of_the_prompt_never_show(device: za.Device, kwargs: Any) -> None
         (torch.bfloat16, "q8_0", "q8_0"),
         (torch.float32, "f16", "f16"),
         (torch.float32, "bf16", "bf16"),
+        (torch.bfloat16, "f16", "f16"),
     ],
 )
 def test_outputs_are_the_oracles_in_the_querys_dtype(

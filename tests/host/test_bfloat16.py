@@ -11,24 +11,42 @@ from zinc_attn.errors import DTypeError, ValueRangeError
 
 UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every bfloat16 value
 VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)
+BRAIN = UPPER.view(ml_dtypes.bfloat16)
 
 
 def test_each_value_has_its_bits_in_the_words_and_comes_back() -> None:
-    k, v = VALUES.reshape(-1, 2, 64), VALUES[::-1].reshape(-1, 2, 64)
+    k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
     words = rows.encode(k, v, "bf16")
     assert np.array_equal(
         words.view(np.uint16), np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
     )
-    for got, given in zip(rows.decode(words, 64, "bf16"), (k, v), strict=True):
-        assert np.array_equal(got.view(np.uint32), given.view(np.uint32))
+    for got, given in zip(rows.decode(words, 64, "bf16"), (VALUES, VALUES[::-1]), strict=True):
+        assert np.array_equal(got.view(np.uint32).reshape(-1), given.view(np.uint32))
 
 
-def test_values_are_taken_as_they_are() -> None:
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_values_are_taken_as_they_are(dtype: type) -> None:
+    """And bfloat16 arrays without a copy."""
     magnitudes = np.abs(VALUES)
-    normal = VALUES[(magnitudes >= MIN_INPUT) & (magnitudes <= MAX_INPUT)]
+    normal = BRAIN[(magnitudes >= MIN_INPUT) & (magnitudes <= MAX_INPUT)]
     assert len(normal) == 2 * (100 * 128 + 1)  # 128 in each octave from 2**-40 to 2**60, of both signs
-    taken, largest = rows.stored_values("k", normal.reshape(-1, 1, 1), "bf16")
-    assert np.array_equal(taken.reshape(-1).view(np.uint32), normal.view(np.uint32)) and largest == MAX_INPUT
+    given = normal.astype(dtype).reshape(-1, 1, 1)
+    taken, largest = rows.stored_values("k", given, "bf16")
+    assert taken.dtype == BRAIN.dtype and largest == MAX_INPUT
+    assert np.array_equal(taken.reshape(-1).view(np.uint16), normal.view(np.uint16))
+    assert np.shares_memory(taken, given) == (dtype is ml_dtypes.bfloat16)
+
+
+def test_tiny_values_are_flushed_and_large_ones_refused() -> None:
+    for value, bits in zip(VALUES, UPPER, strict=True):
+        given = bits.reshape(1, 1, 1).view(ml_dtypes.bfloat16)
+        if np.abs(value) <= MAX_INPUT:
+            taken, largest = rows.stored_values("k", given, "bf16")
+            kept = np.abs(value) >= MIN_INPUT
+            assert taken.view(np.uint16) & 0x7FFF == (bits & 0x7FFF if kept else 0) and (largest == np.abs(value))
+        else:
+            with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: got .*, expected a finite value of at most 2"):
+                rows.stored_values("k", given, "bf16")
 
 
 @pytest.mark.parametrize("lower", [1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])

@@ -450,9 +450,11 @@ def test_kv_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         f"zinc-attn: error: {path}: got shape 4/2/64, expected 32/8/128 of qwen3-8b",
-        f"zinc-attn: error: {path}: k: got dtype float32, a f16 cache takes float16",
+        f"zinc-attn: error: {path}: k: got dtype float32, a f16 cache takes float16; a cache made with round_rows=True "
+        "rounds float32 and bfloat16",
         f"zinc-attn: error: {path}: k[0, 0, 0]: not a bfloat16 value; a bf16 cache takes bfloat16, or "
-        "float32 or float16 values that bfloat16 holds exactly",
+        "float32 or float16 values that bfloat16 holds exactly; a cache made with round_rows=True rounds float32 and "
+        "float16",
         f"zinc-attn: error: dtype: got f16, expected f32 for {path} without a cache",
         f"zinc-attn: error: q_len: got 2, expected 1, the query rows in {path}",
         f"zinc-attn: error: contexts: got 71, expected at most 70, the tokens in {path}",

@@ -91,7 +91,9 @@ class HostSequence:
 class HostShard:
     """The cache of a shard, as far as books go: rows are counted, and stored nowhere."""
 
-    def __init__(self, device: Any, shape: Any, num_layers: int, tokens: int, dtype: str, page_size: int) -> None:
+    def __init__(
+        self, device: Any, shape: Any, num_layers: int, tokens: int, dtype: str, page_size: int, **_: Any
+    ) -> None:
         self.pool, self.num_layers = PagePool(tokens // page_size, page_size), num_layers
 
     def new_sequence(self) -> HostSequence:

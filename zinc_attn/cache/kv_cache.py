@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
-from ..checks import check_array, check_int
+from ..checks import check_array, check_bool, check_int
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
@@ -49,11 +49,12 @@ class KVCache:
 
     dtype: f32, f16, bf16 or q8_0, or the dtype of NumPy or torch (see ``rows`` for what each takes and how q8_0
     quantizes); page_size: tokens, a power of two from 16 on; max_sequences: a limit on live sequences, None for none;
+    round_rows: whether f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them;
     page_order: a permutation of the page ids in which they are handed out. Memory is device memory only, checked
     against the budget before any is taken: DeviceMemoryError, LimitError.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (public; the last ones are keywords with a default)
         self,
         device: Device,
         shape: AttnShape,
@@ -63,10 +64,12 @@ class KVCache:
         page_size: int = 256,
         max_sequences: int | None = None,
         *,
+        round_rows: bool = False,
         page_order: Seq[int] | None = None,
     ) -> None:
         dtype = storage_dtype(dtype)
         self.device, self.shape, self.dtype = device, shape, dtype
+        self.round_rows = check_bool("round_rows", round_rows)
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         if not isinstance(device, Device):
@@ -235,8 +238,8 @@ class KVCache:
             raise ShapeError(f"v: got shape {found[1].shape}, expected k's {found[0].shape}")
         if len(found[0]) == 0:
             raise ShapeError(f"k: got shape {found[0].shape}, expected at least one token")
-        values, largest = rows.stored_values("k", found[0], self.dtype)
-        return values, rows.stored_values("v", found[1], self.dtype)[0], largest
+        keys, largest = rows.stored_values("k", found[0], self.dtype, self.round_rows)
+        return keys, rows.stored_values("v", found[1], self.dtype, self.round_rows)[0], largest
 
     @property
     def row_words(self) -> int:

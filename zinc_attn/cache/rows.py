@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from ..canonical.constants import CHUNK, KEYS_PER_LEAF, MAX_INPUT, MIN_INPUT
@@ -26,63 +25,90 @@ from ..shapes import scale_words, value_words
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
-_F16_INFINITY: Final = np.uint16(0x7C00)
+_FLOAT16: Final = np.dtype(np.float16)
+_FLOAT32: Final = np.dtype(np.float32)
 _F32_MOST: Final = np.float32(MAX_INPUT).view(np.uint32)
 _F32_LEAST: Final = np.float32(MIN_INPUT).view(np.uint32)
-_Q8_MAX: Final = 127.0 * 65504.0  # beyond it the scale is no float16
+# By dtype, as bits: all of a magnitude, the largest one that is taken, and the smallest that is not flushed.
+_BOUNDS: Final[dict[np.dtype[Any], tuple[np.unsignedinteger[Any], ...]]] = {
+    _FLOAT16: (np.uint16(0x7FFF), np.uint16(0x7BFF), np.uint16(0)),  # it has no magnitude that would be flushed
+    BFLOAT16: (np.uint16(0x7FFF), np.uint16(_F32_MOST >> 16), np.uint16(_F32_LEAST >> 16)),
+    _FLOAT32: (np.uint32(0x7FFFFFFF), _F32_MOST, _F32_LEAST),
+}
+_NARROW: Final = {"f16": _FLOAT16, "bf16": BFLOAT16}  # caches that take rows as they are, or round them on request
+_F16_MAX: Final = 65504.0
+_F16_OVERFLOW: Final = 65520.0  # the smallest magnitude that rounds to infinity
+_Q8_MAX: Final = 127.0 * _F16_MAX  # beyond it the scale is no float16
+_ANY: Final = "float32, float16 or bfloat16"
 _TAKES: Final = {
-    "f32": "float32, float16 or bfloat16",
-    "f16": "float16",
-    "bf16": "bfloat16, or float32 or float16 values that bfloat16 holds exactly",
-    "q8_0": "float32, float16 or bfloat16",
+    "f32": _ANY,
+    "f16": "float16; a cache made with round_rows=True rounds float32 and bfloat16",
+    "bf16": "bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with round_rows=True "
+    "rounds float32 and float16",
+    "q8_0": _ANY,
 }
 
 
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
-    """``x`` with tiny float32 values flushed, and its largest magnitude. ValueRangeError names the first bad index.
+    """float32, float16 or bfloat16 ``x`` with tiny values flushed, and its largest magnitude.
 
-    Magnitudes are compared as bits, whose order is that of the numbers, NaN and infinities behind all of them.
+    ValueRangeError names the first bad index. Magnitudes are compared as bits, whose order is that of the numbers, NaN
+    and infinities behind all of them.
     """
     if x.size == 0:
         return x, 0.0
-    if x.dtype == np.float16:
-        top = (x.view(np.uint16) & np.uint16(0x7FFF)).max()
-        largest, bad = float(top.view(np.float16)), top >= _F16_INFINITY
-    else:
-        bits = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
-        top = bits.max()
-        largest, bad = float(top.view(np.float32)), top > _F32_MOST
-    if bad:
+    magnitude, most, least = _BOUNDS[x.dtype]
+    bits = x.view(magnitude.dtype) & magnitude
+    top = bits.max()
+    if top > most:
         at = tuple(np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0])
         where = ", ".join(map(str, at))
         raise ValueRangeError(f"{name}[{where}]: got {float(x[at]):g}, expected a finite value of at most 2**60")
-    if x.dtype != np.float16:
-        bits -= np.uint32(1)  # zeros become the largest number
-        if bits.min() < _F32_LEAST - np.uint32(1) or x.dtype != np.float32:
-            x = as_input(x)
-    return x, largest
+    if least:
+        one = magnitude.dtype.type(1)
+        bits -= one  # zeros become the largest number
+        if bits.min() < least - one:
+            x = as_input(x).astype(x.dtype, copy=False)
+    return x, float(top.view(x.dtype))
 
 
-def stored_values(name: str, x: Any, dtype: str) -> tuple[NDArray[Any], float]:
+def stored_values(name: str, x: Any, dtype: str, round_rows: bool = False) -> tuple[NDArray[Any], float]:
     """``x`` as the values a cache of ``dtype`` takes, checked, and its largest magnitude.
 
-    Nothing is cast down: a float16 cache takes float16, a bfloat16 cache values that bfloat16 holds. q8_0 quantizes, by
-    the rule above. float16 arrays stay float16, all others come back as float32.
+    An f16 cache takes float16, and a bf16 cache values that bfloat16 holds; with ``round_rows`` either rounds float32,
+    float16 and bfloat16 to nearest even. q8_0 quantizes, by the rule above.
+    Returns float16 for f16 and bfloat16 for bf16; for f32 and q8_0 float16 arrays as they are, all others as float32.
     """
     array = check_array(name, x)
-    if array.dtype != np.float16 and (array.dtype != np.float32 or dtype == "f16"):
-        if array.dtype != BFLOAT16 or dtype == "f16":
-            raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {_TAKES[dtype]}")
+    if array.dtype not in _BOUNDS or (dtype == "f16" and array.dtype != _FLOAT16 and not round_rows):
+        takes = _ANY if round_rows else _TAKES[dtype]
+        raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {takes}")
+    narrow = _NARROW.get(dtype)
+    if narrow is None and array.dtype == BFLOAT16:
         array = array.astype(np.float32)
     values, largest = checked_values(name, array)
-    if dtype == "bf16":
-        values = values.astype(np.float32)
-        if np.any(values.view(np.uint32) & np.uint32(0xFFFF)):
-            at = ", ".join(map(str, np.argwhere(values.view(np.uint32) & np.uint32(0xFFFF))[0]))
-            raise ValueRangeError(f"{name}[{at}]: not a bfloat16 value; a bf16 cache takes {_TAKES[dtype]}")
+    if narrow is not None and values.dtype != narrow:
+        values = _narrowed(name, values, largest, narrow, round_rows)
+        largest = float(narrow.type(largest))  # rounding keeps the order of magnitudes
     if dtype == "q8_0" and largest > _Q8_MAX:
         raise ValueRangeError(f"{name}: got a magnitude of {largest:g}, a q8_0 cache takes at most {_Q8_MAX:g}")
     return values, largest
+
+
+def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any], round_rows: bool) -> NDArray[Any]:
+    """Checked values as ``narrow``, rounded to nearest even with ``round_rows``. ValueRangeError names an index."""
+    if narrow == _FLOAT16 and largest >= _F16_OVERFLOW:
+        at = tuple(np.argwhere(np.abs(x.astype(np.float32)) >= _F16_OVERFLOW)[0])
+        where = ", ".join(map(str, at))
+        raise ValueRangeError(
+            f"{name}[{where}]: got {float(x[at]):g}, a f16 cache takes magnitudes of at most "
+            f"{_F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
+        )
+    values = x.astype(narrow)
+    if not round_rows and np.any(different := values.astype(np.float32) != x):
+        where = ", ".join(map(str, np.argwhere(different)[0]))
+        raise ValueRangeError(f"{name}[{where}]: not a bfloat16 value; a bf16 cache takes {_TAKES['bf16']}")
+    return values
 
 
 def quantize_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -103,10 +129,8 @@ def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], dtype: str) -> Non
             out[..., values : values + size] = quants.view(np.uint32)
             halves = out.view(np.float16)
             halves[..., 2 * scales : 2 * scales + steps.shape[-1]] = steps
-        elif dtype == "bf16":  # exact, as these values have no lower half
-            out.view(np.uint16)[..., 2 * values : 2 * (values + size)] = (
-                np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16
-            )
+        elif dtype == "bf16":
+            out.view(np.uint16)[..., 2 * values : 2 * (values + size)] = x.astype(BFLOAT16, copy=False).view(np.uint16)
         elif dtype == "f16":
             out.view(np.float16)[..., 2 * values : 2 * (values + size)] = x
         else:
@@ -135,15 +159,15 @@ def _join(values: Words, scales: Words, head_dim: int, dtype: str) -> F32:
     if dtype == "f16":
         return values.view(np.float16).astype(np.float32)
     if dtype == "bf16":
-        return np.asarray(values.view(bfloat16), np.float32)
+        return np.asarray(values.view(BFLOAT16), np.float32)
     factor = np.ascontiguousarray(scales).view(np.float16)[..., : head_dim // Q8_BLOCK].astype(np.float32)
     return values.view(np.int8).astype(np.float32) * np.repeat(factor, Q8_BLOCK, axis=-1)
 
 
-def stored(k: NDArray[Any], v: NDArray[Any], dtype: str) -> tuple[F32, F32]:
+def stored(k: NDArray[Any], v: NDArray[Any], dtype: str, round_rows: bool = False) -> tuple[F32, F32]:
     """The values a cache of ``dtype`` holds after k and v were appended: what an oracle must be given."""
-    head_dim = k.shape[2]
-    return decode(encode(stored_values("k", k, dtype)[0], stored_values("v", v, dtype)[0], dtype), head_dim, dtype)
+    keys, values = (stored_values(name, x, dtype, round_rows)[0] for name, x in (("k", k), ("v", v)))
+    return decode(encode(keys, values, dtype), k.shape[2], dtype)
 
 
 # --- contiguous K and V ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ..cache.pages import CapacityError
 from ..cache.registry import Registry
 from ..cache.reservation import commit_all
 from ..canonical.constants import KEYS_PER_NODE
-from ..checks import check_float, check_int, shown
+from ..checks import check_bool, check_float, check_int, shown
 from ..errors import ArgumentError, ClosedError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
@@ -74,6 +74,7 @@ class ShardedKVCache:
         dtype: object = "f16",
         page_size: int = 256,
         *,
+        round_rows: bool = False,
         weights: Seq[float] | None = None,
         comm: Any = None,
         timeout_s: float = TIMEOUT_S,
@@ -83,7 +84,7 @@ class ShardedKVCache:
         timeout_s = check_timeout(timeout_s)
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
-        dtype = storage_dtype(dtype)
+        dtype, rounds = storage_dtype(dtype), check_bool("round_rows", round_rows)
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
@@ -93,7 +94,7 @@ class ShardedKVCache:
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
         self.ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
         if self.ranks is not None:
-            setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size}"
+            setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size} round_rows={rounds}"
             shares = self.ranks.agree(setup, shares[0])
         self.allocator = NodeAllocator(shares, deferred=self.ranks is not None)
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)  # the shards of a sequence that fills the cache
@@ -108,7 +109,8 @@ class ShardedKVCache:
             with self.call("ShardedKVCache()") as call:
                 for device, shard in zip(devices, mine, strict=True):
                     tokens = int(self.allocator.capacity[shard]) * KEYS_PER_NODE
-                    self.shards[shard] = self.make_shard(device, shape, num_layers, tokens, dtype, page_size)
+                    arguments = (device, shape, num_layers, tokens, dtype, page_size)
+                    self.shards[shard] = self.make_shard(*arguments, round_rows=rounds)
                 call.exchange()
         except BaseException:
             self.close()

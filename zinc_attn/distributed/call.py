@@ -88,7 +88,7 @@ class Call:
         self.ends.append(end)
         rows = owners = 0
         if cache.ranks is not None:
-            rows = zlib.crc32(np.ascontiguousarray(values).data, zlib.crc32(np.ascontiguousarray(keys).data))
+            rows = zlib.crc32(values.tobytes(), zlib.crc32(keys.tobytes()))
             owners = zlib.crc32(seq.owners.data)
         self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
 

@@ -15,7 +15,7 @@ from . import masks
 from .groups import AttentionOptions
 from .layer import ZincRows
 from .masks import MaskPattern, mask_pattern
-from .tensors import DTYPES, F32, NAME, dense_tensor, host_query, host_rows
+from .tensors import DTYPES, F32, NAME, dense_tensor, host_array
 from .upstream import torch
 
 # Arguments that models hand to every attention function and that do not change the attention.
@@ -124,8 +124,7 @@ def _refuse_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
 
 def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, options: AttentionOptions) -> F32:
     """Upload all keys and values for this one call, and attend them: (batch, q_len, q_heads, head_dim)."""
-    dtype = "f16" if key.dtype == torch.float16 else "f32"
-    q, k, v = host_query(query), host_rows(key, dtype), host_rows(value, dtype)
+    q, k, v = map(host_array, (query, key, value))
     batch, keys, q_len = len(k), k.shape[1], q.shape[1]
     masks.check_window(pattern, options.window, keys)
     arguments = {"scale": options.scale, **options.arguments()}

@@ -15,7 +15,7 @@ from ...errors import ArgumentError, ShapeError, UnsupportedError
 from ...shapes import AttnShape
 from .groups import LayerGroup
 from .masks import Columns, MaskPattern
-from .tensors import F32, host_query, host_rows
+from .tensors import F32, host_array
 
 
 class BatchRows:
@@ -152,8 +152,8 @@ def append_and_attend(
 
     layer: the index in the KVCache; kept: (batch, q_len), False at padding, whose output is 0; None: there is none.
     """
-    q, dtype = host_query(query), attend.cache.dtype
-    k, v = (None, None) if new is None else (host_rows(x, dtype) for x in new)
+    q = host_array(query)
+    k, v = (None, None) if new is None else map(host_array, new)
     if len(q) == 1 and kept is None:
         rows = (None, None) if k is None or v is None else (k[0], v[0])
         out: F32 = attend(q[0], sequences[0], layer, *rows)

@@ -56,7 +56,7 @@ class LayerGroup:
     def allocate(self, device: Device, tokens: int, dtype: str, page_size: int) -> None:
         """Take the device memory, unless it is there already."""
         if self.cache is None:
-            self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size)
+            self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size, round_rows=True)
 
     def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int]) -> tuple[Attention, int]:
         """Return the Attention for a call of model layer ``layer``, and the layer's index in the KVCache.

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_int, shown
+from ...checks import check_array, check_int, shown
 from ...errors import ArgumentError
 from .upstream import torch
 
@@ -25,24 +25,12 @@ def dense_tensor(name: str, x: Any) -> Any:
     return x
 
 
-def host_rows(x: Any, dtype: str) -> NDArray[Any]:
-    """Turn a tensor (batch, heads, n, head_dim) into an array (batch, n, heads, head_dim) that a ``dtype`` cache takes.
+def host_array(x: Any) -> NDArray[Any]:
+    """Turn a tensor (batch, heads, n, head_dim) into an array (batch, n, heads, head_dim) with the same words.
 
-    torch rounds the values of a wider tensor to nearest even. For bf16 the array is float32, of values that bfloat16
-    represents exactly; for q8_0 it is float16 or float32, and the cache quantizes it.
+    bfloat16 becomes ml_dtypes' bfloat16, which the package takes.
     """
-    x = x.detach().to("cpu")
-    if dtype == "f16" or (dtype == "q8_0" and x.dtype == torch.float16):
-        x = x.to(torch.float16)
-    else:
-        x = (x.to(torch.bfloat16) if dtype == "bf16" else x).to(torch.float32)
-    array: NDArray[Any] = x.transpose(1, 2).contiguous().numpy()
-    return array
-
-
-def host_query(x: Any) -> NDArray[Any]:
-    """Turn a query (batch, q_heads, n, head_dim) into an array (batch, n, q_heads, head_dim) of float16 or float32."""
-    return host_rows(x, "f16" if x.dtype == torch.float16 else "f32")
+    return check_array("tensor", x.detach().to("cpu").transpose(1, 2).contiguous())
 
 
 def batch_row_numbers(name: str, numbers: Any) -> list[int]:
