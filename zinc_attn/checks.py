@@ -125,6 +125,30 @@ def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def check_output(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """``value`` as an array to write results to: float32, of ``shape``, C-contiguous and writeable.
+
+    A torch tensor in the CPU's memory is taken, too; the array is a view of it. ShapeError, DTypeError, ArgumentError.
+    """
+    torch, given = sys.modules.get("torch"), value
+    expected = f"expected a C-contiguous float32 array of shape {shape}"
+    if torch is not None and isinstance(given, torch.Tensor):
+        try:
+            value = np.asarray(given)  # a view of its memory, or an error
+        except Exception as error:  # of torch's, or of a subclass: on another device, of bfloat16, requires a gradient
+            raise ArgumentError(f"{name}: got a tensor that NumPy cannot view, {expected}: {error}") from error
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(f"{name}: got {shown(given)}, {expected}")
+    if value.dtype != np.float32:
+        raise DTypeError(f"{name}: got dtype {value.dtype}, {expected}")
+    if value.shape != shape:
+        raise ShapeError(f"{name}: got shape {value.shape}, {expected}")
+    if not value.flags.c_contiguous or not value.flags.writeable:
+        which = "read-only" if value.flags.c_contiguous else "not contiguous"
+        raise ArgumentError(f"{name}: got an array that is {which}, {expected} that can be written to")
+    return value
+
+
 def _readable(value: Any) -> Any:
     """``value``, or the same words as an array that NumPy reads if it is a torch tensor of bfloat16."""
     torch = sys.modules.get("torch")

@@ -177,9 +177,27 @@ def test_several_rows_with_a_causal_limit(any_device: za.Device) -> None:
     for causal in (True, False):
         want_out, want_lse = reference.emulate(q, k, v, causal=causal)
         for options in ({}, {"num_splits": 3}, {"split_size": 512}):
-            out, lse = za.attention(q, k, v, device=any_device, causal=causal, return_lse=True, **options)
+            options |= {"causal": causal, "return_lse": True, "allow_empty": True}
+            out, lse = za.attention(q, k, v, device=any_device, **options)
             assert not differing(out, want_out) and not differing(lse, want_lse)
     assert np.all(want_lse > -np.inf)
+
+
+def test_rows_that_see_no_key_are_refused_unless_asked_for(device: za.Device) -> None:
+    q, k, v = make_inputs(za.AttnShape(4, 2, 64), 3, "f32")
+    for rows, keys, causal, blind in ((5, 3, True, 2), (1, 0, True, 1), (2, 0, False, 2)):
+        many, part = np.repeat(q[None], rows, axis=0), (k[:keys], v[:keys])
+        with pytest.raises(errors.ArgumentError) as caught:
+            za.attention(many, *part, device=device, causal=causal)
+        assert str(caught.value) == (
+            f"q: got {rows} rows for {keys} keys, {blind} of them before the first key, expected at least as many keys "
+            "as rows; append k and v first, or give allow_empty=True, with which such rows have an output of 0"
+        )
+        asked = za.attention(many, *part, device=device, causal=causal, return_lse=True, allow_empty=True)
+        for got, want in zip(asked, reference.emulate(many, *part, causal=causal), strict=True):
+            assert not differing(got, want)
+        assert not asked[0][:blind].view(np.uint32).any() and np.isneginf(asked[1][:blind]).all()
+    za.attention(np.repeat(q[None], 5, axis=0), k, v, device=device, causal=False)  # every row sees all three
 
 
 def test_a_row_of_several_has_the_bits_of_decode(device: za.Device) -> None:

@@ -274,7 +274,7 @@ class Machine(RuleBasedStateMachine):
             q = self.queries(count if q_len == 5 else q_len)
 
             def call(layer: int = layer, q: Any = q, k: Any = k, v: Any = v) -> Any:
-                return called(q, model.sequence, layer, k=k, v=v, return_lse=True)
+                return called(q, model.sequence, layer, k=k, v=v, return_lse=True, allow_empty=True)
 
             found = self.grow("step", [model], layer, count, call, [stored], fault)
             if found is not None:
@@ -292,7 +292,8 @@ class Machine(RuleBasedStateMachine):
 
         def call() -> Any:
             seqs = [model.sequence for model in models]
-            return called(q, seqs, layer, k=[k for k, _, _ in new], v=[v for _, v, _ in new], return_lse=True)
+            k, v = ([rows[i] for rows in new] for i in (0, 1))
+            return called(q, seqs, layer, k=k, v=v, return_lse=True, allow_empty=True)
 
         found = self.grow("batch", models, layer, n, call, [stored for _, _, stored in new], fault)
         if found is not None:
@@ -305,9 +306,19 @@ class Machine(RuleBasedStateMachine):
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[pick % 3 :] or [self.model(world, 0)]
         q, seqs = [self.queries(q_len) for _ in models], [model.sequence for model in models]
+        blind, allowed = any(q_len > model.lengths[layer] for model in models), bool(pick % 2)
+        outs = [np.full(one.shape, 7, np.float32) for one in q] if attn % 2 else None
+
+        def call() -> Any:
+            return called(q, seqs, layer, return_lse=True, out=outs, allow_empty=allowed)
+
         try:
-            found = self.attempt("attend", lambda: called(q, seqs, layer, return_lse=True), fault)
+            found = self.attempt("attend", call, fault, errors.ArgumentError)
         except Cut:
+            return
+        assert isinstance(found, errors.ArgumentError) == (blind and not allowed)
+        if isinstance(found, errors.ArgumentError):
+            assert all(np.all(out == 7) for out in outs or [])
             return
         for out, lse, one, model in zip(*found, q, models, strict=True):
             self.check(out, lse, one, model, layer, option)

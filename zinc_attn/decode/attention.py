@@ -10,6 +10,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
 from ..canonical.partial import PartialState
@@ -19,10 +22,11 @@ from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_r
 from ..runtime.protocol import HostSequences
 from .host_sequence import RecordedAttention
 from .partial import NodeRange, attend_nodes
-from .requests import CallRequest, Columns, check_columns, check_requests, hold_places, shaped_like
+from .requests import CallRequest, Columns, check_columns, check_requests, check_seen, hold_places, shaped_like
 from .runner import CallRunner, Observer
 from .scoring import LayerScorings, check_scale, check_softcap
 
+F32 = NDArray[np.float32]
 T = TypeVar("T")
 
 
@@ -128,7 +132,7 @@ class Attention:
             self._runner.cascade = cascade
             self._runner.forget_layouts()
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
         self,
         q: Any,
         seq: Sequence | Seq[Sequence],
@@ -137,6 +141,9 @@ class Attention:
         v: Any = None,
         *,
         return_lse: bool = False,
+        out: Any = None,
+        lse: Any = None,
+        allow_empty: bool = False,
     ) -> Any:
         """Append k, v to ``seq``, then attend; without k and v, attend only.
 
@@ -144,15 +151,27 @@ class Attention:
         head_dim), or (kv_heads, head_dim) for one token, as the cache's dtype takes them. Row i of q_len sees keys up
         to position tokens - q_len + i. Returns out like q, float32; with return_lse (out, lse), lse like q without
         head_dim.
-        A batch: ``seq`` a list, and q, k, v lists of arrays, one per sequence, lengths may differ; returns lists.
-        Each output has the bits of the sequence attended alone. A failed call leaves the cache as it was.
+        A batch: ``seq`` a list, and q, k, v, out, lse lists of arrays, one per sequence, lengths may differ; returns
+        lists. Each output has the bits of the sequence attended alone.
+        out, lse: C-contiguous float32 arrays, or torch tensors on the CPU, of the results' shapes, which are written
+        in place of new ones and returned; they may be q's memory, but not each other's. allow_empty: rows that see no
+        key are no error, and have output 0 and lse -inf, or the sinks' lse.
+        A failed call leaves the cache, out and lse as they were; one that is interrupted may have written to out, lse.
         """
-        return_lse = check_bool("return_lse", return_lse)
-        columns = check_columns(seq, q, k, v)
+        return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
+        columns = check_columns(seq, q, k, v, out, lse)
+
+        def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
+            for request in requests:
+                check_seen(len(request.q), request.tokens, allow_empty)
+            return self._runner.attend(requests, layer)
+
         with self.cache.lock:
-            outs, lses = self._run(columns, layer, self._runner.attend)
-        outs = [shaped_like(one, out) for one, out in zip(columns.q, outs, strict=True)]
-        lses = [shaped_like(one, lse) for one, lse in zip(columns.q, lses, strict=True)]
+            found = self._run(columns, layer, attend)
+        outs, lses = (
+            list(map(shaped_like, columns.q, results)) if given is None else list(given)
+            for given, results in zip((columns.out, columns.lse), found, strict=True)
+        )
         if isinstance(seq, Sequence):
             return (outs[0], lses[0]) if return_lse else outs[0]
         return (outs, lses) if return_lse else outs
@@ -201,13 +220,21 @@ class Attention:
         return found
 
     def record(
-        self, sequence: Any, q: Any, seq: Sequence, layer: int, rows: Any = None, *, max_tokens: int | None = None
+        self,
+        sequence: Any,
+        q: Any,
+        seq: Sequence,
+        layer: int,
+        rows: Any = None,
+        *,
+        max_tokens: int | None = None,
+        allow_empty: bool = False,
     ) -> RecordedAttention:
         """Record this call's operations behind what a host's kp.Sequence already holds; nothing is evaluated.
 
         q: the host's kp tensor of float32 (q_len, q_heads, head_dim); rows: None to attend only, or its tensor of the
         new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV head, K then V);
-        max_tokens: the longest context the recording serves, None for the cache's capacity.
+        max_tokens: the longest context that the recording serves, None for all that fit; allow_empty as in a call.
         The host orders its own writes of q and rows: uploaded by OpTensorSyncDevice, or written by a dispatch and then
         named in an OpTensorSyncLocal. Checks of their values are the host's. It runs the sequence inside
         ``with call.step():`` and must not use ``seq`` or the cache's tensors while it runs.
@@ -219,7 +246,8 @@ class Attention:
             made_by_kp = type(given).__module__.split(".")[0] == "kp" and type(given).__name__ == kind
             if not made_by_kp and not (name == "rows" and given is None):
                 raise ArgumentError(f"{name}: got {shown(given)}, expected a kp.{kind}")
+        allow_empty = check_bool("allow_empty", allow_empty)
         with self.cache.lock:
             layer = self.cache.check_layer(layer)
             self.cache.check_sequence(seq)
-            return RecordedAttention(self._runner, sequence, q, seq, layer, rows, max_tokens)
+            return RecordedAttention(self._runner, sequence, q, seq, layer, rows, max_tokens, allow_empty)

@@ -23,6 +23,7 @@ from ..planning.call import (
 from ..planning.sizes import power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_splits
 from ..runtime.protocol import HostSequences, Use
+from .requests import check_seen
 from .runner import CallRunner
 from .workspace import Tensors, TensorWords, Workspace
 
@@ -43,14 +44,15 @@ class RecordedAttention:
         layer: int,
         rows: Any,
         max_tokens: int | None,
+        allow_empty: bool,
     ) -> None:
         cache, runtime = runner.cache, runner.cache.device.runtime
         assert isinstance(runtime, HostSequences)
-        self.runner, self.seq, self.layer = runner, seq, layer
+        self.runner, self.seq, self.layer, self.allow_empty = runner, seq, layer, allow_empty
         self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.head_dim)
         self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.row_words)
-        most = cache.capacity if max_tokens is None else max_tokens
-        self.max_tokens = check_int("max_tokens", most, 1, cache.capacity)
+        most = cache.pool.capacity  # whole pages: a sequence can have more tokens than the cache's capacity
+        self.max_tokens = check_int("max_tokens", most if max_tokens is None else max_tokens, 1, most)
         self.window = runner.scorings.of(layer).window
         key = self._key()
         words, owned = TensorWords.of(key, cache), []
@@ -126,7 +128,8 @@ class RecordedAttention:
                     held.rollback()
 
     def _check(self, count: int) -> None:
-        """LimitError beyond max_tokens; StepError where it appends another number of rows than ``count``."""
+        """LimitError beyond max_tokens; StepError where it appends another number of rows than ``count``; ArgumentError
+        where a query row sees no key."""
         length = self.seq.pages.length(self.layer)
         tokens = length + self.count
         if tokens > self.max_tokens:
@@ -136,6 +139,7 @@ class RecordedAttention:
                 f"layer {self.layer}: got {self.count} tokens at length {length}, expected {count}, as many as the "
                 "step's other layers append"
             )
+        check_seen(self.q_len, tokens, self.allow_empty)
 
     def _begin(self, held: Reservation | None) -> None:
         """Fill the work words for the rows that ``held`` has places for."""

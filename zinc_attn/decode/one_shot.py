@@ -19,7 +19,9 @@ from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
 from ..shapes import AttnShape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
+from .requests import check_seen
 from .scoring import Scoring, check_scale, check_score_bound, check_sinks, check_softcap
+from .targets import check_targets
 
 F32 = NDArray[np.float32]
 
@@ -76,6 +78,9 @@ def attention(
     window: int | None = ...,
     softcap: float | None = ...,
     sinks: Any = ...,
+    out: Any = ...,
+    lse: Any = ...,
+    allow_empty: bool = ...,
 ) -> F32: ...
 @overload
 def attention(
@@ -92,6 +97,9 @@ def attention(
     window: int | None = ...,
     softcap: float | None = ...,
     sinks: Any = ...,
+    out: Any = ...,
+    lse: Any = ...,
+    allow_empty: bool = ...,
 ) -> tuple[F32, F32]: ...
 
 
@@ -109,6 +117,9 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     window: int | None = None,
     softcap: float | None = None,
     sinks: Any = None,
+    out: Any = None,
+    lse: Any = None,
+    allow_empty: bool = False,
 ) -> F32 | tuple[F32, F32]:
     """Softmax attention of decode rows on a Vulkan device.
 
@@ -118,13 +129,17 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1). softcap: scores
     become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins the softmax
     without a value (GPT-OSS); lse includes it.
+    out, lse, allow_empty: as in a call of ``Attention``.
     Returns out (q's shape, float32), and with return_lse also lse (q's shape without head_dim, float32, natural log).
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
     """
     rows, ka, va, shape = check_arrays(q, k, v)
     causal, return_lse = check_bool("causal", causal), check_bool("return_lse", return_lse)
+    check_seen(len(rows), len(ka), check_bool("allow_empty", allow_empty), causal)
     one_row = np.ndim(q) == 2
+    wanted = (None if x is None else [x] for x in (out, lse))
+    (target,) = check_targets([rows.shape[int(one_row) :]], *wanted)
     factor = check_scale(scale, shape.head_dim)
     scoring = Scoring(factor, check_window(window), check_softcap(softcap), check_sinks(sinks, shape.q_heads))
     checked_q, q_max = checked_values("q", rows[0] if one_row else rows)  # indices as the caller counts them
@@ -151,7 +166,9 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     ):
         call.write_q(checked_q)
         call.run()
-        out, lse = call.result()
-    if one_row:
-        out, lse = out[0], lse[0]
+        found_out, found_lse = call.result(copy=out is None)
+        target.write(found_out, found_lse)
+        if one_row:
+            found_out, found_lse = found_out[0], found_lse[0]
+        out, lse = found_out if out is None else out, found_lse.copy() if lse is None else lse
     return (out, lse) if return_lse else out

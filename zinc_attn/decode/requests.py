@@ -19,6 +19,7 @@ from ..limits import MAX_CONTEXT
 from ..planning.call import Request
 from ..planning.items import Visible
 from .scoring import check_score_bound
+from .targets import NEW_ARRAYS, Target, check_targets
 
 
 @dataclass(eq=False, slots=True)
@@ -27,7 +28,7 @@ class CallRequest:
 
     q: (q_len, q_heads, head_dim) checked values; new: k and v of the new rows, (n, kv_heads, head_dim) stored values,
     or None; tokens: of the sequence's layer, the new rows included; reservation: the places of the new rows; visible:
-    see ``planning.call.Request``.
+    see ``planning.call.Request``; target: where the results go.
     """
 
     sequence: Sequence
@@ -36,6 +37,7 @@ class CallRequest:
     tokens: int = 0
     reservation: Reservation | None = None
     visible: Visible | None = None
+    target: Target = NEW_ARRAYS
 
     @property
     def new_rows(self) -> int:
@@ -57,36 +59,38 @@ class Checked:
 
 
 class Columns(NamedTuple):
-    """A call's arguments with an entry per sequence; k and v are None where nothing is appended."""
+    """A call's arguments with an entry per sequence; None for those that are not given."""
 
     sequences: list[Any]
     q: Seq[Any]
     k: Seq[Any] | None
     v: Seq[Any] | None
+    out: Seq[Any] | None
+    lse: Seq[Any] | None
 
 
-def check_columns(seq: Any, q: Any, k: Any, v: Any) -> Columns:
+def check_columns(seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None) -> Columns:
     """The arguments of a call of one sequence or of a batch."""
     batch = not isinstance(seq, Sequence)
     if batch and not isinstance(seq, (list, tuple)):
         raise ArgumentError(f"seq: got {type(seq).__name__}, expected a Sequence or a list of them")
     if not batch:
-        q, k, v = [q], None if k is None else [k], None if v is None else [v]
+        q, (k, v, out, lse) = [q], (None if x is None else [x] for x in (k, v, out, lse))
     sequences = list(seq) if batch else [seq]
-    for name, column in (("q", q), ("k", k), ("v", v)):
+    for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
         if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
             raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
     if q is None:
         raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
     if (k is None) != (v is None):
         raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
-    return Columns(sequences, q, k, v)
+    return Columns(sequences, q, k, v, out, lse)
 
 
 def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
     """The requests of a call. Typed refusals name the argument."""
     requests, q_max, k_max = [], 0.0, 0.0
-    sequences, q, k, v = columns
+    sequences, q, k, v, out, lse = columns
     for i, sequence in enumerate(sequences):
         cache.check_sequence(sequence)
         if k is not None and sequence in sequences[:i]:
@@ -102,7 +106,21 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
             k_max = max(k_max, largest)
         requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
     check_score_bound(q_max, max(k_max, cache.max_k), cache.shape.head_dim, scale)
+    if out is not None or lse is not None:
+        shapes = [request.q.shape[3 - np.ndim(x) :] for request, x in zip(requests, q, strict=True)]
+        for request, target in zip(requests, check_targets(shapes, out, lse), strict=True):
+            request.target = target
     return Checked(requests, k_max)
+
+
+def check_seen(q_len: int, keys: int, allow_empty: bool, causal: bool = True) -> None:
+    """Refuse query rows that see no key, unless they are allowed. keys: of the sequence, the new ones included."""
+    blind = max(q_len - keys, 0) if causal else 0 if keys else q_len
+    if blind and not allow_empty:
+        raise ArgumentError(
+            f"q: got {q_len} rows for {keys} keys, {blind} of them before the first key, expected at least as many "
+            "keys as rows; append k and v first, or give allow_empty=True, with which such rows have an output of 0"
+        )
 
 
 def hold_places(cache: KVCache, request: CallRequest, layer: int) -> Reservation | None:

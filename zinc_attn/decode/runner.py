@@ -126,7 +126,7 @@ class CallRunner:
         held = self._held(steady)
         if held is not None:
             last, workspace = held.submission, self._replay(held, requests, layer, scoring)
-            return lambda: results.taken(last, *workspace.results(last.query_rows))
+            return lambda: results.delivered(last, workspace)
         options = CallOptions(self.layout, scoring.window, self.cascade, self.scorings.number[layer])
         plan = plan_call([request.planned() for request in requests], options, self.facts)
         if plan.upload_first:
@@ -135,9 +135,9 @@ class CallRunner:
         *earlier, last = plan.submissions
         for submission in earlier:
             workspace = self.submit(submission, requests, layer)
-            results.taken(submission, *workspace.results(submission.query_rows))
+            results.take(submission, *workspace.results(submission.query_rows, copy=True))
         workspace = self.submit(last, requests, layer, None if earlier else steady)
-        return lambda: results.taken(last, *workspace.results(last.query_rows))
+        return lambda: results.delivered(last, workspace)
 
     def append(self, request: CallRequest, layer: int) -> None:
         """Append the new rows of a request in submissions of their own."""
@@ -239,15 +239,20 @@ class CallRunner:
 
 
 class _Results:
-    """The rows of every request, gathered from submissions in any order."""
+    """The rows of every request, gathered from submissions in any order.
+
+    delivers: whether all of them are written to arrays of the caller's, so that the rows of the last submission can be
+    taken where they lie.
+    """
 
     def __init__(self, requests: list[CallRequest]) -> None:
+        self.delivers = all(request.target.out is not None for request in requests)
         self.out: list[F32] = [np.empty(0, np.float32)] * len(requests)
         self.lse: list[F32] = [np.empty(0, np.float32)] * len(requests)
         self._requests = requests
 
-    def taken(self, submission: Submission, out: F32, lse: F32) -> tuple[list[F32], list[F32]]:
-        """The results with the rows of a submission's slices, one behind the other in out and lse."""
+    def take(self, submission: Submission, out: F32, lse: F32) -> None:
+        """The rows of a submission's slices, one behind the other."""
         at = 0
         for one in submission.slices:
             n, rows = one.end - one.begin, len(self._requests[one.request].q)
@@ -260,4 +265,12 @@ class _Results:
                 self.out[one.request][one.begin : one.end] = out[at : at + n]
                 self.lse[one.request][one.begin : one.end] = lse[at : at + n]
             at += n
+
+    def delivered(self, last: Submission, workspace: Workspace) -> tuple[list[F32], list[F32]]:
+        """The results, with those of the last submission, in the caller's arrays where there are some."""
+        self.take(last, *workspace.results(last.query_rows, copy=not self.delivers))
+        for request, out, lse in zip(self._requests, self.out, self.lse, strict=True):
+            request.target.write(out, lse)
+        if self.delivers:  # what lies in the device's memory is not handed out
+            return [], [lse.copy() for lse in self.lse]
         return self.out, self.lse

@@ -252,10 +252,14 @@ class Workspace:
 
     # --- results ------------------------------------------------------------------------------------------
 
-    def results(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """out (rows, q_heads, head_dim) and lse (rows, q_heads) of the last submission."""
+    def results(self, rows: int, copy: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """out (rows, q_heads, head_dim) and lse (rows, q_heads) of the last submission.
+
+        Without ``copy`` they are valid until the next submission.
+        """
+        runtime = self.cache.device.runtime
         heads, dim, room = self.cache.shape.q_heads, self.cache.shape.head_dim, self.key.rows
-        words = self.cache.device.runtime.read(self.tensors.out).view(np.float32)
+        words = (runtime.read if copy else runtime.peek)(self.tensors.out).view(np.float32)
         size = room * heads * dim
         out = words[:size].reshape(room, heads, dim)
         return out[:rows], words[size : size + room * heads].reshape(room, heads)[:rows]

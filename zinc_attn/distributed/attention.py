@@ -17,6 +17,8 @@ from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
 from ..checks import check_bool
 from ..decode.attention import Attention
+from ..decode.requests import check_seen
+from ..decode.targets import check_targets
 from ..errors import ArgumentError
 from .cache import ShardedKVCache
 from .call import Call
@@ -65,7 +67,7 @@ class ShardedAttention:
         cache.users.purge()
         cache.users.add(self)
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
         self,
         q: Any,
         seq: ShardedSequence | Seq[ShardedSequence],
@@ -74,32 +76,48 @@ class ShardedAttention:
         v: Any = None,
         *,
         return_lse: bool = False,
+        out: Any = None,
+        lse: Any = None,
+        allow_empty: bool = False,
     ) -> Any:
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
-        For a batch, ``seq`` is a list, and q, k, v are lists of arrays, one per sequence, whose lengths may differ; the
-        results are lists, too. The partial states of all sequences travel in one exchange. A failed call leaves the
-        cache as it was.
+        For a batch, ``seq`` is a list, and q, k, v, out and lse are lists of arrays, one per sequence, whose lengths
+        may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A failed
+        call leaves the cache, out and lse as they were.
         """
         batch, return_lse = isinstance(seq, (list, tuple)), check_bool("return_lse", return_lse)
+        allow_empty = check_bool("allow_empty", allow_empty)
         with self.cache.call("attend") as call:
             sequences: Seq[Any] = seq if isinstance(seq, (list, tuple)) else [seq]
-            columns: list[Any] = [q, k, v] if batch else [[q], None if k is None else [k], None if v is None else [v]]
-            for name, column in zip("qkv", columns, strict=True):
+            columns: list[Any] = [q, k, v, out, lse]
+            if not batch:
+                columns = [[q], *(None if x is None else [x] for x in columns[1:])]
+            for name, column in zip(("q", "k", "v", "out", "lse"), columns, strict=True):
                 if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
                     raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
             if (k is None) != (v is None):
                 raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
             call.append(sequences, layer, columns[1], columns[2])
-            found = self._attend(call, columns[0], sequences)
-        outs = [out.reshape(np.shape(x)) for (out, _), x in zip(found, columns[0], strict=True)]
-        lses = [lse.reshape(np.shape(x)[:-1]) for (_, lse), x in zip(found, columns[0], strict=True)]
+            parts = self._attend(call, columns[0], sequences, allow_empty)
+            shapes = [np.shape(x) for x in columns[0]]
+            targets = check_targets(shapes, columns[3], columns[4])
+            folded = [self.fold(one) for one in self._exchanged(call, parts)]
+            for target, found in zip(targets, folded, strict=True):
+                target.write(*found)
+        outs, lses = columns[3], columns[4]
+        if outs is None:
+            outs = [found.reshape(shape) for (found, _), shape in zip(folded, shapes, strict=True)]
+        if lses is None:
+            lses = [found.reshape(shape[:-1]) for (_, found), shape in zip(folded, shapes, strict=True)]
         if not batch:
             return (outs[0], lses[0]) if return_lse else outs[0]
         return (outs, lses) if return_lse else outs
 
-    def _attend(self, call: Call, q: Seq[Any], sequences: Seq[ShardedSequence]) -> list[tuple[F32, F32]]:
-        """Attend on every shard, exchange the partial states, and return out and lse of each sequence."""
+    def _attend(
+        self, call: Call, q: Seq[Any], sequences: Seq[ShardedSequence], allow_empty: bool
+    ) -> list[list[PartialState]]:
+        """Attend on every local shard, and return the partial states of each shard, one per sequence."""
         batch = list(zip(q, sequences, call.pieces, call.ends, strict=True))
 
         def attend(shard: int) -> list[PartialState]:
@@ -110,12 +128,18 @@ class ShardedAttention:
             ]
 
         parts = list(call.run_on_shards(attend).values())
+        for state, end in zip(parts[0], call.ends, strict=True):
+            check_seen(len(state.o), end, allow_empty)
+        return parts
+
+    def _exchanged(self, call: Call, parts: list[list[PartialState]]) -> list[tuple[PartialState, ...]]:
+        """The partial states of each sequence from the shards of every rank."""
         if self.cache.ranks is not None:
-            states = parts[0]
+            (states,) = parts
             call.sequences = [one._replace(query=state.call) for one, state in zip(call.sequences, states, strict=True)]
             self.sent_bytes += sum(state.nbytes for state in states)
-            parts = [unpack_states(data, len(batch)) for data in call.exchange(pack_states(states))]
-        return [self.fold([states[i] for states in parts]) for i in range(len(batch))]
+            parts = [unpack_states(data, len(states)) for data in call.exchange(pack_states(states))]
+        return list(zip(*parts, strict=True))
 
     def close(self) -> None:
         """Free the command buffers and tensors, as ShardedKVCache.close does. A later call makes them anew."""

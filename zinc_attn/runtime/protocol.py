@@ -109,6 +109,9 @@ class Runtime(Protocol):
     def read(self, buffer: Buffer) -> Words:
         """The words of an OUTPUT buffer as the last finished submission left them (a copy)."""
 
+    def peek(self, buffer: Buffer) -> Words:
+        """The same words where they lie, without a copy: valid until the next ``run`` or ``write``, or a close."""
+
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> Kernel:
         """A pipeline; ``spec`` gives decl.spec's uint32 values in order. Compiles here or at the first run."""
 

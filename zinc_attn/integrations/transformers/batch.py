@@ -154,15 +154,14 @@ def append_and_attend(
     """
     q = host_array(query)
     k, v = (None, None) if new is None else map(host_array, new)
-    if len(q) == 1 and kept is None:
-        rows = (None, None) if k is None or v is None else (k[0], v[0])
-        out: F32 = attend(q[0], sequences[0], layer, *rows)
-        return out[None]
     found = np.zeros(q.shape, np.float32)
-    tokens = np.ones(q.shape[:2], np.bool_) if kept is None else kept
-    live = [i for i, columns in enumerate(tokens) if columns.any()]
-    ks, vs = (None if x is None else [x[i][tokens[i]] for i in live] for x in (k, v))
-    outs = attend([q[i][tokens[i]] for i in live], [sequences[i] for i in live], layer, ks, vs)
+    if kept is None:
+        ks, vs = (None if x is None else list(x) for x in (k, v))
+        attend(list(q), sequences, layer, ks, vs, out=list(found))
+        return found
+    live = [i for i, columns in enumerate(kept) if columns.any()]
+    ks, vs = (None if x is None else [x[i][kept[i]] for i in live] for x in (k, v))
+    outs = attend([q[i][kept[i]] for i in live], [sequences[i] for i in live], layer, ks, vs)
     for i, one in zip(live, outs, strict=True):
-        found[i, tokens[i]] = one
+        found[i, kept[i]] = one
     return found

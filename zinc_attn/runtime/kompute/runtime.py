@@ -203,10 +203,19 @@ class KomputeRuntime:
     def read(self, buffer: Buffer) -> Words:
         """See Runtime.read."""
         with self._usable():
-            assert isinstance(buffer, KomputeBuffer)
-            if buffer.closed or buffer.view is None:
-                raise ClosedError(f"read: got a {buffer.use.value} buffer without host memory, expected an open one")
-            return buffer.view.copy()
+            return self._staged(buffer).copy()
+
+    def peek(self, buffer: Buffer) -> Words:
+        """See Runtime.peek."""
+        with self._usable():
+            return self._staged(buffer)
+
+    @staticmethod
+    def _staged(buffer: Buffer) -> Words:
+        assert isinstance(buffer, KomputeBuffer)
+        if buffer.closed or buffer.view is None:
+            raise ClosedError(f"read: got a {buffer.use.value} buffer without host memory, expected an open one")
+        return buffer.view
 
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> KomputeKernel:
         """See Runtime.kernel."""

@@ -186,10 +186,18 @@ class VulkanRuntime:
     @_entered
     def read(self, buffer: object) -> Words:
         """A copy of an OUTPUT buffer's words, (nbytes / 4,) uint32."""
+        return self._mapped(buffer).copy()
+
+    @_entered
+    def peek(self, buffer: object) -> Words:
+        """An OUTPUT buffer's words in its mapped memory, (nbytes / 4,) uint32; see Runtime.peek."""
+        return self._mapped(buffer)
+
+    def _mapped(self, buffer: object) -> Words:
         source = self._own_buffer(buffer)
         if source.use is not Use.OUTPUT or source.view is None:
             raise ArgumentError(f"buffer: got a {source.use.value} buffer, expected an output buffer")
-        return source.view.copy()
+        return source.view
 
     def _own_buffer(self, buffer: object, name: str = "buffer") -> VulkanBuffer:
         if not isinstance(buffer, VulkanBuffer) or buffer.runtime is not self:

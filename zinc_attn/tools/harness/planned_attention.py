@@ -42,8 +42,8 @@ class PlannedAttention(Attention):
 
     def output(self, q: F32, seq: Sequence, k: Any = None, v: Any = None) -> Output:
         """The output of a call on one sequence."""
-        return Output(*self(q, seq, 0, k, v, return_lse=True))
+        return Output(*self(q, seq, 0, k, v, return_lse=True, allow_empty=True))
 
     def outputs(self, queries: list[F32], seqs: list[Sequence]) -> list[Output]:
         """The outputs of a call on a batch, one per sequence."""
-        return list(map(Output, *self(queries, seqs, 0, return_lse=True)))
+        return list(map(Output, *self(queries, seqs, 0, return_lse=True, allow_empty=True)))
