@@ -256,7 +256,7 @@ def tell(device: za.Device, page_size: int, dtype: str, path: Any, ways: Any = W
             rng = np.random.default_rng(page_size)
             tell_it(Way(told, caches[0], attn, rng, label, path, caches[1]))
             assert told.seen == set(told.want), label
-            assert caches[0].free_tokens == caches[0].capacity and not caches[0].sequences, label
+            assert caches[0].pool.used_pages == 0 and not caches[0].sequences, label
     finally:
         for cache in caches:
             cache.close()
@@ -383,7 +383,9 @@ def test_rows_of_a_chunk_have_the_bits_of_decode(device: za.Device) -> None:
     for at in range(150):
         same(attn(q[at], one, 0, k=k[at], v=v[at], return_lse=True), (out[at], lse[at]), at)
     same((out, lse), reference.emulate(q, k, v), "the chunk")
-    more = attn(q[-1:].repeat(200, axis=0), many, 0, return_lse=True)  # more rows than tokens: some see no key
+    more = attn(
+        q[-1:].repeat(200, axis=0), many, 0, return_lse=True, allow_empty=True
+    )  # more rows than tokens: some see no key
     same(more, reference.emulate(q[-1:].repeat(200, axis=0), k, v), "rows before the first key")
     assert np.isneginf(more[1][:50]).all() and not more[0][:50].any()
     cache.close()
@@ -395,7 +397,7 @@ def test_an_empty_sequence_has_output_0_and_lse_minus_infinity(device: za.Device
     for layout in ({}, {"num_splits": 3}):
         for n in (1, 3):
             out, lse = za.Attention(cache, **layout)(
-                np.ones((n, 4, 64), np.float32), cache.new_sequence(), 0, return_lse=True
+                np.ones((n, 4, 64), np.float32), cache.new_sequence(), 0, return_lse=True, allow_empty=True
             )
             assert not out.view(np.uint32).any() and np.isneginf(lse).all()
     assert za.Attention(cache)([], [], 0) == []
@@ -536,8 +538,8 @@ def test_layers_in_several_buffers_have_the_same_bits(device: za.Device, monkeyp
 @pytest.mark.both_dispatchers
 def test_what_the_cache_says_of_its_memory(device: za.Device) -> None:
     cache = za.KVCache(device, SMALL, 3, 100, "f16", 16)
-    assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (112, 112, 3 * 2 * 2 * 64 * 2)
-    assert cache.nbytes == cache.capacity * cache.bytes_per_token
+    assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (100, 112, 3 * 2 * 2 * 64 * 2)
+    assert cache.nbytes == 112 * cache.bytes_per_token
     assert {layer.number for layer in cache.layers} == {0}
     assert sum(s.k.nbytes + s.v.nbytes for s in cache.layers[0].slices) == cache.nbytes
     seq = cache.new_sequence()
@@ -600,7 +602,7 @@ class Scene:
     """A float16 cache of 7 pages of 16: ``seq`` has 20 tokens, ``ahead`` has 3 in layer 0 and 2 in layer 1."""
 
     def __init__(self, device: za.Device) -> None:
-        self.cache = za.KVCache(device, SMALL, 2, 112, "f16", 16, max_sequences=3)
+        self.cache = za.KVCache(device, SMALL, 2, 100, "f16", 16, max_sequences=3)
         self.other = za.KVCache(device, SMALL, 2, 16, "f16", 16)
         self.attn = za.Attention(self.cache)
         self.seq, self.ahead = self.cache.new_sequence(), self.cache.new_sequence()
@@ -628,14 +630,14 @@ BAD: list[tuple[Callable[[Scene], Any], type[Exception], str]] = [
     (
         lambda s: s.cache.append(s.seq, 0, k_(81), k_(81)),
         CapacityError,
-        "count: got 81 tokens at length 20, expected at most 76: 4 of 7 pages of 16 tokens are free (capacity 112 "
-        "tokens); truncate() or free() a sequence, or make a larger cache",
+        "k: got 81 tokens at length 20, expected at most 76: 4 of 7 pages of 16 tokens are free (capacity = 100, in "
+        "whole pages); truncate() or free() a sequence, or make the cache with a larger capacity",
     ),
     (
         lambda s: s.attn(q_(), s.seq, 0, k=k_(77), v=k_(77)),
         CapacityError,
-        "count: got 77 tokens at length 20, expected at most 76: 4 of 7 pages of 16 tokens are free (capacity 112 "
-        "tokens); truncate() or free() a sequence, or make a larger cache",
+        "k: got 77 tokens at length 20, expected at most 76: 4 of 7 pages of 16 tokens are free (capacity = 100, in "
+        "whole pages); truncate() or free() a sequence, or make the cache with a larger capacity",
     ),
     (
         lambda s: s.attn([q_(), q_()], [s.seq, s.seq], 0, k=[k_(), k_()], v=[k_(), k_()]),
@@ -720,7 +722,31 @@ BAD: list[tuple[Callable[[Scene], Any], type[Exception], str]] = [
     (
         lambda s: s.cache.append(s.seq, 0, k_(), k_(dtype=np.float32)),
         errors.DTypeError,
-        "v: got dtype float32, a f16 cache takes float16",
+        "v: got dtype float32, a f16 cache takes float16; a cache made with round_rows=True rounds float32 and "
+        "bfloat16",
+    ),
+    (
+        lambda s: s.attn(q_(21), s.seq, 0),
+        errors.ArgumentError,
+        "q: got 21 rows for 20 keys, 1 of them before the first key, expected at least as many keys as rows; append k "
+        "and v first, or give allow_empty=True, with which such rows have an output of 0",
+    ),
+    (
+        lambda s: s.attn([q_(), q_(30)], [s.ahead, s.seq], 0, k=[k_(), k_()], v=[k_(), k_()]),
+        StepError,
+        "layer 0: got 1 tokens at length 3, expected none yet, layer 1 has length 2; append 1 to every layer that is "
+        "behind first, or truncate(2)",
+    ),
+    (
+        lambda s: s.attn(q_(30), s.seq, 0, k=k_(2), v=k_(2)),
+        errors.ArgumentError,
+        "q: got 30 rows for 22 keys, 8 of them before the first key, expected at least as many keys as rows; append k "
+        "and v first, or give allow_empty=True, with which such rows have an output of 0",
+    ),
+    (
+        lambda s: s.attn(q_(), s.seq, 0, allow_empty=1),
+        errors.ArgumentError,
+        "allow_empty: got 1, expected True or False",
     ),
     (
         lambda s: s.cache.append(s.ahead, 0, k_(), k_()),
@@ -855,10 +881,10 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
     tokens = min(limit // (64 * 2) // 16 * 16 + 16, 1 << 24)
     if tokens * 64 * 2 > limit:
         with pytest.raises(errors.LimitError) as caught:
-            za.KVCache(device, SMALL, 2, tokens, "f16", 16)
+            za.KVCache(device, SMALL, 2, tokens - 1, "f16", 16)  # in whole pages, as many as ``tokens``
         assert str(caught.value) == (
-            f"capacity: {tokens:,} tokens need {tokens * 128:,} bytes per KV head, {name} takes at most {limit:,} in "
-            "one storage buffer; use a smaller capacity or dtype"
+            f"capacity: {tokens - 1:,} tokens need {tokens * 128:,} bytes per KV head, {name} takes at most {limit:,} "
+            "in one storage buffer; use a smaller capacity or dtype"
         )
     with pytest.raises(errors.ArgumentError) as wrong:
         za.KVCache(device, SMALL, 2, 0)

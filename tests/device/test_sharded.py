@@ -71,6 +71,26 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
         assert not differing(attn(q, seq, 1), want[0])
 
 
+def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
+    k, v = rng.standard_normal((2, 600, 2, 64), np.float32)
+    q = [rng.standard_normal((n, 6, 64), np.float32) for n in (1, 3)]
+    with za.ShardedKVCache([device] * 2, SHAPE, 1, 2048, "f32") as cache:
+        attn, seqs = za.ShardedAttention(cache), [cache.new_sequence() for _ in q]
+        outs, lses = [np.full(x.shape, 7, np.float32) for x in q], [np.full(x.shape[:2], 7, np.float32) for x in q]
+        for wrong, named in (({"out": outs[:1]}, "out"), ({"out": outs, "lse": [lses[0], lses[0]]}, "lse")):
+            with pytest.raises(ArgumentError, match=f"^{named}: "):
+                attn(q, seqs, 0, [k, k], [v, v], **wrong)
+            assert all(np.all(x == 7) for x in (*outs, *lses)) and not any(map(len, seqs))
+        with pytest.raises(ArgumentError, match=r"^q: got 3 rows for 2 keys, 1 of them before the first key, "):
+            attn(q, seqs, 0, [k, k[:2]], [v, v[:2]], out=outs)
+        assert all(np.all(x == 7) for x in outs) and not any(map(len, seqs))
+        got = attn(q, seqs, 0, [k, k[:2]], [v, v[:2]], return_lse=True, out=outs, lse=lses, allow_empty=True)
+        assert all(a is b for a, b in zip((*got[0], *got[1]), (*outs, *lses), strict=True))
+        for i, n in enumerate((600, 2)):
+            want = reference.emulate(q[i], k[:n], v[:n])
+            assert not differing(outs[i], want[0]) and not differing(lses[i], want[1])
+
+
 def test_dealing_keeps_the_shares() -> None:
     owners = deal(1000, [3.0, 1.0, 4.0])
     for n in range(1, 1000, 37):
@@ -151,7 +171,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
                     cache.append(seq, 0, *k[:, new])
                     live[at] = seq, np.concatenate([have, new])
         q = rng.standard_normal((len(live), 1, 64)).astype(np.float32)
-        found = attn(list(q), [seq for seq, _ in live], 0)
+        found = attn(list(q), [seq for seq, _ in live], 0, allow_empty=True)
         for got, one, (_, rows) in zip(found, q, live, strict=True):
             assert not differing(got, reference.emulate(one, *k[:, rows])[0])
 
@@ -508,7 +528,10 @@ def test_refusals(device: za.Device) -> None:
     with za.ShardedKVCache([device], SHAPE, 1, 600) as cache:
         attn, seq = za.ShardedAttention(cache), cache.new_sequence()
         q, k = np.ones((6, 64), np.float32), np.ones((1100, 2, 64), np.float16)
-        beyond = "^k: got 1,100 tokens at length 0, expected at most 1,024, the cache's capacity is 1,024; truncate"
+        assert cache.capacity == 600 and cache.free_tokens == 1024
+        beyond = (
+            r"^k: got 1,100 tokens at length 0, expected at most 1,024 \(capacity = 600, in whole nodes of 512\); t"
+        )
         for call in (lambda: attn(q, seq, 0, k, k), lambda: cache.append(seq, 0, k, k)):
             with pytest.raises(CapacityError, match=beyond):
                 call()
@@ -783,7 +806,7 @@ def test_a_full_rank_is_full_for_all(tmp_path: Path) -> None:
     said, stderr = run_ranks(tmp_path, FULL_RANK)
     full = r"shard 0 of 2: got 1 of the {} new tokens, .* 0 of its 2 pages of 256 tokens are free, .* larger cache$"
     failed = r"ShapeError: k: got shape \(1, 2, 8\)"
-    beyond = "k: got 1,100 tokens at length 0, expected at most 1,024, "
+    beyond = r"k: got 1,100 tokens at length 0, expected at most 1,024 \(capacity = "
     made = r"; sequences made: {} on rank 1, {} on rank 0; call new_sequence\(\) and fork\(\) alike on every rank$"
     before, held, cut = r"\[200, 200, 200, 200, 0\] ", r"\[200, 200, 200, 1\] ", r"\[100, 100, {}, 0\] "
     expected = (

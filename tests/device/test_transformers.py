@@ -718,6 +718,48 @@ def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
 
 
 @ONE
+def test_capacity_is_what_was_asked_for(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a batch row, whatever the pages and the KVCaches behind it hold."""
+    layer = Layer(device, 60, batch=2)
+    layer.cache = cache = hf.ZincCache(layer.config, 50, device=device, page_size=32, max_batch=2)
+    mask = torch.ones(2, 50, dtype=torch.int64)
+    mask[1, :20] = 0
+    with cache:
+        layer.step(0, 50, mask)
+        assert cache.capacity == cache.layers[0].get_max_length() == 50 < cache.caches[0].capacity
+        with pytest.raises(za.CapacityError, match=r"^ZincCache: got 1 new tokens for a batch row of 50, expected at "):
+            layer.step(50, 51, torch.cat([mask, torch.ones(2, 1, dtype=torch.int64)], dim=1))
+        cache.reset()
+        mask[0, :5] = 0  # columns of padding are no tokens
+        layer.step(0, 50, mask)
+        layer.step(50, 55, torch.cat([mask, torch.ones(2, 5, dtype=torch.int64)], dim=1))
+        cache.reset()
+        layer.step(0, 50)
+        twin = cache.fork()
+        twin.crop(-50)
+        layer.cache = twin
+        with pytest.raises(za.CapacityError) as caught:
+            layer.step(0, 40)
+        assert str(caught.value) == (
+            "ZincCache: this cache and its forks have memory for max_batch = 2 rows of capacity = 50 tokens together, "
+            "which is full; reset() forks, or make the ZincCache with a larger max_batch"
+        )
+        cache.reset()
+        layer.step(0, 40)
+    asked = "^capacity, max_batch: got 5,000,000 tokens for each of {} batch rows, expected {}"
+    with pytest.raises(errors.LimitError, match=asked.format(4, "at most 16,777,216 tokens together, in whole pages$")):
+        hf.ZincCache(layer.config, 5_000_000, device=device, max_batch=4)
+    for error in (errors.LimitError, errors.DeviceMemoryError):
+
+        def refuses(*_: Any, kind: type[Exception] = error, **__: Any) -> Any:
+            raise kind("injected")
+
+        monkeypatch.setattr("zinc_attn.integrations.transformers.groups.KVCache", refuses)
+        with pytest.raises(error, match=asked.format(1, "what the device has room for: injected$")):
+            hf.ZincCache(layer.config, 5_000_000, device=device).allocate(torch.float16)
+
+
+@ONE
 def test_a_forward_that_stopped_is_cropped(device: za.Device) -> None:
     layer = Layer(device, 40)
     want = whole(layer)
@@ -729,12 +771,16 @@ def test_a_forward_that_stopped_is_cropped(device: za.Device) -> None:
             layer.step(20, 30)
         cache.crop(0)
         assert torch.equal(bits(layer.step(20, 40)), bits(want[:, :, 20:40]))
-        with pytest.raises(za.CapacityError, match="pages of 32 tokens are free"):
-            cache.capacity = 10**6
+        beyond = (
+            "ZincCache: got 217 new tokens for a batch row of 40, expected at most 216 (capacity = 256 tokens per "
+            "batch row); make the ZincCache with a larger capacity, or crop() or reset() it"
+        )
+        with pytest.raises(za.CapacityError) as caught:
             cache.layers[0].pending = None
-            big = torch.ones(1, 2, 400, 64)
+            big = torch.ones(1, 2, 217, 64)
             k, v = cache.update(big, big, 0)
-            attend(torch.ones(1, 4, 400, 64), k, v)
+            attend(torch.ones(1, 4, 217, 64), k, v)
+        assert str(caught.value) == beyond
         assert cache.get_seq_length() == 40
         cache.crop(-40)
         cache.max_batch = 2

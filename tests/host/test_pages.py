@@ -285,13 +285,13 @@ REFUSALS = {
     "beyond capacity": Refusal(
         CapacityError,
         lambda seq: seq.reserve(1, 30),
-        "count: got 30 tokens at length 7, expected at most 25: 1 of 3 pages of 16 tokens are free (capacity 48 "
-        "tokens); truncate() or free() a sequence, or make a larger cache",
+        "k: got 30 tokens at length 7, expected at most 25: 1 of 3 pages of 16 tokens are free (capacity = 48, in "
+        "whole pages); truncate() or free() a sequence, or make the cache with a larger capacity",
     ),
     "beyond 2**24": Refusal(
         LimitError,
         lambda seq: seq.reserve(1, 1 << 24),
-        "count: got 16777216 tokens at length 7, expected a length of at most 16777216",
+        "k: got 16777216 tokens at length 7, expected a length of at most 16777216",
     ),
     "foreign layer": Refusal(ArgumentError, lambda seq: seq.reserve(3, 1), "layer: got 3, expected an int from 0 to 2"),
     "no tokens": Refusal(ArgumentError, lambda seq: seq.reserve(0, 0), "count: got 0, expected an int of at least 1"),

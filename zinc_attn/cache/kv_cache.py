@@ -47,6 +47,7 @@ class Unfinished(Protocol):
 class KVCache:
     """K and V of ``num_layers`` layers for ``capacity`` tokens over all sequences, on a device.
 
+    A sequence takes whole pages of ``page_size`` tokens, and ``capacity`` is rounded up to whole pages.
     dtype: f32, f16, bf16 or q8_0, or the dtype of NumPy or torch (see ``rows`` for what each takes and how q8_0
     quantizes); page_size: tokens, a power of two from 16 on; max_sequences: a limit on live sequences, None for none;
     round_rows: whether f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them;
@@ -80,7 +81,7 @@ class KVCache:
         self.value_words = value_words(shape.head_dim, dtype)
         self.scale_words = scale_words(shape.head_dim, dtype)
         page_size = check_int("page_size", page_size, 16)
-        self.pool = PagePool(-(-capacity // page_size), page_size, page_order)
+        self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         self.tile = min(KEYS_PER_LEAF, page_size)
         self.page_tiles = page_size // self.tile
         self.lock = device.lock
@@ -116,12 +117,12 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens over all sequences; whole pages."""
-        return self.pool.capacity
+        """Tokens over all sequences, as the cache was made for."""
+        return self.pool.asked
 
     @property
     def free_tokens(self) -> int:
-        """Tokens for which pages are free."""
+        """Tokens for which pages are free; in whole pages, so it may be more than ``capacity`` in an empty cache."""
         return self.pool.free_pages * self.pool.page_size
 
     def _allocate(self) -> None:

@@ -91,9 +91,12 @@ class PagePool:
     """``num_pages`` pages of ``page_size`` tokens (a power of two from 16 to 65536), with reference counts.
 
     order: a permutation of the page ids, the order in which free pages are taken; default: lowest id first.
+    asked: the tokens that the pages were wanted for, as errors say it; default: all that they hold.
     """
 
-    def __init__(self, num_pages: int, page_size: int, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, order: Sequence[int] | None = None, asked: int | None = None
+    ) -> None:
         self.num_pages = check_int("num_pages", num_pages, 1, MAX_PAGES)
         self.page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
         if self.page_size & (self.page_size - 1):
@@ -110,6 +113,7 @@ class PagePool:
         self._rank = [0] * self.num_pages
         for rank, page in enumerate(self._order):
             self._rank[page] = rank
+        self.asked = self.capacity if asked is None else asked
         # a sequence that dies, or a reservation that dies with pages, is noted in ``sequences.dead``
         self.sequences: Registry[SequencePages] = Registry()
         self._books: Books | None = None

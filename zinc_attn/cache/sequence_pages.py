@@ -142,9 +142,9 @@ class SequencePages:
         if need > free:
             room = max(0, (len(pages) - copy + free) * pool.page_size - start)
             raise CapacityError(
-                f"count: got {count} tokens at length {start}, expected at most {room}: {free} of {pool.num_pages} "
-                f"pages of {pool.page_size} tokens are free (capacity {pool.capacity} tokens); truncate() or free() a "
-                "sequence, or make a larger cache"
+                f"k: got {count:,} tokens at length {start:,}, expected at most {room:,}: {free:,} of "
+                f"{pool.num_pages:,} pages of {pool.page_size:,} tokens are free (capacity = {pool.asked:,}, in whole "
+                "pages); truncate() or free() a sequence, or make the cache with a larger capacity"
             )
         try:
             books = pool.take_books()
@@ -179,7 +179,7 @@ class SequencePages:
                 f"{lengths.index(high)} has length {high}; append as many as it did, or truncate({low})"
             )
         if start + count > MAX_CONTEXT:
-            raise LimitError(f"count: got {count} tokens at length {start}, expected a length of at most {MAX_CONTEXT}")
+            raise LimitError(f"k: got {count} tokens at length {start}, expected a length of at most {MAX_CONTEXT}")
         return start
 
     def fork(self) -> SequencePages:

@@ -87,7 +87,7 @@ class ShardedKVCache:
         dtype, rounds = storage_dtype(dtype), check_bool("round_rows", round_rows)
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
-        capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
+        self._capacity = capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
         shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given
         if len(shares) != len(devices):
@@ -118,8 +118,8 @@ class ShardedKVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens over all sequences, in whole nodes."""
-        return len(self.owners) * KEYS_PER_NODE
+        """Tokens over all sequences, as the cache was made for; it holds whole nodes of 512."""
+        return self._capacity
 
     @property
     def free_tokens(self) -> int:

@@ -74,10 +74,12 @@ class Call:
         end = begin + len(keys)
         cache.touch(seq)
         self.reservations.append(seq.lengths_of.reserve(self.layer, len(keys)))
-        if end > cache.capacity:
+        room = len(cache.owners) * KEYS_PER_NODE
+        if end > room:
             raise CapacityError(
-                f"k: got {len(keys):,} tokens at length {begin:,}, expected at most {cache.capacity - begin:,}, the "
-                f"cache's capacity is {cache.capacity:,}; truncate() the sequence, or make a larger cache"
+                f"k: got {len(keys):,} tokens at length {begin:,}, expected at most {room - begin:,} (capacity = "
+                f"{cache.capacity:,}, in whole nodes of {KEYS_PER_NODE}); truncate() the sequence, or make the cache "
+                "with a larger capacity"
             )
         new_nodes = -(-end // KEYS_PER_NODE) - len(seq.held)
         if new_nodes > 0:

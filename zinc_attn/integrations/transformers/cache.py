@@ -9,11 +9,20 @@ from types import TracebackType
 from typing import Any
 
 from ...cache.kv_cache import KVCache
-from ...cache.pages import PagePool, StepError
+from ...cache.pages import CapacityError, PagePool, StepError
 from ...cache.sequence import Sequence
 from ...checks import check_int, shown
 from ...decode.one_shot import default_device
-from ...errors import ArgumentError, ClosedError, DTypeError, ShapeError, UnsupportedError
+from ...errors import (
+    ArgumentError,
+    ClosedError,
+    DeviceMemoryError,
+    DTypeError,
+    LimitError,
+    ShapeError,
+    UnsupportedError,
+)
+from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape, storage_dtype
@@ -21,7 +30,7 @@ from .batch import BatchRows, append_and_attend
 from .config import layer_specs
 from .groups import AttentionOptions, LayerGroup
 from .layer import AttendedCall, ZincLayer, ZincRows
-from .masks import MaskPattern, check_gaps, check_window
+from .masks import Columns, MaskPattern, check_gaps, check_window
 from .step import StepStart
 from .tensors import DTYPES, F32, batch_row_numbers
 from .upstream import Cache, torch
@@ -30,11 +39,11 @@ from .upstream import Cache, torch
 class ZincCache(Cache):
     """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
 
-    config: the model's config; capacity: tokens per batch row; device: a Device, None for the best one, kept open;
-    dtype: f32, f16, bf16 or q8_0, or the dtype of torch; None for that of the model's keys (a narrower one rounds the
-    rows); page_size: in tokens; max_batch: batch rows, times beams; num_splits, split_size: a fixed split layout, on
-    which no output bit depends. observer: called after each attention call of a layer; it may be set at any time, and a
-    fork begins with that of the cache.
+    config: the model's config; capacity: tokens per batch row, with more of which a forward is a CapacityError;
+    device: a Device, None for the best one, kept open; dtype: f32, f16, bf16 or q8_0, or the dtype of torch; None for
+    that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
+    num_splits, split_size: a fixed split layout, on which no output bit depends. observer: called after each attention
+    call of a layer; it may be set at any time, and a fork begins with that of the cache.
     The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: an unsupported head_dim or another argument.
@@ -56,12 +65,15 @@ class ZincCache(Cache):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
-        self.capacity, self.max_batch = check_int("capacity", capacity, 1), check_int("max_batch", max_batch, 1)
+        self.capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
+        self.max_batch = check_int("max_batch", max_batch, 1)
         self.device, self.page_size = device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
         self._layout = _layout(num_splits, split_size)
         PagePool(1, page_size)  # refuses a wrong page size
+        if self._pages * page_size > MAX_CONTEXT:
+            raise LimitError(f"{self._memory()}, expected at most {MAX_CONTEXT:,} tokens together, in whole pages")
         self._groups: dict[AttnShape, LayerGroup] = {}
         layers: list[Any] = []
         for spec in layer_specs(config):
@@ -117,11 +129,11 @@ class ZincCache(Cache):
         if self.is_initialized:
             return
         device = default_device() if self.device is None else self.device
-        pages = -(-self.capacity // self.page_size) * self.max_batch
-        if self.max_batch > 1:
-            pages += self.max_batch  # beams that share a partial page each write a copy of it
-        for group in self._groups.values():
-            group.allocate(device, pages * self.page_size, self.dtype or storage_dtype(dtype), self.page_size)
+        try:
+            for group in self._groups.values():
+                group.allocate(device, self._pages * self.page_size, self.dtype or storage_dtype(dtype), self.page_size)
+        except (LimitError, DeviceMemoryError) as error:
+            raise type(error)(f"{self._memory()}, expected what the device has room for: {error}") from error
         for layer in self._attention_layers:
             layer.is_initialized = True
 
@@ -137,6 +149,36 @@ class ZincCache(Cache):
         for group in self._groups.values():
             for made in group.calls.values():
                 made.attention.prepare(self.capacity, batch=self.batch_size)
+
+    @property
+    def _pages(self) -> int:
+        """The pages of every KVCache."""
+        pages = -(-self.capacity // self.page_size) * self.max_batch
+        return pages + (self.max_batch if self.max_batch > 1 else 0)  # beams that share a partial page each copy it
+
+    def _memory(self) -> str:
+        return f"capacity, max_batch: got {self.capacity:,} tokens for each of {self.max_batch:,} batch rows"
+
+    def _check_capacity(self, tokens: int, grown: int) -> None:
+        """Refuse to let a batch row of ``tokens`` tokens grow to ``grown`` where these are too many."""
+        if grown > self.capacity:
+            raise CapacityError(
+                f"ZincCache: got {grown - tokens:,} new tokens for a batch row of {tokens:,}, expected at most "
+                f"{max(self.capacity - tokens, 0):,} (capacity = {self.capacity:,} tokens per batch row); make the "
+                "ZincCache with a larger capacity, or crop() or reset() it"
+            )
+
+    @contextmanager
+    def _named_capacity(self) -> Iterator[None]:
+        """Where the memory is full though no row is: name what was asked for. Forks have taken it."""
+        try:
+            yield
+        except CapacityError as error:
+            raise CapacityError(
+                f"ZincCache: this cache and its forks have memory for max_batch = {self.max_batch:,} rows of capacity "
+                f"= {self.capacity:,} tokens together, which is full; reset() forks, or make the ZincCache with a "
+                "larger max_batch"
+            ) from error
 
     def _check_open(self) -> None:
         if self._closed:
@@ -162,7 +204,8 @@ class ZincCache(Cache):
         for layer in self._attention_layers:
             group = self._groups[layer.shape]
             k, v = rows(layer)
-            group.kv_cache.append(sequences[layer.shape][0], group.layers.index(layer.index), k, v)
+            with self._named_capacity():
+                group.kv_cache.append(sequences[layer.shape][0], group.layers.index(layer.index), k, v)
             layer.columns += len(k)
         self._batch.columns = max(layer.columns for layer in self._attention_layers)
 
@@ -279,11 +322,15 @@ class ZincCache(Cache):
         check_window(pattern, options.window, begin + n)
         if kept is not None:
             check_gaps(kept, options.window)
+        if new is not None:
+            tokens = (begin, begin + n) if kept is None else _longest_row(kept, begin)
+            self._check_capacity(*tokens)
         attend, index = self._groups[shape].attention(layer.index, options, self._layout)
         if not self._batch.columns and self.batch_size != batch:
             self._batch.start(self._groups.values(), batch)
         sequences, new_kept = self._batch.sequences[shape], None if kept is None else kept[:, begin:]
-        out = append_and_attend(attend, index, sequences, query, new, new_kept)
+        with self._named_capacity():
+            out = append_and_attend(attend, index, sequences, query, new, new_kept)
         layer.pending = None
         if new is not None:
             layer.columns += n
@@ -370,6 +417,12 @@ def _layout(num_splits: int | None, split_size: int | None) -> dict[str, int]:
     """Return the arguments of Attention for a fixed split layout: those that are set."""
     layout = {"num_splits": num_splits, "split_size": split_size}
     return {name: value for name, value in layout.items() if value is not None}
+
+
+def _longest_row(kept: Columns, begin: int) -> tuple[int, int]:
+    """The tokens of the row of ``kept`` with the most tokens: those before column ``begin``, and all of them."""
+    row = kept[int(kept.sum(axis=1).argmax())]
+    return int(row[:begin].sum()), int(row.sum())
 
 
 def _has_recurrent_state(layer: Any) -> bool:
