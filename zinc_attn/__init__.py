@@ -8,6 +8,7 @@ from .canonical.partial import PartialState, fold
 from .canonical.reference import merge_state, merge_states
 from .decode.attention import Attention
 from .decode.one_shot import attention
+from .decode.pending import PendingAttention
 from .distributed.attention import ShardedAttention
 from .distributed.cache import ShardedKVCache
 from .distributed.fold import Fold
@@ -29,6 +30,7 @@ __all__ = [
     "Fold",
     "KVCache",
     "PartialState",
+    "PendingAttention",
     "RankError",
     "Ranks",
     "Sequence",

@@ -70,6 +70,12 @@ class World:
         k, v = values(n, seed)
         return self.attn(queries(rows_of_q, seed), seq, layer, k=k, v=v, return_lse=True)
 
+    def submit(self, seq: Any, layer: int, seed: int) -> Any:
+        k, v = values(1, seed)
+        with self.cache.device.together():
+            pending = self.attn.submit(queries(1, seed), seq, layer, k=k, v=v, return_lse=True)
+        return pending.result()
+
     def batch(self, layer: int, n: int, seed: int) -> Any:
         k, v = zip(*(values(n, seed + i) for i in range(3)), strict=True)
         q = [queries(n, seed + i) for i in range(3)]
@@ -102,6 +108,8 @@ def actions() -> list[Callable[[World], Any]]:
         lambda w: w.a.truncate(5),
         lambda w: w.attend(w.a, 0, 1, 12),
         lambda w: w.attend(w.a, 1, 1, 12),
+        lambda w: w.submit(w.a, 0, 13),
+        lambda w: w.submit(w.a, 1, 13),
     ]
 
 

@@ -274,7 +274,10 @@ class Machine(RuleBasedStateMachine):
             q = self.queries(count if q_len == 5 else q_len)
 
             def call(layer: int = layer, q: Any = q, k: Any = k, v: Any = v) -> Any:
-                return called(q, model.sequence, layer, k=k, v=v, return_lse=True, allow_empty=True)
+                given = {"k": k, "v": v, "return_lse": True, "allow_empty": True}
+                if which % 2:
+                    return called.submit(q, model.sequence, layer, **given).result()
+                return called(q, model.sequence, layer, **given)
 
             found = self.grow("step", [model], layer, count, call, [stored], fault)
             if found is not None:

@@ -81,6 +81,7 @@ TABLE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] =
     "Attention.__call__": lambda b: (b.attend, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
     "Attention.partial": lambda b: (b.attend.partial, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
     "Attention.prepare": lambda b: (b.attend.prepare, {"tokens": 100, "batch": 2, "q_len": 3}),
+    "Attention.submit": lambda b: (b.attend.submit, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
     "Attention.record": lambda b: (b.attend.record, {"sequence": 0, "q": 0, "seq": b.seq(), "layer": 0}),
     "Device.from_kompute": lambda b: (za.Device.from_kompute, {"manager": 0, "index": 0}),
     "Device.open": lambda b: (closing(za.Device.open), {"device": b.device.info.index, "runtime": "vulkan"}),

@@ -295,6 +295,7 @@ class KVCache:
         for reference in self._holding:
             pages = reference()
             if pages is not None and (reservation := pages.open_reservation()):
+                self.device.flush()  # what may write to these places, before others have them
                 reservation.rollback()
         self._holding = ()
 

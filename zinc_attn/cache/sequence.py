@@ -64,6 +64,7 @@ class Sequence:
         with self.cache.lock:
             self.cache.check_open()
             self.pages.check_open()
+            self.cache.begin()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
     def retract(self, layer: int, n: int) -> None:
@@ -75,6 +76,7 @@ class Sequence:
     def free(self) -> None:
         """Give the pages back. The sequence cannot be used any more."""
         with self.cache.lock:
+            self.cache.begin()
             self.pages.free()
             self.cache.forget(self)
 

@@ -22,7 +22,8 @@ from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_r
 from ..runtime.protocol import HostSequences
 from .host_sequence import RecordedAttention
 from .partial import NodeRange, attend_nodes
-from .requests import CallRequest, Columns, check_columns, check_requests, check_seen, hold_places, shaped_like
+from .pending import PendingAttention
+from .requests import CallArguments, CallRequest, Columns, check_columns, check_requests, hold_places
 from .runner import CallRunner, Observer
 from .scoring import LayerScorings, check_scale, check_softcap
 
@@ -87,6 +88,7 @@ class Attention:
     def close(self) -> None:
         """Free the command buffers and tensors; KVCache.close does it. A later call makes them anew."""
         with self.cache.lock:
+            self.cache.begin()
             self._runner.close()
 
     @property
@@ -122,6 +124,7 @@ class Attention:
         q_len = check_int("q_len", q_len, 1, tokens)
         with self.cache.lock:
             self.cache.check_open()
+            self.cache.begin()
             self._runner.begin()
             self._runner.prepare(tokens, batch, q_len)
 
@@ -158,23 +161,50 @@ class Attention:
         key are no error, and have output 0 and lse -inf, or the sinks' lse.
         A failed call leaves the cache, out and lse as they were; one that is interrupted may have written to out, lse.
         """
-        return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
-        columns = check_columns(seq, q, k, v, out, lse)
+        arguments = CallArguments.checked(seq, q, k, v, out, lse, return_lse, allow_empty)
 
         def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
-            for request in requests:
-                check_seen(len(request.q), request.tokens, allow_empty)
+            arguments.check_seen(requests)
             return self._runner.attend(requests, layer)
 
         with self.cache.lock:
-            found = self._run(columns, layer, attend)
-        outs, lses = (
-            list(map(shaped_like, columns.q, results)) if given is None else list(given)
-            for given, results in zip((columns.out, columns.lse), found, strict=True)
-        )
-        if isinstance(seq, Sequence):
-            return (outs[0], lses[0]) if return_lse else outs[0]
-        return (outs, lses) if return_lse else outs
+            return arguments.shaped(self._run(arguments.columns, layer, attend))
+
+    def submit(  # noqa: PLR0913  (as a call)
+        self,
+        q: Any,
+        seq: Sequence | Seq[Sequence],
+        layer: int,
+        k: Any = None,
+        v: Any = None,
+        *,
+        return_lse: bool = False,
+        out: Any = None,
+        lse: Any = None,
+        allow_empty: bool = False,
+    ) -> PendingAttention:
+        """A call that does not wait for the device: ``submit(...).result()`` is what the call returns.
+
+        Arguments as in a call; q, k and v may be written to again at once, out and lse from ``result()`` on. The next
+        call of the cache, of any sequence, completes this one first; the next call of the device waits for it. With
+        Kompute, whose submission cannot be waited for later, the device has finished when ``submit`` returns.
+        """
+        arguments, cache = CallArguments.checked(seq, q, k, v, out, lse, return_lse, allow_empty), self.cache
+        with cache.lock:
+            self._runner.begin()
+            layer = cache.check_layer(layer)
+            checked = check_requests(cache, arguments.columns, self.scale)
+            try:
+                places = [hold_places(cache, request, layer) for request in checked.requests]
+                arguments.check_seen(checked.requests)
+                collect = self._runner.start(checked.requests, layer)
+                held = [one for one in places if one is not None]
+                pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest_key)
+                cache.unfinished = pending
+            except BaseException:
+                cache.end()
+                raise
+            return pending
 
     def partial(
         self,

@@ -13,13 +13,15 @@ from ..cache.kv_cache import KVCache
 from ..cache.reservation import Reservation
 from ..cache.rows import checked_values
 from ..cache.sequence import Sequence
-from ..checks import check_array
+from ..checks import check_array, check_bool
 from ..errors import ArgumentError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..planning.call import Request
 from ..planning.items import Visible
 from .scoring import check_score_bound
 from .targets import NEW_ARRAYS, Target, check_targets
+
+F32 = NDArray[np.float32]
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +87,38 @@ def check_columns(seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = Non
     if (k is None) != (v is None):
         raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
     return Columns(sequences, q, k, v, out, lse)
+
+
+class CallArguments(NamedTuple):
+    """A call's arguments as they were given, with an entry per sequence. single: not a batch."""
+
+    columns: Columns
+    single: bool
+    return_lse: bool
+    allow_empty: bool
+
+    @classmethod
+    def checked(
+        cls, seq: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, return_lse: Any, allow_empty: Any
+    ) -> CallArguments:
+        """The arguments, as far as they can be checked without the cache."""
+        return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
+        return cls(check_columns(seq, q, k, v, out, lse), isinstance(seq, Sequence), return_lse, allow_empty)
+
+    def check_seen(self, requests: list[CallRequest]) -> None:
+        """``check_seen`` of every request, whose tokens are known."""
+        for request in requests:
+            check_seen(len(request.q), request.tokens, self.allow_empty)
+
+    def shaped(self, found: tuple[list[F32], list[F32]]) -> Any:
+        """What the call returns, of the runner's results."""
+        outs, lses = (
+            list(map(shaped_like, self.columns.q, results)) if given is None else list(given)
+            for given, results in zip((self.columns.out, self.columns.lse), found, strict=True)
+        )
+        if self.single:
+            return (outs[0], lses[0]) if self.return_lse else outs[0]
+        return (outs, lses) if self.return_lse else outs
 
 
 def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:

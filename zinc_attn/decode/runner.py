@@ -234,7 +234,7 @@ class CallRunner:
         recording = self._recording(workspace, layer)
         if self.observer is not None:
             self.observer(submission, workspace)
-        self.cache.device.runtime.start(recording)
+        workspace.submission = self.cache.device.start(recording)
         self.last, self.shared = workspace, self.shared or workspace.shared is not None
 
 

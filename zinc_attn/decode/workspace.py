@@ -22,7 +22,8 @@ from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
 from ..runtime.device import Device
-from ..runtime.protocol import Buffer, Dispatch, Use
+from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
+from ..runtime.submission import DeviceSubmission
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]
@@ -119,7 +120,7 @@ class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
     held: None while the words are written, and where no later call can use them. first_page: that of the layer for
-    which the buffers hold the words; None while they are written.
+    which the buffers hold the words; None while they are written. submission: the last one.
     """
 
     key: RecordingKey
@@ -131,6 +132,7 @@ class Workspace:
     shared_buffers: list[Buffer] = field(default_factory=list)
     held: Held | None = None
     first_page: int | None = None
+    submission: DeviceSubmission | None = None
     row_words: Words = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @classmethod
@@ -257,7 +259,7 @@ class Workspace:
 
         Without ``copy`` they are valid until the next submission.
         """
-        runtime = self.cache.device.runtime
+        runtime = self._sent()
         heads, dim, room = self.cache.shape.q_heads, self.cache.shape.head_dim, self.key.rows
         words = (runtime.read if copy else runtime.peek)(self.tensors.out).view(np.float32)
         size = room * heads * dim
@@ -267,10 +269,15 @@ class Workspace:
     def states(self, rows: int, units: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """m and l (rows, units, q_heads), o (rows, units, q_heads, head_dim) of a partial submission."""
         heads, dim = self.cache.shape.q_heads, self.cache.shape.head_dim
-        words = self.cache.device.runtime.read(self.tensors.states).view(np.float32)
+        words = self._sent().read(self.tensors.states).view(np.float32)
         o = words[: rows * units * heads * dim].reshape(rows, units, heads, dim)
         pairs = words[self.key.states * heads * dim :][: 2 * rows * units * heads].reshape(rows, units, heads, 2)
         return pairs[..., 0], pairs[..., 1], o
+
+    def _sent(self) -> Runtime:
+        if self.submission is not None:
+            self.submission.send()
+        return self.cache.device.runtime
 
     # --- dispatches ---------------------------------------------------------------------------------------
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from ..checks import check_int, shown
-from ..errors import ArgumentError, KernelError
+from ..errors import ArgumentError, KernelError, ZincAttnError
 from ..kernels.declarations import KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import devices as machine
 from .kompute import KomputeRuntime, load_kp
-from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Runtime
+from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
+from .submission import DeviceSubmission
 from .vulkan import VulkanRuntime
 
 SPIRV = Path(__file__).parents[1] / "spirv"
@@ -39,6 +41,7 @@ class Device:
         self.runtime = runtime
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
+        self._together: DeviceSubmission | None = None
         self._closed = False
 
     @classmethod
@@ -84,6 +87,39 @@ class Device:
         """A kernel call bound to buffers, by the names that it uses."""
         kernel = self.kernel(call.decl, call.spec)
         return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Calls of ``Attention.submit`` in the block go to the device in one submission when it ends.
+
+        For calls of different caches, a draft and a target model's, whose inputs are there. Where a result is needed
+        within the block, what was submitted until then goes first. Other threads' calls wait for the block's end.
+        """
+        with self.lock:
+            outer, self._together = self._together, DeviceSubmission(self.runtime)
+            try:
+                yield
+                self._together.send()
+            finally:
+                self._together = outer
+
+    def start(self, recording: Recording) -> DeviceSubmission:
+        """Submit a recording, or leave that to the ``together`` block around the call."""
+        if self._together is None:
+            made = DeviceSubmission(self.runtime)
+            made.add(recording)
+            made.send()
+            return made
+        if not self._together.open:
+            self._together = DeviceSubmission(self.runtime)
+        self._together.add(recording)
+        return self._together
+
+    def flush(self) -> None:
+        """Submit what a ``together`` block holds until now; where that fails, those who want its results are told."""
+        if self._together is not None:
+            with suppress(ZincAttnError):
+                self._together.send()
 
     @property
     def closed(self) -> bool:

@@ -124,9 +124,10 @@ class Runtime(Protocol):
     def run(self, recording: Recording) -> None:
         """Submit, and wait until it has finished."""
 
-    def start(self, recording: Recording) -> None:
-        """Submit, and wait only where the dispatcher cannot do otherwise. Later calls wait for it first.
+    def start(self, *recordings: Recording) -> None:
+        """Submit, all in one submission, and wait only where the dispatcher cannot do otherwise.
 
+        Later calls wait for it first.
         A call that finds it failed raises; until ``timings`` may be asked, ``run`` has to be called.
         """
 

@@ -271,9 +271,10 @@ class KomputeRuntime:
             for sequence in recording.sequences:
                 self._eval(sequence)
 
-    def start(self, recording: Recording) -> None:
+    def start(self, *recordings: Recording) -> None:
         """Run to the end: kp's eval waits, and its eval_async cannot be made again without a new recording."""
-        self.run(recording)
+        for recording in recordings:
+            self.run(recording)
 
     def finish(self) -> None:
         """See Runtime.finish."""

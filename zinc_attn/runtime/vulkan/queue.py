@@ -19,8 +19,8 @@ _DEVICE_LOST: Final = -4  # VK_ERROR_DEVICE_LOST
 class ComputeQueue:
     """The queue with its one fence.
 
-    in_flight: a submission may be running, since no wait said that it finished; started: ``start`` made it, and its
-    fence will be signalled.
+    in_flight: a submission may be running, since no wait said that it finished; started: ``start`` made it, and nobody
+    has begun to wait for its fence.
     """
 
     def __init__(self, device: LogicalDevice) -> None:
@@ -43,11 +43,11 @@ class ComputeQueue:
         self.start(info)
         self.finish()
 
-    def start(self, info: Any) -> None:
-        """Submit, where nothing is in flight. ``info``: VkSubmitInfo*."""
+    def start(self, info: Any, count: int = 1) -> None:
+        """Submit, where nothing is in flight. ``info``: VkSubmitInfo[count]."""
         self.in_flight = True
         try:
-            result = self.queue_submit(self._queue, 1, info, self._fence)
+            result = self.queue_submit(self._queue, count, info, self._fence)
         except BaseException:  # an interrupt hides whether the submission was made
             self.settle()
             raise
@@ -61,6 +61,7 @@ class ComputeQueue:
             if self.in_flight:
                 self.settle()
             return
+        self.started = False  # from here on the fence may be reset, and only ``settle`` helps after an interrupt
         handle, result = self._device.handle, _TIMEOUT
         try:
             while result == _TIMEOUT:
@@ -71,7 +72,7 @@ class ComputeQueue:
             raise
         if result:
             self._fail(result)
-        self.started = self.in_flight = False
+        self.in_flight = False
 
     def _fail(self, result: int) -> None:
         device = self._device

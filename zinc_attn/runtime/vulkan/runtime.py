@@ -246,25 +246,29 @@ class VulkanRuntime:
     @_entered
     def run(self, recording: object) -> None:
         """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
-        mine = self._start(recording)
+        (mine,) = self._start(recording)
         self._queue.finish()
         mine.ran = True
 
     @_entered
-    def start(self, recording: object) -> None:
-        """Submit. Every later call waits first until it has finished."""
-        self._start(recording)
+    def start(self, *recordings: object) -> None:
+        """Submit, all in one submission. Every later call waits first until it has finished."""
+        self._start(*recordings)
 
     @_entered
     def finish(self) -> None:
         """Wait until what ``start`` submitted has finished."""
 
-    def _start(self, recording: object) -> VulkanRecording:
-        mine = self._own_recording(recording)
-        if mine.cold:
-            self._check_cold(mine)
-        mine.ran = False
-        self._queue.start(mine.submit)
+    def _start(self, *recordings: object) -> list[VulkanRecording]:
+        mine = list(map(self._own_recording, recordings))
+        for one in mine:
+            if one.cold:
+                self._check_cold(one)
+            one.ran = False
+        if len(mine) == 1:
+            self._queue.start(mine[0].submit)
+        else:
+            self._queue.start(self._device.vk.array("VkSubmitInfo", [one.submit for one in mine]), len(mine))
         return mine
 
     def _check_cold(self, recording: VulkanRecording) -> None:

@@ -1,0 +1,177 @@
+"""``Attention.submit`` and ``Device.together``: calls whose results are taken later have the bits of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import errors, reference
+from zinc_attn.decode.pending import PendingAttention
+
+pytestmark = pytest.mark.both_dispatchers
+SHAPE = za.AttnShape(4, 2, 64)
+RNG = np.random.default_rng(0)
+K, V = (RNG.standard_normal((400, 2, 64)).astype(np.float16) for _ in "kv")
+Q = RNG.standard_normal((400, 4, 64)).astype(np.float32)
+
+
+def equal(got: Any, want: Any) -> None:
+    for a, b in zip(got, want, strict=True):
+        assert np.array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))
+
+
+def oracle(tokens: int, rows: int = 1) -> Any:
+    q = Q[tokens - rows : tokens]
+    return reference.emulate(q[0] if rows == 1 else q, K[:tokens], V[:tokens])
+
+
+@pytest.fixture
+def cache(device: za.Device) -> Any:
+    with za.KVCache(device, SHAPE, 2, 1024, "f16", 16) as made:
+        yield made
+
+
+def submit(attn: za.Attention, seq: za.Sequence, layer: int, tokens: int, rows: int = 1, **more: Any) -> Any:
+    """A call that appends the story's last ``rows`` tokens of ``tokens``."""
+    new = slice(tokens - rows, tokens)
+    q = Q[new][0] if rows == 1 else Q[new]
+    return attn.submit(q, seq, layer, K[new], V[new], return_lse=True, **more)
+
+
+def test_results_are_those_of_calls(cache: za.KVCache) -> None:
+    attn, seq = za.Attention(cache), cache.new_sequence()
+    for tokens, rows in ((70, 70), (71, 1), (72, 1), (128, 56), (129, 1)):
+        for layer in (0, 1):
+            pending = submit(attn, seq, layer, tokens, rows)
+            if cache.device.runtime.name == "vulkan":
+                assert cache.device.runtime._queue.in_flight  # type: ignore[attr-defined]
+                assert seq.lengths[layer] == tokens - rows
+            equal(pending.result(), oracle(tokens, rows))
+            assert seq.lengths[layer] == tokens and pending.result() is pending.result()
+    out, lse = np.empty((4, 64), np.float32), np.empty(4, np.float32)
+    pending = submit(attn, seq, 0, 130, out=out, lse=lse)
+    found = pending.result()
+    assert found[0] is out and found[1] is lse
+    equal((out, lse), oracle(130))
+
+
+def others(tmp_path: Any) -> dict[str, Callable[[za.KVCache, za.Attention, za.Sequence], Any]]:
+    """What completes a call that was submitted to layer 0 of a sequence."""
+    return {
+        "a call of the next layer": lambda c, a, s: a(Q[0], s, 1, K[:1], V[:1]),
+        "another submit": lambda c, a, s: a.submit(Q[0], s, 1, K[:1], V[:1]),
+        "another Attention": lambda c, a, s: za.Attention(c)(Q[0], s, 0),
+        "an append": lambda c, a, s: c.append(s, 1, K[:1], V[:1]),
+        "a new sequence": lambda c, a, s: c.new_sequence(),
+        "truncate": lambda c, a, s: s.retract(0, len(s)),
+        "free": lambda c, a, s: s.free(),
+        "prepare": lambda c, a, s: a.prepare(100),
+        "closing the Attention": lambda c, a, s: a.close(),
+        "closing the cache": lambda c, a, s: c.close(),
+    }
+
+
+@pytest.mark.parametrize("name", others(None))
+def test_the_caches_next_call_completes_it(device: za.Device, tmp_path: Any, name: str) -> None:
+    cache = za.KVCache(device, SHAPE, 2, 1024, "f16", 16)
+    attn, seq = za.Attention(cache), cache.new_sequence()
+    for layer in (0, 1):
+        cache.append(seq, layer, K[:99], V[:99])
+    pending = submit(attn, seq, 0, 100)
+    others(tmp_path)[name](cache, attn, seq)
+    assert cache.unfinished is not pending
+    if name not in ("truncate", "free"):
+        assert seq.lengths[0] == 100
+    equal(pending.result(), oracle(100))
+    cache.close()
+
+
+def test_a_failure_is_the_results(cache: za.KVCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    attn, seq, runtime = za.Attention(cache), cache.new_sequence(), cache.device.runtime
+    free = cache.free_tokens
+
+    def failing(*args: Any) -> Any:
+        raise errors.DeviceMemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "start", failing)
+        with pytest.raises(errors.DeviceMemoryError, match="injected"):
+            submit(attn, seq, 0, 70, 70)
+    pending = submit(attn, seq, 0, 70, 70)
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "read", failing)
+        for _ in range(2):
+            with pytest.raises(errors.DeviceMemoryError, match="injected"):
+                pending.result()
+    assert seq.lengths == (0, 0) and cache.free_tokens == free
+    pending = submit(attn, seq, 0, 70, 70)
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "read", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pending.result()
+    equal(pending.result(), oracle(70, 70))
+    assert seq.lengths == (70, 0)
+
+
+def test_a_result_of_a_closed_device() -> None:
+    with za.Device.open(runtime="vulkan") as device:
+        cache = za.KVCache(device, SHAPE, 1, 64, "f16", 16)
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        pending = attn.submit(Q[0], seq, 0, K[:1], V[:1])
+    with pytest.raises(errors.ClosedError):
+        pending.result()
+
+
+def test_calls_of_several_caches_go_in_one_submission(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(3)]
+    attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
+    sent: list[int] = []
+    start = device.runtime.start
+    monkeypatch.setattr(device.runtime, "start", lambda *all_: (sent.append(len(all_)), start(*all_)))
+    for tokens, rows in ((70, 70), (71, 1), (72, 1)):
+        with device.together():
+            pending = [submit(attn, seq, 0, tokens, rows) for attn, seq in zip(attns, seqs, strict=True)]
+            assert not sent
+        assert sent == [3]
+        for one in reversed(pending):
+            equal(one.result(), oracle(tokens, rows))
+        sent.clear()
+    with device.together():  # a result, and a call, within the block
+        first = submit(attns[0], seqs[0], 0, 73)
+        equal(attns[1](Q[72], seqs[1], 0, K[72:73], V[72:73], return_lse=True), oracle(73))
+        third = submit(attns[2], seqs[2], 0, 73)
+        equal(first.result(), oracle(73))
+    assert sent == [2, 1]
+    equal(third.result(), oracle(73))
+    for one in caches:
+        one.close()
+
+
+def test_a_failure_of_one_submission_is_that_of_all_its_calls(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(2)]
+    attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
+    pending: list[PendingAttention] = []
+
+    def failing(*args: Any) -> Any:
+        raise errors.DeviceMemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.runtime, "start", failing)
+        with pytest.raises(errors.DeviceMemoryError, match="injected"), device.together():
+            pending = [submit(attn, seq, 0, 70, 70) for attn, seq in zip(attns, seqs, strict=True)]
+    for one in pending:
+        with pytest.raises(errors.DeviceMemoryError, match="injected"):
+            one.result()
+    assert [len(seq) for seq in seqs] == [0, 0]
+    with pytest.raises(errors.ArgumentError, match=r"^v: got None"), device.together():  # the other call is made
+        made = submit(attns[0], seqs[0], 0, 70, 70)
+        attns[1].submit(Q[0], seqs[1], 0, K[:1], None)
+    equal(made.result(), oracle(70, 70))
+    for one_cache in caches:
+        one_cache.close()
