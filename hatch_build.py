@@ -1,4 +1,4 @@
-"""Build hook: the wheel and the source distribution carry the compiled shaders (zinc_attn/spirv/)."""
+"""Build hook: wheels, source distributions and editable installs have the compiled shaders (zinc_attn/spirv/)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class SpirvBuildHook(BuildHookInterface):
-    """Compiles the shaders where they are missing or stale and a compiler is there."""
+    """Compiles the shaders where they are missing or stale. Without a compiler a wheel may have stale ones."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":  # the set-up runs scripts/build_shaders.py in the working copy, afterwards
-            return
         root = Path(self.root)
         if is_fresh(root):
             return
         if shutil.which("glslangValidator"):
             subprocess.run([sys.executable, root / "scripts" / "build_shaders.py"], cwd=root, check=True)
-        elif (root / "zinc_attn" / "spirv" / "build.json").exists():
+        elif version != "editable" and (root / "zinc_attn" / "spirv" / "build.json").exists():
             self.app.display_warning(
                 "zinc_attn/spirv is older than the shaders and is packed as it is: no glslangValidator here"
             )
         else:
             raise RuntimeError(
-                "zinc_attn/spirv is missing and there is no glslangValidator to make it: install "
-                "glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools) and build again"
+                "zinc_attn/spirv is missing or older than the shaders, and there is no glslangValidator to make it: "
+                "install glslang-tools and spirv-tools (dnf, pacman: glslang, spirv-tools) and try again"
             )
 
 

@@ -206,6 +206,7 @@ prepare_environment() { # prepare_environment run|test HASH
         [[ -z $building ]] || wait "$building" || true # it has the lock open, which the next start would wait for
         exit 1
     fi
+    hash_of "${sources[@]}" >"$venv/.ready-spirv" # pip's build hook has compiled the shaders, too
     if [[ -n $building ]]; then
         wait "$building" || true # where it failed, the next command fails the same way and says so
         if [[ $1 == test ]]; then

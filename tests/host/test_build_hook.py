@@ -1,0 +1,79 @@
+"""The build hook compiles the shaders of every kind of build, or fails; hatchling itself is not needed here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ["standard", "editable"]
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hook on a small tree, whose build_shaders.py notes that it ran; PATH has no compiler."""
+    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("shaders/a.comp", "zinc_attn/kernels/a.py", "zinc_attn/canonical/constants.py", "zinc_attn/limits.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/build_shaders.py").write_text(
+        "import pathlib\n"
+        "pathlib.Path('zinc_attn/spirv').mkdir(exist_ok=True)\n"
+        "pathlib.Path('zinc_attn/spirv/build.json').write_text('made')\n"
+    )
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    made = module.SpirvBuildHook()
+    made.root, made.said = str(tmp_path), []
+    made.app = SimpleNamespace(display_warning=made.said.append)
+    return made
+
+
+def compiler(root: Path) -> None:
+    (root / "bin/glslangValidator").touch(mode=0o755)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_and_stale_shaders_are_compiled(hook: Any, tmp_path: Path, kind: str) -> None:
+    compiler(tmp_path)
+    built = tmp_path / "zinc_attn/spirv/build.json"
+    hook.initialize(kind, {})
+    assert built.read_text() == "made"
+    built.write_text("mine")
+    hook.initialize(kind, {})
+    assert built.read_text() == "mine"  # fresh
+    os.utime(built, (0, 0))
+    hook.initialize(kind, {})
+    assert built.read_text() == "made"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_compiler_missing_shaders_are_an_error(hook: Any, kind: str) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"^zinc_attn/spirv is missing or .* no glslangValidator .* install glslang-tools"
+    ):
+        hook.initialize(kind, {})
+
+
+def test_without_a_compiler_stale_shaders_are_packed_with_a_warning_and_never_run(hook: Any, tmp_path: Path) -> None:
+    built = tmp_path / "zinc_attn/spirv/build.json"
+    built.parent.mkdir()
+    built.touch()
+    os.utime(built, (0, 0))
+    hook.initialize("standard", {})
+    assert len(hook.said) == 1
+    with pytest.raises(RuntimeError, match="older than the shaders"):
+        hook.initialize("editable", {})
