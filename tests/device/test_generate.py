@@ -390,6 +390,14 @@ def test_validate_a_checkpoint_as_a_table(
     assert shown.count("(at most 5e-06), the worst of 2 layers") == 2
 
 
+def test_default_contexts_end_at_the_models_maximum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for most in (300, 8300):
+        file = config_file(tmp_path / f"{most}.json", max_position_embeddings=most)
+        assert run("validate", "--config", file, "--layouts", "2", "--json") == 0
+        found = [json.loads(line)["context"] for line in capsys.readouterr().out.splitlines()]
+        assert found == [300] if most == 300 else [8192, 8300]
+
+
 def test_validate_finds_a_wrong_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

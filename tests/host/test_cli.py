@@ -19,6 +19,7 @@ from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import arguments, plan, sweep_report, terminal
 from zinc_attn.cli import devices as devices_command
+from zinc_attn.cli.sweep import note_contexts
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.runtime.protocol import DeviceInfo
@@ -27,6 +28,7 @@ from zinc_attn.tools.harness.bits import Output, compare, first_difference
 from zinc_attn.tools.harness.files import csv_text, json_line, write_file
 from zinc_attn.tools.harness.inputs import Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
+from zinc_attn.tools.models import PRESETS
 from zinc_attn.tools.sweep import SweepRow, SweepSpec
 from zinc_attn.tools.sweep.points import Sample, samples
 
@@ -432,6 +434,17 @@ def test_q8_0_must_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "zinc-attn: error: dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32\n"
     )
+
+
+def test_a_sweep_says_which_contexts_a_model_was_not_made_for(capsys: pytest.CaptureFixture[str]) -> None:
+    note_contexts(PRESETS["qwen3-8b"], [1024, 40960, 40961, 131072])
+    assert capsys.readouterr().err == (
+        "warning: contexts 40,961, 131,072: qwen3-8b has max_position_embeddings = 40,960; attention is measured as if "
+        "it had more\n"
+    )
+    note_contexts(PRESETS["qwen3-8b"], [1024, 40960])
+    note_contexts(PRESETS["qwen3.8-27b"], [1 << 24])  # its maximum is not known
+    assert capsys.readouterr().err == ""
 
 
 def test_kv_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,6 +156,13 @@ def test_presets(name: str, layers: int, shape: str, kib: int | None) -> None:
     assert slug(name) == name
 
 
+def test_the_tokens_that_a_model_was_made_for(tmp_path: Path) -> None:
+    for given, most in ((4096, 4096), (None, None), ("many", None), (0, None)):
+        assert from_config(write(tmp_path, {**LLAMA, "max_position_embeddings": given})).max_context == most
+    assert from_config(write(tmp_path, LLAMA)).max_context is None
+    assert PRESETS["qwen3-8b"].max_context == 40960
+
+
 def test_every_preset_is_in_the_table() -> None:
     assert len(PRESETS) == 10
 

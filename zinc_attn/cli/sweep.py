@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,7 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
         device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
         if not quiet:
             note_cpu(device.info)
+            note_contexts(model, spec.contexts)
             if args.json:
                 options["on_row"] = lambda row: print(json_line(row), flush=True)
             else:
@@ -141,6 +143,16 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
         say_written(write_report(folder, "sweep", rows, png))
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
+
+
+def note_contexts(model: ModelPreset, contexts: Sequence[int]) -> None:
+    """Say which contexts the model was not made for; they are measured all the same."""
+    beyond = [f"{context:,}" for context in contexts if model.max_context and context > model.max_context]
+    if beyond:
+        say(
+            f"warning: contexts {', '.join(beyond)}: {model.name} has max_position_embeddings = {model.max_context:,}; "
+            "attention is measured as if it had more"
+        )
 
 
 def check_distributed(args: argparse.Namespace) -> None:

@@ -38,7 +38,8 @@ def add_validate(subparsers: Subparsers) -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--model", metavar="DIR", help="folder with config.json and *.safetensors")
     given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
-    add("--contexts", default=generate.CONTEXTS, metavar="N,…", help="keys, k = 1024 (default: %(default)s)")
+    contexts = f"keys, k = 1024 (default: {generate.CONTEXTS}, and none beyond the model's maximum)"
+    add("--contexts", metavar="N,…", help=contexts)
     add("--layouts", default=generate.LAYOUTS, metavar="S,…", help="splits, auto, size:KEYS (default: %(default)s)")
     add_cache_arguments(parser)
     add("--seed", type=int, default=0, metavar="N", help="seed of keys, values, token ids and weights (default: 0)")
@@ -50,11 +51,14 @@ def add_validate(subparsers: Subparsers) -> None:
 def run_validate(args: argparse.Namespace) -> int:
     """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
     need("rich")
-    contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.layouts)
+    contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.layouts)
     seed = check_int("seed", args.seed, 0)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)
     host = generate.load_model(args.model) if args.model else generate.build_model(args.config, seed)
+    most = host.max_positions
+    if args.contexts is None and most is not None:
+        contexts = list(dict.fromkeys(min(context, most) for context in contexts))
     options = generate.ValidationOptions(args.dtype, args.page_size, seed)
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info

@@ -23,7 +23,8 @@ class ModelPreset:
     """The attention of one model.
 
     shape: of the layers that attend to the whole context. attention_layers: how many of these there are.
-    windowed_layers: how many see the last ``window`` keys only. Other layers hold no K and V.
+    windowed_layers: how many see the last ``window`` keys only. Other layers hold no K and V. max_context: the tokens
+    that the model was made for, its config's max_position_embeddings; None where that is not known.
     """
 
     name: str
@@ -32,21 +33,38 @@ class ModelPreset:
     note: str = ""
     windowed_layers: int = 0
     window: int | None = None
+    max_context: int | None = None
 
 
 PRESETS: Final = {
     preset.name: preset
     for preset in (
-        ModelPreset("qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, "10 of 40 layers, the rest linear attention"),
-        ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48),
-        ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36),
+        ModelPreset(
+            "qwen3.6-35b-a3b",
+            AttnShape(16, 2, 256),
+            10,
+            "10 of 40 layers, the rest linear attention",
+            max_context=262_144,
+        ),
+        ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48, max_context=40_960),
+        ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36, max_context=40_960),
         ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, "16 of 64 layers, the rest linear attention"),
-        ModelPreset("gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128),
-        ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024),
-        ModelPreset("gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024),
-        ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32),
-        ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48),
-        ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30),
+        ModelPreset(
+            "gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128, max_context=131_072
+        ),
+        ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024, max_context=131_072),
+        ModelPreset(
+            "gemma-4-31b",
+            AttnShape(32, 4, 512),
+            10,
+            "10 of 60 layers; the others are 32/16/256",
+            50,
+            1024,
+            max_context=262_144,
+        ),
+        ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32, max_context=131_072),
+        ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48, max_context=16_384),
+        ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30, max_context=8_192),
     )
 }
 
@@ -143,7 +161,9 @@ def _preset(config: Mapping[str, Any], name: str) -> ModelPreset:
         raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
     note = f"{full} of {layers} layers" if full < layers else ""
     window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
-    return ModelPreset(name, AttnShape(heads, kv_heads, head_dim), full, note, windowed, window)
+    most = config.get("max_position_embeddings")
+    most = most if isinstance(most, int) and most > 0 else None
+    return ModelPreset(name, AttnShape(heads, kv_heads, head_dim), full, note, windowed, window, most)
 
 
 def _layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:

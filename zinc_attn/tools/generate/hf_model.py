@@ -39,9 +39,14 @@ class HFModel:
         given = self.config.eos_token_id if given is None else given
         return frozenset(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
 
+    @property
+    def max_positions(self) -> int | None:
+        """The most tokens that the config allows; None where it does not say."""
+        return getattr(self.config, "max_position_embeddings", None)
+
     def check_positions(self, tokens: int, what: str) -> None:
         """LimitError for more tokens than the config allows."""
-        most = getattr(self.config, "max_position_embeddings", None)
+        most = self.max_positions
         if most is not None and tokens > most:
             raise LimitError(
                 f"{what}: got {tokens:,} tokens, expected at most max_position_embeddings = {most:,} of {self.name}"

@@ -29,7 +29,7 @@ from .trace import F32, AttentionTrace, Call, first_difference
 
 STEPS: Final = 16  # positions that are decoded
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # by default; the first of all is always the single split
-CONTEXTS: Final = "8k,32k,128k"
+CONTEXTS: Final = "8k,32k,128k"  # by default; in place of those beyond the model's maximum, that maximum
 BOUND: Final = 5e-6  # relative L2 error of a layer's attention outputs against float64 that passes
 BLOCK: Final = 4096  # tokens whose seeded values are made together
 REFERENCE_BLOCK: Final = 2048  # keys that the float64 reference takes at a time
