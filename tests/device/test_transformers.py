@@ -26,12 +26,14 @@ import zinc_attn as za  # noqa: E402
 from zinc_attn import errors, reference  # noqa: E402
 from zinc_attn.cache import rows  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
+from zinc_attn.integrations.transformers import attention as zinc_attention  # noqa: E402
 
 STEPS = 64
 MARGIN = 1e-4  # of logits of order 1, float32 through a few layers
 ULP = 2.0**-23
 NEW = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": None, "eos_token_id": None}
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
+UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
 
 BASE = {
     "vocab_size": 199,
@@ -159,6 +161,7 @@ def bits(x: Any) -> Any:
 # --- architectures -----------------------------------------------------------------------------------------
 
 
+@UNCACHED
 @ONE
 @ARCHITECTURES
 def test_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
@@ -173,6 +176,23 @@ def test_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
         assert {len(one) for row in cache.sequences for one in row} == {cache.get_seq_length()}
     few = {"max_new_tokens": 4}
     assert agree(generate(model_of(name, "eager"), ids, **few), generate(model_of(name), ids, **few), name) >= 2
+
+
+@ONE
+def test_decoding_without_a_cache_of_ours_warns_once(device: za.Device) -> None:
+    zinc_attention._warn_once.cache_clear()
+    model, ids = model_of("llama"), prompt(10)
+    with cache_of(model, device) as cache:
+        generate(model, ids, past_key_values=cache, max_new_tokens=2)
+    generate(model, ids, max_new_tokens=1)  # no step after the prompt, whose keys are uploaded once in any case
+    with pytest.warns(UserWarning) as caught:
+        generate(model, ids, max_new_tokens=4)
+    (warning,) = caught
+    assert str(warning.message) == (
+        "attention 'zinc' runs without a ZincCache, so every step uploads all keys and values again: on lavapipe, a "
+        "decode step with 64 to 32,768 keys took up to 8 times as long as with one; pass "
+        "past_key_values=ZincCache(model.config, capacity)"
+    )
 
 
 @ONE
@@ -458,6 +478,7 @@ def padded(lengths: tuple[int, ...]) -> dict[str, Any]:
     return {"ids": ids, "attention_mask": mask}
 
 
+@UNCACHED
 @ONE
 @pytest.mark.parametrize("name", ["llama", "qwen3_5", "gpt_oss", "gemma3"])
 def test_left_padded_batches(name: str, device: za.Device) -> None:
@@ -480,6 +501,7 @@ def test_beam_search(name: str, device: za.Device) -> None:
         assert torch.equal(generate(model, past_key_values=cache, **options)[0], want)
 
 
+@UNCACHED
 @ONE
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_assisted_generation_gives_the_same_tokens(name: str, device: za.Device) -> None:
