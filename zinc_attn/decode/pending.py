@@ -17,7 +17,8 @@ class PendingAttention:
     """
 
     def __init__(self, cache: KVCache, collect: Callable[[], Any], places: list[Reservation], largest: float) -> None:
-        self._cache, self._collect, self._places, self._largest = cache, collect, places, largest
+        self._cache, self._places, self._largest = cache, places, largest
+        self._collect: Callable[[], Any] | None = collect
         self._found: Any = None
         self._error: Exception | None = None
 
@@ -26,17 +27,23 @@ class PendingAttention:
         with self._cache.lock:
             if self._cache.unfinished is self:
                 self._cache.begin()
-        if self._error is not None:
-            raise self._error
-        return self._found
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._found
+        finally:
+            del self  # from the frame that the error keeps, so that the two go when they are dropped
 
     def complete(self) -> None:
         """Under the cache's lock: wait, take the results, and let the new rows count; or keep the error and give their
         places back. Ctrl-C leaves it to be called again."""
+        self._error = None
         try:
+            assert self._collect is not None
             self._found = self._collect()
             self._cache.commit([one for one in self._places if one.state == "open"], self._largest)
         except Exception as error:
-            self._error = error
-        self._cache.unfinished = None
+            self._error = error.with_traceback(None)
+        self._cache.unfinished = self._collect = None
+        self._places = []
         self._cache.end()

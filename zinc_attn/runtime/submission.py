@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ..errors import ZincAttnError
 from .protocol import Recording, Runtime
 
 
@@ -12,7 +15,7 @@ class DeviceSubmission:
         self._runtime = runtime
         self._recordings: list[Recording] = []
         self._sent = False
-        self._error: Exception | None = None
+        self._failure: Callable[[], ZincAttnError] | None = None
 
     def add(self, recording: Recording) -> None:
         """Submit ``recording`` with the others."""
@@ -20,17 +23,18 @@ class DeviceSubmission:
 
     def send(self) -> None:
         """Submit; a second call does nothing, or raises the error of the first. After Ctrl-C it may be made again."""
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise self._failure()
         if self._recordings and not self._sent:
             try:
                 self._runtime.start(*self._recordings)
-            except Exception as error:
-                self._error = error
+            except ZincAttnError as error:
+                kind, text = type(error), str(error)
+                self._failure = lambda: kind(text)  # the error itself holds frames, and what their calls were given
                 raise
         self._sent = True
 
     @property
     def open(self) -> bool:
         """Whether it can take more recordings."""
-        return not self._sent and self._error is None
+        return not self._sent and self._failure is None
