@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import pytest
 from support import DRIVERS, FULL, RUNTIMES, open_device
 
 import zinc_attn as za
+from zinc_attn.runtime import devices as machine
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,20 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
     """Every driver, on the dispatchers that ``pytest_generate_tests`` names."""
     with open_device(*request.param) as opened:
         yield opened
+
+
+@pytest.fixture
+def commands_on_best_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands run on the machine's best device, and torch on one thread."""
+    import torch
+
+    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
+    if others and "ZINC_ATTN_DEVICE" not in os.environ:
+        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(machine.choose(others).index))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import BASE, TEXT, byte_tokenizer, config_file
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
@@ -20,67 +20,13 @@ transformers = pytest.importorskip("transformers", reason="pip install 'zinc-att
 import zinc_attn as za  # noqa: E402
 from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.runtime import devices as machine  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
-from zinc_attn.tools.generate import checks, hf_model  # noqa: E402
+from zinc_attn.tools.generate import checkpoints as checkpoints_module  # noqa: E402
+from zinc_attn.tools.generate import checks  # noqa: E402
+from zinc_attn.tools.generate.hf_model import quiet  # noqa: E402
 
-BASE = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.15,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-HYBRID = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen3_5_moe_text": {**HYBRID, **MOE, "dtype": "bfloat16"},
-    "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma4_text": {  # two shapes; the last two layers attend the keys and values of the first two
-        **WINDOWS,
-        "num_hidden_layers": 4,
-        "layer_types": WINDOWS["layer_types"] * 2,
-        "num_kv_shared_layers": 2,
-        "global_head_dim": 128,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 300,
-    },
-    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0},
-}
-TEXT = "the sea is wide, the sky is blue; a bit that never moves ä€"
 RUN = ("--runtime", "vulkan")
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On one thread, and on the machine's best device."""
-    others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
-    if others and "ZINC_ATTN_DEVICE" not in os.environ:
-        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(machine.choose(others).index))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def config_file(path: Path, kind: str = "llama", **changes: Any) -> Path:
-    path.write_text(json.dumps({"model_type": kind, **BASE, **CONFIGS[kind], **changes}))
-    return path
+pytestmark = pytest.mark.usefixtures("commands_on_best_device")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +37,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     @cache
     def make(kind: str) -> Path:
         host = generate.build_model(config_file(root / f"{kind}.json", kind), seed=7)
-        host.model.save_pretrained(root / kind)
+        with quiet():  # its progress bar would be among what a command says
+            host.model.save_pretrained(root / kind)
         return root / kind
 
     return make
@@ -100,16 +47,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 @pytest.fixture(scope="module")
 def with_tokenizer(checkpoints: Callable[[str], Path]) -> Path:
     """A checkpoint with a byte-level tokenizer of its 300 ids."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     path = checkpoints("llama").parent / "text"
     shutil.copytree(checkpoints("llama"), path)
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
     return path
 
 
@@ -266,9 +206,9 @@ def copied(source: Path, target: Path, **changes: Any) -> Path:
         ({"head_dim": 40}, "head_dim: got 40, expected one of "),
         (
             {"intermediate_size": 100},
-            "has 6 weights of other shapes than its config.json says, the first model.layers.0.",
+            "it has 6 weights of other shapes than its config says, the first model.layers.0.",
         ),
-        ({"num_hidden_layers": 3}, "lacks 9 weights of LlamaForCausalLM, the first model.layers.2."),
+        ({"num_hidden_layers": 3}, "it lacks 9 weights of LlamaForCausalLM, the first model.layers.2."),
     ],
 )
 def test_models_refused(
@@ -296,7 +236,7 @@ def test_a_broken_safetensors_file_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", "text"], "prompt: {} has no tokenizer files, expected --prompt-ids, for example 1,2,3"),
+        (["--prompt", "text"], "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"),
         (["--prompt-ids", "1,300"], "prompt: got 300, expected an int from 0 to 299"),
         (
             ["--prompt-ids", "1,2", "--capacity", "8", "--max-new-tokens", "8"],
@@ -441,7 +381,7 @@ def test_validate_refuses_what_there_is_no_room_for(
     assert "16,777,216 keys: refused: " in shown and "64 keys against float64" in shown
     assert run("validate", "--config", config_file(tmp_path / "d.json"), "--contexts", "2k") == 2
     assert "contexts: got 2,048 tokens, expected at most max_position_embeddings = 1,024" in capsys.readouterr().err
-    monkeypatch.setattr(hf_model, "check_memory", _no_room)
+    monkeypatch.setattr(checkpoints_module, "check_memory", _no_room)
     assert run("validate", "--config", file) == 2
     assert "no room for random weights" in capsys.readouterr().err
 

@@ -66,7 +66,11 @@ def folder(path: Path, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "model: got '{0}', expected a folder with config.json and *.safetensors; nothing is downloaded"),
+        (
+            None,
+            "model: got '{0}', expected a folder with config.json and *.safetensors, or a GGUF file; nothing is "
+            "downloaded",
+        ),
         ({}, "model: cannot read {0}/config.json: No such file or directory; expected a Hugging Face config.json"),
         ({"config__json": "{"}, "model: {0}/config.json is not JSON: "),
         ({"config__json": "[]"}, "model: {0}/config.json has no model_type, expected a Hugging Face config.json"),

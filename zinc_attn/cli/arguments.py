@@ -66,6 +66,12 @@ def add_page_size(parser: Any) -> None:
     parser.add_argument("--page-size", type=int, default=PAGE_SIZE, metavar="N", help=text)
 
 
+def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
+    """--model of a command that runs a checkpoint. parser: or a group of one."""
+    text = "a GGUF file, or a folder with one, or with config.json, *.safetensors and tokenizer files"
+    parser.add_argument("--model", metavar="PATH", required=required, help=text)
+
+
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """--dtype and --page-size of a model's cache."""
     parser.add_argument("--dtype", choices=DTYPE_BYTES, help="dtype of keys and values (default: the model's)")

@@ -12,7 +12,14 @@ from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..tools import generate
-from .arguments import Subparsers, add_cache_arguments, add_command, add_device_arguments, parse_numbers
+from .arguments import (
+    Subparsers,
+    add_cache_arguments,
+    add_checkpoint_argument,
+    add_command,
+    add_device_arguments,
+    parse_numbers,
+)
 from .terminal import figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar, say
 
 
@@ -33,7 +40,7 @@ def add_generate(subparsers: Subparsers) -> None:
         "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0 --selfcheck",
     )
     add = parser.add_argument
-    add("--model", metavar="DIR", required=True, help="folder with config.json, *.safetensors and tokenizer files")
+    add_checkpoint_argument(parser, required=True)
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")
     given.add_argument("--prompt-ids", metavar="N,…", help="token ids; ids come out, too")
@@ -74,7 +81,7 @@ def run_generate(args: argparse.Namespace) -> int:
     host = generate.load_model(args.model)
     tokenizer = generate.load_tokenizer(args.model) if given is None else None
     if given is None and tokenizer is None:
-        raise ArgumentError(f"prompt: {args.model} has no tokenizer files, expected --prompt-ids, for example 1,2,3")
+        raise ArgumentError(f"prompt: {args.model} has no tokenizer, expected --prompt-ids, for example 1,2,3")
     text = read_stdin() if args.prompt == "-" else args.prompt
     prompt = given if tokenizer is None else [int(i) for i in tokenizer(text)["input_ids"]]
     assert prompt is not None

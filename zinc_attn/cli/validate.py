@@ -11,7 +11,14 @@ from ..runtime.device import Device
 from ..tools import generate
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
-from .arguments import UNMET, Subparsers, add_cache_arguments, add_command, add_device_arguments
+from .arguments import (
+    UNMET,
+    Subparsers,
+    add_cache_arguments,
+    add_checkpoint_argument,
+    add_command,
+    add_device_arguments,
+)
 from .terminal import figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar
 
 
@@ -36,7 +43,7 @@ def add_validate(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--model", metavar="DIR", help="folder with config.json and *.safetensors")
+    add_checkpoint_argument(given)
     given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
     contexts = f"keys, k = 1024 (default: {generate.CONTEXTS}, and none beyond the model's maximum)"
     add("--contexts", metavar="N,…", help=contexts)

@@ -5,9 +5,10 @@ to the side that it comes from: if an attention call got the same q, k and v and
 wrong; if q, k or v differ first, or the logits after equal attention, the model's own arithmetic has moved.
 """
 
+from .checkpoints import build_model, load_model, load_tokenizer
 from .checks import Check, selfcheck
 from .generation import Generation, Settings, generate_ids, stream_text
-from .hf_model import HFModel, build_model, load_model, load_tokenizer
+from .hf_model import HFModel
 from .trace import AttentionTrace
 from .validation import BOUND, CONTEXTS, LAYOUTS, STEPS, ContextResult, ValidationOptions, validate
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model in transformers, on the CPU, with attention "zinc". Nothing is ever downloaded."""
+"""A Hugging Face model in transformers, on the CPU, with attention "zinc"."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import ArgumentError, DeviceMemoryError, LimitError, UnsupportedError, ZincAttnError
-from ..models import read_config
+from ...errors import DeviceMemoryError, LimitError, UnsupportedError, ZincAttnError
 
 
 @dataclass(frozen=True)
 class HFModel:
-    """A transformers model in evaluation mode with attention "zinc". nbytes: of its weights."""
+    """A transformers model in evaluation mode with attention "zinc"."""
 
     name: str
     model: Any
-    nbytes: int
 
     @property
     def config(self) -> Any:
@@ -53,12 +51,28 @@ class HFModel:
             )
 
     def logits(self, ids: Any, cache: Any) -> Any:
-        """Run one forward of token ids (1, n) on a ZincCache, and return the last one's float32 logits (vocab,).
+        """Run one forward of token ids (1, n) on a cache, and return the last one's float32 logits (vocab,).
 
         UnsupportedError: what the model's own code raises.
         """
         keeps_few = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        arguments = {"logits_to_keep": 1} if keeps_few else {}
+        return self._forward(ids, cache, {"logits_to_keep": 1} if keeps_few else {})[-1].float()
+
+    def all_logits(self, ids: Any, cache: Any) -> Any:
+        """The same, with the float32 logits of all the ids: (n, vocab)."""
+        return self._forward(ids, cache, {}).float()
+
+    @contextmanager
+    def eager_attention(self) -> Iterator[None]:
+        """Run the block with transformers' own eager attention in place of "zinc"."""
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(integration().NAME)
+
+    def _forward(self, ids: Any, cache: Any, arguments: dict[str, Any]) -> Any:
+        """The logits (rows, vocab) of one forward, in the model's dtype."""
         try:
             made = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **arguments)
         except (ZincAttnError, MemoryError):
@@ -66,7 +80,7 @@ class HFModel:
         except Exception as error:
             text = f"{type(error).__name__}: {_one_line(error)}"
             raise UnsupportedError(f"model: a forward of {type(self.model).__name__} failed: {text}") from error
-        return made.logits[0, -1].float()
+        return made.logits[0]
 
     def describe(self) -> str:
         """How many attention layers of which shape it has, and how many others."""
@@ -87,125 +101,6 @@ def integration() -> Any:
     return hf
 
 
-def load_model(path: str | Path) -> HFModel:
-    """The checkpoint in folder ``path``: config.json and safetensors files.
-
-    ArgumentError: no such folder, or a file that is missing, broken, or lacks weights. UnsupportedError: an
-    architecture that transformers, or attention "zinc", does not do. DeviceMemoryError: more weights than the host's
-    memory.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ArgumentError(
-            f"model: got {str(path)!r}, expected a folder with config.json and *.safetensors; nothing is downloaded"
-        )
-    _model_type(folder / "config.json")
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in folder.glob(pattern))
-        raise ArgumentError(
-            f"model: {folder} has {', '.join(others) or 'no weights'}, expected safetensors files (*.safetensors)"
-        )
-    nbytes = sum(file.stat().st_size for file in files)
-    hf = integration()
-    from transformers import AutoModelForCausalLM
-
-    with quiet(), _refusing(f"model: cannot load {folder}"):
-        config = _config(folder)
-        check_memory(nbytes, "its weights")
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype="auto",
-            attn_implementation=hf.NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # _check_weights refuses them by name
-        )
-    _check_weights(folder, type(model).__name__, report)
-    return HFModel(folder.resolve().name, model.eval(), nbytes)
-
-
-def _check_weights(folder: Path, architecture: str, report: dict[str, Any]) -> None:
-    """Refuse weights that are missing or have other shapes than the config says."""
-    if wrong := sorted(report["mismatched_keys"]):
-        name, got, expected = wrong[0]
-        raise ArgumentError(
-            f"model: {folder} has {len(wrong)} weights of other shapes than its config.json says, the first {name}: "
-            f"got {tuple(got)}, expected {tuple(expected)}"
-        )
-    if lacking := sorted(report["missing_keys"]):
-        raise ArgumentError(
-            f"model: {folder} lacks {len(lacking)} weights of {architecture}, the first {lacking[0]}; "
-            "expected all of them"
-        )
-
-
-def build_model(path: str | Path, seed: int = 0) -> HFModel:
-    """A model with seeded random weights from a Hugging Face config.json. Errors as ``load_model``."""
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    _model_type(file)
-    hf = integration()
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with quiet(), _refusing(f"config: cannot build a model from {file}"):
-        config = _config(file)
-        options = {"attn_implementation": hf.NAME, "dtype": config.dtype or torch.float32, "trust_remote_code": False}
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config, **options)
-        nbytes = sum(one.numel() * one.element_size() for one in empty.parameters())
-        check_memory(nbytes, "random weights")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, **options)
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return HFModel(name, model.eval(), nbytes)
-
-
-def load_tokenizer(path: str | Path) -> Any | None:
-    """The tokenizer in a checkpoint's folder; None where it has no files of one. ArgumentError: they are broken."""
-    folder = Path(path)
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
-    if not any((folder / name).is_file() for name in names):
-        return None
-    integration()
-    from transformers import AutoTokenizer
-
-    with quiet(), _refusing(f"model: cannot load the tokenizer in {folder}"):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _model_type(path: Path) -> str:
-    """The model_type that a config.json states."""
-    file, data = read_config(path)
-    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise ArgumentError(f"model: {file} has no model_type, expected a Hugging Face config.json")
-    return str(data["model_type"])
-
-
-def _config(path: Path) -> Any:
-    """The config of a folder or file, of a model that a ZincCache serves."""
-    import transformers
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
-
-    if (kind := _model_type(path)) not in CONFIG_MAPPING:
-        raise UnsupportedError(
-            f"got model_type {kind!r}, which transformers {transformers.__version__} does not know; a checkpoint's own "
-            "code is never run"
-        )
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedError(f"got model_type {config.model_type!r}, expected a causal language model")
-    if getattr(config.get_text_config(decoder=True), "kv_lora_rank", None):
-        raise UnsupportedError("got kv_lora_rank: latent attention (MLA), expected grouped-query attention")
-    integration().ZincCache(config, 1).close()  # refuses layers that it does not serve, before weights are read
-    return config
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' notes and progress bars."""
@@ -223,7 +118,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def refusing(what: str) -> Iterator[None]:
     """Turn errors of transformers, safetensors and torch into typed ones that begin with ``what``."""
     try:
         yield

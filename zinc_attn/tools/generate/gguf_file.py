@@ -1,0 +1,134 @@
+"""A GGUF file: where it is, and what transformers' loader of these files needs or would leave out without a word."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import ArgumentError, RuntimeUnavailableError, UnsupportedError
+
+PACKAGES: Final = ("gguf", "accelerate")  # what transformers' loader imports beside torch
+_MAGIC: Final = b"GGUF"
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What a GGUF file says of itself.
+
+    scaling: the name of a field or tensor that scales the rotary positions, "" for none; parts: files that the
+    checkpoint is split into.
+    """
+
+    architecture: str
+    has_tokenizer: bool
+    scaling: str
+    parts: int
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that ``path`` names, or the only one in a folder without safetensors files; None for none.
+
+    ArgumentError: there is no such file, or several are in the folder.
+    """
+    if path.suffix == ".gguf" and not path.is_dir():
+        if not path.is_file():
+            raise ArgumentError(f"model: got {str(path)!r}, which is no file, expected a GGUF file or a folder")
+        return path
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ArgumentError(f"model: {path} has {len(files)} GGUF files, expected the path of one of them: {names}")
+    return files[0] if files else None
+
+
+def read_header(file: Path) -> GGUFHeader:
+    """Read and check the header of a GGUF file.
+
+    RuntimeUnavailableError: a package that loads GGUF files is missing. ArgumentError: no GGUF file, or a truncated
+    one. UnsupportedError: one part of several.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RuntimeUnavailableError(
+            f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: pip install 'zinc-attn[gguf]'"
+        )
+    try:
+        facts = file.stat()
+        header = _read(file, facts.st_size, facts.st_mtime_ns)
+    except OSError as error:
+        raise ArgumentError(f"model: cannot read {file}: {error.strerror}; expected a GGUF file") from error
+    if header.parts > 1:
+        raise UnsupportedError(
+            f"model: {file} is one of the {header.parts} parts of a checkpoint, expected a whole one; join them with "
+            "llama.cpp's llama-gguf-split --merge"
+        )
+    return header
+
+
+def check_scaling(header: GGUFHeader, config: Any) -> None:
+    """UnsupportedError where the file scales the rotary positions and the config that was made from it does not."""
+    if header.scaling and set(_rope_types(getattr(config, "rope_parameters", None))) <= {"default"}:
+        import transformers
+
+        raise UnsupportedError(
+            f"got scaled rotary positions ({header.scaling}), which transformers {transformers.__version__} does not "
+            "read from a GGUF file; expected a file without, or the same checkpoint as safetensors files"
+        )
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, size: int, changed: int) -> GGUFHeader:
+    """The header of a file of this size and time of change, which are there to tell a new file from an old one."""
+    from gguf import GGUFReader
+
+    with open(file, "rb") as opened:
+        if opened.read(len(_MAGIC)) != _MAGIC:
+            raise ArgumentError(f"model: {file} does not begin with the letters GGUF, expected a GGUF file")
+    try:
+        reader = GGUFReader(os.fspath(file))
+        found = _fields(reader)
+        architecture = str(found["general.architecture"])
+    except Exception as error:  # whatever reading beyond the end, or of other bytes, comes to
+        raise ArgumentError(
+            f"model: {file} is truncated or damaged: got {size:,} bytes that are no whole GGUF file; expected a "
+            "complete one, so copy or download it again"
+        ) from error
+    return GGUFHeader(
+        architecture=architecture,
+        has_tokenizer="tokenizer.ggml.model" in found,
+        scaling=_scaling(found, architecture, {tensor.name for tensor in reader.tensors}),
+        parts=int(found.get("split.count", 1)),
+    )
+
+
+def _fields(reader: Any) -> dict[str, Any]:
+    """The fields of a GGUF file, without the contents of arrays."""
+    fields = reader.fields.values()
+    return {field.name: field.contents() if len(field.data) == 1 else None for field in fields}
+
+
+def _scaling(found: dict[str, Any], architecture: str, tensors: set[str]) -> str:
+    """The field or tensor that scales the rotary positions, or an empty string."""
+    prefix = f"{architecture}.rope."
+    if found.get(f"{prefix}scaling.type", "none") != "none":
+        return f"{prefix}scaling.type = {found[f'{prefix}scaling.type']}"
+    for name in (f"{prefix}scaling.factor", f"{prefix}scale_linear"):
+        if found.get(name, 1) not in (0, 1):  # llama.cpp takes 0 for none
+            return f"{name} = {found[name]:g}"
+    return next(iter(sorted(name for name in tensors if name.startswith(("rope_freqs", "rope_factors")))), "")
+
+
+def _rope_types(parameters: Any) -> Iterator[str]:
+    """The rope types that a config states; in some models there is one per layer type."""
+    if isinstance(parameters, dict):
+        if "rope_type" in parameters:
+            yield parameters["rope_type"]
+        for value in parameters.values():
+            yield from _rope_types(value)
