@@ -149,7 +149,7 @@ def test_paths_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_without_a_tokenizer(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_gguf(tmp_path / "bare.gguf", model, tokenizer=False)
     assert run("generate", "--model", path, "--prompt-ids", "1,2", "--max-new-tokens", 2) == 0
-    for arguments, name in ((["generate", "--prompt", "a"], "prompt"),):
+    for arguments, name in ((["generate", "--prompt", "a"], "prompt"), (["generate", "--chat"], "chat")):
         capsys.readouterr()
         assert run(*arguments, "--model", path) == 2
         assert error_of(capsys).startswith(f"{name}: {path} has no tokenizer, expected ")
@@ -161,7 +161,7 @@ def test_without_the_packages(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
-    for command in (["generate", "--prompt", "a"], ["validate"]):
+    for command in (["generate", "--prompt", "a"], ["generate", "--chat"], ["validate"]):
         assert run(*command, "--model", file) == 2
         assert error_of(capsys) == (
             f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: pip install 'zinc-attn[gguf]'"

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..runtime.device import Device
-from ..runtime.protocol import DeviceInfo
 from ..tools import generate
 from .arguments import (
     Subparsers,
@@ -20,7 +19,8 @@ from .arguments import (
     add_device_arguments,
     parse_numbers,
 )
-from .terminal import figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar, say
+from .chat import run_chat, say_figures
+from .terminal import need, new_table, note_cpu, print_json, print_table, progress_bar, say
 
 
 def add_generate(subparsers: Subparsers) -> None:
@@ -30,13 +30,16 @@ def add_generate(subparsers: Subparsers) -> None:
         "generate",
         "run a Hugging Face checkpoint with its attention on the device",
         "The model runs in transformers on the CPU, its keys and values live on the Vulkan device. Text goes to\n"
-        "stdout as it comes; tokens/s, and the attention function's share of decode time, to stderr. Nothing is\n"
-        "ever downloaded. --selfcheck generates again with other split layouts, page sizes and prefill chunks.\n\n"
+        "stdout as it comes; tokens/s, and the attention function's share of decode time, to stderr, without the\n"
+        "warm-up before. Nothing is ever downloaded. --selfcheck generates again with other split layouts, page\n"
+        "sizes and prefill chunks. --chat reads turns from stdin, a line each, and answers with the checkpoint's\n"
+        "chat template: Ctrl-D ends the conversation, Ctrl-C an answer.\n\n"
         "exit status:\n"
         "  0  fine\n"
         "  1  --selfcheck: a layout or a page size gave other bits\n"
         "  2  wrong arguments, no device, no room, or a model that cannot be run",
         "  zinc-attn generate --model ~/models/Qwen3-0.6B --prompt 'The sea is' --max-new-tokens 64\n"
+        "  zinc-attn generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat\n"
         "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0 --selfcheck",
     )
     add = parser.add_argument
@@ -44,6 +47,7 @@ def add_generate(subparsers: Subparsers) -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")
     given.add_argument("--prompt-ids", metavar="N,…", help="token ids; ids come out, too")
+    given.add_argument("--chat", action="store_true", help="hold a conversation, a line of stdin per turn")
     add(
         "--max-new-tokens", type=int, default=128, metavar="N", help="tokens to generate at most (default: %(default)s)"
     )
@@ -54,9 +58,9 @@ def add_generate(subparsers: Subparsers) -> None:
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument("--num-splits", type=int, metavar="N", help="splits (default: the split rule)")
     layout.add_argument("--split-size", type=int, metavar="N", help="keys per split")
-    add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed)")
+    add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed; --chat: 4096)")
     add("--selfcheck", action="store_true", help="compare layouts, page sizes and prefill chunks")
-    add("--json", action="store_true", help="one JSON object on stdout, in place of the text")
+    add("--json", action="store_true", help="one JSON object on stdout, in place of the text; --chat: one per turn")
     add_device_arguments(parser)
     parser.set_defaults(run=run_generate)
 
@@ -75,6 +79,10 @@ def run_generate(args: argparse.Namespace) -> int:
         split_size=args.split_size,
         capacity=args.capacity,
     )
+    if args.chat:
+        if args.selfcheck:
+            raise ArgumentError("selfcheck: got --chat, expected --prompt or --prompt-ids")
+        return run_chat(args, settings)
     given = None
     if args.prompt is None:
         given = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3")
@@ -102,7 +110,7 @@ def run_generate(args: argparse.Namespace) -> int:
         if tokenizer is None:
             say("token ids in, token ids out: no tokenizer is used")
         traced = generate.AttentionTrace(digests=args.selfcheck)
-        made = generate.generate_ids(host, device, prompt, settings, on_token=on_token, trace=traced)
+        made = generate.generate_ids(host, device, prompt, settings, on_token=on_token, trace=traced, warm=True)
         end()
         if not args.json:
             print(flush=True)
@@ -127,20 +135,6 @@ def read_stdin() -> str:
         return "" if sys.stdin is None else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"prompt: stdin cannot be read: {error}; expected text") from error
-
-
-def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation) -> None:
-    """Tokens per second and attention's share, on stderr."""
-    figures = made.figures
-    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
-    rate = figure(figures["prefill_tokens_s"])
-    say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")
-    if figures["decode_tokens_s"] is not None:
-        say(
-            f"decode   {plural(len(made.steps_s), 'token')} in {made.decode_s:.3g} s: "
-            f"{figure(figures['decode_tokens_s'])} tokens/s, median {figure(figures['median_step_ms'])} ms; "
-            f"attention {100 * figures['attention_share']:.3g} %"
-        )
 
 
 def print_checks(checks: Sequence[generate.Check]) -> None:

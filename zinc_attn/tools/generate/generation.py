@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...shapes import storage_dtype
 from ..sweep import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet
 from .trace import AttentionTrace
+from .warm_up import warm_up
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class Settings:
         if self.dtype is not None:
             storage_dtype(self.dtype)
 
+    @property
+    def layout(self) -> dict[str, int]:
+        """num_splits or split_size, where one is set."""
+        given = {"num_splits": self.num_splits, "split_size": self.split_size}
+        return {name: value for name, value in given.items() if value is not None}
+
     def tokens(self, prompt: int) -> int:
         """Tokens that the cache must hold; the last new one never enters it. ArgumentError beyond ``capacity``."""
         needed = prompt + self.max_new_tokens - 1
@@ -68,7 +76,8 @@ class Settings:
 class Generation:
     """What came out. Times are in seconds; decode is the forwards of single tokens and choosing the next ones.
 
-    stopped: "length" or "eos". margins: by how much the best logit led when each id was chosen.
+    stopped: "length" or "eos". margins: by how much the best logit led when each id was chosen. warm_up_s: the time of
+    the warm-up before, which is in no other time.
     """
 
     ids: list[int]
@@ -81,12 +90,14 @@ class Generation:
     decode_attention_s: float
     steps_s: list[float]
     margins: list[float]
+    warm_up_s: float = 0.0
 
     @property
     def figures(self) -> dict[str, Any]:
         """Tokens per second and attention's share of decode; None where nothing was decoded."""
         decoded = len(self.steps_s)
         return {
+            "warm_up_s": self.warm_up_s,
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": len(self.ids),
             "prefill_s": self.prefill_s,
@@ -98,23 +109,40 @@ class Generation:
         }
 
 
-class _Sampler:
+def combined(parts: Sequence[Generation], warm_up_s: float) -> Generation:
+    """Generations on one cache, at least one, as one: ids, margins and times of all, behind one warm-up."""
+    last = parts[-1]
+    return replace(
+        last,
+        ids=[token for one in parts for token in one.ids],
+        prompt_tokens=sum(one.prompt_tokens for one in parts),
+        prefill_s=sum(one.prefill_s for one in parts),
+        decode_s=sum(one.decode_s for one in parts),
+        prefill_attention_s=sum(one.prefill_attention_s for one in parts),
+        decode_attention_s=sum(one.decode_attention_s for one in parts),
+        steps_s=[step for one in parts for step in one.steps_s],
+        margins=[margin for one in parts for margin in one.margins],
+        warm_up_s=warm_up_s,
+    )
+
+
+class Sampler:
     """Chooses the next token: at temperature 0 the best logit, otherwise one drawn from the seed's generator."""
 
     def __init__(self, settings: Settings) -> None:
         import torch
 
         self.temperature, self.generator = settings.temperature, torch.Generator().manual_seed(settings.seed)
-        self.margins: list[float] = []
 
-    def choose(self, logits: Any) -> int:
+    def choose(self, logits: Any) -> tuple[int, float]:
+        """A token id, and by how much the best logit led."""
         import torch
 
         best = logits.topk(2).values
-        self.margins.append(float(best[0] - best[1]))
+        margin = float(best[0] - best[1])
         if self.temperature == 0:
-            return int(logits.argmax())
-        return int(torch.multinomial(torch.softmax(logits / self.temperature, -1), 1, generator=self.generator))
+            return int(logits.argmax()), margin
+        return int(torch.multinomial(torch.softmax(logits / self.temperature, -1), 1, generator=self.generator)), margin
 
 
 def generate_ids(
@@ -126,55 +154,88 @@ def generate_ids(
     on_token: Callable[[int], None] = lambda token: None,
     trace: AttentionTrace | None = None,
     chunks: Sequence[int] | None = None,
+    warm: bool = False,
 ) -> Generation:
     """Prefill ``prompt`` (token ids) in chunks, then decode until a stop id or max_new_tokens.
 
     on_token: called with each new id. trace: the cache's observer. chunks: sizes of the prompt's chunks, in place of
-    settings.prefill_chunk. ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that is too
-    small.
+    settings.prefill_chunk. warm: run ``warm_up`` before, so that the times are without it.
+    ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that is too small.
     """
-    import torch
-
-    needed = _checked_tokens(model, prompt, settings)
-    trace, sampler = trace or AttentionTrace(), _Sampler(settings)
-    layout = {"num_splits": settings.num_splits, "split_size": settings.split_size}
-    options = {"device": device, "dtype": settings.dtype, "page_size": settings.page_size, **layout}
-    ids, prefill_s, steps_s = list[int](), list[float](), list[float]()
-    with integration().ZincCache(model.model.config, needed, **options) as cache, torch.no_grad(), quiet():
-        cache.allocate(model.dtype)
-        cache.observer = trace
-        parts = torch.tensor([list(prompt)]).split(list(chunks or settings.chunks(len(prompt))), dim=1)
-        while not ids or (len(ids) < settings.max_new_tokens and ids[-1] not in model.stop_ids):
-            with trace.timed(steps_s if ids else prefill_s):
-                for part in (torch.tensor([[ids[-1]]]),) if ids else parts:
-                    logits = model.logits(part, cache)
-                trace.end_step(logits)
-                ids.append(sampler.choose(logits))
-            on_token(ids[-1])
-        dtype = cache.caches[0].dtype
-    return Generation(
-        ids=ids,
-        prompt_tokens=len(prompt),
-        stopped="eos" if ids[-1] in model.stop_ids else "length",
-        dtype=dtype,
-        prefill_s=prefill_s[0],
-        decode_s=sum(steps_s),
-        prefill_attention_s=trace.steps_s[0],
-        decode_attention_s=sum(trace.steps_s[1:]),
-        steps_s=steps_s,
-        margins=sampler.margins,
-    )
-
-
-def _checked_tokens(model: HFModel, prompt: Sequence[int], settings: Settings) -> int:
-    """Tokens that the cache must hold for a prompt that the model takes."""
     if not prompt:
         raise ArgumentError("prompt: got no token, expected at least one")
     for one in prompt:
         check_int("prompt", one, 0, model.config.vocab_size - 1)
     needed = settings.tokens(len(prompt))
     model.check_positions(len(prompt) + settings.max_new_tokens, "prompt, max_new_tokens")
-    return needed
+    sizes = list(chunks or settings.chunks(len(prompt)))
+    with open_cache(model, device, settings, needed) as cache:
+        last = len(prompt) + settings.max_new_tokens - 1
+        warm_up_s = warm_up(model, cache, settings.layout, sizes, last) if warm else 0.0
+        made = continue_text(
+            model,
+            cache,
+            prompt,
+            settings.max_new_tokens,
+            Sampler(settings),
+            on_token=on_token,
+            trace=trace,
+            chunks=sizes,
+        )
+    return replace(made, warm_up_s=warm_up_s)
+
+
+@contextmanager
+def open_cache(model: HFModel, device: Device, settings: Settings, tokens: int) -> Iterator[Any]:
+    """A ZincCache for ``tokens`` tokens with the settings' dtype, pages and layout. Its memory has been taken."""
+    options = {"device": device, "dtype": settings.dtype, "page_size": settings.page_size, **settings.layout}
+    with integration().ZincCache(model.model.config, tokens, **options) as cache:
+        cache.allocate(model.dtype)
+        yield cache
+
+
+def continue_text(
+    model: HFModel,
+    cache: Any,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    sampler: Sampler,
+    *,
+    on_token: Callable[[int], None],
+    trace: AttentionTrace | None = None,
+    chunks: Sequence[int],
+) -> Generation:
+    """Prefill ``prompt`` behind the tokens that ``cache`` has, then decode until a stop id or max_new_tokens.
+
+    A new id is handed to ``on_token`` before it enters the cache, and the last one never does.
+    """
+    import torch
+
+    cache.observer = trace = trace or AttentionTrace()
+    ids, prefill_s, steps_s, margins = list[int](), list[float](), list[float](), list[float]()
+    parts = torch.tensor([list(prompt)]).split(list(chunks), dim=1)
+    with torch.no_grad(), quiet():
+        while not ids or (len(ids) < max_new_tokens and ids[-1] not in model.stop_ids):
+            with trace.timed(steps_s if ids else prefill_s):
+                for part in (torch.tensor([[ids[-1]]]),) if ids else parts:
+                    logits = model.logits(part, cache)
+                trace.end_step(logits)
+                token, margin = sampler.choose(logits)
+                ids.append(token)
+                margins.append(margin)
+            on_token(token)
+    return Generation(
+        ids=ids,
+        prompt_tokens=len(prompt),
+        stopped="eos" if ids[-1] in model.stop_ids else "length",
+        dtype=cache.caches[0].dtype,
+        prefill_s=prefill_s[0],
+        decode_s=sum(steps_s),
+        prefill_attention_s=trace.steps_s[0],
+        decode_attention_s=sum(trace.steps_s[1:]),
+        steps_s=steps_s,
+        margins=margins,
+    )
 
 
 def even_chunks(tokens: int, size: int) -> list[int]:

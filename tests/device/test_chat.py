@@ -1,0 +1,263 @@
+"""Conversations: what a turn keeps of the ones before, interrupted answers, and ``zinc-attn generate --chat``."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import TEMPLATE, byte_tokenizer, config_file
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+
+import zinc_attn as za  # noqa: E402
+from zinc_attn.cli import app as cli  # noqa: E402
+from zinc_attn.tools import generate  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("commands_on_best_device")
+TURNS = ("the sea is wide", "a bit never moves", "the sky is blue; ä€")
+SETTINGS = generate.Settings(max_new_tokens=9)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a chat template."""
+    folder = tmp_path_factory.mktemp("chat")
+    generate.build_model(config_file(folder / "llama.json"), seed=7).model.save_pretrained(folder / "m")
+    byte_tokenizer(TEMPLATE).save_pretrained(folder / "m")
+    return folder / "m"
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> generate.HFModel:
+    return generate.load_model(path)
+
+
+def ignore(piece: str) -> None:
+    """A reader of an answer that does nothing with it."""
+
+
+def rendered(messages: list[tuple[str, str]]) -> list[int]:
+    """The token ids of a conversation up to the next answer."""
+    dicts = [{"role": role, "content": content} for role, content in messages]
+    return list(byte_tokenizer(TEMPLATE).apply_chat_template(dicts, add_generation_prompt=True, return_dict=False))
+
+
+def common_length(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+# --- turns -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_turns_are_those_of_a_fresh_prefill(model: generate.HFModel, device: za.Device, chunk: int | None) -> None:
+    """And a turn prefills only what the cache lacks."""
+    settings = generate.Settings(max_new_tokens=9, prefill_chunk=chunk, page_size=16)
+    messages: list[tuple[str, str]] = []
+    held: list[int] = []
+    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, settings) as talk:
+        assert talk.warm_up_s > 0
+        for text in TURNS:
+            pieces: list[str] = []
+            turn = talk.answer(text, pieces.append)
+            messages.append(("user", text))
+            prompt = rendered(messages)
+            common = common_length(held, prompt[:-1])
+            assert (turn.prompt_tokens, turn.kept_tokens) == (len(prompt), common)
+            assert turn.made is not None and turn.made.prompt_tokens == len(prompt) - common
+            fresh = generate.generate_ids(model, device, prompt, SETTINGS)
+            assert turn.ids == fresh.ids == turn.made.ids
+            assert turn.text == "".join(pieces) == byte_tokenizer().decode(turn.ids)
+            messages.append(("assistant", turn.text))
+            held = [*prompt, *turn.ids[:-1]]
+    assert common > 20
+
+
+def test_linear_attention_layers_begin_anew(tmp_path: Path, device: za.Device) -> None:
+    """Their state cannot go back to what two turns have in common."""
+    model = generate.build_model(config_file(tmp_path / "c.json", "qwen3_5_moe_text"), seed=7)
+    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
+        first, second = talk.answer(TURNS[0], ignore), talk.answer(TURNS[1], ignore)
+    prompt = rendered([("user", TURNS[0]), ("assistant", first.text), ("user", TURNS[1])])
+    fresh = generate.generate_ids(model, device, prompt, SETTINGS)
+    assert second.kept_tokens in (0, first.prompt_tokens + len(first.ids) - 1)
+    assert second.ids == fresh.ids
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------------------
+
+
+class InterruptAt:
+    """A layer's MLP that raises KeyboardInterrupt in its call number ``at``, from 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+        self.left, layer = at, transformers.models.llama.modeling_llama.LlamaMLP
+        self.right = layer.forward
+
+        def forward(module: Any, x: Any) -> Any:
+            self.left -= 1
+            if self.left == -1:
+                raise KeyboardInterrupt
+            return self.right(module, x)
+
+        monkeypatch.setattr(layer, "forward", forward)
+
+
+@pytest.mark.parametrize(("at", "new"), [(0, 0), (1, 0), (2, 1), (5, 2), (16, 8)])
+def test_an_interrupted_answer(
+    at: int, new: int, model: generate.HFModel, device: za.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either layer, in the prefill and in a step: what was shown stays, and the next turn is that of a fresh one."""
+    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
+        first = talk.answer(TURNS[0], ignore)
+        messages = [("user", TURNS[0]), ("assistant", first.text)]
+        with monkeypatch.context() as patch:
+            InterruptAt(patch, at)
+            pieces: list[str] = []
+            cut = talk.answer(TURNS[1], pieces.append)
+        assert cut.made is None and len(cut.ids) == new and cut.text == "".join(pieces)
+        if new:
+            messages += [("user", TURNS[1]), ("assistant", cut.text)]
+        last = talk.answer(TURNS[2], ignore)
+    prompt = rendered([*messages, ("user", TURNS[2])])
+    assert last.prompt_tokens == len(prompt) and last.kept_tokens > first.prompt_tokens
+    assert last.ids == generate.generate_ids(model, device, prompt, SETTINGS).ids
+
+
+def test_an_interrupt_while_a_word_is_shown(model: generate.HFModel, device: za.Device) -> None:
+    """The token of that word has not entered the cache yet."""
+
+    def show(piece: str) -> None:
+        if piece:
+            raise KeyboardInterrupt
+
+    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
+        whole = talk.answer(TURNS[0], ignore)
+    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
+        interrupted = False
+
+        def once(piece: str) -> None:
+            nonlocal interrupted
+            if piece and not interrupted:
+                interrupted = True
+                show(piece)
+
+        cut = talk.answer(TURNS[0], once)
+        assert cut.made is None and 0 < len(cut.ids) < 9 and cut.ids == whole.ids[: len(cut.ids)]
+        last = talk.answer(TURNS[1], ignore)
+    prompt = rendered([("user", TURNS[0]), ("assistant", cut.text), ("user", TURNS[1])])
+    assert last.ids == generate.generate_ids(model, device, prompt, SETTINGS).ids
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run the command with these lines on stdin."""
+
+    def run(lines: str, *arguments: Any) -> int:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        command = ["generate", "--model", path, "--chat", "--runtime", "vulkan", *arguments]
+        return cli.main(list(map(str, command)))
+
+    return run
+
+
+def test_lines_are_turns(chat: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "\n".join([TURNS[0], "", "   ", *TURNS[1:]])  # the last line has no end
+    assert chat(lines, "--max-new-tokens", 9, "--json") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["turn"] for one in found] == [1, 2, 3]
+    assert all(one["stopped"] == "length" and len(one["ids"]) == 9 for one in found)
+    assert chat(lines, "--max-new-tokens", 9) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "".join(f"{one['text']}\n" for one in found)
+    kept = sum(one["kept_tokens"] for one in found)
+    assert f"3 turns; {kept} tokens of prompts were in the cache already" in shown.err
+    assert shown.err.count("the answer ends after 9 tokens: see --max-new-tokens and --capacity") == 3
+    assert "warm-up  " in shown.err and "decode   24 tokens in " in shown.err and "> " not in shown.out
+
+
+def test_nothing_is_asked(chat: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat("") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and "decode" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--capacity", 60],
+            "chat: got a conversation of 93 tokens, expected at most capacity = 60; begin a new one, or",
+        ),
+        (["--capacity", 1025], "capacity: got 1,025 tokens, expected at most max_position_embeddings = 1,024 of m"),
+        (["--selfcheck"], "selfcheck: got --chat, expected --prompt or --prompt-ids"),
+    ],
+)
+def test_refused(
+    arguments: list[Any], message: str, chat: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat("\n".join(TURNS), "--max-new-tokens", 9, *arguments) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "chat: m has no chat template, expected a checkpoint that was tuned for conversations; --prompt "),
+        ("{{ raise_exception('roles must alternate') }}", "chat: the chat template of m fails: roles must alternate"),
+    ],
+)
+def test_templates_refused(
+    template: str | None,
+    message: str,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "m").mkdir()
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tmp_path / "m" / name).write_bytes((path / name).read_bytes())
+    byte_tokenizer(template).save_pretrained(tmp_path / "m")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    assert cli.main(["generate", "--model", str(tmp_path / "m"), "--chat"]) == 2
+    assert f"zinc-attn: error: {message}" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(path: Path) -> None:
+    entry = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
+    argv = [sys.executable, entry, "generate", "--chat", "--model", path, "--max-new-tokens", "900"]
+    environment = os.environ | {"PYTHONPATH": str(entry.parent)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=environment, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(b"the sea\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)  # the answer has begun
+        process.send_signal(signal.SIGINT)
+        while b"interrupted: what is above stays in the conversation" not in (line := process.stderr.readline()):
+            assert line, "the conversation ended with the answer"
+        process.stdin.write(b"the sky\n")
+        process.stdin.flush()
+        answered = process.stdout.readline(), process.stdout.read(1)
+        assert all(answered)
+        process.send_signal(signal.SIGINT)
+        process.stdin.close()  # Ctrl-D
+        said = process.stderr.read().decode()
+        process.stdout.read()
+        assert process.wait(60) == 0
+    assert "interrupted: what is above" in said and "Traceback" not in said

@@ -1,0 +1,90 @@
+"""``zinc-attn generate --chat``: a conversation, a line of stdin per turn; and the figures of a generation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from ..errors import ArgumentError
+from ..runtime.device import Device
+from ..runtime.protocol import DeviceInfo
+from ..tools import generate
+from .terminal import figure, note_cpu, plural, print_json, say
+
+
+def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:
+    """Answer line by line until stdin ends."""
+    host, tokenizer = generate.load_model(args.model), generate.load_tokenizer(args.model)
+    if tokenizer is None:
+        raise ArgumentError(f"chat: {args.model} has no tokenizer, expected a checkpoint with one")
+    turns: list[generate.Turn] = []
+    with (
+        Device.open(args.device, runtime=args.runtime) as device,
+        generate.open_conversation(host, tokenizer, device, settings) as talk,
+    ):
+        note_cpu(device.info)
+        say(f"{host.name}: a line is a turn; Ctrl-D ends the conversation, Ctrl-C an answer")
+        for line in read_turns():
+            turns.append(talk.answer(line, (lambda piece: None) if args.json else show))
+            end_turn(turns, args.json)
+        figures = [turn.made for turn in turns if turn.made is not None]
+        if figures:
+            made = generate.combined(figures, talk.warm_up_s)
+            kept = sum(turn.kept_tokens for turn in turns)
+            say(f"{plural(len(turns), 'turn')}; {plural(kept, 'token')} of prompts were in the cache already")
+            say_figures(host, device.info, made)
+    return 0
+
+
+def read_turns() -> Iterator[str]:
+    """The lines of stdin that are not blank, asked for on a terminal. ArgumentError where it is no text."""
+    ask = "> " if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() else ""
+    while sys.stdin is not None:
+        try:
+            line = input(ask)
+        except EOFError:
+            if ask:
+                print()
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"chat: stdin cannot be read: {error}; expected text") from error
+        if line.strip():
+            yield line
+
+
+def show(piece: str) -> None:
+    """A piece of an answer on stdout, at once."""
+    print(piece, end="", flush=True)
+
+
+def end_turn(turns: list[generate.Turn], as_json: bool) -> None:
+    """End the last answer's line, or print its record, and say why it ended early."""
+    turn = turns[-1]
+    stopped = "interrupted" if turn.made is None else turn.made.stopped
+    if as_json:
+        figures = {} if turn.made is None else turn.made.figures
+        record = {"turn": len(turns), "text": turn.text, "ids": turn.ids, "stopped": stopped}
+        print_json([figures | record | {"prompt_tokens": turn.prompt_tokens, "kept_tokens": turn.kept_tokens}])
+        sys.stdout.flush()
+    else:
+        print(flush=True)
+    if stopped == "length":
+        say(f"the answer ends after {plural(len(turn.ids), 'token')}: see --max-new-tokens and --capacity")
+    if stopped == "interrupted":
+        say("interrupted: what is above stays in the conversation" if turn.ids else "interrupted before the answer")
+
+
+def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation) -> None:
+    """Tokens per second and attention's share, on stderr."""
+    figures = made.figures
+    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
+    say(f"warm-up  {made.warm_up_s:.3g} s, which is in no other figure")
+    rate = figure(figures["prefill_tokens_s"])
+    say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")
+    if figures["decode_tokens_s"] is not None:
+        say(
+            f"decode   {plural(len(made.steps_s), 'token')} in {made.decode_s:.3g} s: "
+            f"{figure(figures['decode_tokens_s'])} tokens/s, median {figure(figures['median_step_ms'])} ms; "
+            f"attention {100 * figures['attention_share']:.3g} %"
+        )

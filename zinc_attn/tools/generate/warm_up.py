@@ -1,0 +1,69 @@
+"""The warm-up of a generation: what a driver compiles on first use is compiled before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache.kv_cache import KVCache
+from ...decode.attention import Attention
+from ...shapes import AttnShape
+from .hf_model import HFModel, quiet
+
+
+def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence[int], tokens: int) -> float:
+    """Run what a prompt of these chunks, and the steps after it up to ``tokens`` tokens, compile: seconds.
+
+    One token goes through the whole model, on a fork of the empty ``cache`` that is dropped again. Then one layer of
+    each kind attends zeros: the programs depend on the numbers of rows and keys, and not on their values.
+    layout: num_splits or split_size of the cache, if any.
+    """
+    import torch
+
+    begin = perf_counter()
+    kinds: dict[tuple[object, ...], Any] = {}
+
+    def note(call: Any) -> None:
+        options = call.options
+        kind = (cache.layers[call.layer].shape, options.window, options.softcap, options.sinks is None)
+        kinds.setdefault(kind, call)
+
+    twin = cache.fork()
+    twin.observer = note
+    try:
+        with torch.no_grad(), quiet():
+            model.logits(torch.zeros((1, 1), dtype=torch.int64), twin)
+    finally:
+        twin.reset()
+    held = {one.shape: one for one in cache.caches}
+    for call in kinds.values():
+        shape = cache.layers[call.layer].shape
+        options = {"scale": call.options.scale, **call.options.arguments(), **layout}
+        room = max(sum(chunks) + 1, tokens)
+        with KVCache(cache.caches[0].device, shape, 1, room, held[shape].dtype, cache.page_size) as scratch:
+            _attend_zeros(scratch, Attention(scratch, **options), chunks, tokens)
+    return perf_counter() - begin
+
+
+def _attend_zeros(cache: KVCache, attention: Attention, chunks: Sequence[int], tokens: int) -> None:
+    """Calls of the chunks' sizes, a step behind them, and steps at doubling contexts up to ``tokens`` keys."""
+    shape, sequence = cache.shape, cache.new_sequence()
+    for rows in (*chunks, 1):
+        new = _zeros(shape, cache.dtype, rows)
+        attention(np.zeros((rows, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=new, v=new)
+    while len(sequence) < tokens:
+        between = min(len(sequence), tokens - len(sequence)) - 1
+        if between:
+            new = _zeros(shape, cache.dtype, between)
+            cache.append(sequence, 0, new, new)
+        new = _zeros(shape, cache.dtype, 1)
+        attention(np.zeros((1, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=new, v=new)
+
+
+def _zeros(shape: AttnShape, dtype: str, tokens: int) -> NDArray[Any]:
+    """Zeros as keys or values of ``tokens`` tokens, in what a cache of ``dtype`` takes."""
+    return np.zeros((tokens, shape.kv_heads, shape.head_dim), np.float16 if dtype == "f16" else np.float32)
