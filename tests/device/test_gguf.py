@@ -161,7 +161,7 @@ def test_without_the_packages(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
-    for command in (["generate", "--prompt", "a"], ["generate", "--chat"], ["validate"]):
+    for command in (["generate", "--prompt", "a"], ["generate", "--chat"], ["validate"], ["perplexity"]):
         assert run(*command, "--model", file) == 2
         assert error_of(capsys) == (
             f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: pip install 'zinc-attn[gguf]'"

@@ -1,4 +1,4 @@
-"""The command line: ``zinc-attn devices | plan | sweep | check | bench | decode | rdna4 | validate | generate | …``.
+"""The command line: ``zinc-attn COMMAND``, with the commands of COMMANDS.
 
 Each command is a module of its own. Its ``add_<name>(subparsers)`` declares the arguments and sets ``run``, a function
 of the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
@@ -21,6 +21,7 @@ from .decode import add_decode
 from .devices import add_devices
 from .export import add_export
 from .generate import add_generate
+from .perplexity import add_perplexity
 from .plan import add_plan
 from .rdna4 import add_rdna4
 from .streams import NO_READER, Unwritable, guarded_streams
@@ -38,6 +39,7 @@ COMMANDS: Final = (  # in the order of the help
     add_rdna4,
     add_validate,
     add_generate,
+    add_perplexity,
     add_export,
 )
 

@@ -1,4 +1,4 @@
-"""Whole models on a ZincCache: generation, its self-check, conversations, and decode at long contexts.
+"""Whole models on a ZincCache: generation, its self-check, conversations, perplexity, and decode at long contexts.
 
 A model runs in transformers on the CPU, its attention on the Vulkan device. A difference between two runs is put down
 to the side that it comes from: if an attention call got the same q, k and v and gave another output, attention is
@@ -10,20 +10,24 @@ from .checkpoints import build_model, load_model, load_tokenizer
 from .checks import Check, selfcheck
 from .generation import Generation, Settings, combined, generate_ids, stream_text
 from .hf_model import HFModel
+from .perplexity import CONTEXT, TEXT, Perplexity, measure_perplexity, text_ids
 from .trace import AttentionTrace
 from .validation import BOUND, CONTEXTS, LAYOUTS, STEPS, ContextResult, ValidationOptions, validate
 
 __all__ = [
     "BOUND",
+    "CONTEXT",
     "CONTEXTS",
     "LAYOUTS",
     "STEPS",
+    "TEXT",
     "AttentionTrace",
     "Check",
     "ContextResult",
     "Conversation",
     "Generation",
     "HFModel",
+    "Perplexity",
     "Settings",
     "Turn",
     "ValidationOptions",
@@ -32,8 +36,10 @@ __all__ = [
     "generate_ids",
     "load_model",
     "load_tokenizer",
+    "measure_perplexity",
     "open_conversation",
     "selfcheck",
     "stream_text",
+    "text_ids",
     "validate",
 ]

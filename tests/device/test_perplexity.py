@@ -1,0 +1,103 @@
+"""``zinc-attn perplexity`` on small random models: its numbers, that it finds a cost, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import TEXT, byte_tokenizer, config_file
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+
+from zinc_attn.cli import app as cli  # noqa: E402
+from zinc_attn.integrations import transformers as hf  # noqa: E402
+from zinc_attn.tools import generate  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("commands_on_best_device")
+DTYPES = ("f32", "f16", "bf16", "q8_0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints with a tokenizer, by model type, and text.txt."""
+    root = tmp_path_factory.mktemp("perplexity")
+    for kind in ("llama", "gemma2", "qwen3_5_moe_text"):
+        generate.build_model(config_file(root / f"{kind}.json", kind), seed=7).model.save_pretrained(root / kind)
+        byte_tokenizer().save_pretrained(root / kind)
+    (root / "text.txt").write_text(TEXT * 20, encoding="utf-8")
+    return root
+
+
+def run(folder: Path, *arguments: Any, model: str = "llama") -> int:
+    command = ["perplexity", "--model", folder / model, "--text", folder / "text.txt", "--runtime", "vulkan"]
+    return cli.main([*map(str, command), *map(str, arguments)])
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma2", "qwen3_5_moe_text"])
+def test_the_cost_of_each_dtype(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eager's number is that of the model's own loss, f32's is eager's, and a narrower cache costs more."""
+    assert run(folder, "--context", 300, "--json", model=model) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["cache"] for one in found] == ["eager", *DTYPES]
+    assert all((one["context"], one["text"], one["model"]) == (300, "text.txt", model) for one in found)
+    ids = torch.tensor([byte_tokenizer()(TEXT * 20)["input_ids"][:300]])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with torch.no_grad():
+        loss = load(folder / model, dtype=torch.float32, attn_implementation="eager")(ids, labels=ids).loss
+    eager, f32, f16, bf16, q8 = found
+    assert math.isclose(eager["perplexity"], math.exp(float(loss)), rel_tol=1e-4) and eager["kl"] is None
+    assert math.isclose(f32["perplexity"], eager["perplexity"], rel_tol=1e-5)
+    assert 0 <= f32["kl"] < 1e-9 and f32["same_best"] == 1.0
+    assert f32["kl"] < f16["kl"] < bf16["kl"] < 1e-2 and f16["kl"] < q8["kl"] < 1e-2
+    assert all(0.9 < one["same_best"] <= 1.0 for one in (f16, bf16, q8))
+
+
+def test_a_wrong_attention_costs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = hf.ZincCache.attend
+    monkeypatch.setattr(hf.ZincCache, "attend", lambda *arguments: right(*arguments) * 1.01)
+    assert run(folder, "--context", 200, "--dtypes", "f32", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[1])["kl"] > 1e-6
+
+
+def test_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--context", 130, "--dtypes", "f16, q8_0") == 0
+    shown = capsys.readouterr().out
+    assert "llama in float32: the first 130 tokens of text.txt" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert [row[0] for row in rows if row[:1] and row[0] in ("eager", *DTYPES)] == ["eager", "f16", "q8_0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--context", 1000], "text: {0}/text.txt is too short: got 340 tokens, expected at least context = 1,000; "),
+        ([], "text: {0}/text.txt is too short: got 340 tokens, expected at least context = 1,024; give a longer text"),
+        (["--context", 1], "context: got 1, expected an int of at least 2"),
+        (["--context", 2000, "--text", "{0}/long.txt"], "context: got 2,000 tokens, expected at most max_position_"),
+        (["--dtypes", "f16,f8"], "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        (["--text", "{0}/none.txt"], "text: cannot read {0}/none.txt: No such file or directory; expected a text"),
+        (["--text", "{0}"], "text: cannot read {0}: Is a directory; expected a text file in UTF-8"),
+        (["--text", "{0}/bytes"], "text: {0}/bytes is no UTF-8: invalid start byte at byte 1"),
+    ],
+)
+def test_refused(arguments: list[Any], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "long.txt").write_text(TEXT * 130, encoding="utf-8")
+    (folder / "bytes").write_bytes(b"a\xff")
+    assert run(folder, *(str(one).format(folder) for one in arguments)) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message.format(folder)}")
+
+
+def test_a_text_is_in_the_package() -> None:
+    """The whole first chapter, which is enough for the default context of any tokenizer of words' pieces."""
+    text = generate.TEXT.read_text(encoding="utf-8")
+    assert text.startswith("It is a truth universally acknowledged, that a single man in possession of a good fortune")
+    assert (
+        text.endswith("to get her daughters married; its solace was visiting and news.\n") and len(text.split()) == 847
+    )

@@ -1,0 +1,86 @@
+"""``zinc-attn perplexity``: what a cache's dtype costs a model, on real text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..checks import check_int
+from ..errors import ArgumentError
+from ..limits import DTYPE_BYTES
+from ..runtime.device import Device
+from ..shapes import dtype_bytes
+from ..tools import generate
+from .arguments import Subparsers, add_checkpoint_argument, add_command, add_device_arguments, add_page_size
+from .terminal import MISSING, need, new_table, note_cpu, print_json, print_table, progress_bar
+
+
+def add_perplexity(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers,
+        "perplexity",
+        "measure what a cache's dtype costs a model on real text",
+        "Reads the first tokens of a text with a cache of each dtype, and with transformers' eager attention. The\n"
+        "model computes in float32 every time, so that only attention and the storage of K and V differ. The\n"
+        "default text is the first chapter of Jane Austen's Pride and Prejudice (1813, public domain).",
+        "  zinc-attn perplexity --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
+        "  zinc-attn perplexity --model ~/models/Qwen3-0.6B --text essay.txt --context 2048 --dtypes f16,q8_0",
+    )
+    add = parser.add_argument
+    add_checkpoint_argument(parser, required=True)
+    add("--text", metavar="FILE", type=Path, default=generate.TEXT, help="a text in UTF-8 (default: see above)")
+    most = f"{generate.CONTEXT:,}, or as many as the model takes"
+    add("--context", type=int, metavar="N", help=f"tokens of the text that are read (default: {most})")
+    names = ",".join(DTYPE_BYTES)
+    add("--dtypes", default=names, metavar="LIST", help="dtypes of the cache (default: %(default)s)")
+    add_page_size(parser)
+    add("--json", action="store_true", help="a JSON line per cache on stdout")
+    add_device_arguments(parser)
+    parser.set_defaults(run=run_perplexity)
+
+
+def run_perplexity(args: argparse.Namespace) -> int:
+    """Measure, and print."""
+    need("rich")
+    dtypes = [word.strip() for word in args.dtypes.split(",")]
+    for dtype in dtypes:
+        dtype_bytes(dtype)
+    if args.context is not None:
+        check_int("context", args.context, 2)
+    host = generate.load_model(args.model, float32=True)
+    tokenizer = generate.load_tokenizer(args.model)
+    if tokenizer is None:
+        raise ArgumentError(f"perplexity: {args.model} has no tokenizer, expected a checkpoint with one")
+    most = getattr(host.config, "max_position_embeddings", None) or generate.CONTEXT
+    ids = generate.text_ids(tokenizer, args.text, args.context or min(generate.CONTEXT, most))
+    with Device.open(args.device, runtime=args.runtime) as device:
+        info = device.info
+        note_cpu(info)
+        with progress_bar() as progress:
+            found = generate.measure_perplexity(host, device, ids, dtypes, args.page_size, progress)
+        about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
+    if args.json:
+        print_json(about | {"text": args.text.name, "context": len(ids)} | asdict(one) for one in found)
+        return 0
+    print(f"{info.name} ({info.driver}), {about['runtime']}")
+    print(f"{host.name} in float32: the first {len(ids):,} tokens of {args.text.name}")
+    print_perplexities(found)
+    return 0
+
+
+def print_perplexities(found: Sequence[generate.Perplexity]) -> None:
+    """A line per cache, beside eager attention."""
+    eager = found[0].perplexity
+    table = new_table("cache", "perplexity", "change", "KL divergence\nin nats", "same best\ntoken", left=1)
+    for one in found:
+        cells: tuple[Any, ...] = (MISSING, MISSING, MISSING)
+        if one.kl is not None and one.same_best is not None:
+            change = 100 * (one.perplexity / eager - 1)
+            cells = f"{change:+.4f} %", f"{one.kl:.2e}", f"{100 * one.same_best:.2f} %"
+        table.add_row(one.cache, f"{one.perplexity:.4f}", *cells)
+    print_table(table)
+    print("KL divergence: of the next token's distribution from that of eager attention, the mean over all tokens.")

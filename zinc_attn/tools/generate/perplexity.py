@@ -1,0 +1,119 @@
+"""What a cache's dtype costs: perplexity of a text through ZincCaches, beside transformers' eager attention.
+
+All runs read the same tokens in the same chunks, each after the right ones (teacher forcing), with the model's
+arithmetic in float32. Only attention and the storage of keys and values differ from the eager run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...checks import check_int
+from ...errors import ArgumentError
+from ...runtime.device import Device
+from ..harness.progress import Progress, Steps
+from .generation import even_chunks
+from .hf_model import HFModel, integration, quiet
+
+TEXT: Final = Path(__file__).with_name("pride_and_prejudice_1.txt")  # chapter 1 of Jane Austen's novel of 1813
+CONTEXT: Final = 1024  # tokens by default, if the model has as many positions
+CHUNK: Final = 128  # tokens of a forward, whose logits are compared together
+EAGER: Final = "eager"
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """One run over a text. cache: the cache's dtype, or EAGER.
+
+    kl: mean over the positions of the Kullback-Leibler divergence of the next token's distribution from eager's, in
+    nats; same_best: share of the positions whose most probable next token is eager's. Both None for eager itself.
+    """
+
+    cache: str
+    perplexity: float
+    kl: float | None = None
+    same_best: float | None = None
+
+
+@dataclass
+class _Sums:
+    """What adds up over the positions of a run."""
+
+    cache: str
+    loss: float = 0.0
+    kl: float = 0.0
+    same: int = 0
+
+    def add(self, found: Any, eager: Any, targets: Any) -> None:
+        """Add positions with these float64 log-probabilities (n, vocab), and the token ids (n,) that come next."""
+        self.loss -= float(found.gather(1, targets[:, None]).sum())
+        self.kl += float((eager.exp() * (eager - found)).sum())
+        self.same += int((found.argmax(1) == eager.argmax(1)).sum())
+
+    def over(self, positions: int) -> Perplexity:
+        """The means."""
+        value = math.exp(self.loss / positions)
+        if self.cache == EAGER:
+            return Perplexity(EAGER, value)
+        return Perplexity(self.cache, value, self.kl / positions, self.same / positions)
+
+
+def text_ids(tokenizer: Any, path: Path, context: int) -> list[int]:
+    """The first ``context`` token ids of a text file. ArgumentError: it cannot be read, or is too short."""
+    check_int("context", context, 2)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"text: cannot read {path}: {error.strerror}; expected a text file in UTF-8") from error
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"text: {path} is no UTF-8: {error.reason} at byte {error.start}") from error
+    ids = [int(token) for token in tokenizer(text)["input_ids"]]
+    if len(ids) < context:
+        raise ArgumentError(
+            f"text: {path} is too short: got {len(ids):,} tokens, expected at least context = {context:,}; give a "
+            "longer text or a smaller context"
+        )
+    return ids[:context]
+
+
+def measure_perplexity(
+    model: HFModel,
+    device: Device,
+    ids: Sequence[int],
+    dtypes: Sequence[str],
+    page_size: int,
+    progress: Progress | None = None,
+) -> list[Perplexity]:
+    """Eager's perplexity of the tokens, and that with a cache of each dtype; the first token is given.
+
+    model: with float32 weights (``load_model(path, float32=True)``). LimitError: more tokens than it has positions.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    model.check_positions(len(ids), "context")
+    hf, tokens = integration(), torch.tensor([list(ids)])
+    reference, runs = _Sums(EAGER), [_Sums(dtype) for dtype in dtypes]
+    chunks = even_chunks(len(ids) - 1, CHUNK)  # the last token has no next one
+    steps = Steps(progress, len(chunks) * (1 + len(runs)))
+    with ExitStack() as stack, torch.no_grad(), quiet():
+        options = {"device": device, "page_size": page_size}
+        caches = [hf.ZincCache(model.model.config, len(ids), dtype=dtype, **options) for dtype in dtypes]
+        for cache in caches:
+            stack.enter_context(cache)
+        eager_cache = DynamicCache(config=model.model.config)
+        parts, targets = tokens[:, :-1].split(chunks, dim=1), tokens[0, 1:].split(chunks)
+        for part, following in zip(parts, targets, strict=True):
+            steps.begin(EAGER)
+            with model.eager_attention():
+                eager = model.all_logits(part, eager_cache).double().log_softmax(1)
+            reference.add(eager, eager, following)
+            for run, cache in zip(runs, caches, strict=True):
+                steps.begin(run.cache)
+                run.add(model.all_logits(part, cache).double().log_softmax(1), eager, following)
+    return [run.over(len(ids) - 1) for run in (reference, *runs)]
