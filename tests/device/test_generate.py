@@ -22,11 +22,11 @@ from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 from zinc_attn.tools.generate import checkpoints as checkpoints_module  # noqa: E402
-from zinc_attn.tools.generate import checks  # noqa: E402
+from zinc_attn.tools.generate import checks, generation  # noqa: E402
 from zinc_attn.tools.generate.hf_model import quiet  # noqa: E402
 
 RUN = ("--runtime", "vulkan")
-pytestmark = pytest.mark.usefixtures("commands_on_best_device")
+pytestmark = pytest.mark.usefixtures("commands_on_best_device", "one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,40 @@ def test_one_new_token_has_no_decode_rate(checkpoints: Callable[[str], Path], ca
     assert shown.out.strip().isdecimal()
     assert "token ids in, token ids out" in shown.err and "prefill  1 token in" in shown.err
     assert "decode" not in shown.err
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma2", "qwen3_5_moe_text"])
+@pytest.mark.parametrize(("prompt", "chunk"), [(3, None), (200, None), (200, 90)])
+def test_the_warm_up_runs_every_program(
+    kind: str,
+    prompt: int,
+    chunk: int | None,
+    checkpoints: Callable[[str], Path],
+    vulkan: za.Device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device makes each program once, on its first use."""
+    programs: dict[str, set[Any]] = {"before": set(), "timed": set()}
+    phase, make, warm_up = ["timed"], vulkan.runtime.kernel, generation.warm_up
+
+    def kernel(decl: Any, spirv: bytes, spec: Any) -> Any:
+        programs[phase[0]].add((decl.name, tuple(spec)))
+        return make(decl, spirv, spec)
+
+    def before(*arguments: Any) -> float:
+        phase[0] = "before"
+        seconds = warm_up(*arguments)
+        phase[0] = "timed"
+        return seconds
+
+    monkeypatch.setattr(vulkan.runtime, "kernel", kernel)
+    monkeypatch.setattr(generation, "warm_up", before)
+    settings = generate.Settings(max_new_tokens=70, prefill_chunk=chunk)
+    made = generate.generate_ids(
+        generate.load_model(checkpoints(kind)), vulkan, [1 + i % 299 for i in range(prompt)], settings, warm=True
+    )
+    assert made.warm_up_s > 0 and len(made.ids) == 70
+    assert len(programs["before"]) >= 3 and not programs["timed"]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
