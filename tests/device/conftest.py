@@ -27,13 +27,18 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
 
 
 @pytest.fixture
-def commands_on_best_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Commands run on the machine's best device, and torch on one thread."""
-    import torch
-
+def commands_on_best_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run on the machine's best device."""
     others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
     if others and "ZINC_ATTN_DEVICE" not in os.environ:
         monkeypatch.setenv("ZINC_ATTN_DEVICE", str(machine.choose(others).index))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch computes on one thread: small models are faster that way, and a busy machine does not slow them down."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -17,7 +17,7 @@ from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("commands_on_best_device")
+pytestmark = pytest.mark.usefixtures("commands_on_best_device", "one_thread")
 DTYPES = ("f32", "f16", "bf16", "q8_0")
 
 

@@ -1,0 +1,162 @@
+"""SmolLM2-135M-Instruct, a real checkpoint, on real text. ``scripts/test --models`` fetches it and runs this file."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+pytest.importorskip("gguf", reason="pip install 'zinc-attn[gguf]'")
+
+import zinc_attn as za  # noqa: E402
+from zinc_attn.cli import app as cli  # noqa: E402
+from zinc_attn.integrations import transformers as hf  # noqa: E402
+from zinc_attn.tools import generate  # noqa: E402
+from zinc_attn.tools.generate.trace import first_difference  # noqa: E402
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("commands_on_best_device", "one_thread")]
+ROOT = Path(__file__).parents[2]
+TEXTS = (generate.TEXT, ROOT / "LICENSE", ROOT / "docs" / "determinism.md")
+STORY = "Tell me a long story about a ship, a storm and a lighthouse."
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    folder = os.environ.get("ZINC_ATTN_MODELS")
+    assert folder, "ZINC_ATTN_MODELS: not set, expected the folder of the checkpoint; run scripts/test --models"
+    return Path(folder) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="module")
+def model(file: Path) -> generate.HFModel:
+    return generate.load_model(file)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(file: Path) -> Any:
+    return generate.load_tokenizer(file)
+
+
+def run(*arguments: Any) -> int:
+    return cli.main([*map(str, arguments), "--runtime", "vulkan"])
+
+
+def prompt_of(tokenizer: Any, text: str) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+# --- the text ----------------------------------------------------------------------------------------------
+
+
+def test_greedy_text_is_that_of_eager_attention(model: generate.HFModel, tokenizer: Any, device: za.Device) -> None:
+    """Plain, with prompt lookup, and with a model of its first ten layers as the assistant."""
+    prompt = prompt_of(tokenizer, STORY)
+    greedy = {"max_new_tokens": 220, "do_sample": False}
+    ids = torch.tensor([prompt])
+    small = copy.deepcopy(model.model)
+    small.model.layers = small.model.layers[:10]
+    small.config.num_hidden_layers = 10
+    small.set_attn_implementation("eager")
+    with torch.no_grad(), model.eager_attention():
+        want = model.model.generate(ids, **greedy)[0, len(prompt) :].tolist()
+    assert len(want) >= 200
+    settings = generate.Settings(max_new_tokens=220)
+    assert generate.generate_ids(model, device, prompt, settings).ids == want
+    for options in ({}, {"prompt_lookup_num_tokens": 8}, {"assistant_model": small}):
+        with hf.ZincCache(model.model.config, 1024, device=device) as cache, torch.no_grad():
+            got = model.model.generate(ids, past_key_values=cache, **greedy, **options)
+        assert got[0, len(prompt) :].tolist() == want, options
+
+
+def test_the_own_runtime(file: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, ROOT / "examples" / "own_runtime.py", file, "210"]
+    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("210 tokens, equal to those of transformers' eager attention\n")
+
+
+# --- 4,096 tokens ------------------------------------------------------------------------------------------
+
+
+def test_4096_tokens_have_the_same_bits(model: generate.HFModel, tokenizer: Any, device: za.Device) -> None:
+    """Prefill and decode: every layer and the logits for two layouts and page sizes; three layers for other chunks.
+
+    The model's own matrix products may round differently for other numbers of rows, so that for other chunks attention
+    gets the q, k and v of the first run.
+    """
+    text = "\n".join(path.read_text(encoding="utf-8") for path in TEXTS)
+    prompt = tokenizer(text)["input_ids"][:4096]
+    assert len(prompt) == 4096
+    first, second = generate.AttentionTrace(keep=True), generate.AttentionTrace(digests=True)
+    settings = generate.Settings(max_new_tokens=17, prefill_chunk=512)
+    want = generate.generate_ids(model, device, prompt, settings, trace=first)
+    other = generate.Settings(max_new_tokens=17, prefill_chunk=512, num_splits=7, page_size=16)
+    got = generate.generate_ids(model, device, prompt, other, trace=second)
+    assert got.ids == want.ids and len(first.steps[0].calls) == 8 * 30
+    assert first_difference(second.steps, first.steps) is None
+    for layer in (0, 14, 29):
+        calls = [call for step in first.steps for call in step.calls if call.layer == layer]
+        _replay(device, calls, [4096, *[1] * 16], page_size=64)
+        _replay(device, calls, [*[1000] * 4, *[1] * 112], page_size=1024, num_splits=64)
+        _replay(device, calls, [1, 7, 88, 3999, 17], page_size=256, split_size=320)
+
+
+def _replay(device: za.Device, calls: list[Any], chunks: list[int], page_size: int, **layout: int) -> None:
+    """Attend the q, k and v of a layer's calls in other chunks, and compare the bits of every row."""
+    q, out = (np.concatenate([getattr(call, name) for call in calls]) for name in ("q", "out"))
+    k, v = (np.concatenate([getattr(call, name).numpy().swapaxes(0, 1) for call in calls]) for name in "kv")
+    assert len(q) == len(k) == sum(chunks) == 4112
+    shape = za.AttnShape(q.shape[1], k.shape[1], q.shape[2])
+    with za.KVCache(device, shape, 1, len(k), dtype="f32", page_size=page_size) as cache:
+        attention, sequence, begin = (
+            za.Attention(cache, scale=calls[0].options.scale, **layout),
+            cache.new_sequence(),
+            0,
+        )
+        for size in chunks:
+            part = slice(begin, begin + size)
+            got = attention(q[part], sequence, 0, k=k[part], v=v[part])
+            assert np.array_equal(got.view(np.uint32), out[part].view(np.uint32)), (chunks, layout, begin)
+            begin += size
+
+
+# --- the commands ------------------------------------------------------------------------------------------
+
+
+def test_chat(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?\nAnd of Italy?\n"))
+    assert run("generate", "--model", file, "--chat", "--json") == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["text"] == "The capital of France is Paris." and first["stopped"] == "eos"
+    assert second["text"] == "The capital of Italy is Rome." and second["stopped"] == "eos"
+    assert second["kept_tokens"] == 44 and second["prompt_tokens"] == 59
+
+
+def test_perplexity(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of docs/transformers.md: rounding on the CPU may change the last digits, and no more."""
+    assert run("perplexity", "--model", file, "--json") == 0
+    eager, *found = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert abs(eager["perplexity"] / 17.9897 - 1) < 1e-4 and eager["context"] == 1024
+    bounds = {"f32": (1e-6, 1e-10), "f16": (1e-4, 1e-6), "bf16": (1e-3, 1e-4), "q8_0": (3e-3, 1e-3)}
+    for one in found:
+        change, kl = bounds[one["cache"]]
+        assert abs(one["perplexity"] / eager["perplexity"] - 1) < change and 0 <= one["kl"] < kl, one
+        assert one["same_best"] > 0.98
+
+
+def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("validate", "--model", file, "--contexts", "1k", "--layouts", "8,auto", "--json") == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["status"] == "pass" and len(one["layers"]) == 30
