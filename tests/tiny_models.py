@@ -75,8 +75,8 @@ def byte_tokenizer(template: str | None = None) -> Any:
 def write_gguf(path: Path, model: Any, template: str | None = TEMPLATE, **fields: Any) -> Path:
     """A float32 GGUF file of a Llama model and of ``byte_tokenizer``, as llama.cpp's converter writes it.
 
-    fields: others to write, by their keys with __ for a point; architecture: in place of llama; tokenizer: False for
-    none.
+    fields: others to write, by their keys with __ for a point; architecture: in place of llama; layers: in place of
+    the model's; tokenizer: False for none.
     """
     import gguf
 
@@ -84,7 +84,7 @@ def write_gguf(path: Path, model: Any, template: str | None = TEMPLATE, **fields
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(fields.pop("layers", config.num_hidden_layers))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)

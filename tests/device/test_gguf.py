@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +127,7 @@ def test_truncated(part: float, file: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_file_that_lacks_weights(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_gguf(tmp_path / "short.gguf", model, llama__block_count=3)
+    path = write_gguf(tmp_path / "short.gguf", model, layers=3)
     assert run("validate", "--model", path) == 2
     assert "it lacks 9 weights of LlamaForCausalLM, the first model.layers.2." in error_of(capsys)
 
@@ -166,3 +169,12 @@ def test_without_the_packages(
         assert error_of(capsys) == (
             f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: pip install 'zinc-attn[gguf]'"
         )
+
+
+def test_with_a_broken_package(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", types.ModuleType("gguf"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "here")
+    os.utime(file)  # its header is read anew
+    assert run("generate", "--prompt", "a", "--model", file) == 2
+    needs = "which needs gguf: cannot import name 'GGUFReader'"
+    assert error_of(capsys).startswith(f"model: {file} is a GGUF file, {needs}")

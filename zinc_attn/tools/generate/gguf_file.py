@@ -55,15 +55,16 @@ def read_header(file: Path) -> GGUFHeader:
     one. UnsupportedError: one part of several.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    needs = "pip install 'zinc-attn[gguf]'"
     if missing:
-        raise RuntimeUnavailableError(
-            f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: pip install 'zinc-attn[gguf]'"
-        )
+        raise RuntimeUnavailableError(f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: {needs}")
     try:
         facts = file.stat()
         header = _read(file, facts.st_size, facts.st_mtime_ns)
     except OSError as error:
         raise ArgumentError(f"model: cannot read {file}: {error.strerror}; expected a GGUF file") from error
+    except ImportError as error:  # a package is there, and one that it needs is not
+        raise RuntimeUnavailableError(f"model: {file} is a GGUF file, which needs gguf: {error}: {needs}") from error
     if header.parts > 1:
         raise UnsupportedError(
             f"model: {file} is one of the {header.parts} parts of a checkpoint, expected a whole one; join them with "
