@@ -44,6 +44,7 @@ class World:
     def __init__(self, device: za.Device, path: Any) -> None:
         self.cache = za.KVCache(device, SHAPE, LAYERS, 640, "f16", 16)
         self.path = path
+        self.pending: Any = None  # what names a call, and the call
         self.attn, self.looker = za.Attention(self.cache), za.Attention(self.cache)
         self.a, self.c = self.cache.new_sequence(), self.cache.new_sequence()
         for layer in range(LAYERS):
@@ -71,10 +72,17 @@ class World:
         return self.attn(queries(rows_of_q, seed), seq, layer, k=k, v=v, return_lse=True)
 
     def submit(self, seq: Any, layer: int, seed: int) -> Any:
+        """Whoever is interrupted in ``result`` asks again; one that has failed is made again."""
         k, v = values(1, seed)
-        with self.cache.device.together():
-            pending = self.attn.submit(queries(1, seed), seq, layer, k=k, v=v, return_lse=True)
-        return pending.result()
+        try:
+            if self.pending is None or self.pending[0] != (layer, seed):
+                with self.cache.device.together():
+                    made = self.attn.submit(queries(1, seed), seq, layer, k=k, v=v, return_lse=True)
+                    self.pending = (layer, seed), made
+            return self.pending[1].result()
+        except Exception:
+            self.pending = None
+            raise
 
     def batch(self, layer: int, n: int, seed: int) -> Any:
         k, v = zip(*(values(n, seed + i) for i in range(3)), strict=True)

@@ -530,7 +530,19 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "zinc-attn: interrupted\n"
 
 
-COMMANDS = ["devices", "plan", "sweep", "check", "bench", "decode", "rdna4", "validate", "generate", "perplexity", "export"]
+COMMANDS = [
+    "devices",
+    "plan",
+    "sweep",
+    "check",
+    "bench",
+    "decode",
+    "rdna4",
+    "validate",
+    "generate",
+    "perplexity",
+    "export",
+]
 ENTRY = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
 PLAN = "plan --shape 4/2/64 --contexts 1k"
 FULL = "error: stdout cannot be written: No space left on device; the results are incomplete"
