@@ -530,7 +530,8 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "zinc-attn: interrupted\n"
 
 
-COMMANDS = [
+COMMANDS = ["devices", "plan", "sweep", "check", "bench", "decode", "rdna4", "validate", "generate"]
+COMMANDS += ["perplexity", "export"]
     "devices",
     "plan",
     "sweep",
