@@ -532,18 +532,6 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 COMMANDS = ["devices", "plan", "sweep", "check", "bench", "decode", "rdna4", "validate", "generate"]
 COMMANDS += ["perplexity", "export"]
-    "devices",
-    "plan",
-    "sweep",
-    "check",
-    "bench",
-    "decode",
-    "rdna4",
-    "validate",
-    "generate",
-    "perplexity",
-    "export",
-]
 ENTRY = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
 PLAN = "plan --shape 4/2/64 --contexts 1k"
 FULL = "error: stdout cannot be written: No space left on device; the results are incomplete"
