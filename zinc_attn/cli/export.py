@@ -41,6 +41,7 @@ def run_export(args: argparse.Namespace) -> int:
     made = export.export(args.directory, shapes, **options)
     if args.json:
         print_json([made])
-    size = binary_size(sum(kernel["bytes"] for kernel in made["kernels"]))
-    say(f"written: {Path(args.directory) / export.MANIFEST} and {len(made['kernels'])} SPIR-V modules ({size})")
+    modules = {kernel["file"]: kernel["bytes"] for kernel in made["kernels"]}  # several kernels share one
+    size = binary_size(sum(modules.values()))
+    say(f"written: {Path(args.directory) / export.MANIFEST} and {len(modules)} SPIR-V modules ({size})")
     return 0

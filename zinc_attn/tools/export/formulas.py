@@ -67,7 +67,9 @@ INPUTS: Final = {
     "value_bits": "the dtype's",
     "values_per_word": "the dtype's",
     "page_size": f"tokens per page, a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}",
-    "pages": "pages of the cache",
+    "layers": "layers that share a K and a V buffer",
+    "pages": "pages of a layer",
+    "layer": "of the call, counted among those that share the buffers",
     "kind": "'cpu' for a device of type VK_PHYSICAL_DEVICE_TYPE_CPU, else 'gpu'",
     "compute_units": "of the device",
     "context_len": f"keys of the sequence, the call's own among them, 0 to {MAX_CONTEXT}",
@@ -95,7 +97,8 @@ INPUTS: Final = {
     "sink_words": "q_heads where there are sinks, else 0",
     "sink_table": "word of the work buffer where the sinks begin, 0 for none",
     "token": "position of a token in its sequence",
-    "page": "page id: of a token, word page_table + token // page_size of the work buffer",
+    "page": "page of the K and V buffers: layer * pages plus a page id; of a token, header.first_page plus word "
+    "page_table + token // page_size of the work buffer",
     "kv_head": "of a K or V value",
     "dim": "head dimension of a K or V value",
 }
@@ -107,18 +110,19 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
     ),
     "q": ("4 * rows * q_heads * head_dim", "host-visible, or written by a kernel before"),
     "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before"),
-    "k": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
-    "v": ("4 * pages * page_words", "device-local, one per layer; need not be cleared"),
+    "k": ("4 * layers * pages * page_words", "device-local; need not be cleared"),
+    "v": ("4 * layers * pages * page_words", "device-local; need not be cleared"),
     "states": ("4 * states * state_words", "device-local scratch; not needed where header.single_pass is 1"),
     "out": ("4 * rows * q_heads * (head_dim + 1)", "host-visible, or read by a kernel after"),
 }
 
 CACHE_LAYOUT: Final = {
-    "k": f"(pages, kv_heads, page_tiles) tiles of values (head_dim / {CHUNK}, tile, {CHUNK}), then scales "
+    "k": f"(layers, pages, kv_heads, page_tiles) tiles of values (head_dim / {CHUNK}, tile, {CHUNK}), then scales "
     "(scale_words, tile) words",
-    "v": "(pages, kv_heads, page_tiles) tiles of values (tile, head_dim), then scales (tile, scale_words) words",
-    "pages": "a page id names the same slots in K and V of every layer; word page_table + token // page_size of the "
-    "work buffer is the id of the page that holds token",
+    "v": "(layers, pages, kv_heads, page_tiles) tiles of values (tile, head_dim), then scales (tile, scale_words) "
+    "words",
+    "pages": "a page id names the same place in every layer's pages; page tables hold ids, to which the kernels add "
+    "header.first_page. As many layers share a K and a V buffer as maxStorageBufferRange allows, or fewer",
 }
 ROW_LAYOUT: Final = "(rows, kv_heads) times K values, V values, K scales, V scales"
 # words of the cache and of rows: an expression each

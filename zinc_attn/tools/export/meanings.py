@@ -53,7 +53,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "header.first_page": (
         "uint32",
-        "0",
+        "layer * pages",
         "is added to every id of the page tables: where the layer begins in K and V buffers that several layers share",
     ),
     "item.row": ("uint32", "row", "query row"),
@@ -97,16 +97,20 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     "row.leaves_per_state": ("uint32", "leaves_per_state", "leaves per state, as in the row's items"),
     "append.position": ("uint32", "token", "the new token's position in its sequence; no_token: nothing to append"),
     "append.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
-    "copy.source": ("uint32", "page", "page id to read"),
-    "copy.target": ("uint32", "page", "page id to write"),
+    "copy.source": (
+        "uint32",
+        "page",
+        "page to read; header.first_page is not added, so one submission copies a page in every layer of the buffers",
+    ),
+    "copy.target": ("uint32", "page", "page to write"),
 }
 
 # bindings: element, meaning. All of descriptor set 0, storage buffers.
 BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "attend.work": ("uint32", "the work buffer"),
     "attend.q": ("float32", "(rows, q_heads, head_dim)"),
-    "attend.k": ("uint32", "K of one layer, see cache"),
-    "attend.v": ("uint32", "V of one layer, see cache"),
+    "attend.k": ("uint32", "K, see cache"),
+    "attend.v": ("uint32", "V, see cache"),
     "attend.states": (
         "float32",
         "o (states, q_heads, head_dim), then (m, l) (states, q_heads, 2); where header.single_pass is 1, any buffer, "
@@ -126,11 +130,11 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "merge.out": ("float32", "out (rows, q_heads, head_dim), then lse (rows, q_heads), natural log"),
     "append.work": ("uint32", "the work buffer"),
     "append.rows": ("uint32", "rows of tokens, one per append record, see rows (gather: written)"),
-    "append.k": ("uint32", "K of one layer, see cache (gather: read)"),
-    "append.v": ("uint32", "V of one layer, see cache (gather: read)"),
+    "append.k": ("uint32", "K, see cache (gather: read)"),
+    "append.v": ("uint32", "V, see cache (gather: read)"),
     "copy.work": ("uint32", "the work buffer"),
-    "copy.k": ("uint32", "K of one layer, read and written"),
-    "copy.v": ("uint32", "V of one layer, read and written"),
+    "copy.k": ("uint32", "K, read and written"),
+    "copy.v": ("uint32", "V, read and written"),
 }
 
 # specialization constants: value, meaning

@@ -1,0 +1,96 @@
+"""The exported manifest against the device: its index maps, and the dispatches of a call."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn.cache import rows
+from zinc_attn.decode.scoring import Scoring
+from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.records import WorkBuffer
+from zinc_attn.limits import DTYPE_BYTES
+from zinc_attn.planning.call import RecordingKey
+from zinc_attn.runtime.protocol import Dispatch, Use
+from zinc_attn.tools import export
+from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
+
+
+@pytest.mark.parametrize("device", ("vulkan",), indirect=True)
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("page_size", (16, 64, 256))
+def test_cache_index_maps(device, rng, dtype, page_size):
+    """Where the append kernel puts each value, in the second of two layers, is where the manifest says."""
+    shape, tokens = za.AttnShape(4, 2, 96), 300
+    pages = -(-tokens // page_size)
+    names = {**asdict(shape), **describe.dtype_bits(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
+    names |= {"layers": 2, "layer": 1}
+    names |= evaluate_all(formulas.SIZES, names)
+    k, v = rng.standard_normal((2, tokens, 2, 96)).astype(np.float16)
+    if dtype == "bf16":
+        k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
+    words = rows.encode(k, v, dtype).reshape(-1)
+    table = rng.permutation(pages)
+    work = WorkBuffer(0, 0, tokens, pages)
+    work.set_shape(shape, 2)
+    first_page = evaluate(meanings.FIELDS["header.first_page"][1], names)
+    work.set(page_shift=names["page_tiles"].bit_length() - 1, page_tiles=names["page_tiles"], first_page=first_page)
+    work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
+    work.tables[:] = table
+    runtime = device.runtime
+    size = evaluate(formulas.BUFFERS["k"][0], names)
+    inputs, uploaded = runtime.buffer(4 * work.words.size, Use.INPUT), runtime.buffer(4 * words.size, Use.INPUT)
+    caches = [runtime.buffer(size, Use.OUTPUT) for _ in "kv"]
+    runtime.write(inputs, work.words)
+    runtime.write(uploaded, words)
+    spec = tuple(evaluate(meanings.SPECIALIZATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
+    grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in meanings.GRIDS["append"])
+    kernel = device.kernel(kernels.APPEND_KERNEL, spec)
+    runtime.run(runtime.record([Dispatch(kernel, (inputs, uploaded, *caches), grid)]))
+    stored = [runtime.read(cache) for cache in caches]
+    for token, head, dim in rng.integers(0, (tokens, 2, 96), (200, 3)).tolist():
+        known = {**names, "token": token, "kv_head": head, "dim": dim, "row": token}
+        known["page"] = first_page + int(table[token // page_size])
+        known |= {"tile_at": evaluate(formulas.CACHE_INDEX["tile_at"], known)}
+        known |= {"row_at": evaluate(formulas.ROW_INDEX["row_at"], known)}
+        for x, cache in zip("kv", stored, strict=True):
+            found = bits(cache, formulas.CACHE_INDEX, f"{x}_word", "bit", known, known["value_bits"])
+            assert found == bits(words, formulas.ROW_INDEX, f"{x}_word", "bit", known, known["value_bits"])
+            if dtype == "q8_0":
+                found = bits(cache, formulas.CACHE_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
+                assert found == bits(words, formulas.ROW_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
+
+
+def bits(words, index, word, bit, names, width):
+    return int(words[evaluate(index[word], names)]) >> evaluate(index[bit], names) & ((1 << width) - 1)
+
+
+@pytest.mark.parametrize("device", ("vulkan",), indirect=True)
+@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
+def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
+    """Order, bindings, specialization constants and grids of a decode call on a cache."""
+    shape = za.AttnShape(16, 2, 64)
+    entry = export.manifest([shape], dtype=dtype, page_size=32)
+    cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, page_size=32)
+    key = RecordingKey("loop", False, False, 8, 2, 16, 4, 32)
+    tensors = SharedTensors(device)
+    workspace = Workspace.make(key, cache, Scoring(1.0), Tensors.shared(key, cache, tensors))
+    monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
+    steps = workspace.dispatches(0, softcap=False)
+    names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
+    values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialization"]
+    assert [describe.family(step.kernel.decl) for step in steps] == [
+        step["kernel"] for step in entry["dispatch"] if "kernel" in step
+    ]
+    for step in steps:
+        key = describe.family(step.kernel.decl)
+        assert step.kernel.spec == tuple(values[key][name] for name in step.kernel.decl.spec)
+        assert step.groups == tuple(evaluate(n, names) for n, _ in meanings.GRIDS[key])
+    workspace.close()
+    tensors.close()
+    cache.close()
