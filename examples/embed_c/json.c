@@ -115,7 +115,7 @@ static bool parse_items(struct parser *p, struct json *out, char close) {
         ok = ok && parse_value(p, &child);
         child.name = name;
         if (!ok || !push(out, &child)) {
-            json_free(&child);
+            za_json_free(&child);
             return false;
         }
     } while (take(p, ','));
@@ -159,26 +159,26 @@ static bool parse_value(struct parser *p, struct json *out) {
     return parse_number(p, &out->number);
 }
 
-bool json_parse(const char *text, struct json *root, size_t *error_at) {
+bool za_json_parse(const char *text, struct json *root, size_t *error_at) {
     struct parser p = {text, 0};
     *root = (struct json){0};
     bool ok = parse_value(&p, root);
     skip_space(&p);
     if (ok && *p.at == 0) return true;
     *error_at = (size_t)(p.at - text);
-    json_free(root);
+    za_json_free(root);
     return false;
 }
 
-void json_free(struct json *node) {
-    for (size_t i = 0; i < node->count; ++i) json_free(&node->items[i]);
+void za_json_free(struct json *node) {
+    for (size_t i = 0; i < node->count; ++i) za_json_free(&node->items[i]);
     free(node->items);
     free(node->text);
     free(node->name);
     *node = (struct json){0};
 }
 
-const struct json *json_get(const struct json *object, const char *name) {
+const struct json *za_json_get(const struct json *object, const char *name) {
     if (!object || object->type != JSON_OBJECT) return NULL;
     for (size_t i = 0; i < object->count; ++i) {
         if (strcmp(object->items[i].name, name) == 0) return &object->items[i];
@@ -186,9 +186,9 @@ const struct json *json_get(const struct json *object, const char *name) {
     return NULL;
 }
 
-const char *json_text(const struct json *node) { return node && node->type == JSON_STRING ? node->text : NULL; }
+const char *za_json_text(const struct json *node) { return node && node->type == JSON_STRING ? node->text : NULL; }
 
-bool json_u32(const struct json *node, uint32_t *value) {
+bool za_json_u32(const struct json *node, uint32_t *value) {
     if (!node || node->type != JSON_NUMBER || !(node->number >= 0 && node->number <= UINT32_MAX)) return false;
     *value = (uint32_t)node->number;
     return (double)*value == node->number;

@@ -1,4 +1,4 @@
-/* A small JSON reader: a text becomes a tree. Names that an object repeats are kept, json_get finds the first. */
+/* A small JSON reader: a text becomes a tree. Names that an object repeats are kept, za_json_get finds the first. */
 #ifndef JSON_H
 #define JSON_H
 
@@ -18,12 +18,12 @@ struct json {
 };
 
 /* Parse `text`, which ends with a 0. On failure `root` is empty, and `*error_at` is where the text makes no sense. */
-bool json_parse(const char *text, struct json *root, size_t *error_at);
-void json_free(struct json *node);
+bool za_json_parse(const char *text, struct json *root, size_t *error_at);
+void za_json_free(struct json *node);
 
 /* All of these take NULL for a node that is not there, and give NULL or false for one of another type. */
-const struct json *json_get(const struct json *object, const char *name);
-const char *json_text(const struct json *node);
-bool json_u32(const struct json *node, uint32_t *value);
+const struct json *za_json_get(const struct json *object, const char *name);
+const char *za_json_text(const struct json *node);
+bool za_json_u32(const struct json *node, uint32_t *value);
 
 #endif

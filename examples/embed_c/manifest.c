@@ -1,11 +1,12 @@
 #include "manifest.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "error.h"
+#include "rows.h"
 #include "sha256.h"
 
 #define FORMAT "zinc_attn export"
@@ -13,31 +14,24 @@
 #define ITEM(name) {"item", #name, offsetof(struct work_layout, item.name)}
 #define ROW(name) {"row", #name, offsetof(struct work_layout, row.name)}
 #define APPEND(name) {"append", #name, offsetof(struct work_layout, append.name)}
+#define COPY(name) {"copy", #name, offsetof(struct work_layout, copy.name)}
 
-/* The fields that this program sets; all others stay 0, which is the plain operation. */
+/* The fields that the library sets; all others stay 0, which is the plain operation. */
 static const struct {
     const char *record, *field;
     size_t at;
 } FIELDS[] = {
-    HEADER(q_heads),     HEADER(kv_heads),        HEADER(row_kv_heads), HEADER(group),       HEADER(score_scale),
-    HEADER(state_stride), HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),        HEADER(row_table),
-    HEADER(single_pass), HEADER(append_table),    HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
-    ITEM(first),         ITEM(limit),             ITEM(leaf_begin),     ITEM(leaf_end),      ITEM(rows),
-    ITEM(page_table),    ITEM(upload_begin),      ITEM(leaves_per_state), ROW(count),        ROW(unit),
-    ROW(leaves_per_state), APPEND(position),        APPEND(page_table),
+    HEADER(q_heads),      HEADER(kv_heads),     HEADER(row_kv_heads), HEADER(group),           HEADER(score_scale),
+    HEADER(state_stride), HEADER(page_shift),   HEADER(page_tiles),   HEADER(rows),            HEADER(row_table),
+    HEADER(single_pass),  HEADER(append_table), HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
+    HEADER(first_page),   ITEM(row),            ITEM(first),          ITEM(limit),             ITEM(leaf_begin),
+    ITEM(leaf_end),       ITEM(rows),           ITEM(page_table),     ITEM(upload_begin),      ITEM(leaves_per_state),
+    ROW(state),           ROW(count),           ROW(unit),            ROW(leaves_per_state),   APPEND(position),
+    APPEND(page_table),   COPY(source),         COPY(target),
 };
+static const char *const DTYPES[ZA_DTYPES] = {"f32", "f16", "bf16", "q8_0"};
 
-bool fail(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("embed: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-    return false;
-}
-
-char *read_file(const char *path, size_t *size) {
+char *za_read_file(const char *path, size_t *size) {
     errno = 0;
     FILE *file = fopen(path, "rb");
     long end = -1;
@@ -51,7 +45,7 @@ char *read_file(const char *path, size_t *size) {
             data = NULL;
         }
     }
-    if (!data) fail("%s: cannot be read: %s", path, errno ? strerror(errno) : "not a file of at most 2 GiB");
+    if (!data) za_fail("%s: cannot be read: %s", path, errno ? strerror(errno) : "not a file of at most 2 GiB");
     if (file) fclose(file);
     return data;
 }
@@ -64,31 +58,32 @@ static char *path_in(const char *directory, const char *name) {
 }
 
 static bool missing(const struct manifest *m, const char *what) {
-    return fail("%s/manifest.json: it has no %s; export it again", m->directory, what);
+    return za_fail("%s/manifest.json: it has no %s; export it again", m->directory, what);
 }
 
 /* The word of a field, and the words of its record. */
 static bool find_field(const struct manifest *m, const char *record, const char *field, uint32_t *word) {
-    const struct json *fields = json_get(json_get(json_get(&m->root, "work"), record), "fields");
+    const struct json *fields = za_json_get(za_json_get(za_json_get(&m->root, "work"), record), "fields");
     for (size_t i = 0; fields && i < fields->count; ++i) {
-        const char *name = json_text(json_get(&fields->items[i], "name"));
-        if (name && strcmp(name, field) == 0 && json_u32(json_get(&fields->items[i], "word"), word)) return true;
+        const char *name = za_json_text(za_json_get(&fields->items[i], "name"));
+        if (name && strcmp(name, field) == 0 && za_json_u32(za_json_get(&fields->items[i], "word"), word)) return true;
     }
-    return fail("%s/manifest.json: record %s has no field %s; export it again", m->directory, record, field);
+    return za_fail("%s/manifest.json: record %s has no field %s; export it again", m->directory, record, field);
 }
 
 static bool read_layout(struct manifest *m) {
-    const struct json *work = json_get(&m->root, "work");
+    const struct json *work = za_json_get(&m->root, "work");
     struct work_layout *layout = &m->work;
-    if (!json_u32(json_get(json_get(work, "header"), "words"), &layout->header_words) ||
-        !json_u32(json_get(json_get(work, "item"), "words"), &layout->item_words) ||
-        !json_u32(json_get(json_get(work, "row"), "words"), &layout->row_words) ||
-        !json_u32(json_get(json_get(work, "append"), "words"), &layout->append_words))
+    if (!za_json_u32(za_json_get(za_json_get(work, "header"), "words"), &layout->header_words) ||
+        !za_json_u32(za_json_get(za_json_get(work, "item"), "words"), &layout->item_words) ||
+        !za_json_u32(za_json_get(za_json_get(work, "row"), "words"), &layout->row_words) ||
+        !za_json_u32(za_json_get(za_json_get(work, "append"), "words"), &layout->append_words) ||
+        !za_json_u32(za_json_get(za_json_get(work, "copy"), "words"), &layout->copy_words))
         return missing(m, "sizes of the work buffer's records");
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; ++i) {
         uint32_t word, words;
         if (!find_field(m, FIELDS[i].record, FIELDS[i].field, &word)) return false;
-        json_u32(json_get(json_get(work, FIELDS[i].record), "words"), &words);
+        za_json_u32(za_json_get(za_json_get(work, FIELDS[i].record), "words"), &words);
         if (word >= words || words > 4096) return missing(m, "work buffer that makes sense");
         memcpy((char *)layout + FIELDS[i].at, &word, sizeof word);
     }
@@ -96,9 +91,9 @@ static bool read_layout(struct manifest *m) {
 }
 
 static bool read_constant(const struct manifest *m, const char *name, uint32_t *integer, float *real) {
-    const struct json *constant = json_get(json_get(&m->root, "constants"), name);
-    const char *bits = json_text(json_get(constant, "float32_bits"));
-    if (integer && json_u32(json_get(constant, "value"), integer) && *integer) return true;
+    const struct json *constant = za_json_get(za_json_get(&m->root, "constants"), name);
+    const char *bits = za_json_text(za_json_get(constant, "float32_bits"));
+    if (integer && za_json_u32(za_json_get(constant, "value"), integer) && *integer) return true;
     if (real && bits) {
         uint32_t word = (uint32_t)strtoul(bits, NULL, 16);
         memcpy(real, &word, sizeof word);
@@ -116,41 +111,41 @@ static bool check_digest(const struct manifest *m, const char *text, size_t size
     if (!found || size - at < 65 || text[at + 64] != '"') return missing(m, "manifest_sha256");
     char hex[65];
     struct sha256 hash;
-    sha256_begin(&hash);
-    sha256_add(&hash, text, at);
-    sha256_add(&hash, zeros, 64);
-    sha256_add(&hash, text + at + 64, size - at - 64);
-    sha256_end(&hash, hex);
+    za_sha256_begin(&hash);
+    za_sha256_add(&hash, text, at);
+    za_sha256_add(&hash, zeros, 64);
+    za_sha256_add(&hash, text + at + 64, size - at - 64);
+    za_sha256_end(&hash, hex);
     if (memcmp(hex, text + at, 64) == 0) return true;
-    return fail("%s/manifest.json: got manifest_sha256 %.64s, expected %s; the file was changed, export it again",
+    return za_fail("%s/manifest.json: got manifest_sha256 %.64s, expected %s; the file was changed, export it again",
                 m->directory, text + at, hex);
 }
 
 static bool check_version(const struct manifest *m) {
-    const char *format = json_text(json_get(&m->root, "format"));
+    const char *format = za_json_text(za_json_get(&m->root, "format"));
     uint32_t version;
     if (!format || strcmp(format, FORMAT) != 0)
-        return fail("%s/manifest.json: got format %s, expected " FORMAT, m->directory, format ? format : "none");
-    if (!json_u32(json_get(&m->root, "version"), &version)) return missing(m, "version");
+        return za_fail("%s/manifest.json: got format %s, expected " FORMAT, m->directory, format ? format : "none");
+    if (!za_json_u32(za_json_get(&m->root, "version"), &version)) return missing(m, "version");
     if (version != MANIFEST_VERSION)
-        return fail("%s/manifest.json: got version %u, expected %d; export it with the zinc-attn that this program "
+        return za_fail("%s/manifest.json: got version %u, expected %d; export it with the zinc-attn that this library "
                     "was written for", m->directory, version, MANIFEST_VERSION);
     return true;
 }
 
-bool manifest_open(struct manifest *m, const char *directory) {
+bool za_manifest_open(struct manifest *m, const char *directory) {
     *m = (struct manifest){0};
     m->directory = malloc(strlen(directory) + 1);
     char *path = path_in(directory, "manifest.json");
     if (!path || !m->directory) {
         free(path);
-        return fail("out of memory");
+        return za_fail("out of memory");
     }
     strcpy(m->directory, directory);
     size_t size, at = 0;
-    char *text = read_file(path, &size);
-    bool good = text && json_parse(text, &m->root, &at);
-    if (text && !good) fail("%s: not JSON at byte %zu of %zu", path, at, size);
+    char *text = za_read_file(path, &size);
+    bool good = text && za_json_parse(text, &m->root, &at);
+    if (text && !good) za_fail("%s: not JSON at byte %zu of %zu", path, at, size);
     good = good && check_version(m) && check_digest(m, text, size);
     free(text);
     free(path);
@@ -160,72 +155,73 @@ bool manifest_open(struct manifest *m, const char *directory) {
            read_constant(m, "MERGE_DIMS", &m->merge_dims, NULL);
 }
 
-void manifest_close(struct manifest *m) {
-    json_free(&m->root);
+void za_manifest_close(struct manifest *m) {
+    za_json_free(&m->root);
     free(m->directory);
     m->directory = NULL;
 }
 
-bool manifest_shape(const struct manifest *m, uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
-                    const char *dtype, const char *kind, struct shape *shape) {
-    const struct json *shapes = json_get(&m->root, "shapes");
-    for (size_t i = 0; shapes && i < shapes->count; ++i) {
-        const struct json *entry = &shapes->items[i], *sizes = json_get(entry, "sizes");
-        const struct json *of_kind = json_get(json_get(entry, "kinds"), kind);
-        const char *entry_dtype = json_text(json_get(entry, "dtype"));
-        if (!json_u32(json_get(entry, "q_heads"), &shape->q_heads) || shape->q_heads != q_heads) continue;
-        if (!json_u32(json_get(entry, "kv_heads"), &shape->kv_heads) || shape->kv_heads != kv_heads) continue;
-        if (!json_u32(json_get(entry, "head_dim"), &shape->head_dim) || shape->head_dim != head_dim) continue;
-        if (!entry_dtype || strcmp(entry_dtype, dtype) != 0) continue;
-        shape->specialization = json_get(of_kind, "specialization");
-        shape->splits = json_get(of_kind, "splits");
-        bool whole = json_u32(json_get(entry, "page_size"), &shape->page_size) &&
-                     json_u32(json_get(sizes, "group"), &shape->group) &&
-                     json_u32(json_get(sizes, "head_chunks"), &shape->head_chunks) &&
-                     json_u32(json_get(sizes, "token_words"), &shape->token_words) &&
-                     json_u32(json_get(sizes, "page_words"), &shape->page_words) &&
-                     json_u32(json_get(sizes, "page_tiles"), &shape->page_tiles) &&
-                     json_u32(json_get(sizes, "state_words"), &shape->state_words);
-        if (!whole || !shape->page_size || !shape->page_tiles || !shape->specialization || !shape->splits)
-            return missing(m, "complete entry for the case's shape");
-        return true;
-    }
-    return fail("%s/manifest.json: it has no sizes for shape %u/%u/%u, %s; export it with --shape %u/%u/%u --dtype %s",
-                m->directory, q_heads, kv_heads, head_dim, dtype, q_heads, kv_heads, head_dim, dtype);
+const char *za_dtype_name(enum za_dtype dtype) { return DTYPES[dtype]; }
+
+/* Whether entry is that of the shape; its heads and head_dim then lie in `shape`. */
+static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
+    const char *dtype = za_json_text(za_json_get(entry, "dtype"));
+    return za_json_u32(za_json_get(entry, "q_heads"), &shape->q_heads) && shape->q_heads == options->q_heads &&
+           za_json_u32(za_json_get(entry, "kv_heads"), &shape->kv_heads) && shape->kv_heads == options->kv_heads &&
+           za_json_u32(za_json_get(entry, "head_dim"), &shape->head_dim) && shape->head_dim == options->head_dim &&
+           dtype && strcmp(dtype, DTYPES[options->dtype]) == 0;
 }
 
-bool manifest_splits(const struct manifest *m, const struct shape *shape, uint32_t context, uint32_t *splits,
-                     uint32_t *leaves_per_state) {
-    uint32_t leaves = (context + m->leaf - 1) / m->leaf, nodes = (leaves + m->node - 1) / m->node, from, to;
-    for (size_t i = 0; i < shape->splits->count; ++i) {
-        const struct json *row = &shape->splits->items[i];
-        const char *per = json_text(json_get(row, "per"));
-        if (!per || !json_u32(json_get(row, "from"), &from) || !json_u32(json_get(row, "to"), &to) ||
-            !json_u32(json_get(row, "splits"), splits) ||
-            !json_u32(json_get(row, "leaves_per_state"), leaves_per_state))
-            return missing(m, "split table that makes sense");
-        if (context < from || context > to) continue;
-        if (strcmp(per, "leaf") == 0) *splits = leaves;
-        if (strcmp(per, "node") == 0) *splits = nodes;
-        if (*splits && *leaves_per_state) return true;
-    }
-    return fail("%s/manifest.json: its split table has no row for %u keys", m->directory, context);
+bool za_manifest_shape(const struct manifest *m, const struct za_options *options, const char *kind,
+                       struct shape *shape) {
+    const struct json *shapes = za_json_get(&m->root, "shapes"), *entry = NULL;
+    for (size_t i = 0; shapes && i < shapes->count && !entry; ++i)
+        if (is_entry_of(&shapes->items[i], options, shape)) entry = &shapes->items[i];
+    if (!entry)
+        return za_fail("%s/manifest.json: it has no sizes for shape %u/%u/%u, %s; export it with --shape %u/%u/%u "
+                       "--dtype %s", m->directory, options->q_heads, options->kv_heads, options->head_dim,
+                       DTYPES[options->dtype], options->q_heads, options->kv_heads, options->head_dim,
+                       DTYPES[options->dtype]);
+    const struct json *sizes = za_json_get(entry, "sizes");
+    shape->specialization = za_json_get(za_json_get(za_json_get(entry, "kinds"), kind), "specialization");
+    bool whole = za_json_u32(za_json_get(entry, "page_size"), &shape->page_size) &&
+                 za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) &&
+                 za_json_u32(za_json_get(sizes, "group"), &shape->group) &&
+                 za_json_u32(za_json_get(sizes, "head_chunks"), &shape->head_chunks) &&
+                 za_json_u32(za_json_get(sizes, "value_words"), &shape->value_words) &&
+                 za_json_u32(za_json_get(sizes, "scale_words"), &shape->scale_words) &&
+                 za_json_u32(za_json_get(sizes, "token_words"), &shape->token_words) &&
+                 za_json_u32(za_json_get(sizes, "page_words"), &shape->page_words) &&
+                 za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
+                 za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
+    if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||
+        !shape->page_words || !shape->specialization)
+        return missing(m, "complete entry for the shape");
+    uint32_t values, scales;
+    if (!za_row_words(options->dtype, options->head_dim, &values, &scales)) return false;
+    if (shape->value_words == values && shape->scale_words == scales &&
+        shape->token_words == 2 * (values + scales) * shape->kv_heads)
+        return true;
+    return za_fail("%s/manifest.json: got %u words of values and %u of scales in a row of K, %u in a token, expected "
+                   "%u, %u and %u for %s; export it again", m->directory, shape->value_words, shape->scale_words,
+                   shape->token_words, values, scales, 2 * (values + scales) * shape->kv_heads,
+                   DTYPES[options->dtype]);
 }
 
 /* The values of a kernel's specialization constants: its own fixed ones, and those of the shape, by family and name. */
 static bool read_constants(const struct manifest *m, const struct shape *shape, const struct json *entry,
                            struct kernel *kernel) {
-    const struct json *constants = json_get(entry, "specialization_constants");
-    const char *family = json_text(json_get(entry, "family"));
-    const struct json *values = family ? json_get(shape->specialization, family) : NULL;
+    const struct json *constants = za_json_get(entry, "specialization_constants");
+    const char *family = za_json_text(za_json_get(entry, "family"));
+    const struct json *values = family ? za_json_get(shape->specialization, family) : NULL;
     if (!constants || constants->count > MAX_SPEC) return missing(m, "specialization constants of a kernel");
     kernel->constants = (uint32_t)constants->count;
     for (size_t i = 0; i < constants->count; ++i) {
-        const char *name = json_text(json_get(&constants->items[i], "name"));
+        const char *name = za_json_text(za_json_get(&constants->items[i], "name"));
         kernel->constant_names[i] = name;
-        const struct json *fixed = json_get(&constants->items[i], "fixed");
-        if (!name || !json_u32(json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
-            !json_u32(fixed ? fixed : json_get(values, name), &kernel->values[i]))
+        const struct json *fixed = za_json_get(&constants->items[i], "fixed");
+        if (!name || !za_json_u32(za_json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
+            !za_json_u32(fixed ? fixed : za_json_get(values, name), &kernel->values[i]))
             return missing(m, "value for a specialization constant");
     }
     return true;
@@ -233,51 +229,51 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
 
 /* The module's code, if it has the manifest's checksum. */
 static bool read_code(const struct manifest *m, const struct json *entry, struct kernel *kernel) {
-    const char *file = json_text(json_get(entry, "file")), *expected = json_text(json_get(entry, "sha256"));
+    const char *file = za_json_text(za_json_get(entry, "file")), *expected = za_json_text(za_json_get(entry, "sha256"));
     if (!file || !expected || strchr(file, '/')) return missing(m, "file name and checksum of a kernel");
     char *path = path_in(m->directory, file), hex[65];
-    if (!path) return fail("out of memory");
-    kernel->code = (uint32_t *)(void *)read_file(path, &kernel->code_bytes);
+    if (!path) return za_fail("out of memory");
+    kernel->code = (uint32_t *)(void *)za_read_file(path, &kernel->code_bytes);
     bool ok = kernel->code != NULL;
     if (ok) {
         struct sha256 hash;
-        sha256_begin(&hash);
-        sha256_add(&hash, kernel->code, kernel->code_bytes);
-        sha256_end(&hash, hex);
+        za_sha256_begin(&hash);
+        za_sha256_add(&hash, kernel->code, kernel->code_bytes);
+        za_sha256_end(&hash, hex);
         if (strcmp(hex, expected) != 0) {
-            ok = fail("%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
+            ok = za_fail("%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
         } else if (kernel->code_bytes < 20 || kernel->code_bytes % 4 || kernel->code[0] != 0x07230203) {
-            ok = fail("%s: no SPIR-V of this machine's byte order", path);
+            ok = za_fail("%s: no SPIR-V of this machine's byte order", path);
         }
     }
     free(path);
     return ok;
 }
 
-bool kernel_load(const struct manifest *m, const struct shape *shape, const char *name, struct kernel *kernel) {
-    const struct json *kernels = json_get(&m->root, "kernels");
+bool za_kernel_load(const struct manifest *m, const struct shape *shape, const char *name, struct kernel *kernel) {
+    const struct json *kernels = za_json_get(&m->root, "kernels");
     *kernel = (struct kernel){0};
     for (size_t i = 0; kernels && i < kernels->count; ++i) {
-        const struct json *entry = &kernels->items[i], *bindings = json_get(entry, "bindings");
-        kernel->name = json_text(json_get(entry, "name"));
+        const struct json *entry = &kernels->items[i], *bindings = za_json_get(entry, "bindings");
+        kernel->name = za_json_text(za_json_get(entry, "name"));
         if (!kernel->name || strcmp(kernel->name, name) != 0) continue;
         if (!bindings || !bindings->count) return missing(m, "bindings of a kernel");
         kernel->bindings = (uint32_t)bindings->count;
         return read_constants(m, shape, entry, kernel) && read_code(m, entry, kernel);
     }
-    return fail("%s/manifest.json: it has no kernel %s", m->directory, name);
+    return za_fail("%s/manifest.json: it has no kernel %s", m->directory, name);
 }
 
-bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value) {
+bool za_kernel_set(struct kernel *kernel, const char *constant, uint32_t value) {
     for (uint32_t i = 0; i < kernel->constants; ++i) {
         if (strcmp(kernel->constant_names[i], constant) != 0) continue;
         kernel->values[i] = value;
         return true;
     }
-    return fail("kernel %s: it has no specialization constant %s; export again", kernel->name, constant);
+    return za_fail("kernel %s: it has no specialization constant %s; export again", kernel->name, constant);
 }
 
-void kernel_free(struct kernel *kernel) {
+void za_kernel_free(struct kernel *kernel) {
     free(kernel->code);
     kernel->code = NULL;
 }

@@ -1,4 +1,4 @@
-/* What `zinc-attn export` wrote, as this program needs it. Every function that returns false has printed why. */
+/* What `zinc-attn export` wrote, as the library needs it. Every function that returns false has said why (error.h). */
 #ifndef MANIFEST_H
 #define MANIFEST_H
 
@@ -7,25 +7,29 @@
 #include <stdint.h>
 
 #include "json.h"
+#include "zinc_attn.h"
 
 enum { MANIFEST_VERSION = 2, MAX_SPEC = 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
-    uint32_t header_words, item_words, row_words, append_words;
+    uint32_t header_words, item_words, row_words, append_words, copy_words;
     struct {
         uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table;
+            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, first_page;
     } header;
     struct {
-        uint32_t first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
+        uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
     } item;
     struct {
-        uint32_t count, unit, leaves_per_state;
+        uint32_t state, count, unit, leaves_per_state;
     } row;
     struct {
         uint32_t position, page_table;
     } append;
+    struct {
+        uint32_t source, target;
+    } copy;
 };
 
 struct manifest {
@@ -38,9 +42,9 @@ struct manifest {
 
 /* One entry of the manifest's shapes: the numbers of a shape, dtype and page size on a kind of device. */
 struct shape {
-    uint32_t q_heads, kv_heads, head_dim, page_size;
-    uint32_t group, head_chunks, token_words, page_words, page_tiles, state_words;
-    const struct json *specialization, *splits;
+    uint32_t q_heads, kv_heads, head_dim, page_size, compute_units;
+    uint32_t group, head_chunks, value_words, scale_words, token_words, page_words, page_tiles, state_words;
+    const struct json *specialization;
 };
 
 /* One SPIR-V module, its checksum verified. */
@@ -54,22 +58,19 @@ struct kernel {
     uint32_t ids[MAX_SPEC], values[MAX_SPEC];
 };
 
-bool fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* prints to stderr; always false */
-
 /* All bytes of a file, with a 0 behind them. The caller frees them. */
-char *read_file(const char *path, size_t *size);
+char *za_read_file(const char *path, size_t *size);
 
-bool manifest_open(struct manifest *manifest, const char *directory);
-void manifest_close(struct manifest *manifest);
+bool za_manifest_open(struct manifest *manifest, const char *directory);
+void za_manifest_close(struct manifest *manifest);
+const char *za_dtype_name(enum za_dtype dtype); /* as the manifest has it */
 /* kind: "gpu" or "cpu". */
-bool manifest_shape(const struct manifest *manifest, uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
-                    const char *dtype, const char *kind, struct shape *shape);
-/* The split rule's layout of `context` keys: splits, and leaves per emitted state. */
-bool manifest_splits(const struct manifest *manifest, const struct shape *shape, uint32_t context, uint32_t *splits,
-                     uint32_t *leaves_per_state);
-bool kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name, struct kernel *kernel);
+bool za_manifest_shape(const struct manifest *manifest, const struct za_options *options, const char *kind,
+                       struct shape *shape);
+bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,
+                    struct kernel *kernel);
 /* Change a specialization constant from the shape's value. */
-bool kernel_set(struct kernel *kernel, const char *constant, uint32_t value);
-void kernel_free(struct kernel *kernel);
+bool za_kernel_set(struct kernel *kernel, const char *constant, uint32_t value);
+void za_kernel_free(struct kernel *kernel);
 
 #endif

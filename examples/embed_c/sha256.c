@@ -40,14 +40,14 @@ static void add_block(uint32_t state[8], const uint8_t block[64]) {
     for (int i = 0; i < 8; ++i) state[i] += s[i];
 }
 
-void sha256_begin(struct sha256 *hash) {
+void za_sha256_begin(struct sha256 *hash) {
     static const uint32_t first[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     memcpy(hash->state, first, sizeof first);
     hash->bytes = 0;
 }
 
-void sha256_add(struct sha256 *hash, const void *data, size_t size) {
+void za_sha256_add(struct sha256 *hash, const void *data, size_t size) {
     const uint8_t *bytes = data;
     for (size_t i = 0; i < size; ++i) {
         hash->block[hash->bytes++ % 64] = bytes[i];
@@ -55,12 +55,12 @@ void sha256_add(struct sha256 *hash, const void *data, size_t size) {
     }
 }
 
-void sha256_end(struct sha256 *hash, char hex[65]) {
+void za_sha256_end(struct sha256 *hash, char hex[65]) {
     uint64_t bits = 8 * hash->bytes;
     uint8_t length[8];
     for (int i = 0; i < 8; ++i) length[i] = (uint8_t)(bits >> (56 - 8 * i));
-    sha256_add(hash, "\x80", 1);
-    while (hash->bytes % 64 != 56) sha256_add(hash, "", 1);
-    sha256_add(hash, length, 8);
+    za_sha256_add(hash, "\x80", 1);
+    while (hash->bytes % 64 != 56) za_sha256_add(hash, "", 1);
+    za_sha256_add(hash, length, 8);
     for (int i = 0; i < 8; ++i) snprintf(hex + 8 * i, 9, "%08x", (unsigned)hash->state[i]);
 }

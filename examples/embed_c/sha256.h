@@ -11,8 +11,8 @@ struct sha256 {
     uint8_t block[64];
 };
 
-void sha256_begin(struct sha256 *hash);
-void sha256_add(struct sha256 *hash, const void *data, size_t size);
-void sha256_end(struct sha256 *hash, char hex[65]); /* lower case, with the final 0 */
+void za_sha256_begin(struct sha256 *hash);
+void za_sha256_add(struct sha256 *hash, const void *data, size_t size);
+void za_sha256_end(struct sha256 *hash, char hex[65]); /* lower case, with the final 0 */
 
 #endif

@@ -46,6 +46,7 @@ WRAP(vkCreatePipelineLayout, (VkDevice d, const VkPipelineLayoutCreateInfo *i, A
      (d, i, a, o))
 WRAP(vkCreateDescriptorPool, (VkDevice d, const VkDescriptorPoolCreateInfo *i, Allocator a, VkDescriptorPool *o),
      (d, i, a, o))
+WRAP(vkResetDescriptorPool, (VkDevice d, VkDescriptorPool p, VkDescriptorPoolResetFlags f), (d, p, f))
 WRAP(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o))
 WRAP(vkBeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (c, i))
 WRAP(vkEndCommandBuffer, (VkCommandBuffer c), (c))

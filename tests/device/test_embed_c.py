@@ -1,8 +1,8 @@
-"""The exported operation outside this package: examples/embed_c on every driver, and the manifest's index maps."""
+"""The exported operation outside this package: the program of examples/embed_c on every driver."""
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import itertools
 import json
 import os
@@ -10,29 +10,24 @@ import re
 import shutil
 import struct
 import subprocess
-from dataclasses import asdict
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support import DRIVERS
+from c_host import EXAMPLE, PAGE, SANITIZE, SHIM, SOURCES, WRAP, compiled, make_case, needs_compiler, page_words
+from support import DRIVERS, differing, open_device
 
 import zinc_attn as za
-from zinc_attn.cache import rows
-from zinc_attn.decode.scoring import Scoring
-from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
-from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels.records import WorkBuffer
-from zinc_attn.limits import DTYPE_BYTES
-from zinc_attn.planning.call import RecordingKey
-from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.tools import export
-from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
 from zinc_attn.tools.export.files import sealed
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_c"
+Step, Values, Case = make_case.Step, make_case.Values, make_case.Case
+
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values
+OTHER = za.AttnShape(6, 2, 96)  # three blocks of q8_0: the last word of scales is half filled
+SMALL = za.AttnShape(1, 1, 64)  # compiles fast
 CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
 SPLITS = (0, 1, 7)  # 0: the split rule
 MASKS = (  # window, softcap, sinks
@@ -41,10 +36,11 @@ MASKS = (  # window, softcap, sinks
     (3000, 2.0, True),
     (None, 30.0, False),
 )
-COMPILER = shutil.which(os.environ.get("CC", "cc"))
+# (sequence, new rows, query rows): a prompt in chunks of which some rows are attended, or none; a fork at the end of a
+# page, which looks, and both grow; then a fork of the fork within a page, and both grow
+RUN = ((0, 70, 9), (0, 57, 0), (0, 1, 1), (1, 0, 2), (0, 1, 1), (1, 1, 1), (1, 99, 5), (2, 2, 2), (1, 1, 1))
 
-SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined"]
-FALLIBLE = {  # functions that give a VkResult: how often one case calls them at least
+FALLIBLE = {  # functions that give a VkResult: how often a run of SMALL calls them at least
     "vkEnumerateInstanceVersion": 1,
     "vkCreateInstance": 1,
     "vkEnumeratePhysicalDevices": 1,
@@ -52,66 +48,49 @@ FALLIBLE = {  # functions that give a VkResult: how often one case calls them at
     "vkCreateCommandPool": 1,
     "vkAllocateCommandBuffers": 1,
     "vkCreateFence": 1,
+    "vkCreateDescriptorPool": 1,
     "vkCreateBuffer": 7,
     "vkAllocateMemory": 7,
     "vkBindBufferMemory": 7,
     "vkMapMemory": 4,
-    "vkCreateShaderModule": 3,
+    "vkCreateShaderModule": 4,
     "vkCreateDescriptorSetLayout": 3,
     "vkCreatePipelineLayout": 3,
-    "vkCreateComputePipelines": 3,
-    "vkCreateDescriptorPool": 1,
-    "vkAllocateDescriptorSets": 3,
-    "vkBeginCommandBuffer": 2,
-    "vkEndCommandBuffer": 2,
-    "vkQueueSubmit": 2,
-    "vkWaitForFences": 2,
-    "vkResetFences": 2,
+    "vkCreateComputePipelines": 4,
+    "vkResetDescriptorPool": 3,
+    "vkAllocateDescriptorSets": 7,
+    "vkBeginCommandBuffer": 3,
+    "vkEndCommandBuffer": 3,
+    "vkQueueSubmit": 3,
+    "vkWaitForFences": 3,
+    "vkResetFences": 3,
 }
-SHIMMED = (*FALLIBLE, "vkGetPhysicalDeviceProperties2", "vkGetPhysicalDeviceFeatures2")
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
-
-
-def _make_case():
-    spec = importlib.util.spec_from_file_location("make_case", EXAMPLE / "make_case.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make_case = _make_case()
-
-
-def build(folder, *arguments):
-    sources = sorted(map(str, EXAMPLE.glob("*.c")))
-    strict = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    command = [COMPILER, *strict, *arguments, "-o", str(folder / "embed"), *sources, "-lvulkan", "-lm"]
-    return subprocess.run(command, capture_output=True, text=True), folder / "embed"
+pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="session")
 def embed(tmp_path_factory):
-    """The program, compiled without a warning."""
-    done, program = build(tmp_path_factory.mktemp("embed"), "-O2")
-    assert done.returncode == 0, done.stderr
-    return program
+    """The program as its Makefile makes it, without a warning."""
+    folder = tmp_path_factory.mktemp("embed")
+    done = subprocess.run(["make", "-C", str(EXAMPLE), f"BUILD={folder}"], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return folder / "embed"
 
 
 @pytest.fixture(scope="session")
 def checked(tmp_path_factory, embed):
-    """The program with the compiler's sanitizers, where it has them: for files that are no good."""
-    done, program = build(tmp_path_factory.mktemp("checked"), *SANITIZE)
-    return program if done.returncode == 0 else embed
+    """The program with the compiler's sanitizers, where it has them."""
+    program = tmp_path_factory.mktemp("checked") / "embed"
+    return program if compiled(program, SOURCES, *SANITIZE).returncode == 0 else embed
 
 
 @pytest.fixture(scope="session")
 def shimmed(tmp_path_factory):
     """The program with a shim before libvulkan, see embed_shim.c; with the sanitizers, where they are there."""
-    shim = Path(__file__).with_name("embed_shim.c")
-    wrap = [f"-Wl,--wrap={name}" for name in SHIMMED]
+    program = tmp_path_factory.mktemp("shimmed") / "embed"
     for flags in (SANITIZE, []):
-        done, program = build(tmp_path_factory.mktemp("shimmed"), *flags, *wrap, str(shim))
+        done = compiled(program, [*SOURCES, SHIM], *flags, *WRAP)
         if done.returncode == 0:
             return program
     pytest.fail(done.stderr)
@@ -119,177 +98,299 @@ def shimmed(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
-    """The exported kernels; case files by (tokens, mask, splits), and the oracle's digests by (tokens, mask)."""
+    """The exported kernels; case files by (tokens, mask, splits), or by name, and the oracle's digests likewise."""
     folder = tmp_path_factory.mktemp("inputs")
     export.export(folder / "kernels", [SHAPE], page_size=128)
     rng = np.random.default_rng(5)
-    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), dtype=np.float32)
-    q[0, :3] = -0.0, 2.0**-41, -(2.0**-149)  # counts as 0
+    q = rng.standard_normal((1, SHAPE.q_heads, SHAPE.head_dim), dtype=np.float32)
+    q[0, 0, :3] = -0.0, 2.0**-41, -(2.0**-149)  # counts as 0
     k, v = rng.standard_normal((2, max(CONTEXTS), SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16)
     k[5:9] *= np.float16(60)  # awkward: large scores, subnormals, zeros of either sign
     v[::3, 0, :4] = np.float16(6e-8), np.float16(-6e-8), np.float16(-0.0), np.float16(65504)
     sinks = rng.standard_normal(SHAPE.q_heads, dtype=np.float32)
     cases, digests = {}, {}
+
+    def add(key, case, digest=None):
+        cases[key] = folder / f"case{len(cases)}"
+        case.write(cases[key])
+        digests[key] = digest or make_case.digest(case)
+        return digests[key]
+
     for n, (mask, (window, softcap, some)) in itertools.product(CONTEXTS, enumerate(MASKS)):
         options = {"window": window, "softcap": softcap, "sinks": sinks if some else None}
-        digests[n, mask] = make_case.digest(*za.reference.emulate(q, k[:n], v[:n], **options))
+        last = max(n - 1, 0)
+        steps = [Step(0, last, 0), Step(0, n - last, 1)]
+        values = [[Values(q[:0], k[:last], v[:last])], [Values(q, k[last:n], v[last:n])]]
+        digest = None
         for splits in SPLITS:
-            cases[n, mask, splits] = folder / f"case{n}.{mask}.{splits}"
-            make_case.write_case(cases[n, mask, splits], q, k[:n], v[:n], splits, **options)
+            digest = add((n, mask, splits), Case(SHAPE, "f16", 1, steps, values, splits, options), digest)
+    for mask in (0, 1):
+        window, softcap, some = MASKS[mask]
+        options = {"window": window, "softcap": softcap, "sinks": sinks if some else None}
+        add(("run", mask), Case.drawn(rng, SHAPE, "f16", 3, [Step(*s) for s in RUN], options=options))
     return SimpleNamespace(folder=folder, kernels=folder / "kernels", cases=cases, digests=digests, qkv=(q, k, v))
 
 
-def run(program, *args, leaks=False):
-    env = {**os.environ, "ASAN_OPTIONS": f"detect_leaks={int(leaks)}"}
-    return subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, env=env)
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """SMALL's kernels, and a case with two sequences: a call, a copied page, and another call."""
+    folder = tmp_path_factory.mktemp("small")
+    export.export(folder / "kernels", [SMALL], page_size=128)
+    case = Case.drawn(np.random.default_rng(7), SMALL, "f16", 1, [Step(0, 65, 1), Step(1, 1, 1)])
+    case.write(folder / "case")
+    with open_device("default", "vulkan") as opened:
+        on = "-d", opened.info.name
+    kernels, path = folder / "kernels", folder / "case"
+    return SimpleNamespace(on=on, kernels=kernels, case=path, digest=make_case.digest(case))
 
 
-@needs_compiler
+def run(program, *args):
+    """The program's run, its stderr without what the sanitizers say of drivers, which lose some memory."""
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "exitcode=0"}
+    done = subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, env=env)
+    done.stderr, _, report = done.stderr.partition("\n==")
+    assert "AddressSanitizer" not in report, report
+    assert not re.search(r"#1 0x\w+ in \w+ \S*embed_c/", report), report  # memory that the program itself allocated
+    done.stderr = f"{done.stderr.rstrip()}\n".lstrip()
+    return done
+
+
+def results(case, path):
+    """out and lse of each step and layer of a case, from the file that the program wrote."""
+    data, at, found = np.fromfile(f"{path}.out", np.float32), 0, []
+    for step, of_step in zip(case.steps, case.values, strict=True):
+        for _ in of_step if step.q_len else ():
+            heads = step.q_len * case.shape.q_heads
+            ends = at + heads * case.shape.head_dim, at + heads * (case.shape.head_dim + 1)
+            found.append((data[at : ends[0]], data[ends[0] : ends[1]]))
+            at = ends[1]
+    assert at == len(data)
+    return found
+
+
+def file_digest(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
 @pytest.mark.parametrize("any_device", [(d, r) for d, r in DRIVERS if r == "vulkan"], indirect=True, ids="-".join)
 def test_digests_are_python_s_and_the_oracle_s(embed, inputs, any_device):
-    """Every context and layout, both builds of pass 1, appended, attended and merged by C."""
+    """Every context and layout, both builds of pass 1, several layers, rows and forks, all by C."""
     name = any_device.info.name
     q, k, v = inputs.qkv
-    out, lse = za.attention(q, k[:1000], v[:1000], device=any_device, return_lse=True)
+    out, lse = za.attention(q[0], k[:1000], v[:1000], device=any_device, return_lse=True)
     done = run(embed, "-d", name, inputs.kernels, *inputs.cases.values())
     assert done.returncode == 0, done.stderr
     head, *lines = done.stdout.splitlines()
     assert head.startswith(name)
-    found = {tuple(line.split("  ")[:2]): line.rsplit(" ", 1)[1] for line in lines}
-    assert list(found) == [(inputs.digests[n, mask], str(path)) for (n, mask, _), path in inputs.cases.items()]
-    assert set(found.values()) == {"single", "loop"}
-    assert make_case.digest(out, lse) == inputs.digests[1000, 0]
+    assert [line.split("  ")[0] for line in lines] == [f"{path}.out" for path in inputs.cases.values()]
+    found = {key: file_digest(f"{path}.out") for key, path in inputs.cases.items()}
+    assert found == inputs.digests
+    assert {line.rsplit(" ", 1)[1] for line in lines} == {"single", "loop"}
+    assert hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest() == inputs.digests[1000, 0, 0]
+
+
+@pytest.mark.parametrize("device", ("vulkan",), indirect=True)
+@pytest.mark.parametrize("dtype", ("f32", "bf16", "q8_0"))
+def test_storage_types_have_the_bits_of_attention(embed, device, rng, tmp_path, dtype):
+    """Three layers in one pair of buffers, and the same steps through ``Attention`` and in the oracle."""
+    export.export(tmp_path, [OTHER], dtype=dtype, page_size=32)
+    case = Case.drawn(rng, OTHER, dtype, 3, [Step(*s) for s in RUN])
+    case.write(tmp_path / "case")
+    done = run(embed, "-d", device.info.name, tmp_path, tmp_path / "case")
+    assert done.returncode == 0, done.stderr
+    found = results(case, tmp_path / "case")
+    for got, want in zip(found, case.results(), strict=True):
+        assert not (differing(got[0], want[0]) or differing(got[1], want[1]))
+    with za.KVCache(device, OTHER, 3, 1024, dtype, page_size=32) as cache:
+        attention, sequences, at = za.Attention(cache), [cache.new_sequence()], iter(found)
+        for step, of_step in zip(case.steps, case.values, strict=True):
+            if step.sequence == len(sequences):
+                sequences.append(sequences[-1].fork())
+            for layer, (q, k, v) in enumerate(of_step):
+                if step.new_rows:
+                    cache.append(sequences[step.sequence], layer, k, v)
+                if step.q_len:
+                    out, lse = attention(q, sequences[step.sequence], layer, return_lse=True)
+                    got = next(at)
+                    assert not (differing(got[0], out) or differing(got[1], lse))
+
+
+def test_the_run_of_the_page(embed, small, tmp_path):
+    """The commands of docs/c-hosts.md, and what they print of the calls that it explains."""
+    command = re.search(r"make_case\.py build/case (.*)", PAGE.read_text())[1].split()
+    made = [sys.executable, str(EXAMPLE / "make_case.py"), str(tmp_path / "case"), *command]
+    digest = subprocess.run(made, capture_output=True, text=True, check=True).stdout.split()[0]
+    export.export(tmp_path, [za.AttnShape(4, 2, 64)], page_size=64)
+    done = run(embed, *small.on, "-w", tmp_path, tmp_path / "case")
+    assert done.returncode == 0 and file_digest(tmp_path / "case.out") == digest, done.stderr
+    lines = [line.partition(":") for line in done.stdout.splitlines()]
+    steps = [name for name, _, _ in lines]
+    words = [[int(word, 0) for word in rest.split()] if name[:4] in ("laye", "copy") else [] for name, _, rest in lines]
+    first, third, fourth = (steps.index(f"step {i}") for i in (1, 3, 4))
+    assert words[first + 2] == page_words("A call in words").tolist()
+    assert steps[third + 1] == "copy of page 9" and words[third + 1] == page_words("Forks").tolist()
+    assert steps[fourth + 1] == "layer 0"  # no copy
+    assert [words[third + 2][-3:], words[fourth + 1][-3:]] == [[11, 10, 8], [11, 10, 9]]
 
 
 # --- files that are no good: refused with a line that says why, under the sanitizers -------------------------
 
 
-def refused(program, *args, leaks=False):
-    """The line on stderr. ``leaks`` looks for lost memory too, where no driver is loaded: they lose some."""
-    done = run(program, *args, leaks=leaks)
+def refused(program, *args):
+    """The line on stderr."""
+    done = run(program, *args)
     assert (done.returncode, done.stdout.count("\n") <= 1) == (2, True), done
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("embed: "), done.stderr
     return done.stderr
 
 
 @pytest.fixture
-def copy(inputs, tmp_path):
+def copy(small, tmp_path):
     """A copy of the exported kernels that a test may damage, and its manifest."""
     folder = tmp_path / "kernels"
-    shutil.copytree(inputs.kernels, folder)
+    shutil.copytree(small.kernels, folder)
     return folder, json.loads((folder / "manifest.json").read_text())
 
 
-@needs_compiler
+def no_head_chunks(data):
+    data["shapes"][0]["sizes"]["head_chunks"] = 0
+
+
+def wide_rows(data):
+    data["shapes"][0]["sizes"]["value_words"] = 1
+
+
+def no_leaf_end(data):
+    data["work"]["item"]["fields"] = [f for f in data["work"]["item"]["fields"] if f["name"] != "leaf_end"]
+
+
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 1}, "got version 1, expected 2; export it with the zinc-attn that this program was written for"),
+        ({"version": 1}, "got version 1, expected 2; export it with the zinc-attn that this library was written for"),
         ({"format": "other"}, "got format other, expected zinc_attn export"),
-        ({"shapes": []}, "it has no sizes for shape 20/2/80, f16; export it with --shape 20/2/80 --dtype f16"),
+        ({"shapes": []}, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
         ({"kernels": []}, "it has no kernel append"),
         ({"work": {}}, "it has no sizes of the work buffer's records; export it again"),
         ({"constants": {}}, "it has no KEYS_PER_LEAF; export it again"),
+        (no_head_chunks, "it has no complete entry for the shape; export it again"),
+        (
+            wide_rows,
+            "got 1 words of values and 0 of scales in a row of K, 64 in a token, expected 32, 0 and 64 for f16",
+        ),
+        (no_leaf_end, "record item has no field leaf_end; export it again"),
     ),
 )
-def test_a_manifest_that_does_not_fit_is_refused(checked, inputs, copy, change, message):
+def test_a_manifest_that_does_not_fit_is_refused(checked, small, copy, change, message):
     folder, data = copy
-    (folder / "manifest.json").write_bytes(sealed(json.dumps({**data, **change}).encode()))
-    assert message in refused(checked, folder, inputs.cases[65, 0, 0])
-
-
-@needs_compiler
-def test_a_field_that_is_not_there_is_refused(checked, inputs, copy):
-    folder, data = copy
-    data["work"]["item"]["fields"] = [f for f in data["work"]["item"]["fields"] if f["name"] != "leaf_end"]
+    if callable(change):
+        change(data)
+    else:
+        data.update(change)
     (folder / "manifest.json").write_bytes(sealed(json.dumps(data).encode()))
-    assert "record item has no field leaf_end; export it again" in refused(checked, folder, inputs.cases[65, 0, 0])
+    assert message in refused(checked, *small.on, folder, small.case)
 
 
-@needs_compiler
-def test_a_changed_manifest_is_refused(checked, inputs, copy):
+def test_a_changed_manifest_is_refused(checked, small, copy):
     folder, data = copy
     path = folder / "manifest.json"
     text = path.read_bytes()
     path.write_bytes(text.replace(b'"binding": 1', b'"binding": 2', 1))
-    assert "got manifest_sha256 " + data["manifest_sha256"] in refused(checked, folder, inputs.cases[65, 0, 0])
+    assert "got manifest_sha256 " + data["manifest_sha256"] in refused(checked, *small.on, folder, small.case)
     for without in (json.dumps({**data, "manifest_sha256": "0"}), json.dumps({**data, "manifest_sha256": None})):
         path.write_text(without)
-        assert "it has no manifest_sha256; export it again" in refused(checked, folder, inputs.cases[65, 0, 0])
+        assert "it has no manifest_sha256; export it again" in refused(checked, *small.on, folder, small.case)
     path.write_bytes(text)
 
 
-@needs_compiler
-def test_a_module_with_another_checksum_is_refused(checked, inputs, copy):
+def test_a_module_with_another_checksum_is_refused(checked, small, copy):
     folder, _ = copy
     module = folder / "append.spv"
     module.write_bytes(module.read_bytes()[:-1] + b"\1")
-    assert "append.spv: got SHA-256 " in refused(checked, folder, inputs.cases[65, 0, 0])
+    assert "append.spv: got SHA-256 " in refused(checked, *small.on, folder, small.case)
     module.unlink()
-    assert "append.spv: cannot be read: No such file" in refused(checked, folder, inputs.cases[65, 0, 0])
+    assert "append.spv: cannot be read: No such file" in refused(checked, *small.on, folder, small.case)
 
 
-@needs_compiler
-def test_a_case_that_is_no_good_is_refused(checked, inputs, tmp_path):
-    good = inputs.cases[65, 0, 0].read_bytes()
+def test_a_case_that_is_no_good_is_refused(checked, small, tmp_path):
+    good = small.case.read_bytes()
     path = tmp_path / "case"
 
-    def message(data):
-        path.write_bytes(data)
-        return refused(checked, inputs.kernels, path, leaks=True)
+    def message(at, data, text=good):
+        path.write_bytes(text[:at] + data + text[at + len(data) :])
+        return refused(checked, *small.on, small.kernels, path)
 
-    assert f"got {len(good) - 1} bytes, expected {len(good)} for shape 20/2/80 and 65 tokens" in message(good[:-1])
-    assert f"got {len(good) + 2} bytes, expected" in message(good + b"\0\0")
-    for size in (0, 7, 55, 56, 57):
-        assert "not a file of make_case.py" in message(good[:size]) or size >= 56
-    assert "got version 9, expected 1" in message(good[:8] + struct.pack("<I", 9) + good[12:])
-    assert "beyond what the kernels take" in message(good[:12] + b"\xff" * 16 + good[28:])
-    assert "q[0]: got nan, expected at most" in message(good[:56] + struct.pack("<f", np.nan) + good[60:])
-    assert "v[10399]: got an infinity or NaN" in message(good[:-2] + struct.pack("<e", np.inf))
-    assert "whose scores may overflow" in message(good[:40] + struct.pack("<d", 1e30) + good[48:])
-    assert "got softcap -1, expected" in message(good[:48] + struct.pack("<d", -1) + good[56:])
-    masked = inputs.cases[65, 1, 0].read_bytes()
-    at = 56 + 4 * SHAPE.q_heads * SHAPE.head_dim
-    assert "sinks[1]: got inf" in message(masked[: at + 4] + struct.pack("<f", np.inf) + masked[at + 8 :])
-    assert "cannot be read: No such file" in refused(checked, inputs.kernels, tmp_path / "none")
-    assert "cannot be read" in refused(checked, tmp_path / "none", path)
-    assert "no Vulkan device of" in refused(checked, "-d", "no such device", inputs.kernels, inputs.cases[0, 0, 0])
+    def words(*values):
+        return struct.pack(f"<{len(values)}I", *values)
+
+    assert f"got {len(good) - 1} bytes, expected {len(good)} for shape 1/1/64 and 2 steps" in message(0, b"", good[:-1])
+    assert f"got {len(good) + 2} bytes, expected" in message(0, b"", good + b"\0\0")
+    for size in (0, 7, 63):
+        assert "not a file of make_case.py" in message(0, b"", good[:size])
+    assert "got 70 bytes, which end within the steps" in message(0, b"", good[:70])
+    assert "got version 9, expected 2" in message(8, words(9))
+    for at in range(12, 36, 4):  # heads, head size, dtype, layers, steps
+        assert "beyond what it may have" in message(at, words(0xFFFFFFFF))
+    assert "step 0: got sequence 1, 65 new rows and 1 query rows, expected at most sequence 0" in message(64, words(1))
+    assert "step 1: got sequence 1, 4294967295 new rows" in message(80, words(0xFFFFFFFF))
+    assert "options: got shape 0/1/64" in message(12, words(0), good[:88] + good[88 + 4 * 128 :])
+    assert "q[0]: got nan, expected at most" in message(88, struct.pack("<f", np.nan))
+    assert "v[0, 0, 63]: got inf, expected a finite value" in message(len(good) - 2, struct.pack("<e", np.inf))
+    assert "whose scores may overflow" in message(48, struct.pack("<d", 1e30))
+    assert "got softcap -1, expected" in message(56, struct.pack("<d", -1)).replace("softcap: got", "got softcap")
+    masked = good[:44] + words(1) + good[48:88] + struct.pack("<f", np.inf) + good[88:]
+    assert "sinks[0]: got inf" in message(0, b"", masked)
+    assert "its shape or dtype is not that of the first case" in refused_later(checked, small, path)
+    assert "cannot be read: No such file" in refused(checked, *small.on, small.kernels, tmp_path / "none")
+    assert "cannot be read" in refused(checked, *small.on, tmp_path / "none", small.case)
+    assert "no Vulkan device of" in refused(checked, "-d", "no such device", small.kernels, small.case)
+    (tmp_path / "case.out").unlink()
+    (tmp_path / "case.out").mkdir()
+    assert "case.out: cannot be written" in message(0, b"")
     assert run(checked).returncode == 2
 
 
-@needs_compiler
-def test_no_driver_is_refused(checked, inputs, tmp_path, monkeypatch):
+def refused_later(program, small, path):
+    """What is said of a second case that has another head size."""
+    other = Case.drawn(np.random.default_rng(1), za.AttnShape(1, 1, 128), "f16", 1, [Step(0, 1, 1)])
+    other.write(path)
+    done = run(program, *small.on, small.kernels, small.case, path)
+    assert done.returncode == 2 and file_digest(f"{small.case}.out") == small.digest
+    return done.stderr
+
+
+def test_no_driver_is_refused(checked, small, tmp_path, monkeypatch):
     monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
     monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
     monkeypatch.delenv("VK_ADD_DRIVER_FILES", raising=False)
-    assert "no Vulkan d" in refused(checked, inputs.kernels, inputs.cases[0, 0, 0])
+    assert "no Vulkan d" in refused(checked, *small.on, small.kernels, small.case)
 
 
-@needs_compiler
-def test_a_damaged_manifest_never_crashes_it(checked, inputs, tmp_path, rng):
+def test_a_damaged_manifest_never_crashes_it(checked, small, tmp_path, rng, monkeypatch):
     """Cut anywhere, or with bytes changed, it is refused, or what it says still fits; under a checksum that fits."""
+    monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))  # so that none gets as far as a device
+    monkeypatch.delenv("VK_ADD_DRIVER_FILES", raising=False)
 
     def seal(data):
         at = data.find(b'"manifest_sha256": "')
         whole = at >= 0 and data[at + 84 : at + 85] == b'"'
         return sealed(bytes(data)) if whole else data
 
-    text = (inputs.kernels / "manifest.json").read_bytes()
-    path, case = tmp_path / "manifest.json", tmp_path / "case"
-    case.write_bytes(b"no case")  # so that no damaged manifest gets as far as a device
-    small = json.dumps({k: v for k, v in json.loads(text).items() if k not in ("kernels", "quantities")}).encode()
-    for cut in rng.integers(0, len(small), 40):
-        path.write_bytes(seal(small[:cut]))
-        refused(checked, tmp_path, case, leaks=True)
+    text = (small.kernels / "manifest.json").read_bytes()
+    path = tmp_path / "manifest.json"
+    less = json.dumps({k: v for k, v in json.loads(text).items() if k not in ("kernels", "quantities")}).encode()
+    for cut in rng.integers(0, len(less), 40):
+        path.write_bytes(seal(less[:cut]))
+        refused(checked, *small.on, tmp_path, small.case)
     for _ in range(60):
-        data = bytearray(small)
+        data = bytearray(less)
         for at in rng.integers(0, len(data), 3):
             data[at] = b'"{}[]:,\\u0-9e.\x01\xff'[rng.integers(0, 16)]
         path.write_bytes(seal(data))
-        refused(checked, tmp_path, case, leaks=True)
+        refused(checked, *small.on, tmp_path, small.case)
     for data in (b"[" * 100000, b'{"a":' * 100000, b'"\\ud800\\u', b"1e999", b"-", b"nan", b'"\\u0000"'):
         path.write_bytes(data)
-        refused(checked, tmp_path, case, leaks=True)
+        refused(checked, *small.on, tmp_path, small.case)
 
 
 # --- what no driver here does ---------------------------------------------------------------------------------
@@ -297,48 +398,43 @@ def test_a_damaged_manifest_never_crashes_it(checked, inputs, tmp_path, rng):
 
 def test_every_call_that_can_fail_is_in_the_table():
     """Each VkResult is looked at, and has its test below."""
-    text = (EXAMPLE / "gpu.c").read_text() + (EXAMPLE / "embed.c").read_text()
+    text = "".join(path.read_text() for path in SOURCES)
     called = set(re.findall(r"\b(vk[A-Z]\w+)\(", text))
     void = re.compile("vk(Get|Destroy|Free|Cmd|Update)|vkEnumerateDeviceExtensionProperties|vkDeviceWaitIdle")
     assert {name for name in called if not void.match(name)} == set(FALLIBLE)
 
 
-@needs_compiler
 @pytest.mark.parametrize("name", FALLIBLE)
-def test_a_call_that_fails_is_refused(shimmed, inputs, monkeypatch, name):
-    """The first and the last call of a case: one line with the reason, everything freed, nothing crashes."""
+def test_a_call_that_fails_is_refused(shimmed, small, monkeypatch, name):
+    """The first and the last call of a run: one line with the reason, everything freed, nothing crashes."""
     for count in {1, FALLIBLE[name]}:
         monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:-2")
-        assert "out of device memory (VkResult -2)" in refused(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
+        assert "out of device memory (VkResult -2)" in refused(shimmed, *small.on, small.kernels, small.case)
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     "result,reason", ((-1, "out of host memory"), (-4, "the device was lost"), (-13, "unexpected"))
 )
-def test_the_reason_is_named(shimmed, inputs, monkeypatch, result, reason):
+def test_the_reason_is_named(shimmed, small, monkeypatch, result, reason):
     monkeypatch.setenv("EMBED_FAIL", f"vkQueueSubmit:2:{result}")
-    message = refused(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
+    message = refused(shimmed, *small.on, small.kernels, small.case)
     assert message.startswith(f"embed: vkQueueSubmit: {reason}") and message.endswith(f"(VkResult {result})\n")
-    monkeypatch.setenv("EMBED_FAIL", f"vkQueueSubmit:3:{result}")  # a case submits twice
-    assert run(shimmed, inputs.kernels, inputs.cases[65, 0, 0]).returncode == 0
 
 
-@needs_compiler
-def test_memory_that_is_not_there(shimmed, inputs, monkeypatch):
-    monkeypatch.setenv("EMBED_FAIL", "vkAllocateMemory:4:-2")
-    message = refused(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
+def test_memory_that_is_not_there(shimmed, small, monkeypatch):
+    monkeypatch.setenv("EMBED_FAIL", "vkAllocateMemory:1:-2")
+    message = refused(shimmed, *small.on, small.kernels, small.case)
     assert re.search(r"k: [\d,]+ bytes are needed: out of device memory .*; use a shorter context or free", message)
 
 
-@needs_compiler
-def test_subgroups_of_32_are_asked_for_where_they_are_offered(shimmed, inputs, monkeypatch):
-    """And only the size: nothing rests on full subgroups."""
+def test_subgroups_of_32_are_asked_for_where_they_are_offered(shimmed, small, monkeypatch):
+    """And only the size: nothing rests on full subgroups. No call of the run fails."""
     monkeypatch.setenv("EMBED_WAVE32", "1")
-    done = run(shimmed, inputs.kernels, inputs.cases[65, 0, 0])
+    monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:4:-2")  # a run submits three times
+    done = run(shimmed, *small.on, small.kernels, small.case)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
     assert lines[1].endswith("subgroups of 32 requested")
-    assert lines[2:5] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 3
-    assert lines[5].startswith(inputs.digests[65, 0])
+    assert lines[2:6] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 4
+    assert file_digest(f"{small.case}.out") == small.digest

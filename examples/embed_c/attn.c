@@ -1,0 +1,240 @@
+/* The library: the device with its pipelines, caches of K and V, and the submission of a call. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "error.h"
+#include "gpu.h"
+#include "manifest.h"
+#include "rows.h"
+#include "work.h"
+#include "zinc_attn.h"
+
+enum { APPEND, SINGLE, LOOP, SINGLE_CAPPED, LOOP_CAPPED, MERGE, COPY, PIPELINES };
+enum { WORK, Q, ROWS, STATES, OUT, SCRATCH };
+static const char *const SCRATCH_NAMES[SCRATCH] = {"work", "q", "rows", "states", "out"};
+
+struct za_attn {
+    struct manifest manifest;
+    struct shape shape;
+    enum za_dtype dtype;
+    bool cpu;
+    struct gpu gpu;
+    struct pipeline pipelines[PIPELINES];
+    struct buffer scratch[SCRATCH]; /* of a call; they grow */
+    struct za_trace trace;
+};
+
+struct za_cache {
+    uint32_t layers, pages; /* pages of a layer */
+    struct buffer k, v;     /* (layers, pages, page_words) words */
+    double largest_k;
+};
+
+/* --- opening ----------------------------------------------------------------------------------------- */
+
+static bool open_parts(struct za_attn *attn, const struct za_options *options) {
+    if ((unsigned)options->dtype >= ZA_DTYPES || !options->q_heads || !options->kv_heads || !options->head_dim)
+        return za_fail("options: got shape %u/%u/%u and dtype %d, expected numbers from 1 on and a za_dtype",
+                       options->q_heads, options->kv_heads, options->head_dim, (int)options->dtype);
+    attn->dtype = options->dtype;
+    if (!za_manifest_open(&attn->manifest, options->manifest) || !za_gpu_open(&attn->gpu, options->device))
+        return false;
+    attn->cpu = attn->gpu.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    return za_manifest_shape(&attn->manifest, options, attn->cpu ? "cpu" : "gpu", &attn->shape);
+}
+
+struct za_attn *za_open(const struct za_options *options) {
+    struct za_attn *attn = calloc(1, sizeof *attn);
+    if (!attn) za_fail("out of memory");
+    if (attn && open_parts(attn, options)) return attn;
+    za_close(attn);
+    return NULL;
+}
+
+void za_close(struct za_attn *attn) {
+    if (!attn) return;
+    if (attn->gpu.device) {
+        for (int i = 0; i < SCRATCH; ++i) za_buffer_free(&attn->gpu, &attn->scratch[i]);
+        for (int i = 0; i < PIPELINES; ++i) za_pipeline_free(&attn->gpu, &attn->pipelines[i]);
+    }
+    za_gpu_close(&attn->gpu);
+    za_manifest_close(&attn->manifest);
+    free(attn);
+}
+
+struct za_info za_info(const struct za_attn *attn) {
+    return (struct za_info){attn->gpu.properties.deviceName, attn->cpu, attn->gpu.wave32, attn->shape.page_size};
+}
+
+struct za_trace za_trace(const struct za_attn *attn) { return attn->trace; }
+
+/* --- caches ------------------------------------------------------------------------------------------ */
+
+struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages) {
+    uint64_t bytes = 4 * (uint64_t)attn->shape.page_words * pages, limit;
+    limit = attn->gpu.properties.limits.maxStorageBufferRange;
+    if (!layers || !pages || layers > UINT32_MAX / pages || bytes > limit || layers > limit / bytes) {
+        za_fail("cache: got %u layers of %u pages, %llu bytes of K a layer; %s takes %llu bytes in one storage buffer, "
+                "so make a cache of at most %llu layers, and others for the rest", layers, pages,
+                (unsigned long long)bytes, attn->gpu.properties.deviceName, (unsigned long long)limit,
+                (unsigned long long)(bytes ? limit / bytes : 0));
+        return NULL;
+    }
+    struct za_cache *cache = calloc(1, sizeof *cache);
+    if (!cache) za_fail("out of memory");
+    if (!cache) return NULL;
+    *cache = (struct za_cache){.layers = layers, .pages = pages};
+    if (za_buffer_make(&attn->gpu, layers * bytes, false, "k", &cache->k) &&
+        za_buffer_make(&attn->gpu, layers * bytes, false, "v", &cache->v))
+        return cache;
+    za_cache_free(attn, cache);
+    return NULL;
+}
+
+void za_cache_free(struct za_attn *attn, struct za_cache *cache) {
+    if (!cache) return;
+    za_buffer_free(&attn->gpu, &cache->k);
+    za_buffer_free(&attn->gpu, &cache->v);
+    free(cache);
+}
+
+/* --- what a call needs ------------------------------------------------------------------------------- */
+
+static bool need_pipeline(struct za_attn *attn, int which) {
+    if (attn->pipelines[which].handle) return true;
+    static const char *const names[PIPELINES] = {"append", "attend_single", "attend_loop", "attend_single",
+                                                 "attend_loop", "merge", "copy"};
+    bool attends = which != APPEND && which != MERGE && which != COPY;
+    bool capped = which == SINGLE_CAPPED || which == LOOP_CAPPED;
+    bool few = which == MERGE && attn->gpu.properties.limits.maxComputeWorkGroupInvocations < 8 * WAVE;
+    char name[32];
+    snprintf(name, sizeof name, attends ? "%s_%s" : "%s", names[which], za_dtype_name(attn->dtype));
+    struct kernel kernel;
+    bool ok = za_kernel_load(&attn->manifest, &attn->shape, name, &kernel) &&
+              (!capped || za_kernel_set(&kernel, "softcap", 1)) && (!few || za_kernel_set(&kernel, "lanes", WAVE)) &&
+              za_pipeline_make(&attn->gpu, &kernel, &attn->pipelines[which]);
+    za_kernel_free(&kernel);
+    return ok;
+}
+
+/* A scratch buffer of at least `words` words: the next power of two, so that calls that grow need few. */
+static bool need_buffer(struct za_attn *attn, int which, uint64_t words) {
+    struct buffer *buffer = &attn->scratch[which];
+    uint64_t limit = attn->gpu.properties.limits.maxStorageBufferRange, bytes = 256;
+    if (4 * words <= buffer->size) return true;
+    while (bytes < 4 * words) bytes *= 2;
+    if (4 * words <= limit && limit < bytes) bytes = limit / 4 * 4;
+    za_buffer_free(&attn->gpu, buffer);
+    return za_buffer_make(&attn->gpu, bytes, which != STATES, SCRATCH_NAMES[which], buffer);
+}
+
+static bool need_buffers(struct za_attn *attn, const struct za_call *call, const struct layout *layout) {
+    const struct shape *shape = &attn->shape;
+    uint64_t words[SCRATCH] = {
+        [WORK] = za_work_words(&attn->manifest, shape, call, layout),
+        [Q] = (uint64_t)call->q_len * shape->q_heads * shape->head_dim,
+        [ROWS] = (uint64_t)call->new_rows * shape->token_words,
+        [STATES] = layout->single_pass ? 0 : (uint64_t)call->q_len * layout->states_per_row * shape->state_words,
+        [OUT] = (uint64_t)call->q_len * shape->q_heads * (shape->head_dim + 1),
+    };
+    for (int i = 0; i < SCRATCH; ++i)
+        if (!need_buffer(attn, i, words[i] ? words[i] : 1)) return false;
+    return true;
+}
+
+static int attend_of(const struct layout *layout, const struct za_call *call) {
+    if (call->softcap != 0) return layout->loop ? LOOP_CAPPED : SINGLE_CAPPED;
+    return layout->loop ? LOOP : SINGLE;
+}
+
+/* --- a call ------------------------------------------------------------------------------------------ */
+
+/* The host's part: work words, new rows and queries. */
+static bool fill(struct za_attn *attn, struct za_cache *cache, const struct za_call *call, const struct layout *layout,
+                 double *largest_k) {
+    const struct manifest *m = &attn->manifest;
+    const struct row_format format = {
+        .dtype = attn->dtype,
+        .kv_heads = attn->shape.kv_heads,
+        .head_dim = attn->shape.head_dim,
+        .value_words = attn->shape.value_words,
+        .scale_words = attn->shape.scale_words,
+        .min_input = m->min_input,
+        .max_input = m->max_input,
+    };
+    if (!za_rows_encode(&format, call->k, call->v, call->new_rows, attn->scratch[ROWS].mapped, largest_k) ||
+        !za_check_scores(m, &attn->shape, call, *largest_k))
+        return false;
+    size_t n = (size_t)call->q_len * attn->shape.q_heads * attn->shape.head_dim;
+    float *q = attn->scratch[Q].mapped;
+    for (size_t i = 0; i < n; ++i) q[i] = za_flushed(m->min_input, call->q[i]);
+    uint32_t *work = attn->scratch[WORK].mapped;
+    za_work_write(m, &attn->shape, call, layout, call->layer * cache->pages, work);
+    attn->trace = (struct za_trace){work, za_work_words(m, &attn->shape, call, layout), layout->splits,
+                                    layout->leaves_per_state, layout->loop};
+    return true;
+}
+
+/* Append, attend, merge: one submission. */
+static bool submit(struct za_attn *attn, const struct za_cache *cache, const struct za_call *call,
+                   const struct layout *layout) {
+    struct gpu *gpu = &attn->gpu;
+    const struct pipeline *pipelines = attn->pipelines;
+    const struct buffer *b = attn->scratch, *k = &cache->k, *v = &cache->v;
+    const struct buffer *target = layout->single_pass ? &b[OUT] : &b[STATES];
+    const struct buffer *const appended[] = {&b[WORK], &b[ROWS], k, v};
+    const struct buffer *const attended[] = {&b[WORK], &b[Q], k, v, target, target, &b[WORK]};
+    const struct buffer *const merged[] = {&b[WORK], &b[STATES], &b[OUT]};
+    uint32_t dims = attn->manifest.merge_dims, heads = attn->shape.kv_heads;
+    if (!za_commands_begin(gpu)) return false;
+    if (call->new_rows) {
+        if (!za_commands_dispatch(gpu, &pipelines[APPEND], appended, call->new_rows, heads, 1)) return false;
+        za_commands_barrier(gpu, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, VK_ACCESS_SHADER_READ_BIT); /* k, v */
+    }
+    if (layout->items && !za_commands_dispatch(gpu, &pipelines[attend_of(layout, call)], attended, layout->items, heads,
+                                               attn->shape.head_chunks))
+        return false;
+    if (call->q_len && !layout->single_pass) {
+        za_commands_barrier(gpu, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, VK_ACCESS_SHADER_READ_BIT); /* states */
+        if (!za_commands_dispatch(gpu, &pipelines[MERGE], merged, (attn->shape.head_dim + dims - 1) / dims,
+                                  attn->shape.q_heads, call->q_len))
+            return false;
+    }
+    return za_commands_submit(gpu);
+}
+
+bool za_run(struct za_attn *attn, struct za_cache *cache, const struct za_call *call) {
+    const struct shape *shape = &attn->shape;
+    if (!za_check_call(&attn->manifest, shape, call, cache->layers, cache->pages)) return false;
+    struct layout layout = {0};
+    if (call->q_len) layout = za_layout(&attn->manifest, shape, call, attn->cpu);
+    double largest_k = cache->largest_k;
+    if (!za_check_groups(&attn->gpu, call, layout.items) || !need_buffers(attn, call, &layout) ||
+        !fill(attn, cache, call, &layout, &largest_k) || (call->new_rows && !need_pipeline(attn, APPEND)) ||
+        (layout.items && !need_pipeline(attn, attend_of(&layout, call))) ||
+        (call->q_len && !layout.single_pass && !need_pipeline(attn, MERGE)) || !submit(attn, cache, call, &layout))
+        return false;
+    cache->largest_k = largest_k;
+    size_t n = (size_t)call->q_len * shape->q_heads;
+    const float *out = attn->scratch[OUT].mapped;
+    if (n) memcpy(call->out, out, 4 * n * shape->head_dim);
+    if (n && call->lse) memcpy(call->lse, out + n * shape->head_dim, 4 * n);
+    return true;
+}
+
+bool za_copy_page(struct za_attn *attn, struct za_cache *cache, uint32_t source, uint32_t target) {
+    if (source >= cache->pages || target >= cache->pages)
+        return za_fail("source, target: got pages %u and %u, expected ones below %u", source, target, cache->pages);
+    if (!need_pipeline(attn, COPY) || !need_buffer(attn, WORK, za_copy_words(&attn->manifest, cache->layers)))
+        return false;
+    uint32_t *work = attn->scratch[WORK].mapped;
+    za_copy_write(&attn->manifest, source, target, cache->pages, cache->layers, work);
+    attn->trace = (struct za_trace){.work = work, .work_words = za_copy_words(&attn->manifest, cache->layers)};
+    const struct buffer *const bound[] = {&attn->scratch[WORK], &cache->k, &cache->v};
+    return za_commands_begin(&attn->gpu) &&
+           za_commands_dispatch(&attn->gpu, &attn->pipelines[COPY], bound, cache->layers, attn->shape.kv_heads,
+                                attn->shape.page_tiles) &&
+           za_commands_submit(&attn->gpu);
+}

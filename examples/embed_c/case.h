@@ -1,0 +1,39 @@
+/* An input file of make_case.py: the steps of a decode run, and the values of every step and layer. */
+#ifndef CASE_H
+#define CASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* New rows are appended to a sequence, then its last q_len tokens are attended, in every layer. */
+struct step {
+    uint32_t sequence; /* from 0 on; one that no step had before is forked from the one before it */
+    uint32_t new_rows, q_len;
+};
+
+struct values {
+    const float *q;    /* (q_len, q_heads, head_dim) */
+    const void *k, *v; /* (new_rows, kv_heads, head_dim), as struct za_call takes them */
+};
+
+struct input {
+    uint32_t q_heads, kv_heads, head_dim, dtype; /* dtype: an enum za_dtype */
+    uint32_t layers, steps, sequences, splits, window;
+    double scale, softcap;
+    const float *sinks;      /* (q_heads), or NULL */
+    const struct step *step; /* (steps) */
+    const char *values;      /* behind them, by step and layer: q, k, v */
+    char *file;              /* which all of these lie in */
+};
+
+/* False, with a line on stderr, for a file that is none of make_case.py. */
+bool input_read(const char *path, struct input *input);
+void input_free(struct input *input);
+
+/* The values at `*at`, which moves on to those of the next layer, or of the next step behind the last layer. */
+struct values input_next(const struct input *input, const struct step *step, const char **at);
+
+bool complain(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a line on stderr; always false */
+
+#endif

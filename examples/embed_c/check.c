@@ -1,0 +1,62 @@
+#include "check.h"
+
+#include <math.h>
+
+#include "error.h"
+
+enum { MAX_TOKENS = 1 << 24, MAX_PIECES = 1 << 24 };
+static const double LOG2E = 1.4426950408889634;
+
+static bool check_floats(const struct manifest *m, const char *name, const float *values, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        if (!(fabsf(values[i]) <= m->max_input)) /* also where it is NaN */
+            return za_fail("%s[%zu]: got %g, expected at most %g", name, i, (double)values[i], (double)m->max_input);
+    }
+    return true;
+}
+
+static bool check_numbers(const struct manifest *m, const struct za_call *call, uint32_t layers) {
+    if (call->layer >= layers) return za_fail("layer: got %u, expected one below %u", call->layer, layers);
+    if (call->tokens > MAX_TOKENS) return za_fail("tokens: got %u, expected at most %d", call->tokens, MAX_TOKENS);
+    if (call->new_rows > call->tokens)
+        return za_fail("new_rows: got %u, expected at most the %u tokens", call->new_rows, call->tokens);
+    if (call->q_len > MAX_TOKENS || (uint64_t)call->q_len * call->splits > MAX_PIECES)
+        return za_fail("q_len, splits: got %u and %u, expected a product of at most %d", call->q_len, call->splits,
+                       MAX_PIECES);
+    if (call->softcap != 0 && !(call->softcap >= (double)m->min_input && call->softcap <= (double)m->max_input))
+        return za_fail("softcap: got %g, expected %g to %g, or 0 for none", call->softcap, (double)m->min_input,
+                       (double)m->max_input);
+    if (!(fabs(call->scale) * LOG2E < 0x1p127))
+        return za_fail("scale: got %g, expected a finite float32 number", call->scale);
+    return true;
+}
+
+bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t layers,
+                   uint32_t pages) {
+    if (!check_numbers(m, call, layers)) return false;
+    uint32_t used = call->tokens / shape->page_size + (call->tokens % shape->page_size != 0);
+    for (uint32_t i = 0; i < used; ++i) {
+        if (call->page_table[i] >= pages)
+            return za_fail("page_table[%u]: got %u, expected a page below %u", i, call->page_table[i], pages);
+    }
+    return check_floats(m, "q", call->q, (size_t)call->q_len * shape->q_heads * shape->head_dim) &&
+           (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads));
+}
+
+bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+                     double largest_k) {
+    size_t n = (size_t)call->q_len * shape->q_heads * shape->head_dim;
+    double largest_q = 0;
+    for (size_t i = 0; i < n; ++i) largest_q = fmax(largest_q, fabs((double)call->q[i]));
+    if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(call->scale)) <= (double)m->max_score) return true;
+    return za_fail("q, k: got max|q| = %g, max|k| = %g and scale = %g, whose scores may overflow", largest_q, largest_k,
+                   call->scale);
+}
+
+bool za_check_groups(const struct gpu *gpu, const struct za_call *call, uint32_t items) {
+    const uint32_t *most = gpu->properties.limits.maxComputeWorkGroupCount;
+    if (items <= most[0] && call->q_len <= most[2] && call->new_rows <= most[0]) return true;
+    return za_fail("q_len, new_rows: got %u and %u, which make %u items; %s takes at most %u rows and %u items or new "
+                   "rows in a call; make several calls", call->q_len, call->new_rows, items,
+                   gpu->properties.deviceName, most[2], most[0]);
+}

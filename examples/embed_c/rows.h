@@ -1,0 +1,40 @@
+/* The codec of K and V: the values of new tokens become rows, as the append kernel takes them.
+
+   A row is one token's K and V of one KV head, in uint32 words: K values, V values, K scales, V scales. Values lie one
+   behind the other in their storage type, the first in the lowest bits. Scales exist for q8_0 alone: a float16 for each
+   32 head dimensions, two a word, the last word filled up with 0.
+
+   q8_0: of the 32 values x of a block, d = float16(max|x| / 127), the quotient rounded to float32 first and both times
+   to the nearest, ties to even; q = rint(x / float32(d)), the quotient rounded to float32, ties to even, held within
+   -127 ... 127, and 0 where d is 0. A stored value is q * d.
+
+   Values: f32, bf16 and q8_0 take magnitudes up to 2**60, those below 2**-40 count as 0; q8_0 takes at most
+   127 * 65504; f16 takes every finite float16. This file and rows.c depend on nothing but error.h. */
+#ifndef ROWS_H
+#define ROWS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "zinc_attn.h"
+
+struct row_format {
+    enum za_dtype dtype;
+    uint32_t kv_heads, head_dim;
+    uint32_t value_words, scale_words; /* of K (or V) of a row */
+    float min_input, max_input;        /* 2**-40 and 2**60 */
+};
+
+/* A float as the kernels take it: a magnitude below min_input becomes +0. */
+float za_flushed(float min_input, float x);
+
+/* The words that a format has by its dtype and head_dim; false where the dtype does not take the head_dim. */
+bool za_row_words(enum za_dtype dtype, uint32_t head_dim, uint32_t *value_words, uint32_t *scale_words);
+
+/* Write `tokens` times kv_heads rows to `out`. k, v: (tokens, kv_heads, head_dim), float for f32 and q8_0, uint16_t for
+   f16 and bf16, the bits of the values. `largest_k` becomes at least the largest magnitude of k. False for a value
+   that is not taken. */
+bool za_rows_encode(const struct row_format *format, const void *k, const void *v, uint32_t tokens, uint32_t *out,
+                    double *largest_k);
+
+#endif

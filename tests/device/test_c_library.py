@@ -1,0 +1,256 @@
+"""zinc_attn.h called from outside C: what za_run refuses, what a failure leaves, and the words of docs/c-hosts.md."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import numpy as np
+import pytest
+from c_host import LIBRARY, SHIM, WRAP, Call, Options, Trace, library, make_case, needs_compiler, page_words, tables
+
+import zinc_attn as za
+from zinc_attn.decode.scoring import Scoring
+from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.records import WorkBuffer
+from zinc_attn.planning.splits import plan_splits
+from zinc_attn.tools import export
+from zinc_attn.tools.export import evaluate, evaluate_all, formulas, meanings
+
+SHAPE = za.AttnShape(4, 2, 64)  # that of the page, whose numbers follow
+LAYERS, PAGES, PAGE_SIZE, TOKENS, NEW = 2, 12, 64, 129, 2
+
+pytestmark = needs_compiler
+
+
+def address(array):
+    return array.ctypes.data_as(c.c_void_p)
+
+
+class Library:
+    """The library, opened for SHAPE, with a cache and two sets of arguments."""
+
+    def __init__(self, folder, device, sources=LIBRARY, flags=()):
+        export.export(folder / "kernels", [SHAPE], page_size=PAGE_SIZE)
+        self.c = library(folder, sources, *flags)
+        for name in ("za_open", "za_cache_make"):
+            getattr(self.c, name).restype = c.c_void_p
+        self.c.za_trace.restype = Trace
+        self.c.za_run.restype = self.c.za_copy_page.restype = c.c_bool
+        self.names = str(folder / "kernels").encode(), device.info.name.encode()
+        self.open()
+
+    def open(self):
+        options = Options(*self.names, 4, 2, 64, 1)
+        self.attn = c.c_void_p(self.c.za_open(c.byref(options)))
+        assert self.attn, self.error
+        self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, PAGES))
+        assert self.cache, self.error
+
+    @property
+    def error(self):
+        return self.c.za_error().decode()
+
+    def run(self, q, k, v, table, tokens, layer=1, **more):
+        """out and lse of a call, or None where it is refused."""
+        q, k, v, table = (np.ascontiguousarray(x) for x in (q, k, v, np.array(table, np.uint32)))
+        out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
+        call = Call(layer=layer, tokens=tokens, new_rows=len(k), q_len=len(q), scale=0.125)
+        call.page_table, call.k, call.v, call.q = map(address, (table, k, v, q))
+        call.out, call.lse = address(out), address(lse)
+        for name, value in more.items():
+            setattr(call, name, value)
+        return (out, lse) if self.c.za_run(self.attn, self.cache, c.byref(call)) else None
+
+    def words(self):
+        trace = self.c.za_trace(self.attn)
+        return np.ctypeslib.as_array(trace.work, (trace.work_words,)).copy()
+
+    def close(self):
+        self.c.za_cache_free(self.attn, self.cache)
+        self.c.za_close(self.attn)
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    """q of two rows, and K and V of 129 tokens."""
+    case = make_case.Case.drawn(np.random.default_rng(3), SHAPE, "f16", 1, [make_case.Step(0, TOKENS, 2)])
+    return case.values[0][0]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory, device):
+    """The library, on the device of the package."""
+    made = Library(tmp_path_factory.mktemp("library"), device)
+    yield made
+    made.close()
+
+
+def page_call(opened, inputs, layer=1):
+    """The call of the page: the first 127 tokens are there, the last two are new."""
+    q, k, v = inputs
+    assert opened.run(q[:0], k[:-NEW], v[:-NEW], (11, 10), TOKENS - NEW, layer), opened.error
+    return opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, layer)
+
+
+# --- docs/c-hosts.md -----------------------------------------------------------------------------------------
+
+
+def test_the_words_of_the_page_are_those_of_the_package(device, inputs):
+    """The call's submission as the planner makes it, in a workspace that has room for it and no more."""
+    q, k, v = inputs
+    seen, order = [], range(PAGES - 1, -1, -1)
+    with za.KVCache(device, SHAPE, LAYERS, PAGES * PAGE_SIZE, "f16", PAGE_SIZE, page_order=order) as cache:
+        attention = za.Attention(cache, observer=lambda submission, workspace: seen.append(submission))
+        sequence = cache.new_sequence()
+        for layer in range(LAYERS):
+            cache.append(sequence, layer, k[:-NEW], v[:-NEW])
+        for layer in range(LAYERS):
+            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:])
+        submission = seen[-1]
+        sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables")}
+        key = submission.key._replace(**sizes, states=2 * 3)
+        tensors = SharedTensors(device)
+        workspace = Workspace.make(key, cache, Scoring(0.125), Tensors.shared(key, cache, tensors))
+        workspace.fill(submission)
+        workspace.upload_words(1)
+        found = workspace.work.words.tolist()
+        workspace.close()
+        tensors.close()
+    assert found == page_words("A call in words").tolist()
+
+
+def test_the_words_of_the_page_are_those_of_the_library(opened, inputs):
+    """And its bits are the oracle's; the calls of two layers differ in one word."""
+    words = []
+    for layer in range(LAYERS):
+        out, lse = page_call(opened, inputs, layer)
+        words.append(opened.words())
+        want, want_lse = za.reference.emulate(*inputs)
+        assert np.array_equal(out, want) and np.array_equal(lse, want_lse)
+    assert words[1].tolist() == page_words("A call in words").tolist()
+    assert np.flatnonzero(words[0] != words[1]).tolist() == [kernels.HEADER.index("first_page")]
+    trace = opened.c.za_trace(opened.attn)
+    assert (trace.splits, trace.leaves_per_state, trace.loop) == (3, 1, False)
+
+
+def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
+    """With the words of the page; what the fork's page holds is attended in both layers."""
+    q, k, v = inputs
+    page_call(opened, inputs, 0)
+    out, lse = page_call(opened, inputs, 1)
+    assert opened.c.za_copy_page(opened.attn, opened.cache, 9, 8), opened.error
+    words = opened.words()
+    assert words.tolist() == page_words("Forks").tolist()
+    copies = WorkBuffer(appends=LAYERS)
+    copies.copies["source"], copies.copies["target"] = (9, 21), (8, 20)
+    assert [words[i] for i in (12, 20, 21, 22, 23)] == [copies.words[i] for i in (12, 20, 21, 22, 23)]
+    for layer in range(LAYERS):
+        assert opened.run(q[:0], -k[-1:], -v[-1:], (11, 10, 9), TOKENS, layer)  # which the fork does not see
+        found = opened.run(q, k[:0], v[:0], (11, 10, 8), TOKENS, layer)
+        assert np.array_equal(found[0], out) and np.array_equal(found[1], lse)
+
+
+def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
+    kind = "cpu" if device.info.kind == "cpu" else "gpu"
+    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": "f16", "page_size": PAGE_SIZE}
+    names |= {"value_bits": 16, "values_per_word": 2, "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
+    names |= evaluate_all(formulas.SIZES, names)
+    names |= {"items": 5, "rows": 2, "appends": NEW, "copies": LAYERS}
+    grids = {row["kernel"].strip("`").split("_")[0]: row["workgroups"] for row in tables("A call in words")[-1]}
+    assert set(grids) == {"append", "attend", "merge"}
+    for kernel, shown in {**grids, "copy": "2 × 2 × 1"}.items():
+        assert shown == " × ".join(str(evaluate(n, names)) for n, _ in meanings.GRIDS[kernel])
+    names |= {"token": 128, "kv_head": 1, "dim": 9}
+    names["page"] = evaluate(meanings.FIELDS["header.first_page"][1], names) + 9
+    places = {row["name"].strip("`"): int(row["value"]) for row in tables("Where a value lies")[0]}
+    assert places.pop("page") == names["page"]
+    for name, value in places.items():
+        names[name] = evaluate(formulas.CACHE_INDEX[name], names)
+        assert names[name] == value
+
+
+@pytest.mark.parametrize("kind", ("cpu", "discrete"))
+def test_the_page_s_call_has_the_same_splits_everywhere(kind):
+    plan = plan_splits(TOKENS, SHAPE, q_len=2, kind=kind)
+    assert (plan.num_splits, plan.leaves_per_state) == (3, 1)
+
+
+# --- refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    (
+        ({"layer": 2}, "layer: got 2, expected one below 2"),
+        ({"tokens": (1 << 24) + 1}, "tokens: got 16777217, expected at most 16777216"),
+        ({"tokens": 1}, "new_rows: got 2, expected at most the 1 tokens"),
+        ({"table": (11, 12, 9)}, "page_table[1]: got 12, expected a page below 12"),
+        ({"splits": 1 << 24}, "q_len, splits: got 2 and 16777216, expected a product of at most 16777216"),
+        ({"scale": np.inf}, "scale: got inf, expected a finite float32 number"),
+        ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
+        ({"softcap": -1.0}, "softcap: got -1, expected 9.09495e-13 to 1.15292e+18, or 0 for none"),
+        ({"softcap": np.nan}, "softcap: got nan, expected 9.09495e-13"),
+        ({"q": np.nan}, "q[1]: got nan, expected at most 1.15292e+18"),
+        ({"q": 2.0**61}, "q[1]: got 2.30584e+18, expected at most 1.15292e+18"),
+        ({"k": np.inf}, "k[0, 0, 1]: got inf, expected a finite value of at most 65504"),
+        ({"v": np.nan}, "v[0, 0, 1]: got nan, expected a finite value of at most 65504"),
+    ),
+)
+def test_what_a_call_refuses(opened, inputs, change, message):
+    """By name, and without an effect on what the cache holds."""
+    q, k, v = (x.copy() for x in inputs)
+    before = page_call(opened, inputs)
+    arguments = {"q": q, "k": k[-NEW:], "v": v[-NEW:], "table": (11, 10, 9), "tokens": TOKENS}
+    for name, value in change.items():
+        if name in ("q", "k", "v"):
+            arguments[name].reshape(-1)[1] = value
+        else:
+            arguments[name] = value
+    assert opened.run(**arguments) is None
+    assert message in opened.error
+    after = opened.run(inputs.q, k[:0], v[:0], (11, 10, 9), TOKENS)
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_too_large_a_key_does_not_stay(opened, inputs):
+    """The bound on scores counts the keys of calls that succeeded."""
+    q, k, v = (x.copy() for x in inputs)
+    k[-1, 0, 0] = 65504
+    assert opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22) is None
+    assert page_call(opened, inputs)
+
+
+def test_other_refusals(opened, tmp_path):
+    assert not opened.c.za_copy_page(opened.attn, opened.cache, 3, 12)
+    assert opened.error == "source, target: got pages 3 and 12, expected ones below 12"
+    assert not opened.c.za_cache_make(opened.attn, 1000, 1 << 20)
+    assert "cache: got 1000 layers of 1048576 pages, " in opened.error and "make a cache of at most 0" in opened.error
+    assert not opened.c.za_cache_make(opened.attn, 0, 1)
+    for dtype, shape in ((4, (4, 2, 64)), (1, (0, 2, 64))):
+        options = Options(b"nowhere", None, *shape, dtype)
+        assert not opened.c.za_open(c.byref(options))
+        assert opened.error.startswith("options: got shape ")
+    export.export(tmp_path, [za.AttnShape(1, 1, 64)], dtype="q8_0")
+    options = Options(str(tmp_path).encode(), None, 1, 1, 64, 1)
+    assert not opened.c.za_open(c.byref(options))
+    assert opened.error.endswith("it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16")
+
+
+def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):
+    """One that was not made leaves all as it was. One that is not known to have ended loses the device."""
+    opened = Library(tmp_path, device, [*LIBRARY, SHIM], WRAP)
+    want = za.reference.emulate(*inputs)
+    monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:2:-2")
+    assert page_call(opened, inputs) is None
+    assert opened.error == "vkQueueSubmit: out of device memory (VkResult -2)"
+    assert all(np.array_equal(a, b) for a, b in zip(page_call(opened, inputs), want, strict=True))
+    monkeypatch.setenv("EMBED_FAIL", "vkWaitForFences:5:-2")  # four submissions were counted
+    q, k, v = inputs
+    for reason in ("vkWaitForFences: out of device memory (VkResult -2)", "an earlier submission did not end; open it"):
+        assert opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS) is None
+        assert reason in opened.error
+    opened.close()
+    opened.open()
+    assert all(np.array_equal(a, b) for a, b in zip(page_call(opened, inputs), want, strict=True))
+    opened.close()
