@@ -68,17 +68,7 @@ def add_generate(subparsers: Subparsers) -> None:
 def run_generate(args: argparse.Namespace) -> int:
     """Generate, and check."""
     need("rich")
-    settings = generate.Settings(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-        prefill_chunk=args.prefill_chunk,
-        dtype=args.dtype,
-        page_size=args.page_size,
-        num_splits=args.num_splits,
-        split_size=args.split_size,
-        capacity=args.capacity,
-    )
+    settings = settings_of(args)
     if args.chat:
         if args.selfcheck:
             raise ArgumentError("selfcheck: got --chat, expected --prompt or --prompt-ids")
@@ -127,6 +117,21 @@ def run_generate(args: argparse.Namespace) -> int:
     if checks and not args.json:
         print_checks(checks)
     return 1 if any(one.status == "DIFFERENT" for one in checks) else 0
+
+
+def settings_of(args: argparse.Namespace) -> generate.Settings:
+    """The settings that the arguments state."""
+    return generate.Settings(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        prefill_chunk=args.prefill_chunk,
+        dtype=args.dtype,
+        page_size=args.page_size,
+        num_splits=args.num_splits,
+        split_size=args.split_size,
+        capacity=args.capacity,
+    )
 
 
 def read_stdin() -> str:
