@@ -17,11 +17,12 @@ from ..errors import ArgumentError, DTypeError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
+from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
 from .requests import check_seen
 from .scoring import Scoring, check_scale, check_score_bound, check_sinks, check_softcap
-from .targets import check_targets
+from .targets import Target, check_targets
 
 F32 = NDArray[np.float32]
 
@@ -146,7 +147,6 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
     check_score_bound(q_max, k_max, shape.head_dim, factor)
-    tokens, q_len = len(ka), len(rows)
     if num_splits is not None and split_size is not None:
         raise ArgumentError(
             f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"
@@ -154,21 +154,29 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     device = default_device() if device is None else device
     if not isinstance(device, Device):
         raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
-    if num_splits is None and split_size is None:
-        units = device.info.compute_units
-        plan = plan_splits(tokens, shape, units, DTYPES[ka.dtype], q_len, device.info.kind, window)
-    else:
-        sizes = {"num_splits": num_splits, "split_size": split_size}
-        plan = SplitPlan.fixed(tokens, shape, q_len=q_len, window=window, **sizes)
+    plan = _planned(device.info, ka, shape, len(rows), window, num_splits=num_splits, split_size=split_size)
     with (
         closing(ContiguousKV(device, ka, va)) as kv,
         closing(RecordedCall(kv, plan, scoring=scoring, causal=causal)) as call,
     ):
         call.write_q(checked_q)
         call.run()
-        found_out, found_lse = call.result(copy=out is None)
-        target.write(found_out, found_lse)
-        if one_row:
-            found_out, found_lse = found_out[0], found_lse[0]
-        out, lse = found_out if out is None else out, found_lse.copy() if lse is None else lse
+        found = _results(call, target, one_row)
+    out, lse = found[0] if out is None else out, found[1] if lse is None else lse
     return (out, lse) if return_lse else out
+
+
+def _planned(
+    info: DeviceInfo, k: NDArray[Any], shape: AttnShape, q_len: int, window: int | None, **sizes: int | None
+) -> SplitPlan:
+    """The layout of a call: that of ``sizes``, num_splits or split_size, or of the split rule where both are None."""
+    if all(size is None for size in sizes.values()):
+        return plan_splits(len(k), shape, info.compute_units, DTYPES[k.dtype], q_len, info.kind, window)
+    return SplitPlan.fixed(len(k), shape, q_len=q_len, window=window, **sizes)
+
+
+def _results(call: RecordedCall, target: Target, one_row: bool) -> tuple[F32, F32]:
+    """Write the results to ``target``, and return those that it has no arrays for; the others are valid no longer."""
+    out, lse = call.result(copy=target.out is None)
+    target.write(out, lse)
+    return (out[0], lse[0].copy()) if one_row else (out, lse.copy())
