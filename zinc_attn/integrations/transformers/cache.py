@@ -66,7 +66,7 @@ class ZincCache(Cache):
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
         self.capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
-        self.max_batch = check_int("max_batch", max_batch, 1)
+        self.max_batch = check_int("max_batch", max_batch, 1, MAX_CONTEXT)
         self.device, self.page_size = device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
