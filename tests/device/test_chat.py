@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +241,25 @@ def test_templates_refused(
     assert f"zinc-attn: error: {message}" in capsys.readouterr().err
 
 
+@contextmanager
+def killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends a process that a test would wait for without end."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(path: Path) -> None:
     entry = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
     argv = [sys.executable, entry, "generate", "--chat", "--model", path, "--max-new-tokens", "900"]
     environment = os.environ | {"PYTHONPATH": str(entry.parent)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(argv, env=environment, **pipes) as process:
+    # a background job of a shell ignores SIGINT, and what it starts inherits that
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(argv, env=environment, preexec_fn=heeds, **pipes) as process, killed_after(120, process):
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write(b"the sea\n")
         process.stdin.flush()
