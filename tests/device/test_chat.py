@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
@@ -258,8 +257,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(entry.parent)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # a background job of a shell ignores SIGINT, and what it starts inherits that
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(argv, env=environment, preexec_fn=heeds, **pipes) as process, killed_after(120, process):
+    argv = ["env", "--default-signal=INT", *argv]
+    with subprocess.Popen(argv, env=environment, **pipes) as process, killed_after(120, process):
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write(b"the sea\n")
         process.stdin.flush()
