@@ -64,6 +64,8 @@ def others(tmp_path: Any) -> dict[str, Callable[[za.KVCache, za.Attention, za.Se
     return {
         "a call of the next layer": lambda c, a, s: a(Q[0], s, 1, K[:1], V[:1]),
         "another submit": lambda c, a, s: a.submit(Q[0], s, 1, K[:1], V[:1]),
+        "a call of no sequence": lambda c, a, s: a([], [], 0),
+        "a submit of no sequence": lambda c, a, s: a.submit([], [], 0),
         "another Attention": lambda c, a, s: za.Attention(c)(Q[0], s, 0),
         "an append": lambda c, a, s: c.append(s, 1, K[:1], V[:1]),
         "a new sequence": lambda c, a, s: c.new_sequence(),

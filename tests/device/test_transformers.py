@@ -22,6 +22,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
+import tiny_models  # noqa: E402
+
 import zinc_attn as za  # noqa: E402
 from zinc_attn import errors, reference  # noqa: E402
 from zinc_attn.cache import rows  # noqa: E402
@@ -36,19 +38,10 @@ ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatch
 UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
 
 BASE = {
+    **tiny_models.BASE,
     "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
     "tie_word_embeddings": False,  # a tied random model repeats its last token
-    "initializer_range": 0.15,  # scores that differ enough to matter
     "pad_token_id": None,  # no token of a text is taken for padding
-    "bos_token_id": None,
-    "eos_token_id": None,
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 HYBRID = {

@@ -23,7 +23,7 @@ from ..runtime.protocol import HostSequences
 from .host_sequence import RecordedAttention
 from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
-from .requests import CallArguments, CallRequest, Columns, check_columns, check_requests, hold_places
+from .requests import CallArguments, CallRequest, Checked, Columns, check_columns, check_requests, hold_places
 from .runner import CallRunner, Observer
 from .scoring import LayerScorings, check_scale, check_softcap
 
@@ -191,9 +191,7 @@ class Attention:
         """
         arguments, cache = CallArguments.checked(seq, q, k, v, out, lse, return_lse, allow_empty), self.cache
         with cache.lock:
-            self._runner.begin()
-            layer = cache.check_layer(layer)
-            checked = check_requests(cache, arguments.columns, self.scale)
+            layer, checked = self._begin(arguments.columns, layer)
             try:
                 places = [hold_places(cache, request, layer) for request in checked.requests]
                 arguments.check_seen(checked.requests)
@@ -238,9 +236,7 @@ class Attention:
     def _run(self, columns: Columns, layer: int, attend: Callable[[list[CallRequest], int], T]) -> T:
         """Check the arguments, hold places for the new rows, ``attend``, and let the rows count."""
         cache = self.cache
-        self._runner.begin()
-        layer = cache.check_layer(layer)
-        checked = check_requests(cache, columns, self.scale)
+        layer, checked = self._begin(columns, layer)
         try:
             places = [hold_places(cache, request, layer) for request in checked.requests]
             found = attend(checked.requests, layer)
@@ -248,6 +244,13 @@ class Attention:
         finally:
             cache.end()
         return found
+
+    def _begin(self, columns: Columns, layer: int) -> tuple[int, Checked]:
+        """Complete what was submitted before, also where the call has no sequence, and check the arguments."""
+        self.cache.begin()
+        self._runner.begin()
+        layer = self.cache.check_layer(layer)
+        return layer, check_requests(self.cache, columns, self.scale)
 
     def record(
         self,

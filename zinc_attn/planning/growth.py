@@ -10,23 +10,20 @@ from ..canonical.constants import KEYS_PER_LEAF
 from .call import CallOptions, DeviceFacts, RecordingKey, Request, plan_call
 
 
-def growth_keys(
-    tokens: int, batch: int, q_len: int, options: CallOptions, facts: DeviceFacts
-) -> dict[RecordingKey, int]:
+def growth_keys(tokens: int, batch: int, q_len: int, options: CallOptions, facts: DeviceFacts) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call; with a length that needs it. q_len: at most ``tokens``.
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``.
 
     Between two ends of leaves sizes only grow or only shrink, so where both ends need the same, all between them do.
     """
-    found: dict[RecordingKey, int] = {}
+    found: set[RecordingKey] = set()
 
     def keys_at(length: int) -> list[RecordingKey]:
         pages = -(-length // facts.page_size)
         tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
         requests = [Request(q_len, length, q_len, table) for table in tables]
         keys = [submission.key for submission in plan_call(requests, options, facts).submissions]
-        for key in keys:
-            found.setdefault(key, length)
+        found.update(keys)
         return keys
 
     def search(begin: int, begin_keys: list[RecordingKey], end: int, end_keys: list[RecordingKey]) -> None:
@@ -37,11 +34,8 @@ def growth_keys(
             search(middle, keys, end, end_keys)
 
     edges = [q_len, *range(-(-q_len // KEYS_PER_LEAF) * KEYS_PER_LEAF, tokens, KEYS_PER_LEAF), tokens]
-    known = keys_at(edges[0])
+    keys_at(q_len)
     for begin, end in pairwise(edges):
-        first = keys_at(begin + 1) if begin < end else known
-        last = keys_at(end)
-        search(begin, known, begin + 1, first)
-        search(begin + 1, first, end, last)
-        known = last
+        if begin < end:
+            search(begin + 1, keys_at(begin + 1), end, keys_at(end))
     return found

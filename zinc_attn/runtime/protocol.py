@@ -127,12 +127,8 @@ class Runtime(Protocol):
     def start(self, *recordings: Recording) -> None:
         """Submit, all in one submission, and wait only where the dispatcher cannot do otherwise.
 
-        Later calls wait for it first.
-        A call that finds it failed raises; until ``timings`` may be asked, ``run`` has to be called.
+        Every later call of the runtime waits for it first, and raises where it has failed. It has no ``timings``.
         """
-
-    def finish(self) -> None:
-        """Wait until what ``start`` submitted has finished."""
 
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """(begin, end) seconds of every step of the last run, from one arbitrary zero; recorded with timestamps."""

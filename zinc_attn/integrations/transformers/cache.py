@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ...cache.kv_cache import KVCache
-from ...cache.pages import CapacityError, PagePool, StepError
+from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
 from ...checks import check_int, shown
 from ...decode.one_shot import default_device
@@ -22,7 +22,6 @@ from ...errors import (
     ShapeError,
     UnsupportedError,
 )
-from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape, storage_dtype
@@ -31,6 +30,7 @@ from .config import layer_specs
 from .groups import AttentionOptions, LayerGroup
 from .layer import AttendedCall, ZincLayer, ZincRows
 from .masks import Columns, MaskPattern, check_gaps, check_window
+from .room import BatchRoom
 from .step import StepStart
 from .tensors import DTYPES, F32, batch_row_numbers
 from .upstream import Cache, torch
@@ -65,15 +65,13 @@ class ZincCache(Cache):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
-        self.capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
-        self.max_batch = check_int("max_batch", max_batch, 1, MAX_CONTEXT)
+        PagePool(1, page_size)  # refuses a wrong page size
+        self._room = BatchRoom.checked(capacity, max_batch, page_size)
+        self.capacity, self.max_batch = self._room.capacity, self._room.max_batch
         self.device, self.page_size = device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
         self._layout = _layout(num_splits, split_size)
-        PagePool(1, page_size)  # refuses a wrong page size
-        if self._pages * page_size > MAX_CONTEXT:
-            raise LimitError(f"{self._memory()}, expected at most {MAX_CONTEXT:,} tokens together, in whole pages")
         self._groups: dict[AttnShape, LayerGroup] = {}
         layers: list[Any] = []
         for spec in layer_specs(config):
@@ -131,9 +129,9 @@ class ZincCache(Cache):
         device = default_device() if self.device is None else self.device
         try:
             for group in self._groups.values():
-                group.allocate(device, self._pages * self.page_size, self.dtype or storage_dtype(dtype), self.page_size)
+                group.allocate(device, self._room.tokens, self.dtype or storage_dtype(dtype), self.page_size)
         except (LimitError, DeviceMemoryError) as error:
-            raise type(error)(f"{self._memory()}, expected what the device has room for: {error}") from error
+            raise type(error)(f"{self._room}, expected what the device has room for: {error}") from error
         for layer in self._attention_layers:
             layer.is_initialized = True
 
@@ -149,36 +147,6 @@ class ZincCache(Cache):
         for group in self._groups.values():
             for made in group.calls.values():
                 made.attention.prepare(self.capacity, batch=self.batch_size)
-
-    @property
-    def _pages(self) -> int:
-        """The pages of every KVCache."""
-        pages = -(-self.capacity // self.page_size) * self.max_batch
-        return pages + (self.max_batch if self.max_batch > 1 else 0)  # beams that share a partial page each copy it
-
-    def _memory(self) -> str:
-        return f"capacity, max_batch: got {self.capacity:,} tokens for each of {self.max_batch:,} batch rows"
-
-    def _check_capacity(self, tokens: int, grown: int) -> None:
-        """Refuse to let a batch row of ``tokens`` tokens grow to ``grown`` where these are too many."""
-        if grown > self.capacity:
-            raise CapacityError(
-                f"ZincCache: got {grown - tokens:,} new tokens for a batch row of {tokens:,}, expected at most "
-                f"{max(self.capacity - tokens, 0):,} (capacity = {self.capacity:,} tokens per batch row); make the "
-                "ZincCache with a larger capacity, or crop() or reset() it"
-            )
-
-    @contextmanager
-    def _named_capacity(self) -> Iterator[None]:
-        """Where the memory is full though no row is: name what was asked for. Forks have taken it."""
-        try:
-            yield
-        except CapacityError as error:
-            raise CapacityError(
-                f"ZincCache: this cache and its forks have memory for max_batch = {self.max_batch:,} rows of capacity "
-                f"= {self.capacity:,} tokens together, which is full; reset() forks, or make the ZincCache with a "
-                "larger max_batch"
-            ) from error
 
     def _check_open(self) -> None:
         if self._closed:
@@ -204,7 +172,7 @@ class ZincCache(Cache):
         for layer in self._attention_layers:
             group = self._groups[layer.shape]
             k, v = rows(layer)
-            with self._named_capacity():
+            with self._room.named():
                 group.kv_cache.append(sequences[layer.shape][0], group.layers.index(layer.index), k, v)
             layer.columns += len(k)
         self._batch.columns = max(layer.columns for layer in self._attention_layers)
@@ -324,12 +292,12 @@ class ZincCache(Cache):
             check_gaps(kept, options.window)
         if new is not None:
             tokens = (begin, begin + n) if kept is None else _longest_row(kept, begin)
-            self._check_capacity(*tokens)
+            self._room.check_row(*tokens)
         attend, index = self._groups[shape].attention(layer.index, options, self._layout)
         if not self._batch.columns and self.batch_size != batch:
             self._batch.start(self._groups.values(), batch)
         sequences, new_kept = self._batch.sequences[shape], None if kept is None else kept[:, begin:]
-        with self._named_capacity():
+        with self._room.named():
             out = append_and_attend(attend, index, sequences, query, new, new_kept)
         layer.pending = None
         if new is not None:

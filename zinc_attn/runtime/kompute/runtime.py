@@ -276,11 +276,6 @@ class KomputeRuntime:
         for recording in recordings:
             self.run(recording)
 
-    def finish(self) -> None:
-        """See Runtime.finish."""
-        with self._usable():
-            pass
-
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
         """See Runtime.timings. kp marks the end of every operation; the mark before a step is its begin."""
         with self._usable():

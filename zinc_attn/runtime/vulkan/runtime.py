@@ -255,10 +255,6 @@ class VulkanRuntime:
         """Submit, all in one submission. Every later call waits first until it has finished."""
         self._start(*recordings)
 
-    @_entered
-    def finish(self) -> None:
-        """Wait until what ``start`` submitted has finished."""
-
     def _start(self, *recordings: object) -> list[VulkanRecording]:
         mine = list(map(self._own_recording, recordings))
         for one in mine:

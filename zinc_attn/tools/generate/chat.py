@@ -48,7 +48,7 @@ def open_conversation(model: HFModel, tokenizer: Any, device: Device, settings: 
     model.check_positions(capacity, "capacity")
     with open_cache(model, device, settings, capacity) as cache:
         chunks = [size for size in WARM_UP_CHUNKS if size < capacity // 2]
-        warm_up_s = warm_up(model, cache, settings.layout, chunks, capacity)
+        warm_up_s = warm_up(model, cache, settings.layout, chunks)
         yield Conversation(model, tokenizer, cache, settings, warm_up_s)
 
 

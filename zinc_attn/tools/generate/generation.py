@@ -170,8 +170,7 @@ def generate_ids(
     model.check_positions(len(prompt) + settings.max_new_tokens, "prompt, max_new_tokens")
     sizes = list(chunks or settings.chunks(len(prompt)))
     with open_cache(model, device, settings, needed) as cache:
-        last = len(prompt) + settings.max_new_tokens - 1
-        warm_up_s = warm_up(model, cache, settings.layout, sizes, last) if warm else 0.0
+        warm_up_s = warm_up(model, cache, settings.layout, sizes) if warm else 0.0
         made = continue_text(
             model,
             cache,

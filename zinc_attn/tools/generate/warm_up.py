@@ -15,12 +15,12 @@ from ...shapes import AttnShape
 from .hf_model import HFModel, quiet
 
 
-def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence[int], tokens: int) -> float:
-    """Run what a prompt of these chunks, and the steps after it up to ``tokens`` tokens, compile: seconds.
+def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence[int]) -> float:
+    """Compile what a prompt of these chunks, and the steps after it up to the cache's capacity, need: seconds.
 
-    One token goes through the whole model, on a fork of the empty ``cache`` that is dropped again. Then one layer of
-    each kind attends zeros: the programs depend on the numbers of rows and keys, and not on their values.
-    layout: num_splits or split_size of the cache, if any.
+    One token goes through the whole model, on a fork of the empty ``cache`` that is dropped again, and the steps are
+    prepared. Then one layer of each kind attends zeros in calls of the chunks' sizes: the programs depend on the
+    numbers of rows and keys, and not on their values. layout: num_splits or split_size of the cache, if any.
     """
     import torch
 
@@ -37,31 +37,24 @@ def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence
     try:
         with torch.no_grad(), quiet():
             model.logits(torch.zeros((1, 1), dtype=torch.int64), twin)
+        twin.prepare()
     finally:
         twin.reset()
     held = {one.shape: one for one in cache.caches}
     for call in kinds.values():
         shape = cache.layers[call.layer].shape
         options = {"scale": call.options.scale, **call.options.arguments(), **layout}
-        room = max(sum(chunks) + 1, tokens)
-        with KVCache(cache.caches[0].device, shape, 1, room, held[shape].dtype, cache.page_size) as scratch:
-            _attend_zeros(scratch, Attention(scratch, **options), chunks, tokens)
+        with KVCache(cache.caches[0].device, shape, 1, sum(chunks), held[shape].dtype, cache.page_size) as scratch:
+            _attend_zeros(scratch, Attention(scratch, **options), chunks)
     return perf_counter() - begin
 
 
-def _attend_zeros(cache: KVCache, attention: Attention, chunks: Sequence[int], tokens: int) -> None:
-    """Calls of the chunks' sizes, a step behind them, and steps at doubling contexts up to ``tokens`` keys."""
+def _attend_zeros(cache: KVCache, attention: Attention, chunks: Sequence[int]) -> None:
+    """Calls of the chunks' sizes, one behind the other."""
     shape, sequence = cache.shape, cache.new_sequence()
-    for rows in (*chunks, 1):
+    for rows in chunks:
         new = _zeros(shape, cache.dtype, rows)
         attention(np.zeros((rows, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=new, v=new)
-    while len(sequence) < tokens:
-        between = min(len(sequence), tokens - len(sequence)) - 1
-        if between:
-            new = _zeros(shape, cache.dtype, between)
-            cache.append(sequence, 0, new, new)
-        new = _zeros(shape, cache.dtype, 1)
-        attention(np.zeros((1, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=new, v=new)
 
 
 def _zeros(shape: AttnShape, dtype: str, tokens: int) -> NDArray[Any]:

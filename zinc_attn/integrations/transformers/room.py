@@ -1,0 +1,64 @@
+"""The room of a ZincCache: how many tokens it has memory for, and refusals in the words that it was asked for in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ...cache.pages import CapacityError
+from ...checks import check_int
+from ...errors import LimitError
+from ...limits import MAX_CONTEXT
+
+
+@dataclass(frozen=True)
+class BatchRoom:
+    """``capacity`` tokens for each of ``max_batch`` batch rows, in pages of ``page_size`` tokens."""
+
+    capacity: int
+    max_batch: int
+    page_size: int
+
+    @classmethod
+    def checked(cls, capacity: int, max_batch: int, page_size: int) -> BatchRoom:
+        """The room that was asked for. LimitError: more tokens together than a cache can have."""
+        made = cls(
+            check_int("capacity", capacity, 1, MAX_CONTEXT),
+            check_int("max_batch", max_batch, 1, MAX_CONTEXT),
+            page_size,
+        )
+        if made.tokens > MAX_CONTEXT:
+            raise LimitError(f"{made}, expected at most {MAX_CONTEXT:,} tokens together, in whole pages")
+        return made
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows, in whole pages; several rows have a page more each, as beams that share a partly filled
+        page copy it."""
+        pages = -(-self.capacity // self.page_size) + int(self.max_batch > 1)
+        return pages * self.max_batch * self.page_size
+
+    def __str__(self) -> str:
+        return f"capacity, max_batch: got {self.capacity:,} tokens for each of {self.max_batch:,} batch rows"
+
+    def check_row(self, tokens: int, grown: int) -> None:
+        """Refuse to let a batch row of ``tokens`` tokens grow to ``grown`` where these are too many."""
+        if grown > self.capacity:
+            raise CapacityError(
+                f"ZincCache: got {grown - tokens:,} new tokens for a batch row of {tokens:,}, expected at most "
+                f"{max(self.capacity - tokens, 0):,} (capacity = {self.capacity:,} tokens per batch row); make the "
+                "ZincCache with a larger capacity, or crop() or reset() it"
+            )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Where the memory is full though no row is, because forks have taken it: say what was asked for."""
+        try:
+            yield
+        except CapacityError as error:
+            raise CapacityError(
+                f"ZincCache: this cache and its forks have memory for max_batch = {self.max_batch:,} rows of capacity "
+                f"= {self.capacity:,} tokens together, which is full; reset() forks, or make the ZincCache with a "
+                "larger max_batch"
+            ) from error
