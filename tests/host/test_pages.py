@@ -513,6 +513,32 @@ def test_a_commit_of_many_sequences_counts_for_all_of_them_or_none() -> None:
     assert at > 100
 
 
+def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes when its commit was made and is not settled yet, the second before its commit is made."""
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(SequencePages, "end_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            seq.reserve(0, 5).commit()
+    assert seq.lengths == [5, 0]
+    reservation = seq.reserve(1, 5)
+    prepare = SequencePages.prepare
+    with monkeypatch.context() as patch:
+        patch.setattr(SequencePages, "prepare", lambda *args: interrupted(prepare(*args)))
+        with pytest.raises(KeyboardInterrupt):
+            reservation.commit()
+    reservation.rollback()
+    assert seq.lengths == [5, 0]
+    seq.reserve(1, 5).commit()
+    assert seq.lengths == [5, 5] and pool.free_pages == 3
+    pool.check([seq])
+
+
 def test_signals_at_random_times_lose_no_page() -> None:
     """Real SIGINTs, which also hit what no trace function sees: built-in functions and callbacks of the collector."""
     pool, rng = PagePool(256, 16), random.Random(7)

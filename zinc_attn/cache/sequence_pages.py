@@ -236,6 +236,7 @@ class SequencePages:
 
     def prepare(self, state: State, commit: Commit) -> None:
         """From the store of ``commit.made`` on, ``state`` is the state."""
+        self._settle()  # a commit before this one was made, but an interrupt came before its end_commit
         self._next = state, commit
 
     def end_commit(self) -> None:
