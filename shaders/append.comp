@@ -7,8 +7,10 @@
 #include "contract.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = APPEND_SPEC_ROW_VALUES) const uint ROW_VALUES = 64u;   // words of K (or V) per token and KV head
-layout(constant_id = APPEND_SPEC_SCALES) const uint SCALES = 0u;            // words of its scales
+layout(constant_id = APPEND_SPEC_K_VALUES) const uint K_VALUES = 64u;       // words of K per token and KV head
+layout(constant_id = APPEND_SPEC_V_VALUES) const uint V_VALUES = 64u;       // of V
+layout(constant_id = APPEND_SPEC_K_SCALES) const uint K_SCALES = 0u;        // of the scales of K
+layout(constant_id = APPEND_SPEC_V_SCALES) const uint V_SCALES = 0u;        // of V
 layout(constant_id = APPEND_SPEC_CHUNK_WORDS) const uint CHUNK_WORDS = 4u;  // words of 8 dimensions
 layout(constant_id = APPEND_SPEC_TILE) const uint TILE = 64u;
 layout(constant_id = APPEND_SPEC_GATHER) const uint GATHER = 0u;            // 1: from the cache to the rows
@@ -45,17 +47,24 @@ void main() {
     uint tile = token / TILE, position = token % TILE;
     uint page = work[HEADER_FIRST_PAGE] + work[work[record + APPEND_PAGE_TABLE] + (tile >> shift)];
     uint in_page = tile & ((1u << shift) - 1u);
-    uint base = ((page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page) * TILE * (ROW_VALUES + SCALES);
+    uint in_cache = ((page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page) * TILE;
+    uint k_tile = in_cache * (K_VALUES + K_SCALES), v_tile = in_cache * (V_VALUES + V_SCALES);
     uint row_head = gl_WorkGroupID.x * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
-    uint row = row_head * 2u * (ROW_VALUES + SCALES);
-    for (uint i = gl_LocalInvocationID.x; i < ROW_VALUES; i += WAVE) {
+    uint row = row_head * (K_VALUES + V_VALUES + K_SCALES + V_SCALES);
+    for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
         uint chunk = i / CHUNK_WORDS;
-        move_k(base + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
-        move_v(base + position * ROW_VALUES + i, row + ROW_VALUES + i);
+        move_k(k_tile + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);
     }
-    uint scales = base + TILE * ROW_VALUES;
-    for (uint i = gl_LocalInvocationID.x; i < SCALES; i += WAVE) {
-        move_k(scales + i * TILE + position, row + 2u * ROW_VALUES + i);
-        move_v(scales + position * SCALES + i, row + 2u * ROW_VALUES + SCALES + i);
+    row += K_VALUES;
+    for (uint i = gl_LocalInvocationID.x; i < V_VALUES; i += WAVE) {
+        move_v(v_tile + position * V_VALUES + i, row + i);
+    }
+    row += V_VALUES;
+    for (uint i = gl_LocalInvocationID.x; i < K_SCALES; i += WAVE) {
+        move_k(k_tile + TILE * K_VALUES + i * TILE + position, row + i);
+    }
+    row += K_SCALES;
+    for (uint i = gl_LocalInvocationID.x; i < V_SCALES; i += WAVE) {
+        move_v(v_tile + TILE * V_VALUES + position * V_SCALES + i, row + i);
     }
 }

@@ -22,7 +22,9 @@
 #include "contract.glsl"
 
 layout(local_size_x = 32) in;
-layout(constant_id = ATTEND_SPEC_HEAD_DIM) const uint HEAD_DIM = 128u;
+layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
+layout(constant_id = ATTEND_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, whole slices of a lane
+layout(constant_id = ATTEND_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
 layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;  // query heads of a workgroup, over all of its rows
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller

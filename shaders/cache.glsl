@@ -1,17 +1,22 @@
 // Loads of K and V in their storage type, as float32.  All conversions are exact, or, for q8_0, round once.
 //
 // A tile holds TILE tokens of one KV head; a leaf is one tile of 64, or several smaller ones where pages are small.
-//   K: (HEAD_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
-//   V: (TILE, HEAD_DIM), so that neighboring lanes (slices of dimensions) do.
-//   q8_0: int8 in these shapes, then the float16 scales of blocks of 32 dimensions, two a word: K (SCALES, TILE) words,
-//   V (TILE, SCALES) words.
+//   K: (K_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
+//   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
+//   q8_0: int8 in these shapes, then the float16 scales of blocks of 32 dimensions, two a word: K (K_SCALES, TILE)
+//   words, V (TILE, V_SCALES) words.
+//   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
 // A buffer has one name per load width.  Branches on STORAGE and FROM_UPLOAD are decided when the pipeline is made.
 //
 // FROM_UPLOAD: the newest tokens come from the rows that the host just uploaded, because Kompute orders nothing between
 // an append and an attend.  A row is, per KV head, K values, V values, K scales, V scales, in words.
 
-const uint TILE_WORDS = TILE * (ROW_VALUES + SCALES);
-const uint CHUNK_WORDS = ROW_VALUES / (HEAD_DIM / CHUNK);
+const uint K_TILE_WORDS = TILE * (K_VALUES + K_SCALES);
+const uint V_TILE_WORDS = TILE * (V_VALUES + V_SCALES);
+const uint UPLOAD_V = LATENT == 1u ? 0u : K_VALUES;  // where an uploaded row has its values, ...
+const uint UPLOAD_K_SCALES = LATENT == 1u ? K_VALUES : K_VALUES + V_VALUES;
+const uint UPLOAD_V_SCALES = LATENT == 1u ? UPLOAD_K_SCALES : UPLOAD_K_SCALES + K_SCALES;
+const uint UPLOAD_WORDS = LATENT == 1u ? K_VALUES + K_SCALES : UPLOAD_V_SCALES + V_SCALES;  // ... and its words
 const uint IN_ROWS = 0xFFFFFFFFu;  // in place of a tile: the token is in the uploaded rows
 
 layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K1 { uint k_words1[]; };
@@ -42,7 +47,7 @@ bool in_rows(uvec2 where) {
 // Word `at` of an uploaded row.
 uint upload_word(uint row, uint at) {
     uint row_head = row * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
-    return upload_words[row_head * 2u * (ROW_VALUES + SCALES) + at];
+    return upload_words[row_head * UPLOAD_WORDS + at];
 }
 
 // The words of a chunk of K, at most four of them; float32 has a second part.
@@ -54,12 +59,12 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
     }
     uint at = chunk * TILE + where.y;
     if (STORAGE == STORAGE_Q8_0) {
-        return uvec4(k_words2[where.x * (TILE_WORDS / 2u) + at], 0u, 0u);
+        return uvec4(k_words2[where.x * (K_TILE_WORDS / 2u) + at], 0u, 0u);
     }
     if (STORAGE == STORAGE_F32) {
-        return k_words4[where.x * (TILE_WORDS / 4u) + 2u * at + part];
+        return k_words4[where.x * (K_TILE_WORDS / 4u) + 2u * at + part];
     }
-    return k_words4[where.x * (TILE_WORDS / 4u) + at];
+    return k_words4[where.x * (K_TILE_WORDS / 4u) + at];
 }
 
 // `words` (1, 2 or 4) words of a value row from word `at`, in one load.
@@ -67,11 +72,14 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     if (in_rows(where)) {
         uvec4 w = uvec4(0u);
         for (uint i = 0u; i < words; ++i) {
-            w[i] = upload_word(where.y, ROW_VALUES + at + i);
+            w[i] = upload_word(where.y, UPLOAD_V + at + i);
         }
         return w;
     }
-    uint first = where.x * TILE_WORDS + where.y * ROW_VALUES + at;
+    uint first = where.x * V_TILE_WORDS + where.y * V_VALUES + at;
+    if (LATENT == 1u) {
+        first = where.x * K_TILE_WORDS + (at / CHUNK_WORDS * TILE + where.y) * CHUNK_WORDS + at % CHUNK_WORDS;
+    }
     if (words == 1u) {
         return uvec4(v_words1[first], 0u, 0u, 0u);
     }
@@ -84,17 +92,20 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
 // The scale of q8_0 block `block` of a K row, and of a V row.
 float k_scale(uvec2 where, uint block) {
     if (in_rows(where)) {
-        return unpackHalf2x16(upload_word(where.y, 2u * ROW_VALUES + block / 2u))[block & 1u];
+        return unpackHalf2x16(upload_word(where.y, UPLOAD_K_SCALES + block / 2u))[block & 1u];
     }
-    uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + (block / 2u) * TILE + where.y;
+    uint word = where.x * K_TILE_WORDS + TILE * K_VALUES + (block / 2u) * TILE + where.y;
     return unpackHalf2x16(k_words1[word])[block & 1u];
 }
 
 float v_scale(uvec2 where, uint block) {
-    if (in_rows(where)) {
-        return unpackHalf2x16(upload_word(where.y, 2u * ROW_VALUES + SCALES + block / 2u))[block & 1u];
+    if (LATENT == 1u) {
+        return k_scale(where, block);
     }
-    uint word = where.x * TILE_WORDS + TILE * ROW_VALUES + where.y * SCALES + block / 2u;
+    if (in_rows(where)) {
+        return unpackHalf2x16(upload_word(where.y, UPLOAD_V_SCALES + block / 2u))[block & 1u];
+    }
+    uint word = where.x * V_TILE_WORDS + TILE * V_VALUES + where.y * V_SCALES + block / 2u;
     return unpackHalf2x16(v_words1[word])[block & 1u];
 }
 

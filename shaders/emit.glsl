@@ -13,7 +13,7 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
         uvec2 vector = vector_of(item, h);
         uint state = state_of(item, vector.x, leaf.index);
-        uint at = (state * work[HEADER_Q_HEADS] + vector.y) * HEAD_DIM + slice * SLICE;
+        uint at = (state * work[HEADER_Q_HEADS] + vector.y) * V_DIM + slice * SLICE;
         if (gl_LocalInvocationID.x >= VALUE_LANES || !is_mine(item, h)) {
             continue;
         }
@@ -69,8 +69,8 @@ void emit(Item item, uint index) {
     uint lane = gl_LocalInvocationID.x;
     uint q_heads = work[HEADER_Q_HEADS];
     bool single_pass = VALUE_PASSES == 1u && work[HEADER_SINGLE_PASS] != 0u;
-    uint lse_base = work[HEADER_ROWS] * q_heads * HEAD_DIM;
-    uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * HEAD_DIM;
+    uint lse_base = work[HEADER_ROWS] * q_heads * V_DIM;
+    uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * V_DIM;
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
         uvec2 vector = vector_of(item, h);
         uint slot = (single_pass ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
@@ -81,7 +81,7 @@ void emit(Item item, uint index) {
         }
         if (VALUE_PASSES == 1u && mine && lane < VALUE_LANES) {
             for (uint i = 0u; i < PAIRS; ++i) {
-                uint at = slot * HEAD_DIM + lane * SLICE + 2u * i;
+                uint at = slot * V_DIM + lane * SLICE + 2u * i;
                 vec2 x = UNIT(o)[h * PAIRS + i];
                 if (single_pass) {
                     x = normalize(x, keep, sum);

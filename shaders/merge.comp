@@ -13,7 +13,7 @@
 #include "contract.glsl"
 
 layout(local_size_x_id = MERGE_SPEC_LANES, local_size_x = 32) in;  // 32 per wave
-layout(constant_id = MERGE_SPEC_HEAD_DIM) const uint HEAD_DIM = 128u;
+layout(constant_id = MERGE_SPEC_V_DIM) const uint V_DIM = 128u;
 const uint BATCH = WAVE;
 const uint ROUND = gl_WorkGroupSize.x;
 const uint WAVES = ROUND / WAVE;
@@ -38,14 +38,14 @@ void main() {
     uint first = work[record + ROW_STATE], count = work[record + ROW_COUNT], unit = work[record + ROW_UNIT];
     bool leaves = work[record + ROW_LEAVES_PER_STATE] == 1u;
     uint q_heads = work[HEADER_Q_HEADS];
-    uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * (HEAD_DIM / 2u);
-    uint pair = min(dim, HEAD_DIM - 2u) / 2u;  // lanes behind head_dim repeat the last pair and write nothing
+    uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * (V_DIM / 2u);
+    uint pair = min(dim, V_DIM - 2u) / 2u;  // lanes behind V_DIM repeat the last pair and write nothing
     uint skip = unit % BATCH;                  // batches lie at absolute multiples of 32 states: whole nodes
     uint end = count > 0u ? skip + count : 0u;
     uint own = gl_LocalInvocationID.x, batch = wave * BATCH;
 
-    uint o_stride = q_heads * (HEAD_DIM / 2u);
-    int o_base = int(first * o_stride + head * (HEAD_DIM / 2u) + pair), o_last = o_base + int((count - 1u) * o_stride);
+    uint o_stride = q_heads * (V_DIM / 2u);
+    int o_base = int(first * o_stride + head * (V_DIM / 2u) + pair), o_last = o_base + int((count - 1u) * o_stride);
 
     float total_m = EMPTY_M, total_l = 0.0;
     vec2 total_o = vec2(0.0);
@@ -140,7 +140,7 @@ void main() {
         }
     }
 
-    if (wave == 0u && dim < HEAD_DIM) {
+    if (wave == 0u && dim < V_DIM) {
         if (end > 0u) {
             total_o = passed[lane].xy;
             total_l = passed[lane].z;
@@ -151,10 +151,10 @@ void main() {
         }
         vec2 x = normalize(total_o, keep, total_l);
         uint slot = row * q_heads + head;
-        result[slot * HEAD_DIM + dim] = x.x;
-        result[slot * HEAD_DIM + dim + 1u] = x.y;
+        result[slot * V_DIM + dim] = x.x;
+        result[slot * V_DIM + dim + 1u] = x.y;
         if (dim == 0u) {
-            result[work[HEADER_ROWS] * q_heads * HEAD_DIM + slot] = natural_lse(total_m, total_l);
+            result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(total_m, total_l);
         }
     }
 }

@@ -40,7 +40,7 @@ void find_scores(Item item, Leaf leaf) {
         dots[h] = vec2(0.0);
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    [[dont_unroll]] for (uint c = 0u; c < HEAD_DIM / CHUNK; c += CHUNKS_AHEAD) {
+    [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
         vec4 k0a[CHUNKS_AHEAD], k0b[CHUNKS_AHEAD], k1a[CHUNKS_AHEAD], k1b[CHUNKS_AHEAD];
         for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
             load_k(key0, c + j, k0a[j], k0b[j]);
@@ -49,7 +49,7 @@ void find_scores(Item item, Leaf leaf) {
         for (uint h = 0u; h < HEADS; ++h) {
             uvec2 vector = vector_of(item, h);
             for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
-                uint at = (vector.x * q_heads + vector.y) * (HEAD_DIM / 4u) + 2u * (c + j);
+                uint at = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + j);
                 vec4 qa = q[at], qb = q[at + 1u];
                 precise vec2 sum = dots[h] + chunk_dots(qa, qb, k0a[j], k0b[j], k1a[j], k1b[j]);
                 dots[h] = sum;

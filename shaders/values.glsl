@@ -12,7 +12,7 @@ void load_v(uvec2 where, uint slice, uint ahead) {
         v_scales[ahead] = v_scale(where, slice * SLICE / 32u);
     }
     for (uint i = 0u; i < SLICE_LOADS; ++i) {
-        v_raw[ahead * SLICE_LOADS + i] = v_words(where, slice * SLICE * ROW_VALUES / HEAD_DIM + 4u * i, LOAD_WORDS);
+        v_raw[ahead * SLICE_LOADS + i] = v_words(where, slice * SLICE * V_VALUES / V_DIM + LOAD_WORDS * i, LOAD_WORDS);
     }
 }
 
@@ -20,13 +20,14 @@ void load_v(uvec2 where, uint slice, uint ahead) {
 void unpack_v(uint slice, uint ahead) {
     for (uint i = 0u; i < PAIRS; ++i) {
         if (STORAGE == STORAGE_Q8_0) {
-            uint word = v_raw[ahead][(i / 2u) % 4u], half_word = SLICE == 2u ? slice & 1u : i & 1u;
+            uint word = v_raw[ahead * SLICE_LOADS + i / 2u / LOAD_WORDS][i / 2u % LOAD_WORDS];
+            uint half_word = SLICE == 2u ? slice & 1u : i & 1u;
             v[i] = from_int8(word >> (16u * half_word), v_scales[ahead]).xy;
         } else if (STORAGE == STORAGE_F32) {
-            uvec4 w = v_raw[ahead * SLICE_LOADS + i / 2u];
-            v[i] = uintBitsToFloat((i & 1u) == 0u ? w.xy : w.zw);
+            uvec4 w = v_raw[ahead * SLICE_LOADS + 2u * i / LOAD_WORDS];
+            v[i] = uintBitsToFloat(2u * i % LOAD_WORDS == 0u ? w.xy : w.zw);
         } else {
-            v[i] = from_half_words(v_raw[ahead * SLICE_LOADS + i / 4u][i % 4u]);
+            v[i] = from_half_words(v_raw[ahead * SLICE_LOADS + i / LOAD_WORDS][i % LOAD_WORDS]);
         }
     }
 }

@@ -3,43 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .checks import check_int, parse_digits, shown
+from .checks import check_bool, check_int, parse_digits, shown
 from .errors import ArgumentError
-from .limits import DTYPE_BYTES, HEAD_DIMS, MAX_ACCUMULATORS, MAX_GROUP, MAX_HEADS_PER_WORKGROUP, Q8_BLOCK
+from .limits import (
+    DTYPE_BYTES,
+    K_DIMS,
+    MAX_ACCUMULATORS,
+    MAX_HEAD_DIM,
+    MAX_HEADS_PER_WORKGROUP,
+    MAX_Q_HEADS,
+    Q8_BLOCK,
+    V_DIMS,
+    WAVE,
+)
 
 _ALIASES: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}  # the names of NumPy and torch
 
 
 @dataclass(frozen=True)
 class AttnShape:
-    """Heads and head dimension of one attention layer.
+    """Heads and head dimensions of one attention layer.
 
-    q_heads: query heads; kv_heads: key/value heads, a divisor of q_heads; head_dim: one of HEAD_DIMS.
+    q_heads: query heads; kv_heads: key/value heads, a divisor of q_heads; head_dim: of q and K; v_head_dim: of V and
+    the output, None for head_dim; both 1 to MAX_HEAD_DIM. latent: V is the first v_head_dim dimensions of K, and is
+    stored and read once (multi-head latent attention in its absorbed form: DeepSeek-V2, 2024).
     Query head ``h`` reads KV head ``h // group``.
     """
 
     q_heads: int
     kv_heads: int
     head_dim: int
+    v_head_dim: int = None  # type: ignore[assignment]  # an int from __post_init__ on
+    latent: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("q_heads", "kv_heads", "head_dim"):
-            object.__setattr__(self, name, check_int(f"AttnShape.{name}", getattr(self, name), 1))
-        if self.head_dim not in HEAD_DIMS:
-            there = ", ".join(map(str, HEAD_DIMS))
-            raise ArgumentError(f"head_dim: got {shown(self.head_dim)}, expected one of {there}")
+        if self.v_head_dim is None:
+            object.__setattr__(self, "v_head_dim", self.head_dim)
+        bounds = {"q_heads": MAX_Q_HEADS, "kv_heads": None, "head_dim": MAX_HEAD_DIM, "v_head_dim": MAX_HEAD_DIM}
+        for name, most in bounds.items():
+            object.__setattr__(self, name, check_int(f"AttnShape.{name}", getattr(self, name), 1, most))
+        object.__setattr__(self, "latent", check_bool("AttnShape.latent", self.latent))
         if self.q_heads % self.kv_heads:
             raise ArgumentError(
                 f"q_heads: got {shown(self.q_heads)}, expected a multiple of kv_heads = {shown(self.kv_heads)}"
             )
-        if self.group > MAX_GROUP:
+        if self.latent and self.v_head_dim > self.head_dim:
             raise ArgumentError(
-                f"q_heads / kv_heads: got {shown(self.q_heads)}/{self.kv_heads} = {shown(self.group)}, expected at "
-                f"most {MAX_GROUP}"
+                f"v_head_dim: got {self.v_head_dim}, expected at most head_dim = {self.head_dim}, since a latent "
+                "shape's V is the begin of its K"
             )
 
     @property
@@ -48,9 +65,26 @@ class AttnShape:
         return self.q_heads // self.kv_heads
 
     @property
+    def k_dim(self) -> int:
+        """head_dim as devices hold it: q and K are filled up with zeros, which changes no sum."""
+        whole = _filled(self.head_dim, K_DIMS)
+        return max(whole, _filled(self.v_dim, K_DIMS)) if self.latent else whole
+
+    @property
+    def v_dim(self) -> int:
+        """v_head_dim as devices hold it: whole slices of a lane."""
+        return _filled(self.v_head_dim, max(self.value_slice, V_DIMS))
+
+    @property
+    def value_slice(self) -> int:
+        """Consecutive dimensions of V per lane where one pass covers a value row: the least power of two, from 2 on,
+        that the lanes of a wave can do with."""
+        return max(2, 1 << (-(-self.v_head_dim // WAVE) - 1).bit_length())
+
+    @property
     def head_chunks(self) -> int:
         """Workgroups (grid z) that share one KV head, so that the accumulators fit the registers."""
-        most = min(MAX_HEADS_PER_WORKGROUP, MAX_ACCUMULATORS // self.head_dim)
+        most = min(MAX_HEADS_PER_WORKGROUP, MAX_ACCUMULATORS // (WAVE * self.value_slice))
         return -(-self.group // most)
 
     @property
@@ -60,20 +94,47 @@ class AttnShape:
 
     def kv_bytes_per_token(self, dtype: object = "f16") -> int:
         """Bytes of K and V of one token in one layer. dtype: see ``storage_dtype``."""
-        dtype = storage_dtype(dtype)
-        return 2 * self.kv_heads * 4 * (value_words(self.head_dim, dtype) + scale_words(self.head_dim, dtype))
+        return 4 * self.kv_heads * row_format(self, storage_dtype(dtype)).words
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-serializable form; v_head_dim and latent only where they say something."""
+        found: dict[str, Any] = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        if self.v_head_dim != self.head_dim or self.latent:
+            found |= {"v_head_dim": self.v_head_dim, "latent": self.latent}
+        return found
 
     def __str__(self) -> str:
-        return f"{self.q_heads}/{self.kv_heads}/{self.head_dim}"
+        text = f"{self.q_heads}/{self.kv_heads}/{self.head_dim}"
+        if self.v_head_dim != self.head_dim or self.latent:
+            text += f"/{self.v_head_dim}"
+        return f"{text}/latent" if self.latent else text
 
     @classmethod
     def parse(cls, text: str) -> AttnShape:
-        """``"16/2/256"`` to AttnShape(q_heads=16, kv_heads=2, head_dim=256)."""
-        numbers = [parse_digits(part) for part in text.split("/")] if isinstance(text, str) else []
+        """``"16/2/256"`` to AttnShape(16, 2, 256); ``"32/8/192/128"`` and ``"20/1/576/512/latent"`` have V's size."""
+        parts = text.split("/") if isinstance(text, str) else []
+        latent = len(parts) == 5 and parts[4] == "latent"
+        numbers = [parse_digits(part) for part in (parts[:4] if latent else parts)]
         found = [number for number in numbers if number is not None]
-        if len(numbers) != 3 or len(found) != 3:
-            raise ArgumentError(f"shape: got {shown(text)}, expected q_heads/kv_heads/head_dim, for example 16/2/256")
-        return cls(*found)
+        if len(numbers) not in (3, 4) or len(found) != len(numbers):
+            raise ArgumentError(
+                f"shape: got {shown(text)}, expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size "
+                "where it differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent"
+            )
+        return cls(*found, latent=latent)
+
+
+def _filled(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def filled_up(x: NDArray[Any], dims: int) -> NDArray[np.float32]:
+    """``x`` as contiguous float32 whose last axis is filled up by zeros to ``dims``."""
+    if x.shape[-1] == dims:
+        return np.ascontiguousarray(x, np.float32)
+    whole = np.zeros((*x.shape[:-1], dims), np.float32)
+    whole[..., : x.shape[-1]] = x
+    return whole
 
 
 def storage_dtype(dtype: object) -> str:
@@ -103,17 +164,46 @@ def dtype_bytes(dtype: object) -> int:
     return DTYPE_BYTES[storage_dtype(dtype)]
 
 
-def value_words(head_dim: int, dtype: str) -> int:
-    """uint32 words of one token's K (or V) values of one KV head."""
-    size = dtype_bytes(dtype)
-    if dtype == "q8_0" and head_dim % Q8_BLOCK:
-        raise ArgumentError(f"dtype: got q8_0 at head_dim {head_dim}, expected a head_dim that is a multiple of 32")
-    return head_dim * size // 4
+@dataclass(frozen=True)
+class RowFormat:
+    """Words of one token's K and V of one KV head; a row is K values, V values, K scales, V scales, in this order.
+
+    k_values, v_values: words of the values; k_scales, v_scales: of q8_0's float16 scales, two a word, the last word
+    filled up. A latent shape has no words of V.
+    """
+
+    k_values: int
+    v_values: int
+    k_scales: int
+    v_scales: int
+
+    @property
+    def k_words(self) -> int:
+        """Of K."""
+        return self.k_values + self.k_scales
+
+    @property
+    def v_words(self) -> int:
+        """Of V."""
+        return self.v_values + self.v_scales
+
+    @property
+    def words(self) -> int:
+        """Of both."""
+        return self.k_words + self.v_words
 
 
-def scale_words(head_dim: int, dtype: str) -> int:
-    """uint32 words of one token's q8_0 scales of one KV head: float16, two a word, the last word filled up."""
-    return -(-head_dim // (2 * Q8_BLOCK)) if dtype == "q8_0" else 0
+@lru_cache(maxsize=256)
+def row_format(shape: AttnShape, dtype: str) -> RowFormat:
+    """The words of a token's row. dtype: a name of ``storage_dtype``. ArgumentError: it does not store this shape."""
+    for name in ("head_dim", "v_head_dim"):
+        if dtype == "q8_0" and (size := getattr(shape, name)) % Q8_BLOCK:
+            raise ArgumentError(f"dtype: got q8_0 at {name} {size}, expected a {name} that is a multiple of {Q8_BLOCK}")
+    k_values, k_scales = _words(shape.k_dim, dtype)
+    v_values, v_scales = (0, 0) if shape.latent else _words(shape.v_dim, dtype)
+    return RowFormat(k_values, v_values, k_scales, v_scales)
 
 
-# --- arguments ----------------------------------------------------------------------------------------------
+def _words(dims: int, dtype: str) -> tuple[int, int]:
+    """Words of a row's values and of its scales."""
+    return dims * dtype_bytes(dtype) // 4, -(-dims // (2 * Q8_BLOCK)) if dtype == "q8_0" else 0

@@ -224,7 +224,7 @@ def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uin
     largest, most = 0.0, max(1, CHECK_BYTES // (4 * cache.row_words))
     for at in range(0, len(words), most):
         with np.errstate(all="ignore"):
-            values = np.abs(np.stack(rows.decode(words[at : at + most], cache.shape.head_dim, cache.dtype)))
+            values = np.abs(np.stack(rows.decode(words[at : at + most], cache.shape, cache.dtype)))
             fits = (values == 0) | ((values >= MIN_INPUT) & (values <= MAX_INPUT))
         if not np.all(fits):
             raise CacheFileError(

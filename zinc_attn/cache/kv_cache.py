@@ -22,7 +22,7 @@ from ..runtime.device import Device
 from ..runtime.devices import memory_budget
 from ..runtime.protocol import Buffer
 from ..runtime.refusals import no_room
-from ..shapes import AttnShape, scale_words, storage_dtype, value_words
+from ..shapes import AttnShape, row_format, storage_dtype
 from . import rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .layer_storage import LayerStorage, StoragePlan
@@ -78,8 +78,7 @@ class KVCache:
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
         self.max_sequences = None if max_sequences is None else check_int("max_sequences", max_sequences, 1)
-        self.value_words = value_words(shape.head_dim, dtype)
-        self.scale_words = scale_words(shape.head_dim, dtype)
+        self.row = row_format(shape, dtype)  # words of a token's row, per KV head
         page_size = check_int("page_size", page_size, 16)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         self.tile = min(KEYS_PER_LEAF, page_size)
@@ -99,16 +98,14 @@ class KVCache:
 
     # --- memory -------------------------------------------------------------------------------------------
 
-    @property
-    def tile_words(self) -> int:
-        """Words of K (or V) of one tile of one KV head."""
-        return self.tile * (self.value_words + self.scale_words)
+    def _head_bytes(self, words: int) -> int:
+        """Bytes of K or V of one KV head of one layer, whose rows have ``words`` words."""
+        return 4 * self.pool.num_pages * self.page_tiles * self.tile * words
 
     @property
     def nbytes(self) -> int:
         """Device memory of K and V, bytes."""
-        per_head = 4 * self.pool.num_pages * self.page_tiles * self.tile_words
-        return 2 * self.num_layers * self.shape.kv_heads * per_head
+        return self.num_layers * self.shape.kv_heads * self._head_bytes(self.row.words)
 
     @property
     def bytes_per_token(self) -> int:
@@ -128,7 +125,8 @@ class KVCache:
     def _allocate(self) -> None:
         """Make the K and V buffers."""
         heads = self.shape.kv_heads
-        per_head = self.nbytes // (2 * self.num_layers * heads)
+        k_bytes, v_bytes = self._head_bytes(self.row.k_words), self._head_bytes(self.row.v_words)
+        per_head = max(k_bytes, v_bytes)
         limit = self.device.info.max_buffer_bytes
         if per_head > limit:
             raise LimitError(
@@ -138,7 +136,7 @@ class KVCache:
         _, free = memory_budget(self.device.info.index)
         if self.nbytes > free:
             raise no_room(self.nbytes, free, self.device.info)
-        plan = StoragePlan(self.num_layers, heads, per_head, self.pool.num_pages, limit)
+        plan = StoragePlan(self.num_layers, heads, k_bytes, v_bytes, self.pool.num_pages, limit)
         try:
             self.layers += plan.allocate(self.device.runtime, self._buffers)
         except BaseException:
@@ -227,28 +225,37 @@ class KVCache:
     # --- rows ---------------------------------------------------------------------------------------------
 
     def check_rows(self, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], float]:
-        """Stored values k, v (n, kv_heads, head_dim) of new tokens, and max |k|. One token may lack axis 0."""
-        want = (self.shape.kv_heads, self.shape.head_dim)
-        found = []
-        for name, x in (("k", k), ("v", v)):
-            array = check_array(name, x)
-            if array.ndim not in (2, 3) or array.shape[-2:] != want:
-                raise ShapeError(f"{name}: got shape {array.shape}, expected (tokens, {want[0]}, {want[1]})")
-            found.append(array[None] if array.ndim == 2 else array)
-        if found[0].shape != found[1].shape:
-            raise ShapeError(f"v: got shape {found[1].shape}, expected k's {found[0].shape}")
-        if len(found[0]) == 0:
-            raise ShapeError(f"k: got shape {found[0].shape}, expected at least one token")
-        keys, largest = rows.stored_values("k", found[0], self.dtype, self.round_rows)
-        return keys, rows.stored_values("v", found[1], self.dtype, self.round_rows)[0], largest
+        """Stored values k (n, kv_heads, head_dim), v (n, kv_heads, v_head_dim) of new tokens, and max |k|. One token
+        may lack axis 0; a latent cache takes no v."""
+        keys = self._check_rows("k", k, self.shape.head_dim)
+        if self.shape.latent:
+            if v is not None:
+                raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
+            keys, largest = rows.stored_values("k", keys, self.dtype, self.round_rows)
+            return keys, keys[..., : self.shape.v_head_dim], largest
+        values = self._check_rows("v", v, self.shape.v_head_dim)
+        if len(keys) != len(values):
+            raise ShapeError(f"v: got {len(values)} tokens, expected k's {len(keys)}")
+        keys, largest = rows.stored_values("k", keys, self.dtype, self.round_rows)
+        return keys, rows.stored_values("v", values, self.dtype, self.round_rows)[0], largest
+
+    def _check_rows(self, name: str, x: Any, dims: int) -> NDArray[Any]:
+        """``x`` as (tokens, kv_heads, dims), at least one token."""
+        array, heads = check_array(name, x), self.shape.kv_heads
+        if array.ndim not in (2, 3) or array.shape[-2:] != (heads, dims):
+            raise ShapeError(f"{name}: got shape {array.shape}, expected (tokens, {heads}, {dims})")
+        if 0 in array.shape:
+            raise ShapeError(f"{name}: got shape {array.shape}, expected at least one token")
+        return array[None] if array.ndim == 2 else array
 
     @property
     def row_words(self) -> int:
         """Words of one token's row: K and V of every KV head."""
-        return self.shape.kv_heads * 2 * (self.value_words + self.scale_words)
+        return self.shape.kv_heads * self.row.words
 
-    def append(self, sequence: Sequence, layer: int, k: Any, v: Any) -> None:
-        """Append tokens to one layer: k, v (tokens, kv_heads, head_dim), or (kv_heads, head_dim) for one.
+    def append(self, sequence: Sequence, layer: int, k: Any, v: Any = None) -> None:
+        """Append tokens to one layer: k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim), or each
+        without the first axis for one token; a latent cache takes k alone.
 
         Every layer must get the same tokens before any gets more. A failed call changes nothing.
         """
@@ -258,7 +265,7 @@ class KVCache:
             try:
                 reservation = self.hold(sequence, self.check_layer(layer), len(keys))
                 self.copy_pages(reservation.copies)
-                self.write_rows(sequence, layer, reservation, rows.encode(keys, values, self.dtype))
+                self.write_rows(sequence, layer, reservation, rows.encode(keys, values, self.shape, self.dtype))
                 self.commit([reservation], largest)
             finally:
                 self.end()
@@ -301,13 +308,13 @@ class KVCache:
 
     def encode_into(self, out: NDArray[np.uint32], k: NDArray[Any], v: NDArray[Any]) -> None:
         """Write the rows of stored values k, v (n, kv_heads, head_dim) to ``out`` (n, kv_heads, words)."""
-        rows.encode_into(out, k, v, self.dtype)
+        rows.encode_into(out, k, v, self.shape, self.dtype)
 
     def write_values(
         self, sequence: Sequence, layer: int, reservation: Reservation, k: NDArray[Any], v: NDArray[Any]
     ) -> None:
         """Upload stored values k, v (n, kv_heads, head_dim) to where the reservation says."""
-        self.write_rows(sequence, layer, reservation, rows.encode(k, v, self.dtype))
+        self.write_rows(sequence, layer, reservation, rows.encode(k, v, self.shape, self.dtype))
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""

@@ -39,26 +39,28 @@ class LayerStorage(NamedTuple):
 class StoragePlan:
     """How ``num_layers`` layers are laid out in buffers of at most ``limit`` bytes.
 
-    head_bytes: K (or V) of one KV head of one layer, at most ``limit``; kv_heads: of a layer; num_pages: of a layer.
+    k_bytes, v_bytes: K and V of one KV head of one layer, at most ``limit``; v_bytes is 0 where V is part of K, whose
+    buffer then serves as both. kv_heads: of a layer; num_pages: of a layer.
     """
 
     num_layers: int
     kv_heads: int
-    head_bytes: int
+    k_bytes: int
+    v_bytes: int
     num_pages: int
     limit: int
 
     @property
     def layers_each(self) -> int:
         """Layers that share a pair of buffers."""
-        most = max(self.limit // (self.kv_heads * self.head_bytes), 1)
+        most = max(self.limit // (self.kv_heads * max(self.k_bytes, self.v_bytes)), 1)
         pairs = -(-self.num_layers // most)
         return -(-self.num_layers // pairs)
 
     @property
     def edges(self) -> list[int]:
         """The first KV head of every slice of a layer, and the end of the last."""
-        slices = -(-self.kv_heads // min(self.kv_heads, self.limit // self.head_bytes))
+        slices = -(-self.kv_heads // min(self.kv_heads, self.limit // max(self.k_bytes, self.v_bytes)))
         return [self.kv_heads * i // slices for i in range(slices + 1)]
 
     def allocate(self, runtime: Runtime, made: list[Buffer]) -> list[LayerStorage]:
@@ -72,11 +74,14 @@ class StoragePlan:
         return found
 
     def _slice(self, runtime: Runtime, made: list[Buffer], layers: int, first: int, end: int) -> HeadSlice:
-        for _ in "kv":
-            made.append(runtime.buffer(layers * (end - first) * self.head_bytes, Use.CACHE))
-        return HeadSlice(first, end - first, made[-2], made[-1])
+        buffers = []
+        for head_bytes in (self.k_bytes, self.v_bytes) if self.v_bytes else (self.k_bytes,):
+            buffers.append(runtime.buffer(layers * (end - first) * head_bytes, Use.CACHE))
+            made.append(buffers[-1])
+        return HeadSlice(first, end - first, buffers[0], buffers[-1])
 
 
 def buffer_count(layers: Seq[LayerStorage]) -> int:
     """Buffers of K and V that the layers lie in."""
-    return 2 * sum(len(one.slices) for one in {layer.number: layer for layer in layers}.values())
+    slices = [part for one in {layer.number: layer for layer in layers}.values() for part in one.slices]
+    return sum(1 if part.v is part.k else 2 for part in slices)

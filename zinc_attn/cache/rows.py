@@ -10,6 +10,7 @@ exact in float32. (ggml's block format; its rounding of ties differs.)
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..canonical.state import as_input
 from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
 from ..limits import Q8_BLOCK
-from ..shapes import scale_words, value_words
+from ..shapes import AttnShape, row_format
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -120,54 +121,64 @@ def quantize_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16
     return np.clip(np.rint(ratio), -127, 127).astype(np.int8).reshape(x.shape), scale
 
 
-def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], dtype: str) -> None:
-    """Write the rows of stored values k, v (n, kv_heads, head_dim) to ``out`` (n, kv_heads, words)."""
-    size = value_words(k.shape[2], dtype)
-    for x, values, scales in ((k, 0, 2 * size), (v, size, 2 * size + scale_words(k.shape[2], dtype))):
+def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str) -> None:
+    """Write the rows of stored values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) to ``out`` (n,
+    kv_heads, words), whose other words are 0. A latent shape has no v."""
+    row = row_format(shape, dtype)
+    values = row.k_values + row.v_values
+    parts = [(k, 0, values), (v, row.k_values, values + row.k_scales)]
+    for x, first, scales in parts[: 1 if shape.latent else 2]:
+        size = x.shape[-1]
         if dtype == "q8_0":
             quants, steps = quantize_q8_0(x)
-            out[..., values : values + size] = quants.view(np.uint32)
+            out[..., first : first + size // 4] = quants.view(np.uint32)
             halves = out.view(np.float16)
             halves[..., 2 * scales : 2 * scales + steps.shape[-1]] = steps
         elif dtype == "bf16":
-            out.view(np.uint16)[..., 2 * values : 2 * (values + size)] = x.astype(BFLOAT16, copy=False).view(np.uint16)
+            out.view(np.uint16)[..., 2 * first : 2 * first + size] = x.astype(BFLOAT16, copy=False).view(np.uint16)
         elif dtype == "f16":
-            out.view(np.float16)[..., 2 * values : 2 * (values + size)] = x
+            out.view(np.float16)[..., 2 * first : 2 * first + size] = x
         else:
-            out.view(np.float32)[..., values : values + size] = x
+            out.view(np.float32)[..., first : first + size] = x
 
 
-def encode(k: NDArray[Any], v: NDArray[Any], dtype: str) -> Words:
-    """(n, kv_heads, words) of stored values k, v (n, kv_heads, head_dim); see ``stored_values``."""
-    n, kv_heads, head_dim = k.shape
-    out = np.zeros((n, kv_heads, 2 * (value_words(head_dim, dtype) + scale_words(head_dim, dtype))), np.uint32)
-    encode_into(out, k, v, dtype)
+def encode(k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str) -> Words:
+    """(n, kv_heads, words) of stored values k and v; see ``encode_into`` and ``stored_values``."""
+    out = np.zeros((*k.shape[:2], row_format(shape, dtype).words), np.uint32)
+    encode_into(out, k, v, shape, dtype)
     return out
 
 
-def decode(words: Words, head_dim: int, dtype: str) -> tuple[F32, F32]:
-    """The float32 values k, v (n, kv_heads, head_dim) that rows hold; the inverse of ``encode``."""
-    size, scales = value_words(head_dim, dtype), scale_words(head_dim, dtype)
-    parts = np.split(words, [size, 2 * size, 2 * size + scales], axis=2)
-    return _join(parts[0], parts[2], head_dim, dtype), _join(parts[1], parts[3], head_dim, dtype)
+def decode(words: Words, shape: AttnShape, dtype: str) -> tuple[F32, F32]:
+    """The float32 values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) that rows hold; the inverse of
+    ``encode``. A latent shape's v are the first dimensions of k."""
+    row = row_format(shape, dtype)
+    k_values, v_values, k_scales, v_scales = np.split(words, np.cumsum(astuple(row)[:-1]), axis=2)
+    keys = _join(k_values, k_scales, shape.head_dim, dtype)
+    if shape.latent:
+        return keys, keys[..., : shape.v_head_dim]
+    return keys, _join(v_values, v_scales, shape.v_head_dim, dtype)
 
 
-def _join(values: Words, scales: Words, head_dim: int, dtype: str) -> F32:
+def _join(values: Words, scales: Words, dims: int, dtype: str) -> F32:
     values = np.ascontiguousarray(values)
     if dtype == "f32":
-        return values.view(np.float32)
+        return values.view(np.float32)[..., :dims]
     if dtype == "f16":
-        return values.view(np.float16).astype(np.float32)
+        return values.view(np.float16)[..., :dims].astype(np.float32)
     if dtype == "bf16":
-        return np.asarray(values.view(BFLOAT16), np.float32)
-    factor = np.ascontiguousarray(scales).view(np.float16)[..., : head_dim // Q8_BLOCK].astype(np.float32)
+        return np.asarray(values.view(BFLOAT16)[..., :dims], np.float32)
+    factor = np.ascontiguousarray(scales).view(np.float16)[..., : dims // Q8_BLOCK].astype(np.float32)
     return values.view(np.int8).astype(np.float32) * np.repeat(factor, Q8_BLOCK, axis=-1)
 
 
-def stored(k: NDArray[Any], v: NDArray[Any], dtype: str, round_rows: bool = False) -> tuple[F32, F32]:
+def stored(
+    k: NDArray[Any], v: NDArray[Any], dtype: str, round_rows: bool = False, latent: bool = False
+) -> tuple[F32, F32]:
     """The values a cache of ``dtype`` holds after k and v were appended: what an oracle must be given."""
     keys, values = (stored_values(name, x, dtype, round_rows)[0] for name, x in (("k", k), ("v", v)))
-    return decode(encode(keys, values, dtype), k.shape[2], dtype)
+    shape = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2], latent)
+    return decode(encode(keys, values, shape, dtype), shape, dtype)
 
 
 # --- contiguous K and V ------------------------------------------------------------------------------------
@@ -178,19 +189,19 @@ def tiles(tokens: int) -> int:
     return -(-tokens // KEYS_PER_LEAF)
 
 
-def _padded(x: NDArray[Any]) -> NDArray[Any]:
-    """(tokens, kv_heads, head_dim) with tokens filled up by zeros to whole tiles."""
-    missing = tiles(len(x)) * KEYS_PER_LEAF - len(x)
-    return np.pad(x, ((0, missing), (0, 0), (0, 0))) if missing else x
+def _padded(x: NDArray[Any], dims: int) -> NDArray[Any]:
+    """(tokens, kv_heads, dims) with tokens filled up by zeros to whole tiles, and dimensions to ``dims``."""
+    missing = tiles(len(x)) * KEYS_PER_LEAF - len(x), dims - x.shape[2]
+    return np.pad(x, ((0, missing[0]), (0, 0), (0, missing[1]))) if any(missing) else x
 
 
-def pack_k(k: NDArray[Any]) -> Words:
-    """(tokens, kv_heads, head_dim) to (kv_heads, tiles, head_dim / 8, 64, 8), as uint32 words."""
-    k = _padded(k)
+def pack_k(k: NDArray[Any], shape: AttnShape) -> Words:
+    """(tokens, kv_heads, head_dim) to (kv_heads, tiles, k_dim / 8, 64, 8), as uint32 words."""
+    k = _padded(k, shape.k_dim)
     split = k.reshape(-1, KEYS_PER_LEAF, k.shape[1], k.shape[2] // CHUNK, CHUNK)
     return np.ascontiguousarray(split.transpose(2, 0, 3, 1, 4)).reshape(-1).view(np.uint32)
 
 
-def pack_v(v: NDArray[Any]) -> Words:
-    """(tokens, kv_heads, head_dim) to (kv_heads, tiles, 64, head_dim), as uint32 words."""
-    return np.ascontiguousarray(_padded(v).transpose(1, 0, 2)).reshape(-1).view(np.uint32)
+def pack_v(v: NDArray[Any], shape: AttnShape) -> Words:
+    """(tokens, kv_heads, v_head_dim) to (kv_heads, tiles, 64, v_dim), as uint32 words."""
+    return np.ascontiguousarray(_padded(v, shape.v_dim).transpose(1, 0, 2)).reshape(-1).view(np.uint32)

@@ -37,8 +37,8 @@ def checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDA
             f"k: got shape {ka.shape}, expected (tokens, kv_heads, {qa.shape[-1]}) with a kv_heads that divides q's "
             f"{qa.shape[-2]} heads"
         )
-    if va.shape != ka.shape:
-        raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
+    if va.ndim != 3 or va.shape[:2] != ka.shape[:2] or not va.shape[2]:
+        raise ShapeError(f"v: got shape {va.shape}, expected ({ka.shape[0]}, {ka.shape[1]}, v_head_dim), as k's")
     for name, x in (("q", qa), ("k", ka)):
         if x.ndim == 3 and len(x) > MAX_CONTEXT:
             raise ShapeError(f"{name}: got {len(x):,} tokens, expected at most {MAX_CONTEXT:,}")

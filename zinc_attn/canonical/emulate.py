@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShapeError
 from . import constants
 from .arguments import checked_arrays, checked_options, key_ranges, with_rows
 from .constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
@@ -60,11 +59,11 @@ def _leaf_states(
     scale: np.float32,
     softcap: float | None,
 ) -> State:
-    """States (leaves, vectors) of whole leaves: q (vectors, head_dim), k and v (leaves * 64, head_dim).
+    """States (leaves, vectors) of whole leaves: q (vectors, dims), k (leaves * 64, dims), v (leaves * 64, value_dim).
 
     ``seen``: (first, limit) of each vector, absolute positions; ``first`` is the absolute position of k[0].
     """
-    vectors, head_dim = q.shape
+    vectors, value_dim = len(q), v.shape[1]
     leaves = k.shape[0] // KEYS_PER_LEAF
     s = _scores(q, np.ascontiguousarray(k.T), scale)
     if softcap is not None:
@@ -79,8 +78,8 @@ def _leaf_states(
     for t in range(0, KEYS_PER_LEAF, WEIGHT_PARTIALS):
         c += p[:, :, t : t + WEIGHT_PARTIALS]
     total = (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
-    values = v.reshape(leaves, KEYS_PER_LEAF, head_dim)
-    o = np.zeros((leaves, vectors, head_dim), np.float32)
+    values = v.reshape(leaves, KEYS_PER_LEAF, value_dim)
+    o = np.zeros((leaves, vectors, value_dim), np.float32)
     product = np.empty_like(o)
     for t in range(KEYS_PER_LEAF):
         np.multiply(p[:, :, t, None], values[:, None, t], out=product)
@@ -101,36 +100,38 @@ def emulate(
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
-    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); each float32, float16 or
-    bfloat16. Semantics as in ``attention``; rows that see no key have 0 and -inf here, too.
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
+    v_head_dim); each float32, float16 or bfloat16. Semantics as in ``attention``; rows that see no key have 0 and -inf here, too.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
-    if q.shape[-1] % CHUNK:
-        raise ShapeError(f"q: got head_dim {q.shape[-1]}, expected a multiple of {CHUNK}")
     rows = as_input(with_rows(q))
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
+    value_dim, whole = v.shape[2], -(-head_dim // CHUNK) * CHUNK  # zeros fill up the last chunk
     group = q_heads // kv_heads
     factor = score_scale(head_dim, scale, softcap)
     firsts, limits = key_ranges(tokens, q_len, causal, window)
     vectors = q_len * group
-    block = max(1, _BLOCK_ELEMENTS // (vectors * head_dim * LEAVES_PER_NODE)) * LEAVES_PER_NODE * KEYS_PER_LEAF
-    out = np.empty((q_len, q_heads, head_dim), np.float32)
+    block = (
+        max(1, _BLOCK_ELEMENTS // (vectors * max(whole, value_dim) * LEAVES_PER_NODE)) * LEAVES_PER_NODE * KEYS_PER_LEAF
+    )
+    out = np.empty((q_len, q_heads, value_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
     for head in range(kv_heads):
         heads = slice(head * group, (head + 1) * group)
-        mine = np.ascontiguousarray(rows[:, heads]).reshape(vectors, head_dim)
+        mine = np.zeros((vectors, whole), np.float32)
+        mine[:, :head_dim] = rows[:, heads].reshape(vectors, head_dim)
         seen = np.repeat(firsts, group), np.repeat(limits, group)
-        total = empty_state((vectors,), head_dim)
+        total = empty_state((vectors,), value_dim)
         for first in range(
             int(firsts.min()) // (LEAVES_PER_NODE * KEYS_PER_LEAF) * LEAVES_PER_NODE * KEYS_PER_LEAF, tokens, block
         ):
             last = min(first + block, tokens)
             padded = -(-(last - first) // (KEYS_PER_LEAF * LEAVES_PER_NODE)) * KEYS_PER_LEAF * LEAVES_PER_NODE
-            keys = np.zeros((padded, head_dim), np.float32)
-            values = np.zeros((padded, head_dim), np.float32)
-            keys[: last - first] = as_input(k[first:last, head])
+            keys = np.zeros((padded, whole), np.float32)
+            values = np.zeros((padded, value_dim), np.float32)
+            keys[: last - first, :head_dim] = as_input(k[first:last, head])
             values[: last - first] = as_input(v[first:last, head])
             leaf = _leaf_states(mine, keys, values, seen, first, factor, softcap)
             by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
@@ -138,8 +139,8 @@ def emulate(
             for i in range(nodes.m.shape[0]):
                 total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
         if sinks is not None:
-            total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), head_dim))
+            total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), value_dim))
         part_out, part_lse = normalize(total)
-        out[:, heads] = part_out.reshape(q_len, group, head_dim)
+        out[:, heads] = part_out.reshape(q_len, group, value_dim)
         lse[:, heads] = part_lse.reshape(q_len, group)
-    return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+    return out.reshape(*q.shape[:-1], value_dim), lse.reshape(q.shape[:-1])

@@ -32,10 +32,11 @@ def attention(
 ) -> tuple[F64, F64]:
     """Softmax attention in float64.
 
-    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim), any float dtype.
+    q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
+    v_head_dim); any float dtype.
     With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
     position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
-    that joins the softmax without a value. Returns out with q's shape and lse (natural log, sinks included) with q's
+    that joins the softmax without a value. Returns out ([q_len,] q_heads, v_head_dim) and lse (natural log, sinks included) with q's
     shape without head_dim; 0 and -inf where a row sees no key and no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
@@ -44,7 +45,7 @@ def attention(
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
     factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    out = np.zeros(rows.shape)
+    out = np.zeros((*rows.shape[:2], v.shape[2]))
     sink = np.full(q_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
     lse = np.repeat(sink[None], q_len, axis=0)
     group = q_heads // kv_heads
@@ -64,7 +65,7 @@ def attention(
             total = p.sum(axis=1, keepdims=True) + np.exp(sink[heads, None] - top)
             out[i, heads] = p @ values[seen] / total
             lse[i, heads] = (top + np.log(total))[:, 0]
-    return out.reshape(q.shape), lse.reshape(q.shape[:-1])
+    return out.reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
 
 
 def _float_array(name: str, x: Any, ndim: int, axes: str) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from ..planning.items import Visible, item_records, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
-from ..shapes import dtype_bytes
+from ..shapes import AttnShape, filled_up, row_format
 from .scoring import Scoring, check_scale
 
 F32 = NDArray[np.float32]
@@ -29,23 +29,25 @@ _ONE_PAGE: Final = 31  # page_shift with which every tile lies in page 0
 class ContiguousKV:
     """K and V of one sequence and layer on a device, in the kernels' layout.
 
-    k, v: (tokens, kv_heads, head_dim), both float32 or both float16, checked by the caller.
+    k: (tokens, kv_heads, head_dim), v: (tokens, kv_heads, v_head_dim), both float32 or both float16, checked by the
+    caller.
     """
 
     def __init__(self, device: Device, k: NDArray[Any], v: NDArray[Any]) -> None:
         self.device = device
-        self.tokens, self.kv_heads, self.head_dim = k.shape
+        self.tokens, kv_heads, _ = k.shape
         self.dtype = DTYPES[k.dtype]
-        nbytes = max(tiles(self.tokens), 1) * KEYS_PER_LEAF * self.kv_heads * self.head_dim * dtype_bytes(self.dtype)
-        self.k = device.runtime.buffer(nbytes, Use.DATA)
+        shape = AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2])
+        per_word, row = 4 * max(tiles(self.tokens), 1) * KEYS_PER_LEAF * kv_heads, row_format(shape, self.dtype)
+        self.k = device.runtime.buffer(per_word * row.k_words, Use.DATA)
         try:
-            self.v = device.runtime.buffer(nbytes, Use.DATA)
+            self.v = device.runtime.buffer(per_word * row.v_words, Use.DATA)
         except BaseException:
             self.k.close()
             raise
         if self.tokens:
-            device.runtime.write(self.k, pack_k(k))
-            device.runtime.write(self.v, pack_v(v))
+            device.runtime.write(self.k, pack_k(k, shape))
+            device.runtime.write(self.v, pack_v(v, shape))
 
     def close(self) -> None:
         """Free the device memory."""
@@ -78,8 +80,9 @@ class RecordedCall:
         scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
         visible = key_ranges(plan.context_len, plan.q_len, causal, scoring.window)
         work = _work_buffer(kv, plan, scoring, visible)
-        rows, heads, dim = plan.q_len, shape.q_heads, shape.head_dim
-        sizes = (4 * work.words.size, 4 * rows * heads * dim, max(plan.scratch_bytes, 4), 4 * rows * heads * (dim + 1))
+        vectors = plan.q_len * shape.q_heads
+        out_bytes = 4 * vectors * (shape.v_dim + 1)
+        sizes = (4 * work.words.size, 4 * vectors * shape.k_dim, max(plan.scratch_bytes, 4), out_bytes)
         self._buffers: dict[str, Buffer] = {}
         self._recording: Recording | None = None
         try:
@@ -100,7 +103,7 @@ class RecordedCall:
                 target = "out" if plan.passes == 1 else "states"
                 calls.append(attend_call(variant, len(work.items), shape.kv_heads, target))
             if plan.passes == 2:
-                calls.append(merge_call(shape, runtime.info.kind, rows))
+                calls.append(merge_call(shape, runtime.info.kind, plan.q_len))
             bound = {**self._buffers, "k": kv.k, "v": kv.v}
             self._recording = runtime.record([kv.device.dispatch(call, bound) for call in calls], timestamps)
         except BaseException:
@@ -109,7 +112,7 @@ class RecordedCall:
 
     def write_q(self, q: NDArray[Any]) -> None:
         """Set the query rows: (q_len, q_heads, head_dim), checked float32 or float16 values."""
-        self.runtime.write(self._buffers["q"], np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32))
+        self.runtime.write(self._buffers["q"], filled_up(q, self.plan.shape.k_dim).reshape(-1).view(np.uint32))
 
     def run(self) -> None:
         """Submit and wait."""
@@ -127,14 +130,15 @@ class RecordedCall:
         self.runtime.write(self._buffers["out"], words)
 
     def result(self, copy: bool = True) -> tuple[F32, F32]:
-        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of the last run.
+        """out (q_len, q_heads, v_head_dim) and lse (q_len, q_heads) of the last run.
 
         Without ``copy`` they are valid until the next run or ``close``.
         """
         shape, rows = self.plan.shape, self.plan.q_len
         words = (self.runtime.read if copy else self.runtime.peek)(self._buffers["out"]).view(np.float32)
-        size = rows * shape.q_heads * shape.head_dim
-        return words[:size].reshape(rows, shape.q_heads, shape.head_dim), words[size:].reshape(rows, shape.q_heads)
+        size = rows * shape.q_heads * shape.v_dim
+        out = words[:size].reshape(rows, shape.q_heads, shape.v_dim)[..., : shape.v_head_dim]
+        return out, words[size:].reshape(rows, shape.q_heads)
 
     def close(self) -> None:
         """Free the step's buffers and command buffers."""

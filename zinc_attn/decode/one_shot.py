@@ -38,8 +38,10 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
     for name, x in (("q", qa), ("k", ka)):
         if len(x) > MAX_CONTEXT:
             raise ShapeError(f"{name}: got {len(x):,} rows, expected at most {MAX_CONTEXT:,}")
-    if va.shape != ka.shape:
-        raise ShapeError(f"v: got shape {va.shape}, expected k's {ka.shape}")
+    if va.ndim != 3 or va.shape[:2] != ka.shape[:2]:
+        raise ShapeError(
+            f"v: got shape {va.shape}, expected k's tokens and heads: ({ka.shape[0]}, {ka.shape[1]}, v_head_dim)"
+        )
     if va.dtype != ka.dtype:
         raise DTypeError(f"v: got dtype {va.dtype}, expected k's {ka.dtype}")
     rows = qa[None] if qa.ndim == 2 else qa
@@ -47,7 +49,7 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
         raise ShapeError(f"q: got shape {qa.shape}, expected at least one row")
     if rows.shape[2] != ka.shape[2]:
         raise ShapeError(f"q: got head_dim {rows.shape[2]}, expected k's {ka.shape[2]}")
-    shape = AttnShape(int(rows.shape[1]), int(ka.shape[1]), int(ka.shape[2]))
+    shape = AttnShape(*map(int, (rows.shape[1], ka.shape[1], ka.shape[2], va.shape[2])))
     return rows, ka, va, shape
 
 
@@ -124,14 +126,15 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
 ) -> F32 | tuple[F32, F32]:
     """Softmax attention of decode rows on a Vulkan device.
 
-    q: ([q_len,] q_heads, head_dim); k, v: (tokens, kv_heads, head_dim); float32, float16 or bfloat16.
+    q: ([q_len,] q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads, v_head_dim); float32,
+    float16 or bfloat16.
     num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits. scale: None is
     1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i. window: keys that a row sees
     at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1). softcap: scores
     become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins the softmax
     without a value (GPT-OSS); lse includes it.
     out, lse, allow_empty: as in a call of ``Attention``.
-    Returns out (q's shape, float32), and with return_lse also lse (q's shape without head_dim, float32, natural log).
+    Returns out ([q_len,] q_heads, v_head_dim), float32, and with return_lse also lse (q's shape without head_dim, float32, natural log).
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
     """
@@ -140,7 +143,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     check_seen(len(rows), len(ka), check_bool("allow_empty", allow_empty), causal)
     one_row = np.ndim(q) == 2
     wanted = (None if x is None else [x] for x in (out, lse))
-    (target,) = check_targets([rows.shape[int(one_row) :]], *wanted)
+    (target,) = check_targets([(*rows.shape[int(one_row) : 2], shape.v_head_dim)], *wanted)
     factor = check_scale(scale, shape.head_dim)
     scoring = Scoring(factor, check_window(window), check_softcap(softcap), check_sinks(sinks, shape.q_heads))
     checked_q, q_max = checked_values("q", rows[0] if one_row else rows)  # indices as the caller counts them

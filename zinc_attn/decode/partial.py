@@ -103,7 +103,7 @@ def _empty(
 ) -> PartialState:
     """The empty states of nodes ``mine``, with the identity of the call: states of one call fold together."""
     cache, q_len = runner.cache, len(request.q)
-    empty = empty_state((q_len, len(mine), cache.shape.q_heads), cache.shape.head_dim)
+    empty = empty_state((q_len, len(mine), cache.shape.q_heads), cache.shape.v_head_dim)
     text = f"{cache.shape} {tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r} {cache.dtype}"
     sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
     q = np.ascontiguousarray(request.q, np.float32).tobytes()
@@ -114,7 +114,7 @@ def _empty(
 def _submit_rows(
     runner: CallRunner, request: CallRequest, layer: int, plan: SplitPlan
 ) -> tuple[NDArray[np.float32], ...]:
-    """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, head_dim), in the submissions that scratch allows."""
+    """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, v_head_dim), in the submissions that scratch allows."""
     facts, q_len = runner.facts, len(request.q)
     upload = request.new_rows and request.new_rows <= UPLOAD_ROWS
     if request.new_rows and not upload:

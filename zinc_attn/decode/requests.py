@@ -141,7 +141,8 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
         requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
     check_score_bound(q_max, max(k_max, cache.max_k), cache.shape.head_dim, scale)
     if out is not None or lse is not None:
-        shapes = [request.q.shape[3 - np.ndim(x) :] for request, x in zip(requests, q, strict=True)]
+        dims = cache.shape.v_head_dim
+        shapes = [(*request.q.shape[3 - np.ndim(x) : 2], dims) for request, x in zip(requests, q, strict=True)]
         for request, target in zip(requests, check_targets(shapes, out, lse), strict=True):
             request.target = target
     return Checked(requests, k_max)

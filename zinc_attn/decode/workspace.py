@@ -24,6 +24,7 @@ from ..planning.sizes import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
 from ..runtime.submission import DeviceSubmission
+from ..shapes import filled_up
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]
@@ -55,7 +56,7 @@ class SharedTensors:
 class Tensors:
     """What a recording is bound to beside K, V and the work words.
 
-    q: (rows, q_heads, head_dim) float32; states and out: see ``kernels.declarations``; rows: the uploaded new rows.
+    q: (rows, q_heads, k_dim) float32; states and out: see ``kernels.declarations``; rows: the uploaded new rows.
     """
 
     q: Buffer
@@ -88,9 +89,9 @@ class TensorWords:
     @classmethod
     def of(cls, key: RecordingKey, cache: KVCache) -> TensorWords:
         """Those of a key."""
-        heads, dim = cache.shape.q_heads, cache.shape.head_dim
+        heads, dim = cache.shape.q_heads, cache.shape.v_dim
         return cls(
-            q=key.rows * heads * dim,
+            q=key.rows * heads * cache.shape.k_dim,
             states=0 if key.single_pass else key.states * heads * (dim + 2),
             out=key.rows * heads * (dim + 1),
             rows=key.appends * cache.row_words,
@@ -233,7 +234,7 @@ class Workspace:
 
     def upload_q(self, q: NDArray[Any]) -> None:
         """Write the query rows, (rows, q_heads, head_dim)."""
-        words = np.ascontiguousarray(q, np.float32).reshape(-1).view(np.uint32)
+        words = filled_up(q, self.cache.shape.k_dim).reshape(-1).view(np.uint32)
         self.cache.device.runtime.write(self.tensors.q, words)
 
     def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]]) -> None:
@@ -255,22 +256,24 @@ class Workspace:
     # --- results ------------------------------------------------------------------------------------------
 
     def results(self, rows: int, copy: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """out (rows, q_heads, head_dim) and lse (rows, q_heads) of the last submission.
+        """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) of the last submission.
 
         Without ``copy`` they are valid until the next submission.
         """
         runtime = self._sent()
-        heads, dim, room = self.cache.shape.q_heads, self.cache.shape.head_dim, self.key.rows
+        shape, room = self.cache.shape, self.key.rows
+        heads, dim = shape.q_heads, shape.v_dim
         words = (runtime.read if copy else runtime.peek)(self.tensors.out).view(np.float32)
         size = room * heads * dim
-        out = words[:size].reshape(room, heads, dim)
+        out = words[:size].reshape(room, heads, dim)[..., : shape.v_head_dim]
         return out[:rows], words[size : size + room * heads].reshape(room, heads)[:rows]
 
     def states(self, rows: int, units: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """m and l (rows, units, q_heads), o (rows, units, q_heads, head_dim) of a partial submission."""
-        heads, dim = self.cache.shape.q_heads, self.cache.shape.head_dim
+        """m and l (rows, units, q_heads), o (rows, units, q_heads, v_head_dim) of a partial submission."""
+        shape = self.cache.shape
+        heads, dim = shape.q_heads, shape.v_dim
         words = self._sent().read(self.tensors.states).view(np.float32)
-        o = words[: rows * units * heads * dim].reshape(rows, units, heads, dim)
+        o = words[: rows * units * heads * dim].reshape(rows, units, heads, dim)[..., : shape.v_head_dim]
         pairs = words[self.key.states * heads * dim :][: 2 * rows * units * heads].reshape(rows, units, heads, 2)
         return pairs[..., 0], pairs[..., 1], o
 

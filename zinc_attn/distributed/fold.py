@@ -17,7 +17,7 @@ from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.sizes import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
-from ..shapes import AttnShape
+from ..shapes import AttnShape, filled_up
 
 F32 = NDArray[np.float32]
 
@@ -43,7 +43,7 @@ class Fold:
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
         self.device, self.shape, self._open = device, shape, True
-        state_bytes = 4 * shape.q_heads * (shape.head_dim + 2)
+        state_bytes = 4 * shape.q_heads * (shape.v_dim + 2)
         self.max_states = min(SCRATCH_BYTES, device.info.max_buffer_bytes) // state_bytes
         self._workspaces: dict[tuple[int, int, bool], _Workspace] = {}
 
@@ -58,7 +58,7 @@ class Fold:
             raise ArgumentError(f"parts: got {type(parts).__name__}, expected a list of the PartialStates of one call")
         whole = gather(parts)
         q_len, n, heads, dim = whole.o.shape
-        if (heads, dim) != (self.shape.q_heads, self.shape.head_dim):
+        if (heads, dim) != (self.shape.q_heads, self.shape.v_head_dim):
             raise ShapeError(f"partial states: got {heads} heads of {dim}, expected those of {self.shape}")
         rows = min(max(self.max_states // max(n, 1), 1), self.device.info.max_workgroups[2])
         with self.device.lock:
@@ -67,7 +67,8 @@ class Fold:
 
     def _fold_rows(self, whole: PartialState, begin: int, end: int) -> tuple[F32, F32]:
         """Return out and lse of the query rows [begin, end), by one submission."""
-        runtime, (_, n, heads, dim), count = self.device.runtime, whole.o.shape, end - begin
+        runtime, n, count = self.device.runtime, whole.o.shape[1], end - begin
+        heads, dim = self.shape.q_heads, self.shape.v_dim
         rows = padded(count, self.device.info.max_workgroups[2])
         states_room = padded(n * count, self.max_states)
         work, buffers, recording = self._workspace(rows, states_room, whole.sinks is not None)
@@ -78,13 +79,14 @@ class Fold:
         if whole.sinks is not None:
             work.sinks[:] = whole.sinks.view(np.uint32)
         runtime.write(buffers["work"], work.words)
-        runtime.write(buffers["states"], np.ascontiguousarray(whole.o[begin:end]).reshape(-1).view(np.uint32))
+        runtime.write(buffers["states"], filled_up(whole.o[begin:end], dim).reshape(-1).view(np.uint32))
         pairs = np.stack([whole.m[begin:end], whole.l[begin:end]], axis=-1)
         pairs_start = states_room * heads * dim  # in words: m and l follow all the o
         runtime.write(buffers["states"], np.ascontiguousarray(pairs).reshape(-1).view(np.uint32), pairs_start)
         runtime.run(recording)
         found, size = runtime.read(buffers["out"]).view(np.float32), rows * heads * dim
-        return found[:size].reshape(rows, heads, dim)[:count], found[size:].reshape(rows, heads)[:count]
+        out = found[:size].reshape(rows, heads, dim)[:count, :, : self.shape.v_head_dim]
+        return out, found[size:].reshape(rows, heads)[:count]
 
     def _workspace(self, rows: int, states: int, sinks: bool) -> _Workspace:
         """The workspace for these sizes, which is made once."""
@@ -97,8 +99,8 @@ class Fold:
             buffers: dict[str, Buffer] = {}
             try:
                 buffers["work"] = runtime.buffer(4 * work.words.size, Use.INPUT)
-                buffers["states"] = runtime.buffer(4 * states * shape.q_heads * (shape.head_dim + 2), Use.INPUT)
-                buffers["out"] = runtime.buffer(4 * rows * shape.q_heads * (shape.head_dim + 1), Use.OUTPUT)
+                buffers["states"] = runtime.buffer(4 * states * shape.q_heads * (shape.v_dim + 2), Use.INPUT)
+                buffers["out"] = runtime.buffer(4 * rows * shape.q_heads * (shape.v_dim + 1), Use.OUTPUT)
                 call = merge_call(shape, self.device.info.kind, rows)
                 recording = runtime.record([self.device.dispatch(call, buffers)])
             except BaseException:

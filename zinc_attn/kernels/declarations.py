@@ -67,7 +67,7 @@ HEADER: Final = (
     "row_kv_heads",  # KV heads of row tensors: all of them
     "group",  # query heads per KV head
     "score_scale",  # float32 bits of scale * log2(e); with softcap the bits of scale alone
-    "state_stride",  # states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * head_dim
+    "state_stride",  # states in the scratch tensor: the (m, l) pairs begin behind state_stride * q_heads * v_dim
     "page_shift",  # log2 of the tiles per page
     "page_tiles",  # tiles per page and KV head
     "rows",  # query rows of the call
@@ -116,11 +116,11 @@ def float_bits(value: float) -> int:
 # --- kernels ------------------------------------------------------------------------------------------------------
 _ATTEND_BINDINGS: Final = (
     Binding("work", "read"),  # uint
-    Binding("q", "read"),  # (rows, q_heads, head_dim) float32
-    Binding("k", "read"),  # (tiles, head_dim / 8, tile, 8) of the storage type
-    Binding("v", "read"),  # (tiles, tile, head_dim) of the storage type
-    Binding("states", "write"),  # o: (states, q_heads, head_dim), then (m, l): (states, q_heads, 2), float32
-    Binding("out", "write"),  # out: (rows, q_heads, head_dim), then lse: (rows, q_heads), float32
+    Binding("q", "read"),  # (rows, q_heads, k_dim) float32
+    Binding("k", "read"),  # (tiles, k_dim / 8, tile, 8) of the storage type
+    Binding("v", "read"),  # (tiles, tile, v_dim) of the storage type; a latent shape has K here, too
+    Binding("states", "write"),  # o: (states, q_heads, v_dim), then (m, l): (states, q_heads, 2), float32
+    Binding("out", "write"),  # out: (rows, q_heads, v_dim), then lse: (rows, q_heads), float32
     Binding("rows", "read"),  # uploaded rows of the newest tokens; read where from_upload is 1, else any buffer
 )
 
@@ -138,7 +138,7 @@ def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:
         f"attend_{build}_{dtype}{'_from_upload' * from_upload}",
         "attend.comp",
         _ATTEND_BINDINGS,
-        ("head_dim", "heads", "chunks_ahead", "tile", "softcap", "rows_shared"),
+        ("k_dim", "v_dim", "latent", "heads", "chunks_ahead", "tile", "softcap", "rows_shared"),
         (f"LOOP={int(build == 'loop')}",),
         f"attend_{build}",
         (("storage", STORAGE.index(dtype)), ("from_upload", int(from_upload))),
@@ -153,7 +153,7 @@ MERGE: Final = KernelDecl(
     "merge",
     "merge.comp",
     (Binding("work", "read"), Binding("states", "read"), Binding("out", "write")),
-    ("head_dim", "lanes"),
+    ("v_dim", "lanes"),
 )
 MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
 
@@ -164,7 +164,7 @@ def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
         name,
         "append.comp",
         (Binding("work", "read"), Binding("rows", rows), Binding("k", cache), Binding("v", cache)),
-        ("row_values", "scales", "chunk_words", "tile"),
+        ("k_values", "v_values", "k_scales", "v_scales", "chunk_words", "tile"),
         module="append",
         fixed=(("gather", gather),),
     )
@@ -176,7 +176,7 @@ COPY_KERNEL: Final = KernelDecl(
     "copy",
     "copy.comp",
     (Binding("work", "read"), Binding("k", "write"), Binding("v", "write")),
-    ("tile_words",),
+    ("k_tile_words", "v_tile_words"),
 )
 
 KERNELS: Final = (

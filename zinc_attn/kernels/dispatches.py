@@ -7,10 +7,10 @@ exported manifest states the same rules as formulas, for hosts without Python; a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
-from ..shapes import AttnShape, scale_words, value_words
+from ..shapes import AttnShape, row_format
 from . import declarations
 from .declarations import Build, KernelDecl
 from .tuning import chunks_ahead, merge_lanes
@@ -56,9 +56,11 @@ class AttendVariant:
         """The kernel and its specialization constants."""
         decl = declarations.attend(self.build, self.dtype, self.from_upload)
         values = {
-            "head_dim": self.shape.head_dim,
+            "k_dim": self.shape.k_dim,
+            "v_dim": self.shape.v_dim,
+            "latent": int(self.shape.latent),
             "heads": self.heads_per_workgroup * self.rows,
-            "chunks_ahead": chunks_ahead(self.kind, self.shape.head_dim),
+            "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),
             "rows_shared": self.rows,
@@ -80,14 +82,14 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     """Pass 2: fold the states of ``rows`` query rows and divide."""
-    grid = (-(-shape.head_dim // declarations.MERGE_DIMS), shape.q_heads, rows)
-    return KernelCall(declarations.MERGE, (shape.head_dim, merge_lanes(kind)), ("work", "states", "out"), grid)
+    grid = (-(-shape.v_dim // declarations.MERGE_DIMS), shape.q_heads, rows)
+    return KernelCall(declarations.MERGE, (shape.v_dim, merge_lanes(kind)), ("work", "states", "out"), grid)
 
 
 def _row_spec(shape: AttnShape, dtype: str, tile: int) -> tuple[int, ...]:
-    values = value_words(shape.head_dim, dtype)
-    chunk_words = values // (shape.head_dim // CHUNK)
-    return values, scale_words(shape.head_dim, dtype), chunk_words, tile
+    row = row_format(shape, dtype)
+    values = {**asdict(row), "chunk_words": row.k_values // (shape.k_dim // CHUNK), "tile": tile}
+    return tuple(values[name] for name in declarations.APPEND_KERNEL.spec)
 
 
 def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
@@ -104,5 +106,10 @@ def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: in
 
 def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:
     """Copy ``pairs`` pages within the cache."""
-    tile_words = tile * (value_words(shape.head_dim, dtype) + scale_words(shape.head_dim, dtype))
-    return KernelCall(declarations.COPY_KERNEL, (tile_words,), ("work", "k", "v"), (pairs, kv_heads, page_tiles))
+    row = row_format(shape, dtype)
+    return KernelCall(
+        declarations.COPY_KERNEL,
+        (tile * row.k_words, tile * row.v_words),
+        ("work", "k", "v"),
+        (pairs, kv_heads, page_tiles),
+    )

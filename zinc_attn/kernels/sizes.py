@@ -11,21 +11,24 @@ from types import CodeType
 from typing import Final
 
 from .. import limits
+from ..canonical.constants import CHUNK
+from ..shapes import AttnShape
 from .declarations import STORAGE, Build
 from .tuning import chunks_ahead
 
 # What the formulas start from: attend's specialization constants and its macro LOOP.
-INPUTS: Final = ("HEAD_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LOOP")
+INPUTS: Final = ("K_DIM", "V_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LATENT", "LOOP")
 KNOWN: Final = {
     "WAVE": limits.WAVE,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
+    "CHUNK": CHUNK,
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
 # name: (expression, meaning). The expressions use //, *, +, comparisons, `or` and conditionals of integers that are not
 # negative; each may use the inputs, what is known and the names before it.
 FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "WHOLE_SLICE": (
-        "2 if HEAD_DIM <= 64 else 4 if HEAD_DIM <= 128 else 8 if HEAD_DIM <= 256 else 16",
+        "2 if V_DIM <= 64 else 4 if V_DIM <= 128 else 8 if V_DIM <= 256 else 16 if V_DIM <= 512 else 32",
         "head dimensions per lane if one pass covers a value row: the least power of two that 32 lanes can do with",
     ),
     "LANE_SUMS": ("MAX_ACCUMULATORS // WAVE", "value sums that a lane's registers hold"),
@@ -35,18 +38,25 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     ),
     "SLICE": ("WHOLE_SLICE // VALUE_PASSES", "head dimensions per lane and pass"),
     "PAIRS": ("SLICE // 2", "the same in pairs"),
-    "VALUE_LANES": ("HEAD_DIM // WHOLE_SLICE", "lanes that own a slice, 20 to 32; the others idle"),
-    "ROW_VALUES": (
-        "HEAD_DIM if STORAGE == STORAGE_F32 else HEAD_DIM // 4 if STORAGE == STORAGE_Q8_0 else HEAD_DIM // 2",
-        "words of one token's K (or V) of one KV head",
+    "VALUE_LANES": ("V_DIM // WHOLE_SLICE", "lanes that own a slice; the others idle"),
+    "K_VALUES": (
+        "K_DIM if STORAGE == STORAGE_F32 else K_DIM // 4 if STORAGE == STORAGE_Q8_0 else K_DIM // 2",
+        "words of one token's K of one KV head",
     ),
-    "SCALES": ("(HEAD_DIM + 63) // 64 if STORAGE == STORAGE_Q8_0 else 0", "words of its scales"),
+    "V_VALUES": (
+        "V_DIM if STORAGE == STORAGE_F32 else V_DIM // 4 if STORAGE == STORAGE_Q8_0 else V_DIM // 2",
+        "words of its V, which a latent shape does not store",
+    ),
+    "K_SCALES": ("(K_DIM + 63) // 64 if STORAGE == STORAGE_Q8_0 else 0", "words of the scales of that K"),
+    "V_SCALES": ("(V_DIM + 63) // 64 if STORAGE == STORAGE_Q8_0 else 0", "words of the scales of that V"),
+    "CHUNK_WORDS": ("K_VALUES // (K_DIM // CHUNK)", "words of a chunk of K"),
     "SLICE_WORDS_Q8_0": ("1 if SLICE <= 4 else SLICE // 4", "where SLICE is 2, two lanes share a word"),
     "SLICE_WORDS": (
         "SLICE if STORAGE == STORAGE_F32 else SLICE_WORDS_Q8_0 if STORAGE == STORAGE_Q8_0 else PAIRS",
         "stored words of a lane's slice of a value row",
     ),
-    "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= 4 else 4", "of these, words per load"),
+    "LOAD_LIMIT": ("(2 if STORAGE == STORAGE_Q8_0 else 4) if LATENT == 1 else 4", "words that lie in one piece"),
+    "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "of these, words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "LOOP_KEYS_AHEAD": (
         "8 if SLICE <= 4 else 2 if SLICE * HEADS > 48 or SLICE_LOADS > 1 else 4",
@@ -74,25 +84,21 @@ def _evaluated(inputs: tuple[int, ...]) -> dict[str, int]:
     return known
 
 
-def attend_sizes(head_dim: int, heads: int, ahead: int, dtype: str, build: Build) -> dict[str, int]:
+def attend_sizes(shape: AttnShape, heads: int, ahead: int, dtype: str, build: Build) -> dict[str, int]:
     """Every constant of ``shaders/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
 
     heads: query heads of a workgroup, over all rows that share its keys; ahead: chunks of K in flight.
     """
-    found = _evaluated((head_dim, heads, ahead, STORAGE.index(dtype), int(build == "loop")))
+    inputs = (shape.k_dim, shape.v_dim, heads, ahead, STORAGE.index(dtype), int(shape.latent), int(build == "loop"))
+    found = _evaluated(inputs)
     return {name: found[name] for name in FORMULAS}
 
 
-def value_slice(head_dim: int) -> int:
-    """Consecutive head dimensions per lane where one pass covers a value row."""
-    return attend_sizes(head_dim, 1, 1, "f16", "single")["WHOLE_SLICE"]
-
-
-def value_passes(head_dim: int, heads: int) -> int:
+def value_passes(shape: AttnShape, heads: int) -> int:
     """Passes over V in which a workgroup sums ``heads`` query heads."""
-    return attend_sizes(head_dim, heads, 1, "f16", "single")["VALUE_PASSES"]
+    return attend_sizes(shape, heads, 1, "f16", "single")["VALUE_PASSES"]
 
 
-def keys_ahead(kind: str, head_dim: int, heads: int, build: Build, dtype: str) -> int:
+def keys_ahead(kind: str, shape: AttnShape, heads: int, build: Build, dtype: str) -> int:
     """Value rows that pass 1 has in flight, by device kind."""
-    return attend_sizes(head_dim, heads, chunks_ahead(kind, head_dim), dtype, build)["KEYS_AHEAD"]
+    return attend_sizes(shape, heads, chunks_ahead(kind, shape.k_dim), dtype, build)["KEYS_AHEAD"]

@@ -15,9 +15,9 @@ SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
-def chunks_ahead(kind: str, head_dim: int) -> int:
+def chunks_ahead(kind: str, k_dim: int) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
-    return 1 if kind == "cpu" else 4 if head_dim % (4 * constants.CHUNK) == 0 else 2
+    return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
 
 
 def merge_lanes(kind: str) -> int:
@@ -34,7 +34,7 @@ def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
     passes, take longer than they save. ``wherever``: where a CPU would share nothing, take a GPU's number.
     """
     if kind == "cpu":
-        own = min(limits.MAX_ACCUMULATORS // shape.head_dim, 8) // shape.group
+        own = min(limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice), 8) // shape.group
         if own > 1 or not wherever:
             return max(own, 1)
     return max(min(SHARED_HEADS // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)

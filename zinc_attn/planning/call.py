@@ -86,7 +86,7 @@ class DeviceFacts:
     @property
     def max_states(self) -> int:
         """Partial states, over all rows, that one submission may have."""
-        per_state = 4 * self.shape.q_heads * (self.shape.head_dim + 2)
+        per_state = 4 * self.shape.q_heads * (self.shape.v_dim + 2)
         return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -174,14 +174,14 @@ class SplitPlan:
         """Bytes of the partial states (m, l, o per state, query head and row), float32."""
         if self.passes == 1:
             return 0
-        return 4 * self.states * self.q_len * self.shape.q_heads * (self.shape.head_dim + 2)
+        return 4 * self.states * self.q_len * self.shape.q_heads * (self.shape.v_dim + 2)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable form, complete."""
         return {
             "version": PLAN_VERSION,
             "context_len": self.context_len,
-            "shape": asdict(self.shape),
+            "shape": self.shape.to_dict(),
             "boundaries": list(self.boundaries),
             "leaves_per_state": self.leaves_per_state,
             "q_len": self.q_len,
@@ -198,9 +198,11 @@ class SplitPlan:
         version, shape = data["version"], data["shape"]
         if not isinstance(version, int) or isinstance(version, bool) or version != PLAN_VERSION:
             raise ArgumentError(f"SplitPlan.from_dict: got version {shown(version)}, expected {PLAN_VERSION}")
-        if not isinstance(shape, dict) or set(shape) != {"q_heads", "kv_heads", "head_dim"}:
+        heads = {"q_heads", "kv_heads", "head_dim"}
+        if not isinstance(shape, dict) or set(shape) not in (heads, {*heads, "v_head_dim", "latent"}):
             raise ArgumentError(
-                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim"
+                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim, and "
+                "where V differs v_head_dim and latent"
             )
         sizes = data["leaves_per_state"], data["q_len"], data["begin"]
         return cls(data["context_len"], AttnShape(**shape), data["boundaries"], *sizes)
