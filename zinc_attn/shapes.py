@@ -121,7 +121,8 @@ class AttnShape:
                 f"shape: got {shown(text)}, expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size "
                 "where it differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent"
             )
-        return cls(*found, latent=latent)
+        q_heads, kv_heads, *dims = found
+        return cls(q_heads, kv_heads, dims[0], dims[-1], latent)
 
 
 def _filled(size: int, to: int) -> int:

@@ -166,10 +166,11 @@ const char *za_dtype_name(enum za_dtype dtype) { return DTYPES[dtype]; }
 /* Whether entry is that of the shape; its heads and head_dim then lie in `shape`. */
 static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
     const char *dtype = za_json_text(za_json_get(entry, "dtype"));
+    uint32_t v_head_dim;
     return za_json_u32(za_json_get(entry, "q_heads"), &shape->q_heads) && shape->q_heads == options->q_heads &&
            za_json_u32(za_json_get(entry, "kv_heads"), &shape->kv_heads) && shape->kv_heads == options->kv_heads &&
            za_json_u32(za_json_get(entry, "head_dim"), &shape->head_dim) && shape->head_dim == options->head_dim &&
-           dtype && strcmp(dtype, DTYPES[options->dtype]) == 0;
+           za_json_u32(za_json_get(entry, "v_head_dim"), &v_head_dim) && v_head_dim == options->head_dim && dtype && strcmp(dtype, DTYPES[options->dtype]) == 0;
 }
 
 bool za_manifest_shape(const struct manifest *m, const struct za_options *options, const char *kind,
@@ -188,10 +189,10 @@ bool za_manifest_shape(const struct manifest *m, const struct za_options *option
                  za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) &&
                  za_json_u32(za_json_get(sizes, "group"), &shape->group) &&
                  za_json_u32(za_json_get(sizes, "head_chunks"), &shape->head_chunks) &&
-                 za_json_u32(za_json_get(sizes, "value_words"), &shape->value_words) &&
-                 za_json_u32(za_json_get(sizes, "scale_words"), &shape->scale_words) &&
+                 za_json_u32(za_json_get(sizes, "k_values"), &shape->value_words) &&
+                 za_json_u32(za_json_get(sizes, "k_scales"), &shape->scale_words) &&
                  za_json_u32(za_json_get(sizes, "token_words"), &shape->token_words) &&
-                 za_json_u32(za_json_get(sizes, "page_words"), &shape->page_words) &&
+                 za_json_u32(za_json_get(sizes, "k_page_words"), &shape->page_words) &&
                  za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
                  za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
     if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||

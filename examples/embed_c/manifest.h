@@ -9,7 +9,7 @@
 #include "json.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 2, MAX_SPEC = 16 };
+enum { MANIFEST_VERSION = 3, MAX_SPEC = 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {

@@ -36,8 +36,8 @@ def attention(
     v_head_dim); any float dtype.
     With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
     position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
-    that joins the softmax without a value. Returns out ([q_len,] q_heads, v_head_dim) and lse (natural log, sinks included) with q's
-    shape without head_dim; 0 and -inf where a row sees no key and no sink.
+    that joins the softmax without a value. Returns out ([q_len,] q_heads, v_head_dim) and lse ([q_len,] q_heads),
+    natural log, sinks included; 0 and -inf where a row sees no key and no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)

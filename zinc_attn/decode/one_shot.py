@@ -39,9 +39,7 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
         if len(x) > MAX_CONTEXT:
             raise ShapeError(f"{name}: got {len(x):,} rows, expected at most {MAX_CONTEXT:,}")
     if va.ndim != 3 or va.shape[:2] != ka.shape[:2]:
-        raise ShapeError(
-            f"v: got shape {va.shape}, expected k's tokens and heads: ({ka.shape[0]}, {ka.shape[1]}, v_head_dim)"
-        )
+        raise ShapeError(f"v: got shape {va.shape}, expected ({ka.shape[0]}, {ka.shape[1]}, v_head_dim), as k's")
     if va.dtype != ka.dtype:
         raise DTypeError(f"v: got dtype {va.dtype}, expected k's {ka.dtype}")
     rows = qa[None] if qa.ndim == 2 else qa
@@ -49,7 +47,7 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
         raise ShapeError(f"q: got shape {qa.shape}, expected at least one row")
     if rows.shape[2] != ka.shape[2]:
         raise ShapeError(f"q: got head_dim {rows.shape[2]}, expected k's {ka.shape[2]}")
-    shape = AttnShape(*map(int, (rows.shape[1], ka.shape[1], ka.shape[2], va.shape[2])))
+    shape = AttnShape(int(rows.shape[1]), int(ka.shape[1]), int(ka.shape[2]), int(va.shape[2]))
     return rows, ka, va, shape
 
 
@@ -134,7 +132,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins the softmax
     without a value (GPT-OSS); lse includes it.
     out, lse, allow_empty: as in a call of ``Attention``.
-    Returns out ([q_len,] q_heads, v_head_dim), float32, and with return_lse also lse (q's shape without head_dim, float32, natural log).
+    Returns out ([q_len,] q_heads, v_head_dim), and with return_lse also lse ([q_len,] q_heads), natural log; float32.
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
     """

@@ -84,8 +84,6 @@ def check_columns(seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = Non
             raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
     if q is None:
         raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
-    if (k is None) != (v is None):
-        raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
     return Columns(sequences, q, k, v, out, lse)
 
 
@@ -125,6 +123,10 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
     """The requests of a call. Typed refusals name the argument."""
     requests, q_max, k_max = [], 0.0, 0.0
     sequences, q, k, v, out, lse = columns
+    if cache.shape.latent and v is not None:
+        raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
+    if (k is None) != (v is None) and not cache.shape.latent:
+        raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
     for i, sequence in enumerate(sequences):
         cache.check_sequence(sequence)
         if k is not None and sequence in sequences[:i]:
@@ -135,8 +137,8 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
         rows, largest = _check_q(cache, q[i])
         q_max = max(q_max, largest)
         new = None
-        if k is not None and v is not None:
-            *new, largest = cache.check_rows(k[i], v[i])
+        if k is not None:
+            *new, largest = cache.check_rows(k[i], None if v is None else v[i])
             k_max = max(k_max, largest)
         requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
     check_score_bound(q_max, max(k_max, cache.max_k), cache.shape.head_dim, scale)

@@ -201,8 +201,8 @@ class SplitPlan:
         heads = {"q_heads", "kv_heads", "head_dim"}
         if not isinstance(shape, dict) or set(shape) not in (heads, {*heads, "v_head_dim", "latent"}):
             raise ArgumentError(
-                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim, and "
-                "where V differs v_head_dim and latent"
+                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim, "
+                "and of v_head_dim and latent where V is not like K"
             )
         sizes = data["leaves_per_state"], data["q_len"], data["begin"]
         return cls(data["context_len"], AttnShape(**shape), data["boundaries"], *sizes)

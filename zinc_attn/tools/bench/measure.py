@@ -115,7 +115,7 @@ class _Verifier:
             yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
             stack.enter_context(closing(yardstick))
             assert isinstance(yardstick.call, ReadYardstick)
-            self._sort(yardstick, yardstick.call.wrong(pack_k(data.k), pack_v(data.v)))
+            self._sort(yardstick, yardstick.call.wrong(pack_k(data.k, data.shape), pack_v(data.v, data.shape)))
             for layout in LAYOUTS:
                 row = replace(row, layout=layout)
                 subject = AttentionSubject(replace(row, verified=self._word), kv, data)

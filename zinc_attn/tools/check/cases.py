@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...canonical.arguments import check_window
 from ...decode.scoring import check_scale, check_softcap
 from ...errors import ArgumentError
-from ...shapes import AttnShape, storage_dtype, value_words
+from ...shapes import AttnShape, row_format, storage_dtype
 from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
 
@@ -75,8 +75,10 @@ class Data(NamedTuple):
         """The values of a shape; fewer tokens are a prefix of more, and a dtype rounds the same values."""
         q = values(f"{shape} q", (ROWS, shape.q_heads, shape.head_dim))
         q *= np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)[:, None]
-        k, v = (values(f"{shape} {name}", (tokens, shape.kv_heads, shape.head_dim), dtype) for name in "kv")
-        return cls(q, k, v)
+        k = values(f"{shape} k", (tokens, shape.kv_heads, shape.head_dim), dtype)
+        if shape.latent:
+            return cls(q, k, k[..., : shape.v_head_dim])
+        return cls(q, k, values(f"{shape} v", (tokens, shape.kv_heads, shape.v_head_dim), dtype))
 
 
 class Masking(NamedTuple):
@@ -147,7 +149,7 @@ class Case(NamedTuple):
         parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
         names = [storage_dtype(text.strip()) for text in dtypes.split(",")]
         for shape, dtype in product(parsed, names):
-            value_words(shape.head_dim, dtype)
+            row_format(shape, dtype)  # refuses a dtype that the shape does not take
         masks = [Masking.parse(text) for text in masking.split(",")]
         return list(dict.fromkeys(cls(*one) for one in product(parsed, names, parse_contexts(contexts), masks)))
 

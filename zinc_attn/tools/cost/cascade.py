@@ -75,7 +75,7 @@ def cascade_layout(
     keys = prefix // page_size * page_size if suffix else prefix
     shared = keys // plan.unit_keys * plan.unit_keys
     max_rows = shared_rows(kind, shape) if plan.states > 1 and shared else 1
-    fitting = SCRATCH_BYTES // (4 * shape.q_heads * (shape.head_dim + 2)) // max(plan.states, 1)
+    fitting = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2)) // max(plan.states, 1)
     most = max(min(fitting, GRID // plan.num_splits), 1)
     submissions = tuple(min(most, requests - at) for at in range(0, requests, most))
     pays = partial(sharing_pays, shape=shape, compute_units=compute_units, kind=kind)
@@ -152,13 +152,13 @@ def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) 
     work = []
     if shared:
         build: kernels.Build = "single" if plan.leaves_per_state == 1 else "loop"
-        group = Workgroup(card, shape.head_dim, shape.group * rows, build, dtype)
+        group = Workgroup(card, shape, shape.group * rows, build, dtype)
         sizes = [plan.leaves_per_state] * (shared // plan.leaves_per_state * groups * shape.kv_heads)
         nbytes = key_bytes * shared_keys * (1 + (groups - 1) / CACHED_RATE) + state_bytes * shared * n
         work.append(group.spread(sizes, nbytes))
     ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]
     if sizes := [b - a for a, b in ranges if b > a] * (n * shape.kv_heads * shape.head_chunks):
-        group = Workgroup(card, shape.head_dim, shape.heads_per_workgroup, plan.build, dtype)
+        group = Workgroup(card, shape, shape.heads_per_workgroup, plan.build, dtype)
         nbytes = key_bytes * (own_keys + (prefix - shared_keys) * (1 + (n - 1) * again))
         work.append(group.spread(sizes, nbytes + state_bytes * n * (leaves - shared)))
     time = START_US

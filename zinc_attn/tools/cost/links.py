@@ -83,7 +83,7 @@ def predict_shards(
     """``context`` keys on ``shards`` cards of the same kind."""
     check_int("shards", shards, 1)
     nodes = -(-context // KEYS_PER_NODE)
-    most, state_bytes = -(-nodes // shards), 4 * shape.q_heads * (shape.head_dim + 2)
+    most, state_bytes = -(-nodes // shards), 4 * shape.q_heads * (shape.v_head_dim + 2)
     others = (nodes - nodes // shards) * state_bytes
     local = SplitPlan.fixed(min(context, most * KEYS_PER_NODE), shape, split_size=KEYS_PER_NODE)
     fold = SplitPlan.fixed(context, shape, split_size=KEYS_PER_NODE)

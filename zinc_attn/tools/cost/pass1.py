@@ -12,8 +12,9 @@ from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF
 from ...kernels import declarations as kernels
-from ...kernels.sizes import keys_ahead, value_passes, value_slice
+from ...kernels.sizes import keys_ahead, value_passes
 from ...kernels.tuning import chunks_ahead
+from ...shapes import AttnShape
 from .cards import Card
 
 # No document gives the following figures. docs/cost-model.md shows what depends on them.
@@ -40,13 +41,21 @@ ISSUE: Final = {
 DTYPE_ISSUE: Final = {"f32": 0.87, "f16": 1.0, "bf16": 0.9, "q8_0": 1.5}  # q8_0 is assumed: its loops were not read
 
 
-def issue_per_key(head_dim: int, vectors: int, build: kernels.Build, dtype: str = "f16") -> float:
-    """Issue cycles of a workgroup's main loops per key: from the table, or from a line through it."""
-    if row := ISSUE.get((head_dim, vectors)):
+def issue_per_key(shape: AttnShape, vectors: int, build: kernels.Build, dtype: str = "f16") -> float:
+    """Issue cycles of a workgroup's main loops per key: from the table, or from a line through it.
+
+    Where V is of another size than K, half of the line is K's and half is V's.
+    """
+    if row := _measured(shape, vectors):
         cycles: float = row[build == "loop"]
     else:
-        cycles = head_dim * (0.076 * vectors + 0.106) + 6.4
+        cycles = (shape.k_dim + shape.v_dim) / 2 * (0.076 * vectors + 0.106) + 6.4
     return cycles * DTYPE_ISSUE[dtype]
+
+
+def _measured(shape: AttnShape, vectors: int) -> tuple[int, int, int, int] | None:
+    """The table's row of a variant whose V has the size of its K."""
+    return ISSUE.get((shape.k_dim, vectors)) if shape.v_dim == shape.k_dim and not shape.latent else None
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Workgroup:
     """
 
     card: Card
-    head_dim: int
+    shape: AttnShape
     vectors: int
     build: kernels.Build
     dtype: str
@@ -99,13 +108,13 @@ class Workgroup:
     @property
     def vgprs(self) -> int:
         """Vector registers, from the table where it has the variant."""
-        if row := ISSUE.get((self.head_dim, self.vectors)):
+        if row := _measured(self.shape, self.vectors):
             return row[2 + (self.build == "loop")]
         if self.vectors > 8:
-            if self.build == "loop" and value_passes(self.head_dim, self.vectors) == 1:
+            if self.build == "loop" and value_passes(self.shape, self.vectors) == 1:
                 return SHARED_VGPRS["loop"]
             return SHARED_VGPRS["single"] + 24 * (self.dtype == "f32")
-        return 168 if self.head_dim * self.vectors > 1024 and self.build == "loop" else 120
+        return 168 if self.shape.v_dim * self.vectors > 1024 and self.build == "loop" else 120
 
     @cached_property
     def trips(self) -> int:
@@ -113,9 +122,9 @@ class Workgroup:
 
         A trip of the K loop loads ``chunks_ahead`` chunks of 64 keys, a trip of the V loop 2 to 8 rows.
         """
-        passes = value_passes(self.head_dim, self.vectors)
-        keys = -(-self.head_dim // (8 * chunks_ahead("discrete", self.head_dim)))
-        values = passes * KEYS_PER_LEAF // keys_ahead("discrete", self.head_dim, self.vectors, self.build, self.dtype)
+        passes = value_passes(self.shape, self.vectors)
+        keys = -(-self.shape.k_dim // (8 * chunks_ahead("discrete", self.shape.k_dim)))
+        values = passes * KEYS_PER_LEAF // keys_ahead("discrete", self.shape, self.vectors, self.build, self.dtype)
         between = passes if passes > 1 and self.build == "loop" else 0  # the node's sums so far come from memory
         return keys + values + between
 
@@ -123,8 +132,8 @@ class Workgroup:
     def issue(self) -> float:
         """Cycles of a leaf in which the wave issues instructions."""
         per_value = 0.15 if self.build == "loop" else 0.08
-        beside = self.vectors * (1.1 + per_value * value_slice(self.head_dim))  # softmax, fold, emit
-        cycles = KEYS_PER_LEAF * (issue_per_key(self.head_dim, self.vectors, self.build, self.dtype) + beside)
+        beside = self.vectors * (1.1 + per_value * self.shape.value_slice)  # softmax, fold, emit
+        cycles = KEYS_PER_LEAF * (issue_per_key(self.shape, self.vectors, self.build, self.dtype) + beside)
         return cycles * (1.0 if self.card.dual_issue else SCALAR_ISSUE)
 
     @cached_property

@@ -106,7 +106,7 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     shape, per_token = plan.shape, plan.shape.kv_bytes_per_token(dtype)
     kv_bytes = (plan.context_len - plan.begin) * per_token
     written = written_bytes(plan, kv_bytes, card)
-    group = Workgroup(card, shape.head_dim, shape.heads_per_workgroup, plan.build, dtype)
+    group = Workgroup(card, shape, shape.heads_per_workgroup, plan.build, dtype)
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
     work = group.spread(sizes, kv_bytes + written)  # chunks of a group's heads share K and V through the L2
     pass1 = START_US + work.us
@@ -156,7 +156,7 @@ def merge_us(plan: SplitPlan, card: Card, kv_bytes: float, leaves: float) -> flo
 
 def _fold_us(plan: SplitPlan, card: Card) -> float:
     """Arithmetic of pass 2, in rounds: each wave loads and weighs 32 states at once, then folds them in turn."""
-    groups = plan.shape.q_heads * -(-plan.shape.head_dim // kernels.MERGE_DIMS) * plan.q_len
+    groups = plan.shape.q_heads * -(-plan.shape.v_dim // kernels.MERGE_DIMS) * plan.q_len
     batches = -(-plan.states // 32)
     rounds = -(-batches // MERGE_WAVES)
     crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)

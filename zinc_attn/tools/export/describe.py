@@ -18,7 +18,7 @@ from ...kernels.declarations import KernelDecl
 from ...limits import DTYPE_BYTES, MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
-from ...shapes import AttnShape, storage_dtype, value_words
+from ...shapes import AttnShape, row_format, storage_dtype
 from .arithmetic import CONSTANTS, DISPATCH, ENCODINGS, REDUCTION
 from .formulas import (
     BUFFERS,
@@ -35,7 +35,7 @@ from .formulas import (
 from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 2
+VERSION: Final = 3
 KINDS: Final = ("gpu", "cpu")
 
 
@@ -175,8 +175,8 @@ def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[st
 
 def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> dict[str, Any]:
     """Everything that is a number once shape, dtype and page size are known."""
-    value_words(shape.head_dim, dtype)  # refuses a dtype that the head_dim does not take
-    names = {**asdict(shape), **dtype_bits(dtype), "dtype": dtype, "page_size": page_size}
+    row_format(shape, dtype)  # refuses a dtype that the shape does not take
+    names = {**asdict(shape), "latent": int(shape.latent), **dtype_bits(dtype), "dtype": dtype, "page_size": page_size}
     sizes = evaluate_all(SIZES, names)
     kinds = {}
     for kind in KINDS:

@@ -18,28 +18,51 @@ from ...limits import MAX_CONTEXT, Q8_BLOCK
 # of a shape: expression, meaning; each uses only names before it
 SIZES: Final[dict[str, tuple[str, str]]] = {
     "group": ("q_heads // kv_heads", "query heads per KV head; head h reads KV head h // group"),
+    "value_slice": (
+        "2 if v_head_dim <= 64 else 4 if v_head_dim <= 128 else 8 if v_head_dim <= 256 else 16 if v_head_dim <= 512 "
+        "else 32",
+        "consecutive dimensions of V per lane",
+    ),
+    "v_dim": (
+        f"ceil_div(v_head_dim, max(value_slice, {limits.V_DIMS})) * max(value_slice, {limits.V_DIMS})",
+        "v_head_dim as V, states and output have it, filled up by zeros",
+    ),
+    "k_dim": (
+        f"ceil_div(max(head_dim, v_dim if latent else 0), {limits.K_DIMS}) * {limits.K_DIMS}",
+        "head_dim as q and K have it, filled up by zeros",
+    ),
     "head_chunks": (
-        f"ceil_div(group, min({limits.MAX_HEADS_PER_WORKGROUP}, {limits.MAX_ACCUMULATORS} // head_dim))",
+        f"ceil_div(group, min({limits.MAX_HEADS_PER_WORKGROUP}, "
+        f"{limits.MAX_ACCUMULATORS // limits.WAVE} // value_slice))",
         "workgroups that share one KV head",
     ),
     "heads_per_workgroup": ("ceil_div(group, head_chunks)", "query heads of one workgroup of pass 1"),
-    "value_words": ("head_dim * value_bits // 32", "words of one token's K (or V) values of one KV head"),
-    "scale_words": (
-        f"ceil_div(head_dim, {2 * Q8_BLOCK}) if dtype == 'q8_0' else 0",
-        "words of their float16 scales, two a word, the last word filled up",
+    "k_values": ("k_dim * value_bits // 32", "words of one token's K values of one KV head"),
+    "v_values": ("0 if latent else v_dim * value_bits // 32", "words of its V values"),
+    "k_scales": (
+        f"ceil_div(k_dim, {2 * Q8_BLOCK}) if dtype == 'q8_0' else 0",
+        "words of the float16 scales of K, two a word, the last word filled up",
     ),
-    "chunk_words": (f"value_words // (head_dim // {CHUNK})", f"words of {CHUNK} dimensions"),
-    "token_words": ("kv_heads * 2 * (value_words + scale_words)", "words of one token: K and V of every KV head"),
+    "v_scales": (
+        f"ceil_div(v_dim, {2 * Q8_BLOCK}) if dtype == 'q8_0' and not latent else 0",
+        "words of the scales of V",
+    ),
+    "k_words": ("k_values + k_scales", "words of one token's K of one KV head"),
+    "v_words": ("v_values + v_scales", "words of its V"),
+    "chunk_words": (f"k_values // (k_dim // {CHUNK})", f"words of {CHUNK} dimensions of K"),
+    "token_words": ("kv_heads * (k_words + v_words)", "words of one token: K and V of every KV head"),
     "tile": (f"min({KEYS_PER_LEAF}, page_size)", "tokens per tile"),
     "page_tiles": ("page_size // tile", "tiles per page and KV head"),
-    "tile_words": ("tile * (value_words + scale_words)", "words of K (or V) of a tile"),
-    "page_words": ("kv_heads * page_tiles * tile_words", "words of K (or V) of a page in one layer"),
-    "state_words": ("q_heads * (head_dim + 2)", "words of a state of all query heads"),
+    "k_tile_words": ("tile * k_words", "words of K of a tile"),
+    "v_tile_words": ("tile * v_words", "words of V of a tile; 0 for a latent shape, whose K buffer is bound as V, too"),
+    "k_page_words": ("kv_heads * page_tiles * k_tile_words", "words of K of a page in one layer"),
+    "v_page_words": ("kv_heads * page_tiles * v_tile_words", "words of V of a page in one layer"),
+    "state_words": ("q_heads * (v_dim + 2)", "words of a state of all query heads"),
 }
 # of a kind of device, and of a call; the call's inputs are in ``INPUTS``
 QUANTITIES: Final[dict[str, tuple[str, str]]] = {
     "chunks_ahead": (
-        f"1 if kind == 'cpu' else 4 if head_dim % {4 * CHUNK} == 0 else 2",
+        f"1 if kind == 'cpu' else 4 if k_dim % {4 * CHUNK} == 0 else 2",
         "chunks of K in flight: a GPU hides latency with it, a CPU only spills",
     ),
     "merge_lanes": (
@@ -62,7 +85,9 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
 INPUTS: Final = {
     "q_heads": "query heads of the shape",
     "kv_heads": "KV heads of the shape",
-    "head_dim": "head dimension of the shape",
+    "head_dim": "head dimension of q and K",
+    "v_head_dim": "head dimension of V and the output",
+    "latent": "1 where V is the first v_head_dim dimensions of K and is not stored, else 0",
     "dtype": "of the cache, see dtypes",
     "value_bits": "the dtype's",
     "values_per_word": "the dtype's",
@@ -108,40 +133,42 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
         f"+ appends * {kernels.APPEND_WORDS} + table_words + sink_words)",
         "host-visible; written by the host before each call",
     ),
-    "q": ("4 * rows * q_heads * head_dim", "host-visible, or written by a kernel before"),
+    "q": ("4 * rows * q_heads * k_dim", "host-visible, or written by a kernel before"),
     "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before"),
-    "k": ("4 * layers * pages * page_words", "device-local; need not be cleared"),
-    "v": ("4 * layers * pages * page_words", "device-local; need not be cleared"),
+    "k": ("4 * layers * pages * k_page_words", "device-local; need not be cleared"),
+    "v": ("4 * layers * pages * v_page_words", "device-local; need not be cleared"),
     "states": ("4 * states * state_words", "device-local scratch; not needed where header.single_pass is 1"),
-    "out": ("4 * rows * q_heads * (head_dim + 1)", "host-visible, or read by a kernel after"),
+    "out": ("4 * rows * q_heads * (v_dim + 1)", "host-visible, or read by a kernel after"),
 }
 
 CACHE_LAYOUT: Final = {
-    "k": f"(layers, pages, kv_heads, page_tiles) tiles of values (head_dim / {CHUNK}, tile, {CHUNK}), then scales "
-    "(scale_words, tile) words",
-    "v": "(layers, pages, kv_heads, page_tiles) tiles of values (tile, head_dim), then scales (tile, scale_words) "
-    "words",
+    "k": f"(layers, pages, kv_heads, page_tiles) tiles of values (k_dim / {CHUNK}, tile, {CHUNK}), then scales "
+    "(k_scales, tile) words",
+    "v": "(layers, pages, kv_heads, page_tiles) tiles of values (tile, v_dim), then scales (tile, v_scales) words; "
+    "of a latent shape the first v_dim dimensions of K",
     "pages": "a page id names the same place in every layer's pages; page tables hold ids, to which the kernels add "
     "header.first_page. As many layers share a K and a V buffer as maxStorageBufferRange allows, or fewer",
 }
 ROW_LAYOUT: Final = "(rows, kv_heads) times K values, V values, K scales, V scales"
 # words of the cache and of rows: an expression each
 CACHE_INDEX: Final = {
-    "tile_at": "((page * kv_heads + kv_head) * page_tiles + token // tile % page_tiles) * tile_words",
-    "k_word": f"tile_at + (dim // {CHUNK} * tile + token % tile) * chunk_words + dim % {CHUNK} // values_per_word",
-    "v_word": "tile_at + token % tile * value_words + dim // values_per_word",
+    "tile_number": "(page * kv_heads + kv_head) * page_tiles + token // tile % page_tiles",
+    "k_tile_at": "tile_number * k_tile_words",
+    "v_tile_at": "tile_number * v_tile_words",
+    "k_word": f"k_tile_at + (dim // {CHUNK} * tile + token % tile) * chunk_words + dim % {CHUNK} // values_per_word",
+    "v_word": "v_tile_at + token % tile * v_values + dim // values_per_word",
     "bit": "dim % values_per_word * value_bits",
-    "k_scale_word": f"tile_at + tile * value_words + dim // {2 * Q8_BLOCK} * tile + token % tile",
-    "v_scale_word": f"tile_at + tile * value_words + token % tile * scale_words + dim // {2 * Q8_BLOCK}",
+    "k_scale_word": f"k_tile_at + tile * k_values + dim // {2 * Q8_BLOCK} * tile + token % tile",
+    "v_scale_word": f"v_tile_at + tile * v_values + token % tile * v_scales + dim // {2 * Q8_BLOCK}",
     "scale_bit": f"dim // {Q8_BLOCK} % 2 * 16",
 }
 ROW_INDEX: Final = {
-    "row_at": "(row * kv_heads + kv_head) * 2 * (value_words + scale_words)",
+    "row_at": "(row * kv_heads + kv_head) * (k_words + v_words)",
     "k_word": "row_at + dim // values_per_word",
-    "v_word": "row_at + value_words + dim // values_per_word",
+    "v_word": "row_at + k_values + dim // values_per_word",
     "bit": "dim % values_per_word * value_bits",
-    "k_scale_word": f"row_at + 2 * value_words + dim // {2 * Q8_BLOCK}",
-    "v_scale_word": f"row_at + 2 * value_words + scale_words + dim // {2 * Q8_BLOCK}",
+    "k_scale_word": f"row_at + k_values + v_values + dim // {2 * Q8_BLOCK}",
+    "v_scale_word": f"row_at + k_values + v_values + k_scales + dim // {2 * Q8_BLOCK}",
     "scale_bit": f"dim // {Q8_BLOCK} % 2 * 16",
 }
 

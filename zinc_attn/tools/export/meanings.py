@@ -108,17 +108,17 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
 # bindings: element, meaning. All of descriptor set 0, storage buffers.
 BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "attend.work": ("uint32", "the work buffer"),
-    "attend.q": ("float32", "(rows, q_heads, head_dim)"),
+    "attend.q": ("float32", "(rows, q_heads, k_dim)"),
     "attend.k": ("uint32", "K, see cache"),
     "attend.v": ("uint32", "V, see cache"),
     "attend.states": (
         "float32",
-        "o (states, q_heads, head_dim), then (m, l) (states, q_heads, 2); where header.single_pass is 1, any buffer, "
+        "o (states, q_heads, v_dim), then (m, l) (states, q_heads, 2); where header.single_pass is 1, any buffer, "
         "for example out once more",
     ),
     "attend.out": (
         "float32",
-        "out (rows, q_heads, head_dim), then lse (rows, q_heads); written where header.single_pass is 1, else any "
+        "out (rows, q_heads, v_dim), then lse (rows, q_heads); written where header.single_pass is 1, else any "
         "buffer, for example states once more",
     ),
     "attend.rows": (
@@ -127,7 +127,7 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
     ),
     "merge.work": ("uint32", "the work buffer"),
     "merge.states": ("float32", "what attend wrote"),
-    "merge.out": ("float32", "out (rows, q_heads, head_dim), then lse (rows, q_heads), natural log"),
+    "merge.out": ("float32", "out (rows, q_heads, v_dim), then lse (rows, q_heads), natural log"),
     "append.work": ("uint32", "the work buffer"),
     "append.rows": ("uint32", "rows of tokens, one per append record, see rows (gather: written)"),
     "append.k": ("uint32", "K, see cache (gather: read)"),
@@ -139,11 +139,13 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
 
 # specialization constants: value, meaning
 SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
-    "attend.head_dim": ("head_dim", "head dimension"),
+    "attend.k_dim": ("k_dim", "dimensions of q and K"),
+    "attend.v_dim": ("v_dim", "dimensions of V and the output"),
+    "attend.latent": ("latent", "1: V is the first dimensions of K"),
     "attend.heads": ("heads_per_workgroup", "query heads that one workgroup serves; never shows in the bits"),
     "attend.chunks_ahead": (
         "chunks_ahead",
-        f"chunks of {CHUNK} dimensions of K in flight; divides head_dim / {CHUNK}; never shows in the bits",
+        f"chunks of {CHUNK} dimensions of K in flight; divides k_dim / {CHUNK}; never shows in the bits",
     ),
     "attend.tile": ("tile", "tokens per tile"),
     "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
@@ -157,24 +159,27 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
         f"storage type of K and V: {', '.join(f'{i} {n}' for i, n in enumerate(kernels.STORAGE))}",
     ),
     "attend.from_upload": ("from_upload", "1: the newest tokens are read from the rows buffer"),
-    "merge.head_dim": ("head_dim", "head dimension"),
+    "merge.v_dim": ("v_dim", "dimensions of the output"),
     "merge.lanes": (
         "merge_lanes",
         f"invocations of a workgroup, a multiple of {limits.WAVE}; never shows in the bits",
     ),
-    "append.row_values": ("value_words", "words of K (or V) values per token and KV head"),
-    "append.scales": ("scale_words", "words of their scales"),
+    "append.k_values": ("k_values", "words of K values per token and KV head"),
+    "append.v_values": ("v_values", "words of V values"),
+    "append.k_scales": ("k_scales", "words of the scales of K"),
+    "append.v_scales": ("v_scales", "words of the scales of V"),
     "append.chunk_words": ("chunk_words", f"words of {CHUNK} dimensions of K"),
     "append.tile": ("tile", "tokens per tile"),
     "append.gather": ("gather", "0: rows into the cache; 1: out of it"),
-    "copy.tile_words": ("tile_words", "words of a tile"),
+    "copy.k_tile_words": ("k_tile_words", "words of a tile of K"),
+    "copy.v_tile_words": ("v_tile_words", "words of a tile of V"),
 }
 
 # workgroups in x, y, z: count, meaning
 GRIDS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "attend": (("items", "item record"), ("kv_heads", "KV head"), ("head_chunks", "chunk of a KV head's query heads")),
     "merge": (
-        (f"ceil_div(head_dim, {kernels.MERGE_DIMS})", f"{kernels.MERGE_DIMS} head dimensions"),
+        (f"ceil_div(v_dim, {kernels.MERGE_DIMS})", f"{kernels.MERGE_DIMS} head dimensions"),
         ("q_heads", "query head"),
         ("rows", "query row"),
     ),

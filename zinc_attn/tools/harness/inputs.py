@@ -78,7 +78,10 @@ class Inputs:
         lead = () if q_len is None else (q_len,)
         rng = np.random.default_rng([seed, 0, sequence])
         q = rng.standard_normal((*lead, shape.q_heads, shape.head_dim), dtype=np.float32)
-        k, v = (_normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, i, sequence]) for i in (1, 2))
+        k = _normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, 1, sequence])
+        v = k[..., : shape.v_head_dim]
+        if not shape.latent:
+            v = _normal((tokens, shape.kv_heads, shape.v_head_dim), dtype, [seed, 2, sequence])
         return cls(q, k, v, f"normal, seed {seed}")
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...canonical import constants
-from ...kernels.sizes import value_slice
+from ...shapes import AttnShape
 
 _BLOCK: Final = re.compile(r"BB(\d+):?$")
 _OPCODE: Final = re.compile(r"(?:^|= |\s)((?:v|s|ds|buffer|global|flat|scratch|tbuffer|image)_[a-z]\w*)")
@@ -75,7 +75,7 @@ def main_loops(isa: str, head_dim: int, dtype_bytes: int) -> tuple[Issue | None,
     for loop, straight in innermost_loops(isa):
         if per_trip := sum(_load_bytes(op) for op, _ in loop):
             reads_lds = any(op.startswith(("ds_read", "ds_load")) for op, _ in loop)
-            keys = constants.KEYS_PER_LEAF * value_slice(head_dim) if reads_lds else 2 * head_dim
+            keys = constants.KEYS_PER_LEAF * AttnShape(1, 1, head_dim).value_slice if reads_lds else 2 * head_dim
             trips_per_key = keys * dtype_bytes / per_trip / constants.KEYS_PER_LEAF
             groups[reads_lds].append(_issue(loop, trips_per_key) if straight else None)
     qk, pv = (g[0] if len(g) == 1 else None for g in groups)

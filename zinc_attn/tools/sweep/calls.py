@@ -107,7 +107,7 @@ class RankedInputs(CachedInputs):
         cache = ShardedKVCache([device], shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
         super().__init__(cache, context - spec.q_len)
         others = int(np.sum(cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))  # nodes of other ranks
-        self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.head_dim + 2) * 4
+        self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.v_head_dim + 2) * 4
 
 
 class _CachedCall:

@@ -36,7 +36,7 @@ def samples(spec: SweepSpec, context: int) -> list[Sample]:
     Where that is not everything, the last KV head of every sequence comes first; at least the last sequence has one.
     """
     shape, batch = spec.shape, spec.batch
-    row = context * shape.group * shape.head_dim  # products of a row and KV head
+    row = context * shape.group * max(shape.head_dim, shape.v_head_dim)  # products of a row and KV head
     pairs = min(max(spec.oracle_products // (row * spec.q_len), 1), batch * shape.kv_heads)
     each, more = divmod(pairs, batch)
     rows = min(max(spec.oracle_products // row, 1), spec.q_len)

@@ -12,7 +12,7 @@ from ...checks import check_int
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ...shapes import AttnShape, storage_dtype, value_words
+from ...shapes import AttnShape, row_format, storage_dtype
 from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import NUMPY_DTYPES, Inputs
 from ..harness.split_spec import SplitSpec
@@ -57,7 +57,7 @@ class SweepSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", storage_dtype(self.dtype))
-        value_words(self.shape.head_dim, self.dtype)
+        row_format(self.shape, self.dtype)  # refuses a dtype that the shape does not take
         for name in ("layers", "batch", "q_len"):
             check_int(name, getattr(self, name), 1)
         if self.page_size is not None:
@@ -124,6 +124,8 @@ class SweepRow:
     q_heads: int
     kv_heads: int
     head_dim: int
+    v_head_dim: int
+    latent: bool
     dtype: str
     batch: int
     q_len: int
@@ -198,7 +200,8 @@ class SweepRow:
         """The row with the figures of these times of a call."""
         spread = Spread.of(seconds)
         ms = spread.median * self.layers / 1e3
-        per_token = AttnShape(self.q_heads, self.kv_heads, self.head_dim).kv_bytes_per_token(self.dtype)
+        shape = AttnShape(self.q_heads, self.kv_heads, self.head_dim, self.v_head_dim, self.latent)
+        per_token = shape.kv_bytes_per_token(self.dtype)
         tokens = self.batch * self.q_len
         return replace(
             self,
