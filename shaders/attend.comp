@@ -29,6 +29,8 @@ layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;  // query heads o
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
+layout(constant_id = ATTEND_SPEC_ALIBI) const uint ALIBI = 0u;  // 1: scores have a bias by distance
+layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have a bias by row and key, which can hide keys
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_STORAGE) const uint STORAGE = STORAGE_F32;  // type of K and V
 layout(constant_id = ATTEND_SPEC_FROM_UPLOAD) const uint FROM_UPLOAD = 0u;  // 1: the newest tokens are in the upload

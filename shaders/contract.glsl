@@ -52,7 +52,8 @@ const uint HEADER_APPEND_TABLE = 12u;
 const uint HEADER_SOFTCAP = 13u;
 const uint HEADER_SOFTCAP_INVERSE = 14u;
 const uint HEADER_SINK_TABLE = 15u;
-const uint HEADER_FIRST_PAGE = 16u;
+const uint HEADER_ALIBI_TABLE = 16u;
+const uint HEADER_FIRST_PAGE = 17u;
 const uint HEADER_WORDS = 20u;
 const uint ITEM_ROW = 0u;
 const uint ITEM_LIMIT = 1u;
@@ -64,12 +65,17 @@ const uint ITEM_UPLOAD_BEGIN = 6u;
 const uint ITEM_UPLOAD_ROW = 7u;
 const uint ITEM_LEAVES_PER_STATE = 8u;
 const uint ITEM_FIRST = 9u;
+const uint ITEM_KEY_SHIFT = 10u;
 const uint ITEM_WORDS = 12u;
 const uint ROW_STATE = 0u;
 const uint ROW_COUNT = 1u;
 const uint ROW_UNIT = 2u;
 const uint ROW_LEAVES_PER_STATE = 3u;
-const uint ROW_WORDS = 4u;
+const uint ROW_POSITION = 4u;
+const uint ROW_MASK = 5u;
+const uint ROW_MASK_BEGIN = 6u;
+const uint ROW_MASK_END = 7u;
+const uint ROW_WORDS = 8u;
 const uint APPEND_POSITION = 0u;
 const uint APPEND_PAGE_TABLE = 1u;
 const uint APPEND_WORDS = 2u;
@@ -95,9 +101,11 @@ const uint STORAGE_Q8_0 = 3u;
 #define ATTEND_SPEC_CHUNKS_AHEAD 4
 #define ATTEND_SPEC_TILE 5
 #define ATTEND_SPEC_SOFTCAP 6
-#define ATTEND_SPEC_ROWS_SHARED 7
-#define ATTEND_SPEC_STORAGE 8
-#define ATTEND_SPEC_FROM_UPLOAD 9
+#define ATTEND_SPEC_ALIBI 7
+#define ATTEND_SPEC_MASK 8
+#define ATTEND_SPEC_ROWS_SHARED 9
+#define ATTEND_SPEC_STORAGE 10
+#define ATTEND_SPEC_FROM_UPLOAD 11
 #define MERGE_BIND_WORK 0
 #define MERGE_BIND_STATES 1
 #define MERGE_BIND_OUT 2

@@ -11,6 +11,7 @@ struct Item {
     uint page_table;        // word of the work buffer
     uint upload_begin;      // FROM_UPLOAD: tokens from here on are in the uploaded rows, the first in row upload_row
     uint upload_row;
+    uint key_shift;         // position of a key = its number in the sequence + key_shift
 };
 
 struct Leaf {
@@ -24,7 +25,7 @@ Item read_item() {
     uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
     return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_LEAF_BEGIN],
                 work[at + ITEM_LEAF_END], work[at + ITEM_LEAVES_PER_STATE], work[at + ITEM_PAGE_TABLE],
-                work[at + ITEM_UPLOAD_BEGIN], work[at + ITEM_UPLOAD_ROW]);
+                work[at + ITEM_UPLOAD_BEGIN], work[at + ITEM_UPLOAD_ROW], work[at + ITEM_KEY_SHIFT]);
 }
 
 Leaf leaf_of(Item item, uint index) {

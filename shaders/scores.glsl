@@ -4,6 +4,7 @@
 // flight.  Eight dimensions (a chunk) are summed on their own before they join the dot product.
 
 #include "softcap.glsl"
+#include "bias.glsl"
 
 // The dots of one chunk (dimensions a, then b) of a query head with two keys.  Both keys have the query value in
 // common, so that a GPU with dual issue takes them in one cycle.
@@ -62,6 +63,9 @@ void find_scores(Item item, Leaf leaf) {
         precise vec2 s = dots[h] * scale;
         if (SOFTCAP != 0u) {
             s = vec2(soft_capped(s.x), soft_capped(s.y));
+        }
+        if (ALIBI != 0u || MASK != 0u) {
+            s = biased(item, leaf, h, s);
         }
         dots[h] = mix(vec2(EMPTY_M), s, seen);
     }

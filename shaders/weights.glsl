@@ -46,6 +46,9 @@ void find_weights(Leaf leaf) {
     barrier();
     bvec2 seen = present(leaf);
     for (uint h = 0u; h < HEADS; ++h) {
+        if (MASK != 0u) {
+            seen = greaterThan(dots[h], vec2(EMPTY_M));
+        }
         dots[h] = mix(vec2(0.0), vec2(weight(dots[h].x, m[h]), weight(dots[h].y, m[h])), seen);
     }
     share_dots();

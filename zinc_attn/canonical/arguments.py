@@ -79,6 +79,40 @@ def check_sinks(sinks: Any, q_heads: int) -> NDArray[Any] | None:
     return array
 
 
+def check_alibi(alibi: Any, q_heads: int) -> NDArray[Any] | None:
+    """Slopes (q_heads,), or None."""
+    array = None if alibi is None else check_array("alibi", alibi, ("float32", "float16", "float64", "bfloat16"))
+    if array is None:
+        return None
+    if array.shape != (q_heads,):
+        raise ShapeError(f"alibi: got shape {array.shape}, expected ({q_heads},), a slope per query head")
+    if not np.all(np.abs(array) <= constants.MAX_INPUT):
+        raise ValueRangeError("alibi: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    return array
+
+
+def check_mask(mask: Any, q_len: int, tokens: int) -> NDArray[np.float32] | None:
+    """A mask (q_len, n) of the last n of ``tokens`` keys as float32: what is added to a score, -inf where the row does
+    not see the key. None for no mask."""
+    array = None if mask is None else check_array("mask", mask, ("bool", "float32", "float16"))
+    if array is None:
+        return None
+    if array.ndim != 2 or len(array) != q_len or array.shape[1] > tokens:
+        raise ShapeError(
+            f"mask: got shape {array.shape}, expected ({q_len}, n), a row for each of q's and a column for each of the "
+            f"last n keys, of which there are {tokens}"
+        )
+    if array.dtype == bool:
+        return np.where(array, np.float32(0), np.float32(-np.inf))
+    values = array.astype(np.float32)
+    if not np.all((np.abs(values) <= constants.MAX_INPUT) | np.isneginf(values)):
+        raise ValueRangeError(
+            "mask: got a NaN, +inf or a magnitude beyond 2**60, expected numbers to add to the scores, and -inf or "
+            "False for keys that a row does not see"
+        )
+    return values
+
+
 def checked_options(
     q_heads: int, scale: Any, causal: Any, window: Any, softcap: Any, sinks: Any
 ) -> tuple[float | None, int | None, float | None, NDArray[Any] | None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import constants
-from .arguments import checked_arrays, checked_options, key_ranges, with_rows
+from .arguments import check_alibi, check_mask, checked_arrays, checked_options, key_ranges, with_rows
 from .constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .state import (
     F32,
@@ -50,26 +50,59 @@ def _scores(q: F32, keys: F32, scale: np.float32) -> F32:
     return dot
 
 
+class _Scoring(NamedTuple):
+    """scale: one factor, rounded once; mask: None, or float32 (q_len, tokens and more), see ``check_mask``."""
+
+    scale: np.float32
+    softcap: float | None
+    mask: F32 | None
+
+
+class _Rows(NamedTuple):
+    """What a vector (query row and head) sees, and where it is: each (vectors,).
+
+    It sees keys [first, limit); position: its own; row: its query row; slope: of ALiBi, times log2(e), or None.
+    """
+
+    first: NDArray[Any]
+    limit: NDArray[Any]
+    position: NDArray[Any]
+    row: NDArray[Any]
+    slope: F32 | None
+
+
+def alibi_slopes(alibi: NDArray[Any]) -> F32:
+    """Slopes in log2 units, rounded once from float64."""
+    return (alibi.astype(np.float64) * constants.LOG2E).astype(np.float32)
+
+
 def _leaf_states(
     q: F32,
     k: F32,
     v: F32,
-    seen: tuple[NDArray[Any], NDArray[Any]],
+    rows: _Rows,
     first: int,
-    scale: np.float32,
-    softcap: float | None,
+    scoring: _Scoring,
 ) -> State:
     """States (leaves, vectors) of whole leaves: q (vectors, dims), k (leaves * 64, dims), v (leaves * 64, value_dim).
 
-    ``seen``: (first, limit) of each vector, absolute positions; ``first`` is the absolute position of k[0].
+    ``first`` is the absolute position of k[0].
     """
     vectors, value_dim = len(q), v.shape[1]
     leaves = k.shape[0] // KEYS_PER_LEAF
-    s = _scores(q, np.ascontiguousarray(k.T), scale)
-    if softcap is not None:
-        s = soft_capped(s, softcap)
+    s = _scores(q, np.ascontiguousarray(k.T), scoring.scale)
+    if scoring.softcap is not None:
+        s = soft_capped(s, scoring.softcap)
     position = (first + np.arange(k.shape[0]))[None]
-    present = (position >= seen[0][:, None]) & (position < seen[1][:, None])
+    present = (position >= rows.first[:, None]) & (position < rows.limit[:, None])
+    if rows.slope is not None:
+        distance = -np.abs(position - rows.position[:, None]).astype(np.float32)
+        s = (s + rows.slope[:, None] * distance).astype(np.float32)
+    if scoring.mask is not None:
+        bias = scoring.mask[rows.row, first : first + k.shape[0]]
+        hidden = np.isneginf(bias)
+        s = (s + np.where(hidden, f32(0.0), bias) * f32(constants.LOG2E)).astype(np.float32)
+        present = present & ~hidden
     s = np.where(present, s, f32(constants.EMPTY_M)).reshape(vectors, leaves, KEYS_PER_LEAF).transpose(1, 0, 2)
     present = present.reshape(vectors, leaves, KEYS_PER_LEAF).transpose(1, 0, 2)
     m = np.rint(s.max(axis=2))
@@ -87,7 +120,13 @@ def _leaf_states(
     return State(m, total, flush(o))
 
 
-def emulate(
+def _whole(mask: F32, tokens: int) -> F32:
+    """A mask of the last keys as one of all keys, and of those behind them that fill up a node, which nobody sees."""
+    node = LEAVES_PER_NODE * KEYS_PER_LEAF
+    return np.pad(mask, ((0, 0), (tokens - mask.shape[1], -tokens % node)))
+
+
+def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a default)
     q: NDArray[Any],
     k: NDArray[Any],
     v: NDArray[Any],
@@ -97,6 +136,8 @@ def emulate(
     window: int | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
+    alibi: NDArray[Any] | None = None,
+    mask: NDArray[Any] | None = None,
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
@@ -106,13 +147,15 @@ def emulate(
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
+    alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
     rows = as_input(with_rows(q))
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
     value_dim, whole = v.shape[2], -(-head_dim // CHUNK) * CHUNK  # zeros fill up the last chunk
     group = q_heads // kv_heads
-    factor = score_scale(head_dim, scale, softcap)
+    scoring = _Scoring(score_scale(head_dim, scale, softcap), softcap, None if mask is None else _whole(mask, tokens))
     firsts, limits = key_ranges(tokens, q_len, causal, window)
+    slopes = None if alibi is None else alibi_slopes(alibi)
     vectors = q_len * group
     block = (
         max(1, _BLOCK_ELEMENTS // (vectors * max(whole, value_dim) * LEAVES_PER_NODE)) * LEAVES_PER_NODE * KEYS_PER_LEAF
@@ -123,7 +166,10 @@ def emulate(
         heads = slice(head * group, (head + 1) * group)
         mine = np.zeros((vectors, whole), np.float32)
         mine[:, :head_dim] = rows[:, heads].reshape(vectors, head_dim)
-        seen = np.repeat(firsts, group), np.repeat(limits, group)
+        of_rows = firsts, limits, tokens - q_len + np.arange(q_len), np.arange(q_len)
+        first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
+        slope = None if slopes is None else np.tile(slopes[heads], q_len)
+        seen = _Rows(first_seen, limit, position, row, slope)
         total = empty_state((vectors,), value_dim)
         for first in range(
             int(firsts.min()) // (LEAVES_PER_NODE * KEYS_PER_LEAF) * LEAVES_PER_NODE * KEYS_PER_LEAF, tokens, block
@@ -134,7 +180,7 @@ def emulate(
             values = np.zeros((padded, value_dim), np.float32)
             keys[: last - first, :head_dim] = as_input(k[first:last, head])
             values[: last - first] = as_input(v[first:last, head])
-            leaf = _leaf_states(mine, keys, values, seen, first, factor, softcap)
+            leaf = _leaf_states(mine, keys, values, seen, first, scoring)
             by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
             nodes = fold_ascending(by_node)
             for i in range(nodes.m.shape[0]):

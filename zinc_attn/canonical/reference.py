@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from ..checks import check_array
 from ..errors import ShapeError, ValueRangeError
-from .arguments import checked_arrays, checked_options, key_ranges, with_rows
+from .arguments import check_alibi, check_mask, checked_arrays, checked_options, key_ranges, with_rows
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 
-def attention(
+def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a default)
     q: NDArray[Any],
     k: NDArray[Any],
     v: NDArray[Any],
@@ -29,6 +29,8 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
+    alibi: NDArray[Any] | None = None,
+    mask: NDArray[Any] | None = None,
 ) -> tuple[F64, F64]:
     """Softmax attention in float64.
 
@@ -36,11 +38,15 @@ def attention(
     v_head_dim); any float dtype.
     With ``causal`` row i sees keys up to position tokens - q_len + i; with ``window`` that many keys at most, its own
     position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
-    that joins the softmax without a value. Returns out ([q_len,] q_heads, v_head_dim) and lse ([q_len,] q_heads),
-    natural log, sinks included; 0 and -inf where a row sees no key and no sink.
+    that joins the softmax without a value. alibi: (q_heads,), a slope per query head: scores become score - slope *
+    |key's position - row's position|. mask: (q_len, n) of the last n keys, bool, True where the row sees the key, or
+    float32 or float16, which is added to the scores, -inf for a key that the row does not see. Returns out ([q_len,]
+    q_heads, v_head_dim) and lse ([q_len,] q_heads), natural log, sinks included; 0 and -inf where a row sees no key and
+    no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
+    alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
     rows = with_rows(q).astype(np.float64)
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
@@ -60,6 +66,13 @@ def attention(
             s = rows[i, heads] @ keys[seen].T * factor
             if softcap is not None:
                 s = softcap * np.tanh(s / softcap)
+            if alibi is not None:
+                distance = np.abs(np.arange(tokens)[seen] - (tokens - q_len + i))
+                s = s - alibi[heads, None].astype(np.float64) * distance
+            if mask is not None:
+                s = s + np.pad(mask[i].astype(np.float64), (tokens - mask.shape[1], 0))[seen]
+                if np.all(np.isneginf(s)):
+                    continue
             top = np.maximum(s.max(axis=1, keepdims=True), sink[heads, None])
             p = np.exp(s - top)
             total = p.sum(axis=1, keepdims=True) + np.exp(sink[heads, None] - top)

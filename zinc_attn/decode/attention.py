@@ -25,7 +25,7 @@ from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
 from .requests import CallArguments, CallRequest, Checked, Columns, check_columns, check_requests, hold_places
 from .runner import CallRunner, Observer
-from .scoring import LayerScorings, check_scale, check_softcap
+from .scoring import LayerScorings, check_alibi, check_scale, check_softcap
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -38,7 +38,8 @@ class Attention:
     scale: None is 1 / sqrt(head_dim). window: keys that a row sees at most, its own position counted, or a list with an
     int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a logit
     per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or None per
-    layer. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
+    layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position - row's
+    position|. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
     attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
@@ -55,6 +56,7 @@ class Attention:
         window: int | Seq[int | None] | None = None,
         softcap: float | None = None,
         sinks: Any = None,
+        alibi: Any = None,
         cascade: bool | None = None,
         plan: PlanFunction | None = None,
         observer: Observer | None = None,
@@ -73,7 +75,9 @@ class Attention:
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size = num_splits, split_size
         self.scale = check_scale(scale, shape.head_dim)
-        scorings = LayerScorings(cache.num_layers, shape.q_heads, self.scale, window, check_softcap(softcap), sinks)
+        slopes = check_alibi(alibi, shape.q_heads)
+        cap = check_softcap(softcap)
+        scorings = LayerScorings(cache.num_layers, shape.q_heads, self.scale, window, cap, sinks, slopes)
         if plan is not None:
             layout = LayoutCache(plan)
         elif num_splits is not None or split_size is not None:
@@ -147,21 +151,27 @@ class Attention:
         out: Any = None,
         lse: Any = None,
         allow_empty: bool = False,
+        causal: bool = True,
+        mask: Any = None,
     ) -> Any:
         """Append k, v to ``seq``, then attend; without k and v, attend only.
 
-        q: (q_heads, head_dim) or (q_len, q_heads, head_dim), float32, float16 or bfloat16; k, v: (tokens, kv_heads,
-        head_dim), or (kv_heads, head_dim) for one token, as the cache's dtype takes them. Row i of q_len sees keys up
-        to position tokens - q_len + i. Returns out like q, float32; with return_lse (out, lse), lse like q without
-        head_dim.
-        A batch: ``seq`` a list, and q, k, v, out, lse lists of arrays, one per sequence, lengths may differ; returns
-        lists. Each output has the bits of the sequence attended alone.
+        q: (q_heads, head_dim) or (q_len, q_heads, head_dim), float32, float16 or bfloat16; k: (tokens, kv_heads,
+        head_dim), v: (tokens, kv_heads, v_head_dim), or both without the first axis for one token, as the cache's dtype
+        takes them; a latent cache takes k alone. Row i of q_len sees keys up to position tokens - q_len + i, with
+        causal=False all keys. mask: (q_len, n) of the last n keys of the sequence, the new ones among them: bool, True
+        where the row sees the key, or float32 or float16, which is added to the scores (natural units), -inf for a key
+        that the row does not see; keys before them are seen. Returns out ([q_len,] q_heads, v_head_dim), float32; with
+        return_lse (out, lse), lse ([q_len,] q_heads).
+        A batch: ``seq`` a list, and q, k, v, out, lse, mask lists of arrays, one per sequence, lengths may differ;
+        returns lists. Each output has the bits of the sequence attended alone.
         out, lse: C-contiguous float32 arrays, or torch tensors on the CPU, of the results' shapes, which are written
         in place of new ones and returned; they may be q's memory, but not each other's. allow_empty: rows that see no
         key are no error, and have output 0 and lse -inf, or the sinks' lse.
         A failed call leaves the cache, out and lse as they were; one that is interrupted may have written to out, lse.
         """
-        arguments = CallArguments.checked(seq, q, k, v, out, lse, return_lse, allow_empty)
+        columns = check_columns(seq, q, k, v, out, lse, mask)
+        arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)
 
         def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
             arguments.check_seen(requests)
@@ -182,6 +192,8 @@ class Attention:
         out: Any = None,
         lse: Any = None,
         allow_empty: bool = False,
+        causal: bool = True,
+        mask: Any = None,
     ) -> PendingAttention:
         """A call that does not wait for the device: ``submit(...).result()`` is what the call returns.
 
@@ -189,7 +201,8 @@ class Attention:
         call of the cache, of any sequence, completes this one first; the next call of the device waits for it. With
         Kompute, whose submission cannot be waited for later, the device has finished when ``submit`` returns.
         """
-        arguments, cache = CallArguments.checked(seq, q, k, v, out, lse, return_lse, allow_empty), self.cache
+        columns, cache = check_columns(seq, q, k, v, out, lse, mask), self.cache
+        arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)
         with cache.lock:
             layer, checked = self._begin(arguments.columns, layer)
             try:
@@ -204,7 +217,7 @@ class Attention:
                 raise
             return pending
 
-    def partial(
+    def partial(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
         self,
         q: Any,
         seq: Sequence,
@@ -215,20 +228,21 @@ class Attention:
         nodes: Any = None,
         tokens: int | None = None,
         within: tuple[int, int] | None = None,
+        mask: Any = None,
     ) -> PartialState:
         """Append k, v to ``seq``, then attend without the last fold: a state per row and node of 512 keys.
 
-        q, k, v as in a call. nodes: the absolute numbers, ascending, of the nodes that ``seq`` holds, a shard of a
-        longer sequence; None: 0, 1, ... tokens: of the whole sequence, whose last ones are the rows' own positions;
-        None: those of ``seq``. within: (first, end) absolute nodes to attend, None for all. ``fold`` of the
-        partials that together hold every node gives a call's bits. ArgumentError: tokens, nodes and ``seq`` do not fit
-        each other.
+        q, k, v as in a call; mask: as there, of the last keys of the whole sequence. nodes: the absolute numbers,
+        ascending, of the nodes that ``seq`` holds, a shard of a longer sequence; None: 0, 1, ... tokens: of the whole
+        sequence, whose last ones are the rows' own positions; None: those of ``seq``. within: (first, end) absolute
+        nodes to attend, None for all. ``fold`` of the partials that together hold every node gives a call's bits.
+        ArgumentError: tokens, nodes and ``seq`` do not fit each other.
         """
         span = NodeRange.checked(nodes, tokens, within)
         columns = check_columns([seq], [q], None if k is None else [k], None if v is None else [v])
 
         def attend(requests: list[CallRequest], layer: int) -> PartialState:
-            return attend_nodes(self._runner, requests[0], layer, span)
+            return attend_nodes(self._runner, requests[0], layer, span, mask)
 
         with self.cache.lock:
             return self._run(columns, layer, attend)

@@ -58,7 +58,8 @@ class ContiguousKV:
 class RecordedCall:
     """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
 
-    scoring: None is the usual scale and nothing else; its window must be the plan's. heads_per_workgroup: query heads
+    scoring: None is the usual scale and nothing else; its window must be the plan's. mask: (q_len, n) of the last n
+    keys, checked, or None. heads_per_workgroup: query heads
     that one workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
     """
 
@@ -69,6 +70,7 @@ class RecordedCall:
         *,
         scoring: Scoring | None = None,
         causal: bool = True,
+        mask: F32 | None = None,
         timestamps: bool = False,
         heads_per_workgroup: int | None = None,
     ) -> None:
@@ -79,7 +81,7 @@ class RecordedCall:
         self.plan, self.runtime = plan, runtime
         scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
         visible = key_ranges(plan.context_len, plan.q_len, causal, scoring.window)
-        work = _work_buffer(kv, plan, scoring, visible)
+        work = _work_buffer(kv, plan, scoring, visible, mask)
         vectors = plan.q_len * shape.q_heads
         out_bytes = 4 * vectors * (shape.v_dim + 1)
         sizes = (4 * work.words.size, 4 * vectors * shape.k_dim, max(plan.scratch_bytes, 4), out_bytes)
@@ -96,6 +98,8 @@ class RecordedCall:
                 runtime.info.kind,
                 KEYS_PER_LEAF,
                 softcap=scoring.softcap is not None,
+                alibi=scoring.alibi is not None,
+                mask=mask is not None,
                 heads=per_workgroup,
             )
             calls: list[KernelCall] = []
@@ -148,11 +152,11 @@ class RecordedCall:
             buffer.close()
 
 
-def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible) -> WorkBuffer:
+def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: F32 | None) -> WorkBuffer:
     """The call's work buffer; page 0 holds everything."""
     single_pass = plan.passes == 1
     items = item_records(visible, np.array(plan.leaf_ranges()), plan.leaves_per_state, keep_empty=single_pass)
-    work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.sinks)
+    work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.heads, 0 if mask is None else mask.size)
     work.set_shape(plan.shape, plan.shape.kv_heads)
     work.set(
         **scoring.header(plan.shape.head_dim),
@@ -165,4 +169,10 @@ def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: V
     work.items[:] = items
     work.items["page_table"] = work.tables_at
     work.rows[:] = row_records(visible, plan)
+    work.rows["position"] = kv.tokens - plan.q_len + np.arange(plan.q_len)
+    if mask is not None:
+        width = mask.shape[1]
+        work.rows["mask"] = work.masks_at + np.arange(plan.q_len) * width
+        work.rows["mask_begin"], work.rows["mask_end"] = kv.tokens - width, kv.tokens
+        work.masks[:] = np.ascontiguousarray(mask).reshape(-1).view(np.uint32)
     return work

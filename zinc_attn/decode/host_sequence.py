@@ -62,8 +62,8 @@ class RecordedAttention:
             new_rows = None if rows is None else runtime.host_tensor(rows)
             tensors = Tensors(runtime.host_tensor(q), owned[0], owned[1], new_rows)
             self._workspace = Workspace.make(key, cache, runner.scorings.of(layer), tensors)
-            capped = runner.scorings.of(layer).softcap is not None
-            self._recording = runtime.record_into(sequence, self._workspace.dispatches(layer, capped))
+            dispatches = self._workspace.dispatches(layer, runner.scorings.of(layer))
+            self._recording = runtime.record_into(sequence, dispatches)
         except BaseException:
             for buffer in owned:
                 buffer.close()

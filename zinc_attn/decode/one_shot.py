@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.rows import checked_values
-from ..canonical.arguments import check_window
+from ..canonical.arguments import check_mask, check_window
 from ..checks import check_array, check_bool, shown
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..limits import MAX_CONTEXT
+from ..planning.items import Mask
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
 from .requests import check_seen
-from .scoring import Scoring, check_scale, check_score_bound, check_sinks, check_softcap
+from .scoring import Scoring, check_alibi, check_scale, check_score_bound, check_sinks, check_softcap
 from .targets import Target, check_targets
 
 F32 = NDArray[np.float32]
@@ -79,6 +80,8 @@ def attention(
     window: int | None = ...,
     softcap: float | None = ...,
     sinks: Any = ...,
+    alibi: Any = ...,
+    mask: Any = ...,
     out: Any = ...,
     lse: Any = ...,
     allow_empty: bool = ...,
@@ -98,6 +101,8 @@ def attention(
     window: int | None = ...,
     softcap: float | None = ...,
     sinks: Any = ...,
+    alibi: Any = ...,
+    mask: Any = ...,
     out: Any = ...,
     lse: Any = ...,
     allow_empty: bool = ...,
@@ -118,6 +123,8 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     window: int | None = None,
     softcap: float | None = None,
     sinks: Any = None,
+    alibi: Any = None,
+    mask: Any = None,
     out: Any = None,
     lse: Any = None,
     allow_empty: bool = False,
@@ -131,19 +138,22 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1). softcap: scores
     become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins the softmax
     without a value (GPT-OSS); lse includes it.
-    out, lse, allow_empty: as in a call of ``Attention``.
+    alibi: see ``Attention``; mask, out, lse, allow_empty: as in a call of it.
     Returns out ([q_len,] q_heads, v_head_dim), and with return_lse also lse ([q_len,] q_heads), natural log; float32.
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
     """
     rows, ka, va, shape = check_arrays(q, k, v)
     causal, return_lse = check_bool("causal", causal), check_bool("return_lse", return_lse)
-    check_seen(len(rows), len(ka), check_bool("allow_empty", allow_empty), causal)
+    bias = check_mask(mask, len(rows), len(ka))
+    words = None if bias is None else Mask(np.ascontiguousarray(bias).view(np.uint32), len(ka) - bias.shape[1])
+    check_seen(len(rows), len(ka), check_bool("allow_empty", allow_empty), causal, words)
     one_row = np.ndim(q) == 2
     wanted = (None if x is None else [x] for x in (out, lse))
     (target,) = check_targets([(*rows.shape[int(one_row) : 2], shape.v_head_dim)], *wanted)
     factor = check_scale(scale, shape.head_dim)
-    scoring = Scoring(factor, check_window(window), check_softcap(softcap), check_sinks(sinks, shape.q_heads))
+    heads = check_sinks(sinks, shape.q_heads), check_alibi(alibi, shape.q_heads)
+    scoring = Scoring(factor, check_window(window), check_softcap(softcap), *heads)
     checked_q, q_max = checked_values("q", rows[0] if one_row else rows)  # indices as the caller counts them
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
@@ -158,7 +168,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     plan = _planned(device.info, ka, shape, len(rows), window, num_splits=num_splits, split_size=split_size)
     with (
         closing(ContiguousKV(device, ka, va)) as kv,
-        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal)) as call,
+        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal, mask=bias)) as call,
     ):
         call.write_q(checked_q)
         call.run()

@@ -20,7 +20,7 @@ from ..limits import MAX_CONTEXT
 from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
-from .requests import CallRequest
+from .requests import CallRequest, set_mask
 from .runner import CallRunner
 from .scoring import Scoring
 
@@ -54,10 +54,15 @@ class NodeRange:
         return cls(held, None if tokens is None else check_int("tokens", tokens, 0, MAX_CONTEXT), within)
 
 
-def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: NodeRange) -> PartialState:
-    """The states of a request's rows over the nodes that its sequence holds; its new rows are appended."""
+def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: NodeRange, mask: Any) -> PartialState:
+    """The states of a request's rows over the nodes that its sequence holds; its new rows are appended.
+
+    mask: of the last keys of the whole sequence, or None.
+    """
     scoring, there, q_len = runner.scorings.of(layer), request.tokens, len(request.q)
     held, tokens = _held_nodes(nodes, there)
+    set_mask(request, mask, tokens)
+    request.end, request.shifts = tokens, (held - np.arange(held.size)) * KEYS_PER_NODE
     firsts, limits = key_ranges(tokens, q_len, True, scoring.window)
     span = int(firsts.min()) // KEYS_PER_NODE, -(-int(limits.max()) // KEYS_PER_NODE)
     within = span if nodes.within is None else nodes.within
@@ -106,8 +111,11 @@ def _empty(
     empty = empty_state((q_len, len(mine), cache.shape.q_heads), cache.shape.v_head_dim)
     text = f"{cache.shape} {tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r} {cache.dtype}"
     sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
+    biases = b"" if scoring.alibi is None else b"alibi" + scoring.alibi.tobytes()
+    if request.mask is not None:
+        biases += f"mask {request.mask.begin} ".encode() + request.mask.words.tobytes()
     q = np.ascontiguousarray(request.q, np.float32).tobytes()
-    identity = hashlib.sha256(text.encode() + b"\0" + sinks + q).hexdigest()
+    identity = hashlib.sha256(text.encode() + b"\0" + sinks + biases + q).hexdigest()
     return PartialState(mine, empty.m, empty.l, empty.o, span, identity, scoring.sinks)
 
 

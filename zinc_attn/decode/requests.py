@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,17 @@ from ..cache.kv_cache import KVCache
 from ..cache.reservation import Reservation
 from ..cache.rows import checked_values
 from ..cache.sequence import Sequence
+from ..canonical.arguments import check_mask
 from ..checks import check_array, check_bool
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..planning.call import Request
-from ..planning.items import Visible
+from ..planning.items import Indices, Mask, Visible
 from .scoring import check_score_bound
 from .targets import NEW_ARRAYS, Target, check_targets
 
 F32 = NDArray[np.float32]
+HIDDEN: Final = np.uint32(0xFF800000)  # minus infinity, in a mask
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +32,7 @@ class CallRequest:
 
     q: (q_len, q_heads, head_dim) checked values; new: k and v of the new rows, (n, kv_heads, head_dim) stored values,
     or None; tokens: of the sequence's layer, the new rows included; reservation: the places of the new rows; visible:
-    see ``planning.call.Request``; target: where the results go.
+    see ``planning.call.Request``, as causal, mask, end and shifts; target: where the results go.
     """
 
     sequence: Sequence
@@ -40,6 +42,15 @@ class CallRequest:
     reservation: Reservation | None = None
     visible: Visible | None = None
     target: Target = NEW_ARRAYS
+    causal: bool = True
+    mask: Mask | None = None
+    end: int | None = None
+    shifts: Indices | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows see all that is before them, without a mask."""
+        return self.visible is None and self.mask is None
 
     @property
     def new_rows(self) -> int:
@@ -49,7 +60,17 @@ class CallRequest:
     def planned(self) -> Request:
         """What the plan of the call needs to know of this request."""
         table = self.sequence.table(self.reservation)
-        return Request(len(self.q), self.tokens, self.new_rows, table, self.visible)
+        return Request(
+            len(self.q),
+            self.tokens,
+            self.new_rows,
+            table,
+            self.visible,
+            self.causal,
+            self.mask,
+            self.end,
+            self.shifts,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +90,25 @@ class Columns(NamedTuple):
     v: Seq[Any] | None
     out: Seq[Any] | None
     lse: Seq[Any] | None
+    mask: Seq[Any] | None
 
 
-def check_columns(seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None) -> Columns:
+def check_columns(
+    seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None, mask: Any = None
+) -> Columns:
     """The arguments of a call of one sequence or of a batch."""
     batch = not isinstance(seq, Sequence)
     if batch and not isinstance(seq, (list, tuple)):
         raise ArgumentError(f"seq: got {type(seq).__name__}, expected a Sequence or a list of them")
     if not batch:
-        q, (k, v, out, lse) = [q], (None if x is None else [x] for x in (k, v, out, lse))
+        q, (k, v, out, lse, mask) = [q], (None if x is None else [x] for x in (k, v, out, lse, mask))
     sequences = list(seq) if batch else [seq]
-    for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+    for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
         if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
             raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
     if q is None:
         raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
-    return Columns(sequences, q, k, v, out, lse)
+    return Columns(sequences, q, k, v, out, lse, mask)
 
 
 class CallArguments(NamedTuple):
@@ -94,19 +118,20 @@ class CallArguments(NamedTuple):
     single: bool
     return_lse: bool
     allow_empty: bool
+    causal: bool
 
     @classmethod
-    def checked(
-        cls, seq: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, return_lse: Any, allow_empty: Any
-    ) -> CallArguments:
+    def checked(cls, columns: Columns, seq: Any, return_lse: Any, allow_empty: Any, causal: Any) -> CallArguments:
         """The arguments, as far as they can be checked without the cache."""
-        return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
-        return cls(check_columns(seq, q, k, v, out, lse), isinstance(seq, Sequence), return_lse, allow_empty)
+        flags = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
+        return cls(columns, isinstance(seq, Sequence), **{name: check_bool(name, x) for name, x in flags.items()})
 
     def check_seen(self, requests: list[CallRequest]) -> None:
-        """``check_seen`` of every request, whose tokens are known."""
-        for request in requests:
-            check_seen(len(request.q), request.tokens, self.allow_empty)
+        """``check_seen`` and ``set_mask`` of every request, whose tokens are known."""
+        for i, request in enumerate(requests):
+            request.causal = self.causal
+            set_mask(request, None if self.columns.mask is None else self.columns.mask[i], request.tokens)
+            check_seen(len(request.q), request.tokens, self.allow_empty, self.causal, request.mask)
 
     def shaped(self, found: tuple[list[F32], list[F32]]) -> Any:
         """What the call returns, of the runner's results."""
@@ -122,7 +147,7 @@ class CallArguments(NamedTuple):
 def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
     """The requests of a call. Typed refusals name the argument."""
     requests, q_max, k_max = [], 0.0, 0.0
-    sequences, q, k, v, out, lse = columns
+    sequences, q, k, v, out, lse, _ = columns
     if cache.shape.latent and v is not None:
         raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
     if (k is None) != (v is None) and not cache.shape.latent:
@@ -150,13 +175,36 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
     return Checked(requests, k_max)
 
 
-def check_seen(q_len: int, keys: int, allow_empty: bool, causal: bool = True) -> None:
+def set_mask(request: CallRequest, mask: Any, tokens: int) -> None:
+    """Check a request's mask of the last keys of a sequence of ``tokens`` keys, and keep it as words."""
+    values = check_mask(mask, len(request.q), tokens)
+    if values is not None:
+        limit = request.sequence.cache.device.info.max_buffer_bytes // 2
+        if values.nbytes > limit:
+            raise LimitError(
+                f"mask: got {values.nbytes:,} bytes as float32, expected at most {limit:,}; attend fewer rows at a time"
+            )
+        request.mask = Mask(np.ascontiguousarray(values).view(np.uint32), tokens - values.shape[1])
+
+
+def check_seen(q_len: int, keys: int, allow_empty: bool, causal: bool = True, mask: Mask | None = None) -> None:
     """Refuse query rows that see no key, unless they are allowed. keys: of the sequence, the new ones included."""
     blind = max(q_len - keys, 0) if causal else 0 if keys else q_len
     if blind and not allow_empty:
         raise ArgumentError(
             f"q: got {q_len} rows for {keys} keys, {blind} of them before the first key, expected at least as many "
             "keys as rows; append k and v first, or give allow_empty=True, with which such rows have an output of 0"
+        )
+    if mask is None or allow_empty or mask.begin:
+        return
+    seen = mask.words != HIDDEN
+    if causal:
+        seen &= np.arange(keys) <= np.arange(keys - q_len, keys)[:, None]
+    if not np.all(seen.any(axis=1)):
+        row = int(np.argmin(seen.any(axis=1)))
+        raise ArgumentError(
+            f"mask: row {row} sees no key, expected one at least; give allow_empty=True, with which such rows have an "
+            "output of 0"
         )
 
 

@@ -165,7 +165,7 @@ class CallRunner:
         """What a steady call has in common with the one before; None for a call that is not steady."""
         appends = requests[0].new is not None
         for request in requests:
-            if len(request.q) != 1 or request.new_rows != int(appends) or request.visible is not None:
+            if len(request.q) != 1 or request.new_rows != int(appends) or not request.is_plain:
                 return None
             request.sequence.table(request.reservation)  # the stamp is that of the table last asked for
         key: tuple[Any, ...] = (
@@ -226,8 +226,8 @@ class CallRunner:
     def _recording(self, workspace: Workspace, layer: int) -> Recording:
         key = workspace.key, self.cache.layers[layer].number
         if key not in self.recordings:
-            capped = self.scorings.distinct[workspace.key.scoring].softcap is not None
-            self.recordings[key] = self.cache.device.runtime.record(workspace.dispatches(layer, capped))
+            dispatches = workspace.dispatches(layer, self.scorings.distinct[workspace.key.scoring])
+            self.recordings[key] = self.cache.device.runtime.record(dispatches)
         return self.recordings[key]
 
     def _run(self, workspace: Workspace, submission: Submission, layer: int) -> None:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from ..cache.rows import checked_values
 from ..canonical import arguments
 from ..canonical.constants import MAX_SCORE
-from ..canonical.emulate import score_scale
+from ..canonical.emulate import alibi_slopes, score_scale
 from ..canonical.state import sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError, ValueRangeError
 from ..kernels import declarations
+from ..kernels.records import HeadTables
 
 F32 = NDArray[np.float32]
 
@@ -39,15 +40,22 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap`` and ``sinks`` said.
+    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks`` and ``alibi``
+    said.
 
-    sinks: (q_heads,) float32 in log2 units, or None.
+    sinks, alibi: (q_heads,) float32 in log2 units, or None.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: F32 | None = None
+    alibi: F32 | None = None
+
+    @property
+    def heads(self) -> HeadTables:
+        """What the work buffer has per query head."""
+        return HeadTables(self.sinks, self.alibi)
 
     def header(self, head_dim: int) -> dict[str, int]:
         """The header words of the work buffer."""
@@ -72,15 +80,28 @@ def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
         return sink_scores(checked_values("sinks", array.astype(np.float32))[0])
 
 
+def check_alibi(alibi: Any, q_heads: int) -> F32 | None:
+    """ALiBi slopes (q_heads,) in log2 units, or None."""
+    array = arguments.check_alibi(alibi, q_heads)
+    return None if array is None else alibi_slopes(array)
+
+
 class LayerScorings:
     """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
 
     window: keys, None, or a list with one of these per layer; sinks: (q_heads,), (num_layers, q_heads), or a list with
-    an array or None per layer; the scale and the softcap are those of all layers.
+    an array or None per layer; the scale, the softcap and alibi, slopes in log2 units, are those of all layers.
     """
 
     def __init__(
-        self, num_layers: int, q_heads: int, scale: float, window: Any, softcap: float | None, sinks: Any
+        self,
+        num_layers: int,
+        q_heads: int,
+        scale: float,
+        window: Any,
+        softcap: float | None,
+        sinks: Any,
+        alibi: F32 | None = None,
     ) -> None:
         found: dict[tuple[int | None, bytes | None], int] = {}
         self.distinct: list[Scoring] = []
@@ -90,7 +111,7 @@ class LayerScorings:
             key = one, None if row is None else row.tobytes()
             if key not in found:
                 found[key] = len(self.distinct)
-                self.distinct.append(Scoring(scale, one, softcap, row))
+                self.distinct.append(Scoring(scale, one, softcap, row, alibi))
             self.number.append(found[key])
 
     def of(self, layer: int) -> Scoring:

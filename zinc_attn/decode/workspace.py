@@ -18,7 +18,7 @@ from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels import declarations
 from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
-from ..kernels.records import ROW, Records, WorkBuffer
+from ..kernels.records import ROW, HeadTables, Records, WorkBuffer
 from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
 from ..runtime.device import Device
@@ -99,12 +99,14 @@ class TensorWords:
 
 
 class SteadyWords(NamedTuple):
-    """Views of the words that a steady call changes, an array per slice, and of the positions of the new rows."""
+    """Views of the words that a steady call changes, an array per slice; and of the positions of the new rows, and of
+    the query rows, one of each slice."""
 
     limits: list[Words]
     firsts: list[Words]
     uploads: list[Words]
     positions: Words
+    rows: Words
 
 
 class Held(NamedTuple):
@@ -140,8 +142,9 @@ class Workspace:
     def make(cls, key: RecordingKey, cache: KVCache, scoring: Scoring, tensors: Tensors) -> Workspace:
         """A workspace with new work buffers. A failed call leaves none."""
         shape, runtime = cache.shape, cache.device.runtime
-        work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.sinks)
-        shared = WorkBuffer(key.shared, key.rows, 0, key.tables) if key.shared else None
+        work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
+        biases = HeadTables(alibi=scoring.alibi)
+        shared = WorkBuffer(key.shared, key.rows, 0, key.tables, biases, key.masks) if key.shared else None
         made = cls(key, cache, tensors, work, shared)
         for one in (work, shared):
             if one is not None:
@@ -182,6 +185,10 @@ class Workspace:
             self.shared.tables[:] = work.tables
             self.shared.rows[:] = work.rows
             _set_items(self.shared, submission.shared_items)
+        for one in (work, self.shared):
+            if one is not None and len(submission.masks):
+                one.masks[: len(submission.masks)] = submission.masks
+                one.rows["mask"] += np.uint32(one.masks_at)
 
     def patch(self, held: Held, lengths: tuple[int, ...], window: int | None) -> None:
         """Set what a steady call changes: one query row and at most one new row a sequence, within the same leaf."""
@@ -190,6 +197,9 @@ class Workspace:
         for at, one in enumerate(held.submission.slices):
             length = lengths[one.request]
             words.limits[at][...] = length
+            words.rows[at] = length - 1
+            if self.shared is not None:
+                self.shared.rows["position"][at] = length - 1
             if window is not None:
                 words.firsts[at][...] = max(length - window, 0)
             if self.key.from_upload:
@@ -205,6 +215,7 @@ class Workspace:
             [items["first"][span] for span in submission.spans],
             [items["upload_begin"][span] for span in submission.spans],
             self.work.appends["position"],
+            self.work.rows["position"],
         )
 
     def upload_words(self, layer: int) -> None:
@@ -284,13 +295,23 @@ class Workspace:
 
     # --- dispatches ---------------------------------------------------------------------------------------
 
-    def dispatches(self, layer: int, softcap: bool) -> list[Dispatch]:
+    def dispatches(self, layer: int, scoring: Scoring) -> list[Dispatch]:
         """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload.
 
         They are those of every layer that shares ``layer``'s K and V buffers.
         """
         key, cache, info = self.key, self.cache, self.cache.device.info
-        alone = AttendVariant(cache.shape, cache.dtype, key.build, info.kind, cache.tile, softcap, key.from_upload)
+        alone = AttendVariant(
+            cache.shape,
+            cache.dtype,
+            key.build,
+            info.kind,
+            cache.tile,
+            softcap=scoring.softcap is not None,
+            alibi=scoring.alibi is not None,
+            mask=key.masks > 0,
+            from_upload=key.from_upload,
+        )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
         appends, attends = [], []

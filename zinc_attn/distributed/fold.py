@@ -12,7 +12,7 @@ from ..canonical.constants import LEAVES_PER_NODE
 from ..canonical.partial import PartialState, gather
 from ..errors import ArgumentError, ClosedError, ShapeError
 from ..kernels.dispatches import merge_call
-from ..kernels.records import WorkBuffer
+from ..kernels.records import HeadTables, WorkBuffer
 from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.sizes import padded
 from ..runtime.device import Device
@@ -93,7 +93,7 @@ class Fold:
         key = rows, states, sinks
         if key not in self._workspaces:
             runtime, shape = self.device.runtime, self.shape
-            work = WorkBuffer(0, rows, 0, 0, np.zeros(shape.q_heads, np.float32) if sinks else None)
+            work = WorkBuffer(0, rows, 0, 0, HeadTables(np.zeros(shape.q_heads, np.float32) if sinks else None))
             work.set_shape(shape, shape.kv_heads)
             work.set(rows=rows, state_stride=states)
             buffers: dict[str, Buffer] = {}

@@ -58,8 +58,8 @@ class KernelDecl:
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
 # A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
-# COPY) records, then page tables, then sinks; all are uint words. All that changes from token to token is in here, so
-# that a recorded submission can be used again.
+# COPY) records, then page tables, sinks, ALiBi slopes and masks; all are uint words. All that changes from token to
+# token is in here, so that a recorded submission can be used again.
 HEADER: Final = (
     "q_heads",
     "kv_heads",  # KV heads in the K and V buffers: all of them, or a shard's
@@ -77,6 +77,7 @@ HEADER: Final = (
     "softcap",  # float32 bits of the cap, read where attend's specialization constant softcap is 1
     "softcap_inverse",  # float32 bits of 1 / cap
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
+    "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
     "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
 )
 HEADER_WORDS: Final = 20
@@ -95,11 +96,13 @@ ITEM: Final = (
     "upload_row",
     "leaves_per_state",
     "first",
+    "key_shift",  # added to a key's number in the sequence: its position, where the sequence is a shard
 )
 ITEM_WORDS: Final = 12
-# Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit.
-ROW: Final = ("state", "count", "unit", "leaves_per_state")
-ROW_WORDS: Final = 4
+# Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit. With ALiBi
+# or a mask, pass 1 reads the row's position, and where the mask of keys at positions [mask_begin, mask_end) lies.
+ROW: Final = ("state", "count", "unit", "leaves_per_state", "position", "mask", "mask_begin", "mask_end")
+ROW_WORDS: Final = 8
 # A new token: its position in its sequence (or NO_TOKEN), and the word where the sequence's page table begins.
 APPEND: Final = ("position", "page_table")
 APPEND_WORDS: Final = 2
@@ -138,7 +141,7 @@ def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:
         f"attend_{build}_{dtype}{'_from_upload' * from_upload}",
         "attend.comp",
         _ATTEND_BINDINGS,
-        ("k_dim", "v_dim", "latent", "heads", "chunks_ahead", "tile", "softcap", "rows_shared"),
+        ("k_dim", "v_dim", "latent", "heads", "chunks_ahead", "tile", "softcap", "alibi", "mask", "rows_shared"),
         (f"LOOP={int(build == 'loop')}",),
         f"attend_{build}",
         (("storage", STORAGE.index(dtype)), ("from_upload", int(from_upload))),

@@ -41,6 +41,8 @@ class AttendVariant:
     kind: str
     tile: int
     softcap: bool = False
+    alibi: bool = False
+    mask: bool = False
     from_upload: bool = False
     rows: int = 1
     heads: int | None = None
@@ -63,6 +65,8 @@ class AttendVariant:
             "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),
+            "alibi": int(self.alibi),
+            "mask": int(self.mask),
             "rows_shared": self.rows,
         }
         return decl, tuple(values[name] for name in decl.spec)

@@ -1,13 +1,13 @@
 """The work buffer as NumPy sees it: record dtypes derived from the declarations, and the buffer's layout.
 
 A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
-APPEND (or COPY) record per new token (or page pair), the page tables, and the attention sinks. ``WorkBuffer`` names all
-of them, so that no index of a word appears outside ``declarations``.
+APPEND (or COPY) record per new token (or page pair), the page tables, the attention sinks, ALiBi slopes and masks.
+``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +39,30 @@ def no_records(dtype: np.dtype[Any]) -> Records:
     return np.zeros(0, dtype)
 
 
+class HeadTables(NamedTuple):
+    """float32 (q_heads,) per query head, None where there are none: sinks, scores in log2 units (see
+    ``canonical.reference.sink_scores``); alibi, slopes times log2(e)."""
+
+    sinks: NDArray[np.float32] | None = None
+    alibi: NDArray[np.float32] | None = None
+
+
 class WorkBuffer:
     """The words of a work buffer with room for given numbers of records; every attribute is a view of ``words``.
 
     header: one HEADER record; items: (items,) ITEM; rows: (rows,) ROW; appends: (appends,) APPEND; copies: the same
-    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on.
-    sinks: None, or a score in log2 units per query head (float32), see ``canonical.reference.sink_scores``.
+    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; sinks, alibi: (q_heads,)
+    words or none; masks: (masks,) words of masks, from word ``masks_at`` on.
     """
 
     def __init__(
-        self, items: int = 0, rows: int = 0, appends: int = 0, tables: int = 0, sinks: NDArray[Any] | None = None
+        self,
+        items: int = 0,
+        rows: int = 0,
+        appends: int = 0,
+        tables: int = 0,
+        heads: HeadTables = HeadTables(),  # noqa: B008  (it cannot be changed)
+        masks: int = 0,
     ) -> None:
         sizes = (
             declarations.HEADER_WORDS,
@@ -56,19 +70,24 @@ class WorkBuffer:
             rows * declarations.ROW_WORDS,
             appends * declarations.APPEND_WORDS,
             tables,
-            0 if sinks is None else len(sinks),
+            *(0 if one is None else len(one) for one in heads),
+            masks,
         )
         ends = np.cumsum(sizes)
         self.words: Words = np.zeros(int(ends[-1]), np.uint32)
-        header, item, row, append, self.tables, self.sinks = np.split(self.words, ends[:-1])
+        parts = np.split(self.words, ends[:-1])
+        header, item, row, append, self.tables, self.sinks, self.alibi, self.masks = parts
         self.header = header.view(HEADER)[0]
         self.items, self.rows = item.view(ITEM), row.view(ROW)
         self.appends, self.copies = append.view(APPEND), append.view(COPY)
-        self.tables_at = int(ends[3])
+        self.tables_at, self.masks_at = int(ends[3]), int(ends[6])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
-        if sinks is not None:
+        if heads.sinks is not None:
             self.set(sink_table=int(ends[4]))
-            self.sinks[:] = sinks.view(np.uint32)
+            self.sinks[:] = heads.sinks.view(np.uint32)
+        if heads.alibi is not None:
+            self.set(alibi_table=int(ends[5]))
+            self.alibi[:] = heads.alibi.view(np.uint32)
 
     def set(self, **values: int) -> None:
         """Set header words by name."""

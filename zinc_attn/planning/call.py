@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
+from ..canonical.constants import LEAVES_PER_NODE
 from ..kernels.declarations import Build
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
-from .items import Indices, Visible, item_records, row_records
+from .items import Indices, Mask, Visible, item_records, row_records
 from .sharing import shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
@@ -36,7 +37,10 @@ class Request:
 
     q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
     appends; table: the sequence's page table, the new rows' pages included; visible: the keys that each query row sees,
-    None for causal rows at the sequence's end.
+    None for rows at the sequence's end, which see what is before them with ``causal`` and all keys without; mask: what
+    is added to their scores, or None.
+    Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
+    of the shard how far its keys' positions are from their numbers in it.
     """
 
     q_len: int
@@ -44,6 +48,10 @@ class Request:
     new_rows: int
     table: NDArray[np.uint32]
     visible: Visible | None = None
+    causal: bool = True
+    mask: Mask | None = None
+    end: int | None = None
+    shifts: Indices | None = None
 
 
 class RowSlice(NamedTuple):
@@ -121,12 +129,14 @@ class RecordingKey(NamedTuple):
     shared: int = 0  # items of keys that rows share; 0: none
     shared_rows: int = 1  # query rows that one workgroup of them serves
     shared_build: Build = "single"
+    masks: int = 0  # words of masks; 0: there is none
 
 
 @dataclass(frozen=True, eq=False)
 class Submission:
-    """One submission of a call. Page tables lie one behind the other in ``tables``, ``page_table`` words count from its
-    begin; ``spans`` are the items of each slice; ``uploads`` the requests whose new rows it uploads, in order."""
+    """One submission of a call. Page tables lie one behind the other in ``tables``; ``page_table`` words count from its
+    begin, and the rows' ``mask`` words from that of ``masks``. ``spans`` are the items of each slice; ``uploads`` the
+    requests whose new rows it uploads, in order."""
 
     key: RecordingKey
     slices: tuple[RowSlice, ...]
@@ -137,6 +147,7 @@ class Submission:
     uploads: tuple[int, ...] = ()
     appends: Records = field(default_factory=lambda: no_records(APPEND))
     shared_items: Records = field(default_factory=lambda: no_records(ITEM))
+    masks: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @property
     def query_rows(self) -> int:
@@ -238,6 +249,7 @@ class SubmissionPlanner:
             shared, attended, rows_each = self._share(slices, layouts)
         placement = self._placement(slices, uploads)
         items, rows, spans = self._records(slices, layouts, placement, single_pass, attended)
+        masks = self._place_rows(rows, slices)
         self._place_shared(shared, slices, placement)
         states = sum((one.end - one.begin) * layout.plan.states for one, layout in zip(slices, layouts, strict=True))
         key = RecordingKey(
@@ -254,14 +266,13 @@ class SubmissionPlanner:
             shared=padded(len(shared), facts.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
+            masks=power_of_two(len(masks)) if len(masks) else 0,
         )
-        return Submission(
-            key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared_items=shared
-        )
+        return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)
 
     def _visible(self, one: RowSlice) -> Visible:
         request = self.requests[one.request]
-        first, limit = request.visible or key_ranges(request.tokens, request.q_len, True, self.options.window)
+        first, limit = request.visible or key_ranges(request.tokens, request.q_len, request.causal, self.options.window)
         return first[one.begin : one.end], limit[one.begin : one.end]
 
     def _placement(self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...]) -> _Placement:
@@ -304,6 +315,8 @@ class SubmissionPlanner:
             leaves = layout.plan.leaves_per_state
             mine = item_records(visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared)
             mine["row"] += np.uint32(row)
+            if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
+                mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]
             for name, value in self._key_words(one.request, placement).items():
                 mine[name] = value
             records = row_records(visible, layout.plan)
@@ -313,6 +326,23 @@ class SubmissionPlanner:
             spans.append(slice(item, item + len(mine)))
             item, row, state = item + len(mine), row + len(records), state + len(records) * layout.plan.states
         return np.concatenate(items), np.concatenate(rows), tuple(spans)
+
+    def _place_rows(self, rows: Records, slices: tuple[RowSlice, ...]) -> NDArray[np.uint32]:
+        """Set the rows' positions, and where their masks lie in the words that are returned."""
+        masks, row, word = [np.zeros(0, np.uint32)], 0, 0
+        for one in slices:
+            request, count = self.requests[one.request], one.end - one.begin
+            mine, row = rows[row : row + count], row + count
+            end = request.tokens if request.end is None else request.end
+            mine["position"] = end - request.q_len + np.arange(one.begin, one.end)
+            if request.mask is not None:
+                words = request.mask.words[one.begin : one.end]
+                width = words.shape[1]
+                mine["mask"] = word + np.arange(count) * width
+                mine["mask_begin"], mine["mask_end"] = request.mask.begin, request.mask.begin + width
+                masks.append(words.reshape(-1))
+                word += words.size
+        return np.concatenate(masks)
 
     def _share(
         self, slices: tuple[RowSlice, ...], layouts: list[SplitLayout]

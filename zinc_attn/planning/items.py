@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,14 @@ from .splits import SplitPlan
 
 Indices = NDArray[np.int64]
 Visible = tuple[Indices, Indices]  # (first, limit), each (rows,): row i sees keys [first[i], limit[i])
+
+
+class Mask(NamedTuple):
+    """words: (q_len, n) float32 bits, what is added to each row's scores of n keys, -inf for keys that it does not see;
+    begin: position of the first of these keys."""
+
+    words: NDArray[np.uint32]
+    begin: int
 
 
 def item_records(

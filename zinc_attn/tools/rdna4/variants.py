@@ -42,8 +42,18 @@ class Spec:
         shape = AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim)
         if self.kernel in kernels.ATTEND and self.heads:
             build, dtype, from_upload = kernels.ATTEND[self.kernel]
-            chosen = bool(self.softcap), from_upload, self.rows, shape.group
-            return AttendVariant(shape, dtype, build, "discrete", KEYS_PER_LEAF, *chosen).program()
+            variant = AttendVariant(
+                shape,
+                dtype,
+                build,
+                "discrete",
+                KEYS_PER_LEAF,
+                softcap=bool(self.softcap),
+                from_upload=from_upload,
+                rows=self.rows,
+                heads=shape.group,
+            )
+            return variant.program()
         if self.kernel == kernels.MERGE.name and not self.heads:
             call = merge_call(shape, "discrete", 1)
             return call.decl, call.spec
