@@ -1,0 +1,136 @@
+"""The grid of shapes, types, masks and biases that the field tests attention with: the oracle's bits in every case.
+
+The axes are those of llama.cpp's test of FLASH_ATTN_EXT, with more of each. ``--full`` runs every combination of sizes,
+type, mask and bias; the default run a few that hold each value of each axis. Ratio, keys and rows are drawn per case.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support import FULL, differing
+
+import zinc_attn as za
+from zinc_attn import reference
+from zinc_attn.cache.rows import stored
+
+SIZES = (
+    *((size, size, False) for size in (40, 64, 72, 80, 96, 128, 192, 256, 320, 512, 576)),
+    *((96, 64, False), (192, 128, False), (320, 256, False), (576, 512, False), (65, 67, False), (67, 65, False)),
+    *((576, 512, True), (320, 256, True), (80, 65, True)),
+)
+TYPES = ("f16", "f32", "bf16", "q8_0")
+MASKS = ("none", "causal", "random", "tree")
+BIASES = tuple(product((False, True), repeat=3))  # alibi, softcap, sinks
+RATIOS = (*range(1, 17), 20, 24, 32, 128) if FULL else (1, 1, 2, 3, 17)  # few heads compile faster
+KEYS = (17, 113, 512, 1024, 4096)
+ROWS = (1, 3, 32, 75)
+PRODUCTS = 1 << (29 if FULL else 25)  # rows * heads * keys * dimensions of a case: what the oracle takes seconds for
+
+
+class Case(NamedTuple):
+    """One point of the grid."""
+
+    shape: za.AttnShape
+    dtype: str
+    mask: str
+    biases: tuple[bool, bool, bool]
+    keys: int
+    rows: int
+
+    def __str__(self) -> str:
+        names = [n for n, on in zip(("alibi", "softcap", "sinks"), self.biases, strict=True) if on]
+        return "-".join((str(self.shape), self.dtype, self.mask, *names, f"{self.keys}x{self.rows}"))
+
+
+def cases() -> list[Case]:
+    """Every case whose type stores its sizes, with drawn ratio, KV heads, keys and rows."""
+    rng, found = np.random.default_rng(15), []
+    for (k, v, latent), dtype, mask, biases in product(SIZES, TYPES, MASKS, BIASES):
+        if dtype == "q8_0" and (k % 32 or v % 32):
+            continue
+        ratio, kv_heads = int(rng.choice(RATIOS)), 1 if latent else int(rng.choice((1, 2)))
+        per_key = ratio * kv_heads * (k + v)
+        fitting = [(n, rows) for n in KEYS for rows in ROWS if rows <= n and n * rows * per_key <= PRODUCTS]
+        if not fitting:
+            ratio, fitting = 1, [(17, 1)]
+        keys, rows = fitting[rng.integers(len(fitting))]
+        found.append(Case(za.AttnShape(ratio * kv_heads, kv_heads, k, v, latent), dtype, mask, biases, keys, rows))
+    return found
+
+
+def drawn() -> list[Case]:
+    """Of all cases, one of each size, in which types, masks and biases take turns."""
+    everything, found = cases(), []
+    for at, size in enumerate(SIZES):
+        mine = [c for c in everything if (c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) == size]
+        turns = TYPES[at % 4], MASKS[at // 2 % 4], BIASES[(3 * at + 1) % 8]
+        found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(c[1:4], turns, strict=True))))
+    return found
+
+
+def mask_of(case: Case, rng: np.random.Generator) -> NDArray[Any] | None:
+    """A mask by its name: random hides and shifts scores of all keys, tree hides some of the rows' own keys."""
+    if case.mask == "random":
+        values = rng.standard_normal((case.rows, case.keys)).astype(np.float32) * 3
+        values[rng.random(values.shape) < 0.3] = -np.inf
+        values[:, 0] = 1.5  # no row is blind
+        return values
+    if case.mask == "tree":
+        return np.asarray(np.tril(rng.random((case.rows, case.rows)) < 0.5) | np.eye(case.rows, dtype=bool))
+    return None
+
+
+@pytest.mark.parametrize("case", cases() if FULL else drawn(), ids=str)
+def test_the_oracles_bits(device: za.Device, case: Case) -> None:
+    check(device, case)
+
+
+@pytest.mark.parametrize("at", range(len(cases())) if FULL else (0, 14, 17, 19))
+def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> None:
+    """Sizes that are filled up, K and V of different sizes, and latent."""
+    check(any_device, (cases() if FULL else drawn())[at])
+
+
+def check(device: za.Device, case: Case) -> None:
+    """The case alone and in another layout, against the oracle, and the oracle against float64."""
+    shape, rng = case.shape, np.random.default_rng([case.keys, case.rows, case.shape.head_dim])
+    q = rng.standard_normal((case.rows, shape.q_heads, shape.head_dim), dtype=np.float32)
+    q *= np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)[:, None]
+    k = rng.standard_normal((case.keys, shape.kv_heads, shape.head_dim), dtype=np.float32)
+    v = rng.standard_normal((case.keys, shape.kv_heads, shape.v_head_dim), dtype=np.float32)
+    v = k[..., : shape.v_head_dim] if shape.latent else v
+    alibi, softcap, sinks = case.biases
+    options: dict[str, Any] = {}
+    if alibi:
+        options["alibi"] = np.exp2(-8 * np.arange(1, shape.q_heads + 1) / shape.q_heads).astype(np.float32)
+    if softcap:
+        options["softcap"] = 10.0
+    if sinks:
+        options["sinks"] = np.linspace(-5, 20, shape.q_heads, dtype=np.float32)
+    call = {"mask": mask_of(case, rng), "causal": case.mask in ("causal", "tree")}
+    want = reference.emulate(q, *stored(k, v, case.dtype, True, shape.latent), **options, **call)
+    truth, _ = reference.attention(q, *stored(k, v, case.dtype, True, shape.latent), **options, **call)
+    assert np.sum((want[0] - truth) ** 2) <= 1e-11 * np.sum(truth**2)
+    given = (k,) if shape.latent else (k, v)
+    page_size = 16 if case.keys < 64 else 64
+    with za.KVCache(device, shape, 1, case.keys, case.dtype, page_size, round_rows=True) as cache:
+        seq = cache.new_sequence()
+        half = case.keys - min(case.rows, case.keys // 2)
+        if half:
+            cache.append(seq, 0, *(x[:half] for x in given))
+        got = za.Attention(cache, **options)(q, seq, 0, *(x[half:] for x in given), return_lse=True, **call)
+        again = za.Attention(cache, num_splits=2, **options)(q, seq, 0, return_lse=True, **call)
+    for results in (got, again):
+        for one, expected in zip(results, want, strict=True):
+            assert not differing(np.ascontiguousarray(one), expected)
+
+
+def test_every_value_of_every_axis_is_drawn() -> None:
+    some = drawn()
+    assert len(some) == len(SIZES) and {c.dtype for c in some} == set(TYPES) and {c.mask for c in some} == set(MASKS)
+    assert all({c.biases[i] for c in some} == {False, True} for i in range(3))
