@@ -55,7 +55,18 @@ HYBRID = {
 WINDOWS = {"num_hidden_layers": 3, "sliding_window": 24}
 ALTERNATE = ["sliding_attention", "full_attention", "sliding_attention"]
 PER_LAYER_INPUT = {"vocab_size_per_layer_input": 199, "hidden_size_per_layer_input": 0}
+ABSENT = object()  # takes a key of BASE out of a config
 NO_SHARING = {**PER_LAYER_INPUT, "num_kv_shared_layers": 0}
+DENSE_FIRST = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+LATENT_MOE = {**LATENT, **DENSE_FIRST, "n_group": 1, "topk_group": 1, "head_dim": ABSENT}
 # model class, its config beyond BASE
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -83,6 +94,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4ForCausalLM",
         {**WINDOWS, "layer_types": [*ALTERNATE[:2], "full_attention"], "global_head_dim": 128, **NO_SHARING},
     ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {**LATENT_MOE, "q_lora_rank": None, "first_k_dense_replace": 1, "qk_nope_head_dim": 40, "qk_rope_head_dim": 16}
+        | {"v_head_dim": 36},
+    ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**LATENT_MOE, "first_k_dense_replace": 1}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {**LATENT_MOE, "qk_nope_head_dim": 192, "v_head_dim": 256}),
+    "mistral4": ("Mistral4ForCausalLM", {**LATENT_MOE, "qk_nope_head_dim": 64, "first_k_dense_replace": 1}),
+    "mimo_v2": (  # K of 192 and V of 128, twice as many KV heads in layers with a window
+        "MiMoV2FlashForCausalLM",
+        {**WINDOWS, **DENSE_FIRST, "layer_types": ALTERNATE, "head_dim": 192, "v_head_dim": 128},
+    ),
+    "llama_40": ("LlamaForCausalLM", {"head_dim": 40}),
+    "llama_72": ("LlamaForCausalLM", {"head_dim": 72}),
+    "llama_100": ("LlamaForCausalLM", {"head_dim": 100}),
+    "llama_mqa": ("LlamaForCausalLM", {"num_attention_heads": 32, "num_key_value_heads": 1}),
 }
 ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 
@@ -100,14 +127,14 @@ def _quiet() -> Iterator[None]:
 @cache
 def loaded(name: str, dtype: Any = torch.float32) -> Any:
     kind, changes = MODELS[name]
-    given = {**BASE, **changes}
+    given = {key: value for key, value in {**BASE, **changes}.items() if value is not ABSENT}
     made = getattr(transformers, kind)
-    if "Moe" in kind or "Oss" in kind:
+    if any(key.startswith(("num_experts", "num_local_experts")) for key in given):
         given["experts_implementation"] = "eager"
     torch.manual_seed(11)
     model = made(made.config_class(**given)).eval()
     for layer in model.model.layers:
-        if hasattr(attn := getattr(layer, "self_attn", None), "sinks"):
+        if getattr(attn := getattr(layer, "self_attn", None), "sinks", None) is not None:
             torch.nn.init.normal_(attn.sinks, std=2.0)
     return model.to(dtype)
 
@@ -201,7 +228,7 @@ def test_layers_are_eager_attentions(name: str, device: za.Device, monkeypatch: 
 
     def both(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         layer = module.layer_idx
-        new = key.layer.pending
+        new = key.layer.pending or (key.plain(), value.plain())  # a model with latent attention has expanded them
         seen[layer] = [new] if layer not in seen else [*seen[layer], new]
         k, v = (torch.cat([pair[i] for pair in seen[layer]], dim=2) for i in (0, 1))
         at = torch.arange(k.shape[2])
