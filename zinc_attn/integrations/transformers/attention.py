@@ -61,9 +61,10 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     """The attention function of "zinc": causal attention of new rows, from a ZincCache or over all of key and value.
 
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, tokens, head_dim); value: (batch, kv_heads, tokens,
-    v_head_dim); float32, float16 or bfloat16; attention_mask: None, or 2-D (batch, tokens). sliding_window: how many keys a row sees at most, its own
-    included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,). Returns (batch, q_len, q_heads,
-    v_head_dim) of query's dtype, and None for the weights. Rows at padding columns are 0.
+    v_head_dim); float32, float16 or bfloat16; attention_mask: None, or 2-D (batch, tokens). sliding_window: how many
+    keys a row sees at most, its own included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,).
+    Returns (batch, q_len, q_heads, v_head_dim) of query's dtype, and None for the weights. Rows at padding columns are
+    0.
     UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
     package's other errors are raised as by ``zinc_attn.attention``.
     """

@@ -156,8 +156,9 @@ class ZincCache(Cache):
     def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
         """Append tokens to the attention layers without a forward, to a cache of at most one batch row.
 
-        rows: returns k, v (tokens, kv_heads, head_dim or v_head_dim) of a layer as KVCache.append takes them, equally many tokens for
-        every layer; dtype: the model's torch dtype, as for ``allocate``. Linear-attention layers keep their state.
+        rows: returns k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim) of a layer as KVCache.append
+        takes them, equally many tokens for every layer; dtype: the model's torch dtype, as for ``allocate``.
+        Linear-attention layers keep their state.
         ArgumentError: there are more batch rows, or padding. After an error of KVCache.append, crop(0) drops the rows
         of the layers before it.
         """

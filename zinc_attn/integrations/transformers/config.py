@@ -71,4 +71,4 @@ def _shape(config: Any, kind: str) -> AttnShape:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if config.model_type == "mimo_v2_flash" and kind == "sliding_attention":
         kv_heads *= 2  # as the model's class has it; no field of its config says so
-    return AttnShape(heads, kv_heads, head_dim, getattr(config, "v_head_dim", None))
+    return AttnShape(heads, kv_heads, head_dim, getattr(config, "v_head_dim", None) or head_dim)

@@ -90,9 +90,8 @@ class ZincLayer(CacheLayerMixin):
         self.lazy_initialization(key_states, value_states)
         self.serial += 1
         self.expanding, self.pending = expanding, None if expanding else (key_states, value_states)
-        if expanding:
-            return CompressedRows.of(key_states, self, self.serial), CompressedRows.of(value_states, self, self.serial)
-        return tuple(ZincRows.of(x.detach(), self, self.serial) for x in (key_states, value_states))
+        kind = CompressedRows if expanding else ZincRows
+        return kind.of(key_states, self, self.serial), kind.of(value_states, self, self.serial)
 
     def _is_compressed(self, key: Any, value: Any) -> bool:
         """Whether these are one row (batch, 1, n, ...) per token for all heads, of the compressed sizes."""

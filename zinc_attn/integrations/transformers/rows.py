@@ -40,7 +40,7 @@ class ZincRows(torch.Tensor):
     def plain(self) -> Any:
         """The same values as an ordinary tensor."""
         with torch._C.DisableTorchFunctionSubclass():
-            return self.as_subclass(torch.Tensor)  # type: ignore[attr-defined]
+            return self.as_subclass(torch.Tensor)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
