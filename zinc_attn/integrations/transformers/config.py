@@ -51,7 +51,7 @@ def layer_specs(config: Any) -> Iterator[LayerSpec]:
             )
         if kind not in _ATTENTION:
             yield LayerSpec(i, kind, given, None)
-        elif getattr(layer, "kv_lora_rank", None):
+        elif getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_nope_head_dim"):
             compressed = (layer.kv_lora_rank, layer.qk_rope_head_dim)
             yield LayerSpec(i, kind, given, _latent_shape(layer), compressed)
         else:
