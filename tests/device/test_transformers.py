@@ -112,6 +112,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_100": ("LlamaForCausalLM", {"head_dim": 100}),
     "llama_mqa": ("LlamaForCausalLM", {"num_attention_heads": 32, "num_key_value_heads": 1}),
 }
+# of which one test is enough, since they attend as one of the others does
+SIMILAR: dict[str, tuple[str, dict[str, Any]]] = {
+    "youtu": ("YoutuForCausalLM", {**LATENT, "head_dim": ABSENT}),
+    "minicpm3": ("MiniCPM3ForCausalLM", {**LATENT, "head_dim": ABSENT}),
+    "axk1": ("AXK1ForCausalLM", LATENT_MOE),
+    "longcat_flash": (  # two attentions in each of num_layers layers
+        "LongcatFlashForCausalLM",
+        {**LATENT_MOE, "num_hidden_layers": ABSENT, "num_layers": 1, "moe_topk": 2, "ffn_hidden_size": 64}
+        | {"expert_ffn_hidden_size": 32, "zero_expert_num": 1},
+    ),
+    "kimi_linear": (
+        "KimiLinearForCausalLM",
+        {**LATENT_MOE, "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 16}
+        | {"num_experts": 4},
+    ),
+}
 ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 
 
@@ -127,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def loaded(name: str, dtype: Any = torch.float32) -> Any:
-    kind, changes = MODELS[name]
+    kind, changes = {**MODELS, **SIMILAR}[name]
     given = {key: value for key, value in {**BASE, **changes}.items() if value is not ABSENT}
     made = getattr(transformers, kind)
     if any(key.startswith(("num_experts", "num_local_experts")) for key in given):
@@ -288,7 +304,7 @@ def test_shapes_come_from_the_config(name: str, device: za.Device) -> None:
 
 @UNCACHED
 @ONE
-@pytest.mark.parametrize("name", [*SHAPES, "llama_40", "llama_72", "llama_100"])
+@pytest.mark.parametrize("name", [*SHAPES, "llama_40", "llama_72", "llama_100", *SIMILAR])
 def test_logits_are_eager_attentions_in_chunks(name: str, device: za.Device) -> None:
     """A prompt in chunks, then single tokens, and the whole prompt without a cache of ours."""
     ids, model = prompt(75), model_of(name, "eager")
