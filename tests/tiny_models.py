@@ -31,6 +31,7 @@ HYBRID = {
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3_5_moe_text": {**HYBRID, **MOE, "dtype": "bfloat16"},
@@ -44,6 +45,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 300,
     },
+    "deepseek_v3": {  # K of 96 and V of 64 for each of four heads, expanded from rows of 32 + 32
+        **EXPERTS,
+        "num_key_value_heads": 4,
+        "head_dim": 32,  # of the rotated part of K
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "mimo_v2_flash": {**WINDOWS, **EXPERTS, "head_dim": 96, "v_head_dim": 64},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 100, "attn_logit_softcapping": 3.0},
 }
 TEXT = "the sea is wide, the sky is blue; a bit that never moves ä€"

@@ -71,7 +71,7 @@ def ids_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 # --- generate ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5_moe_text", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5_moe_text", "gemma2", "deepseek_v3", "mimo_v2_flash"])
 def test_ids_are_those_of_transformers_generate(
     kind: str, checkpoints: Callable[[str], Path], vulkan: za.Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,8 +236,11 @@ def copied(source: Path, target: Path, **changes: Any) -> Path:
     [
         ({"model_type": "foobar"}, "got model_type 'foobar', which transformers "),
         ({"model_type": "vit"}, "got model_type 'vit', expected a causal language model"),
-        ({"kv_lora_rank": 16}, "got kv_lora_rank: latent attention (MLA), expected grouped-query attention"),
-        ({"head_dim": 40}, "head_dim: got 40, expected one of "),
+        ({"head_dim": 640}, "head_dim: got 640, expected an int from 1 to 576"),
+        (
+            {"model_type": "deepseek_v32", "kv_lora_rank": 16, "layer_types": ["indexed_attention"] * 2},
+            "layer 0 is of type 'indexed_attention', expected one of full_attention, ",
+        ),
         (
             {"intermediate_size": 100},
             "it has 6 weights of other shapes than its config says, the first model.layers.0.",
@@ -319,12 +322,15 @@ def test_what_a_model_raises_is_one_line(
         ("gpt_oss", "f16", "300", 64),
         ("gemma2", "f32", "300", 128),
         ("gemma4_text", "f32", "300", 64),
+        ("deepseek_v3", "f32", "300", 64),
+        ("deepseek_v3", "q8_0", "300", 64),
+        ("mimo_v2_flash", "f16", "300", 64),
     ],
 )
 def test_validate(
     kind: str, dtype: str, contexts: str, page: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Windows, sinks, softcap and linear-attention layers; pages that are full, and not."""
+    """Windows, sinks, softcap, linear-attention layers and V of another size; pages that are full, and not."""
     file = config_file(tmp_path / f"{kind}.json", kind)
     options = ("--contexts", contexts, "--layouts", "3,auto,size:100", "--page-size", page, "--dtype", dtype)
     assert run("validate", "--config", file, *options, "--json") == 0

@@ -25,7 +25,7 @@ DTYPES = ("f32", "f16", "bf16", "q8_0")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints with a tokenizer, by model type, and text.txt."""
     root = tmp_path_factory.mktemp("perplexity")
-    for kind in ("llama", "gemma2", "qwen3_5_moe_text"):
+    for kind in ("llama", "gemma2", "qwen3_5_moe_text", "deepseek_v3"):
         generate.build_model(config_file(root / f"{kind}.json", kind), seed=7).model.save_pretrained(root / kind)
         byte_tokenizer().save_pretrained(root / kind)
     (root / "text.txt").write_text(TEXT * 20, encoding="utf-8")
@@ -37,7 +37,7 @@ def run(folder: Path, *arguments: Any, model: str = "llama") -> int:
     return cli.main([*map(str, command), *map(str, arguments)])
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma2", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("model", ["llama", "gemma2", "qwen3_5_moe_text", "deepseek_v3"])
 def test_the_cost_of_each_dtype(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Eager's number is that of the model's own loss, f32's is eager's, and a narrower cache costs more."""
     assert run(folder, "--context", 300, "--json", model=model) == 0

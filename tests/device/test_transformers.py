@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -55,7 +56,18 @@ HYBRID = {
 WINDOWS = {"num_hidden_layers": 3, "sliding_window": 24}
 ALTERNATE = ["sliding_attention", "full_attention", "sliding_attention"]
 PER_LAYER_INPUT = {"vocab_size_per_layer_input": 199, "hidden_size_per_layer_input": 0}
+ABSENT = object()  # takes a key of BASE out of a config
 NO_SHARING = {**PER_LAYER_INPUT, "num_kv_shared_layers": 0}
+DENSE_FIRST = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+LATENT_MOE = {**LATENT, **DENSE_FIRST, "n_group": 1, "topk_group": 1, "head_dim": ABSENT}
 # model class, its config beyond BASE
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -83,6 +95,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4ForCausalLM",
         {**WINDOWS, "layer_types": [*ALTERNATE[:2], "full_attention"], "global_head_dim": 128, **NO_SHARING},
     ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {**LATENT_MOE, "q_lora_rank": None, "first_k_dense_replace": 1, "qk_nope_head_dim": 40, "qk_rope_head_dim": 16}
+        | {"v_head_dim": 36},
+    ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**LATENT_MOE, "first_k_dense_replace": 1}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {**LATENT_MOE, "qk_nope_head_dim": 192, "v_head_dim": 256}),
+    "mistral4": ("Mistral4ForCausalLM", {**LATENT_MOE, "qk_nope_head_dim": 64, "first_k_dense_replace": 1}),
+    "mimo_v2": (  # K of 192 and V of 128, twice as many KV heads in layers with a window
+        "MiMoV2FlashForCausalLM",
+        {**WINDOWS, **DENSE_FIRST, "layer_types": ALTERNATE, "head_dim": 192, "v_head_dim": 128},
+    ),
+    "llama_40": ("LlamaForCausalLM", {"head_dim": 40}),
+    "llama_72": ("LlamaForCausalLM", {"head_dim": 72}),
+    "llama_100": ("LlamaForCausalLM", {"head_dim": 100}),
+    "llama_mqa": ("LlamaForCausalLM", {"num_attention_heads": 32, "num_key_value_heads": 1}),
+}
+# of which one test is enough, since they attend as one of the others does
+SIMILAR: dict[str, tuple[str, dict[str, Any]]] = {
+    "youtu": ("YoutuForCausalLM", {**LATENT, "head_dim": ABSENT}),
+    "minicpm3": ("MiniCPM3ForCausalLM", {**LATENT, "head_dim": ABSENT}),
+    "axk1": ("AXK1ForCausalLM", LATENT_MOE),
+    "longcat_flash": (  # two attentions in each of num_layers layers
+        "LongcatFlashForCausalLM",
+        {**LATENT_MOE, "num_hidden_layers": ABSENT, "num_layers": 1, "moe_topk": 2, "ffn_hidden_size": 64}
+        | {"expert_ffn_hidden_size": 32, "zero_expert_num": 1},
+    ),
+    "kimi_linear": (
+        "KimiLinearForCausalLM",
+        {**LATENT_MOE, "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 16}
+        | {"num_experts": 4},
+    ),
 }
 ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 
@@ -99,15 +143,15 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def loaded(name: str, dtype: Any = torch.float32) -> Any:
-    kind, changes = MODELS[name]
-    given = {**BASE, **changes}
+    kind, changes = {**MODELS, **SIMILAR}[name]
+    given = {key: value for key, value in {**BASE, **changes}.items() if value is not ABSENT}
     made = getattr(transformers, kind)
-    if "Moe" in kind or "Oss" in kind:
+    if any(key.startswith(("num_experts", "num_local_experts")) for key in given):
         given["experts_implementation"] = "eager"
     torch.manual_seed(11)
     model = made(made.config_class(**given)).eval()
     for layer in model.model.layers:
-        if hasattr(attn := getattr(layer, "self_attn", None), "sinks"):
+        if getattr(attn := getattr(layer, "self_attn", None), "sinks", None) is not None:
             torch.nn.init.normal_(attn.sinks, std=2.0)
     return model.to(dtype)
 
@@ -201,7 +245,7 @@ def test_layers_are_eager_attentions(name: str, device: za.Device, monkeypatch: 
 
     def both(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         layer = module.layer_idx
-        new = key.layer.pending
+        new = key.layer.pending or (key.plain(), value.plain())  # a model with latent attention has expanded them
         seen[layer] = [new] if layer not in seen else [*seen[layer], new]
         k, v = (torch.cat([pair[i] for pair in seen[layer]], dim=2) for i in (0, 1))
         at = torch.arange(k.shape[2])
@@ -238,6 +282,79 @@ def test_logits_have_the_same_bits_at_every_layout(name: str, device: za.Device)
             found.append(generate(model, ids, past_key_values=cache, max_new_tokens=8)[1])
     assert torch.equal(bits(found[0]), bits(found[1]))
     assert torch.equal(bits(found[0]), bits(found[2]))
+
+
+SHAPES = {
+    "deepseek_v2": ["4/4/56/36"] * 2,
+    "deepseek_v3": ["4/4/192/128"] * 2,
+    "glm4_moe_lite": ["4/4/256"] * 2,
+    "mistral4": ["4/4/128"] * 2,
+    "mimo_v2": ["4/4/192/128", "4/2/192/128", "4/4/192/128"],
+    "llama_mqa": ["32/1/64"] * 2,
+}
+
+
+@ONE
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_come_from_the_config(name: str, device: za.Device) -> None:
+    with cache_of(loaded(name), device) as cache:
+        assert [str(layer.shape) for layer in cache.layers] == SHAPES[name]
+        assert len(cache._groups) == len(set(SHAPES[name]))
+
+
+@UNCACHED
+@ONE
+@pytest.mark.parametrize("name", [*SHAPES, "llama_40", "llama_72", "llama_100", *SIMILAR])
+def test_logits_are_eager_attentions_in_chunks(name: str, device: za.Device) -> None:
+    """A prompt in chunks, then single tokens, and the whole prompt without a cache of ours."""
+    ids, model = prompt(75), model_of(name, "eager")
+    want = model(ids).logits
+    model = model_of(name)
+    with cache_of(model, device) as cache:
+        edges = (0, 30, 37, 70, 71, 72, 75)
+        parts = [model(ids[:, at:end], past_key_values=cache).logits for at, end in pairwise(edges)]
+    for got in (torch.cat(parts, dim=1), model(ids).logits):
+        assert (got - want).abs().max() <= MARGIN
+
+
+@ONE
+def test_compressed_rows_may_only_be_expanded(device: za.Device) -> None:
+    """Token by token, into the shapes of the config; rows of an earlier update are refused as others are."""
+    model, ids = model_of("deepseek_v3"), prompt(9)
+    with cache_of(model, device) as cache:
+        layer, attn = cache.layers[0], model.model.layers[0].self_attn
+        small = torch.randn(1, 1, 9, 32), torch.randn(1, 1, 9, 64)
+        kv, rotated = cache.update(*small, 0)
+        assert isinstance(kv, hf.CompressedRows) and kv.layer is layer and layer.pending is None
+        for compute in (
+            lambda: kv + 1,
+            lambda: kv.mean(dim=2),
+            lambda: torch.softmax(kv, -1),
+            lambda: kv.float().sum(),
+        ):
+            with pytest.raises(errors.UnsupportedError, match=r"was called on the rows that update\(\) returned"):
+                compute()
+        q = torch.ones(1, 4, 9, 192)
+        with pytest.raises(
+            errors.ShapeError, match=r"key of layer 0: got shape \(1, 1, 9, 32\), expected \(batch, 4, "
+        ):
+            attend(q, kv, rotated)
+        k, v = attn.expand_kv(kv, rotated)
+        with pytest.raises(
+            errors.ShapeError, match=r"value of layer 0: got .*192\), expected \(1, 4, 9, 128\), key's wi"
+        ):
+            attend(q, k, k)
+        want = attend(q, *attn.expand_kv(*small))
+        assert torch.equal(bits(attend(q, k, v)), bits(want))
+        cache.crop(0)
+        with pytest.raises(za.StepError, match=r"got rows of an earlier update\(\)"):
+            attend(q, k, v)
+        k, v = cache.update(k.plain(), v.plain(), 0)  # releases of transformers that expand before the cache
+        assert torch.equal(bits(attend(q, k, v)), bits(want))
+        cache.reset()
+        model.set_attn_implementation("eager")
+        with pytest.raises(errors.UnsupportedError, match="matmul was called"):
+            model(ids, past_key_values=cache)
 
 
 @ONE
@@ -473,7 +590,10 @@ def padded(lengths: tuple[int, ...]) -> dict[str, Any]:
 
 @UNCACHED
 @ONE
-@pytest.mark.parametrize("name", ["llama", "qwen3_5", "gpt_oss", "gemma3"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen3_5", "gpt_oss", "gemma3", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "mimo_v2"],
+)
 def test_left_padded_batches(name: str, device: za.Device) -> None:
     batch = padded((40, 28, 9))
     want = generate(model_of(name, "eager"), **batch, max_new_tokens=16)
@@ -485,7 +605,7 @@ def test_left_padded_batches(name: str, device: za.Device) -> None:
 
 
 @ONE
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_5", "deepseek_v2", "mimo_v2"])
 def test_beam_search(name: str, device: za.Device) -> None:
     options = {**padded((30, 11)), "num_beams": 3, "max_new_tokens": 12}
     want = generate(model_of(name, "eager"), **options)[0]
@@ -496,7 +616,7 @@ def test_beam_search(name: str, device: za.Device) -> None:
 
 @UNCACHED
 @ONE
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
 def test_assisted_generation_gives_the_same_tokens(name: str, device: za.Device) -> None:
     """By prompt lookup: drafts of several rows, of which the cache drops those that were wrong."""
     ids = prompt(12).repeat(1, 4)
@@ -539,7 +659,7 @@ def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, mo
 
 @ONE
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2"])
 def test_half_precision_models(name: str, dtype: Any, device: za.Device) -> None:
     model, ids = model_of(name, dtype=dtype), prompt(40)
     with cache_of(model, device) as cache:
@@ -571,7 +691,6 @@ def qkv(q_len: int = 3, keys: int = 3, head_dim: int = 64, dtype: Any = torch.fl
         ({"output_attentions": True}, "got output_attentions, which"),
         ({"cu_seq_lens_q": torch.ones(2)}, "got cu_seq_lens_q, which"),
         ({"attention_mask": torch.zeros(1, 1, 3, 3)}, r"attention_mask: got shape \(1, 1, 3, 3\), expected a 2-D mask"),
-        ({"value": torch.ones(1, 2, 3, 32)}, "expected equal shapes"),
         ({"query": torch.ones(1, 4, 3, 64, requires_grad=True)}, "require a gradient"),
     ],
 )
@@ -597,13 +716,18 @@ def test_harmless_arguments_pass(device: za.Device) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: attend(*qkv(head_dim=40)), errors.ArgumentError, "head_dim: got 40"),
+        (lambda: attend(*qkv(head_dim=577)), errors.ArgumentError, "head_dim: got 577, expected an int from 1 to 576"),
+        (
+            lambda: attend(*qkv()[:2], torch.ones(1, 2, 2, 64)),
+            errors.ShapeError,
+            r"value: got shape \(1, 2, 2, 64\), expected \(1, 2, 3\) as key's first axes, and any v_head_dim",
+        ),
         (lambda: attend(*qkv(dtype=torch.float64)), errors.DTypeError, "float64"),
         (lambda: attend(*qkv(5, 3)), errors.ShapeError, "3 tokens for 5 query"),
         (
-            lambda: hf.ZincCache(transformers.LlamaConfig(**{**BASE, "head_dim": 40}), 64),
+            lambda: hf.ZincCache(transformers.LlamaConfig(**{**BASE, "head_dim": 640}), 64),
             errors.ArgumentError,
-            "head_dim: got 40",
+            "head_dim: got 640, expected an int from 1 to 576",
         ),
         (
             lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 64, dtype="int4"),
@@ -827,7 +951,7 @@ def failing(module: Any, error: BaseException, *, behind: bool, after: int = 0) 
 
 
 @ONE
-@pytest.mark.parametrize("name", ("llama", "qwen3_5", "gemma4"))
+@pytest.mark.parametrize("name", ("llama", "qwen3_5", "gemma4", "deepseek_v2"))
 def test_a_forward_that_failed_anywhere_can_be_made_again(name: str, device: za.Device) -> None:
     """Every module of the model in turn, in front of it and behind it, in a decode step and in a prompt's chunk."""
     model, ids = model_of(name), prompt(230)

@@ -39,6 +39,35 @@ GEMMA_4 = {
 }
 QWEN_2 = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
 QWEN_2["sliding_window"] = 4096
+LATENT = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+# of DeepSeek-V3, whose config.json states no head_dim; transformers writes that of the rotated part
+DEEPSEEK_V3 = {"num_attention_heads": 128, "num_key_value_heads": 128, "v_head_dim": 128, "hidden_size": 7168, **LATENT}
+GLM_4_7_FLASH = {
+    "model_type": "glm4_moe_lite",
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "num_hidden_layers": 47,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+}
+MINICPM_3 = {**LATENT, "num_attention_heads": 40, "hidden_size": 2560, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+MIMO_V2 = {
+    "model_type": "mimo_v2_flash",
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "num_hidden_layers": 12,
+    "sliding_window": 129,
+    "hybrid_layer_pattern": [0, *[1] * 4, 0] * 2,
+}
+KIMI_LINEAR = {
+    **DEEPSEEK_V3,
+    "num_hidden_layers": 4,
+    "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 128},
+}
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -66,6 +95,22 @@ NO_HEADS = f"without num_attention_heads, expected a Hugging Face config.json th
         ({**LLAMA, "sliding_window": None}, "32/8/128", (32, 0, None)),
         ({**QWEN_2, "use_sliding_window": False}, "28/4/128", (28, 0, None)),
         ({**QWEN_2, "use_sliding_window": True, "max_window_layers": 21}, "28/4/128", (21, 7, 4096)),
+        ({**LLAMA, "head_dim": 72}, "32/8/72", (32, 0, None)),
+        ({**LLAMA, "num_key_value_heads": 1, "v_head_dim": 96}, "32/1/128/96", (32, 0, None)),
+        (DEEPSEEK_V3, "128/128/192/128", (61, 0, None)),
+        ({**DEEPSEEK_V3, "head_dim": 64}, "128/128/192/128", (61, 0, None)),
+        ({"text_config": DEEPSEEK_V3}, "128/128/192/128", (61, 0, None)),
+        (GLM_4_7_FLASH, "20/20/256", (47, 0, None)),
+        (MINICPM_3, "40/40/96/64", (61, 0, None)),
+        (MIMO_V2, "64/4/192/128", (4, 8, 129)),
+        ({**MIMO_V2, "sliding_window": 128, "sliding_window_size": 128}, "64/4/192/128", (4, 8, 129)),
+        (
+            {**MIMO_V2, "hybrid_layer_pattern": None, "layer_types": GPT_OSS["layer_types"][:12]},
+            "64/4/192/128",
+            (6, 6, 129),
+        ),
+        (KIMI_LINEAR, "128/128/192/128", (1, 0, None)),
+        ({**DEEPSEEK_V3, "layer_group_size": 6}, "128/128/192/128", (10, 0, None)),
     ],
 )
 def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int, int | None]) -> None:
@@ -93,7 +138,12 @@ def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int,
             {**LLAMA, "hidden_size": 4000, "num_attention_heads": 33},
             "hidden_size: got 4000, expected a multiple of num_attention_heads = 33",
         ),
-        ({**LLAMA, "head_dim": 72}, "head_dim: got 72, expected one of 64, 80, 96, 112, 128, 192, 256, 512"),
+        ({**LLAMA, "head_dim": 577}, "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
+        ({**LLAMA, "v_head_dim": 0}, "v_head_dim: got 0, expected an int of at least 1"),
+        (
+            {**MIMO_V2, "num_hidden_layers": 13},
+            "layers: got a list of 12, expected num_hidden_layers = 13",
+        ),
         (
             {**LLAMA, "layer_types": ["full_attention"]},
             "layer_types: got 1 entries, expected a list of num_hidden_layers = 32",
@@ -104,7 +154,11 @@ def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int,
         ),
         (
             {**LLAMA, "kv_lora_rank": 512},
-            "kv_lora_rank: latent attention (MLA), expected grouped-query attention",
+            f"qk_nope_head_dim: missing, expected an int; {ADVICE}",
+        ),
+        (
+            {**DEEPSEEK_V3, "index_topk": 2048},
+            "index_topk: sparse attention to chosen keys, expected attention to all keys or a window",
         ),
     ],
 )
@@ -113,6 +167,17 @@ def test_refusal(tmp_path: Path, config: Any, message: str) -> None:
     with pytest.raises(ArgumentError) as error:
         from_config(path)
     assert str(error.value) == f"{path}: {message}"
+
+
+def test_notes(tmp_path: Path) -> None:
+    expanded = "latent attention, with K and V expanded for every head"
+    for config, note in (
+        (LLAMA, ""),
+        (DEEPSEEK_V3, expanded),
+        (KIMI_LINEAR, f"1 of 4 layers; {expanded}"),
+        (MIMO_V2, "4 of 12 layers"),
+    ):
+        assert from_config(write(tmp_path, config)).note == note
 
 
 def test_unreadable(tmp_path: Path) -> None:

@@ -83,8 +83,10 @@ def from_config(path: str | Path) -> ModelPreset:
     """The attention of a Hugging Face ``config.json`` (or of the folder that holds one).
 
     Heads: num_attention_heads, num_key_value_heads (absent: as many), head_dim (absent: hidden_size /
-    num_attention_heads); in Gemma 4's full layers global_head_dim and num_global_key_value_heads. Layers:
-    num_hidden_layers; which of them attend: layer_types, full_attention_interval, sliding_window_pattern or
+    num_attention_heads), v_head_dim (absent: head_dim); in Gemma 4's full layers global_head_dim and
+    num_global_key_value_heads. With kv_lora_rank, the shape is that of expanded K and V: num_attention_heads,
+    qk_nope_head_dim + qk_rope_head_dim, v_head_dim. Layers: num_hidden_layers; which of them attend: layer_types,
+    full_attention_interval, layer_group_size, hybrid_layer_pattern, linear_attn_config, sliding_window_pattern or
     sliding_window. ArgumentError names the file and the key.
     """
     file, data = read_config(path)
@@ -140,12 +142,27 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
 
 def _preset(config: Mapping[str, Any], name: str) -> ModelPreset:
     """The attention that a text model's config describes."""
+    if config.get("index_topk"):
+        raise ArgumentError("index_topk: sparse attention to chosen keys, expected attention to all keys or a window")
+    shape = _latent_shape(config) if config.get("kv_lora_rank") else _shape(config)
+    layers = _count(config, "num_hidden_layers")
+    full, windowed = _layers(config, layers)
+    if not full:
+        raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
+    notes = [f"{full} of {layers} layers"] if full < layers else []
     if config.get("kv_lora_rank"):
-        raise ArgumentError("kv_lora_rank: latent attention (MLA), expected grouped-query attention")
+        notes.append("latent attention, with K and V expanded for every head")
+    most = config.get("max_position_embeddings")
+    most = most if isinstance(most, int) and most > 0 else None
+    window = _window(config) if windowed else None
+    return ModelPreset(name, shape, full, "; ".join(notes), windowed, window, most)
+
+
+def _shape(config: Mapping[str, Any]) -> AttnShape:
+    """The shape of the layers with full attention."""
     heads = _count(config, "num_attention_heads")
     kv_heads = _count(config, "num_key_value_heads", heads)
-    head_dim = config.get("head_dim")
-    if head_dim is None:
+    if config.get("head_dim") is None:
         hidden = _count(config, "hidden_size")
         if hidden % heads:
             raise ArgumentError(f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}")
@@ -155,15 +172,22 @@ def _preset(config: Mapping[str, Any], name: str) -> ModelPreset:
     head_dim = _count(config, "global_head_dim", head_dim)
     if config.get("attention_k_eq_v"):  # Gemma 4: its global layers share one projection and have heads of their own
         kv_heads = _count(config, "num_global_key_value_heads", kv_heads)
-    layers = _count(config, "num_hidden_layers")
-    full, windowed = _layers(config, layers)
-    if not full:
-        raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
-    note = f"{full} of {layers} layers" if full < layers else ""
-    window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
-    most = config.get("max_position_embeddings")
-    most = most if isinstance(most, int) and most > 0 else None
-    return ModelPreset(name, AttnShape(heads, kv_heads, head_dim), full, note, windowed, window, most)
+    return AttnShape(heads, kv_heads, head_dim, _count(config, "v_head_dim", head_dim))
+
+
+def _latent_shape(config: Mapping[str, Any]) -> AttnShape:
+    """The shape of multi-head latent attention when K and V are expanded: every query head has its own."""
+    heads = _count(config, "num_attention_heads")
+    head_dim = _count(config, "qk_nope_head_dim") + _count(config, "qk_rope_head_dim")
+    default = _count(config, "hidden_size") // heads if config.get("v_head_dim") is None else None  # MiniCPM3
+    return AttnShape(heads, heads, head_dim, _count(config, "v_head_dim", default))
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    """The keys that a row of a windowed layer sees, its own included."""
+    if config.get("model_type") == "mimo_v2_flash" and config.get("sliding_window_size") is not None:
+        return _count(config, "sliding_window_size") + 1  # which counts the keys before the row's own
+    return _count(config, "sliding_window", _count(config, "attention_chunk_size", 1))
 
 
 def _layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
@@ -174,8 +198,8 @@ def _layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
             given = f"{len(types)} entries" if isinstance(types, list) else repr(types)
             raise ArgumentError(f"layer_types: got {given}, expected a list of num_hidden_layers = {layers}")
         return sum(t in _FULL for t in types), sum(t in _WINDOWED for t in types)
-    if config.get("full_attention_interval") is not None:
-        return layers // _count(config, "full_attention_interval"), 0
+    if (stated := _stated_layers(config, layers)) is not None:
+        return stated
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return layers, 0
     pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
@@ -186,3 +210,21 @@ def _layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
         full = min(_count(config, "max_window_layers", layers), layers)
         return full, layers - full
     return 0, layers
+
+
+def _stated_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int] | None:
+    """(layers with full attention, windowed layers) of a config that states them outside layer_types, or None."""
+    for key in ("full_attention_interval", "layer_group_size"):  # of layers, the last of which has full attention
+        if config.get(key) is not None:
+            return layers // _count(config, key), 0
+    pattern, lists = config.get("hybrid_layer_pattern"), config.get("linear_attn_config")
+    if isinstance(pattern, list):  # MiMo: 0 is a layer with full attention, 1 one with a window
+        full, windowed, others = pattern.count(0), len(pattern) - pattern.count(0), 0
+    elif isinstance(lists, dict) and isinstance(lists.get("full_attn_layers"), list):  # Kimi Linear: their numbers
+        full, windowed, others = len(lists["full_attn_layers"]), 0, len(lists.get("kda_layers") or ())
+    else:
+        return None
+    if full + windowed + others != layers:
+        given = full + windowed + others
+        raise ArgumentError(f"layers: got a list of {given}, expected num_hidden_layers = {layers}")
+    return full, windowed

@@ -1,9 +1,10 @@
 """zinc_attn in Hugging Face transformers: ``register()``, then ``attn_implementation="zinc"`` and a ``ZincCache``.
 
 The cache's layers live on the Vulkan device. ``ZincCache.update`` hands only the new rows to the model's attention
-module, as ``ZincRows``, with which no other code can compute. The attention function appends them and attends, in one
-submission per layer. Every batch row is a Sequence of its own: padding columns are not stored, so left-padded batches
-work, and beam search forks sequences. Linear-attention layers keep transformers' own cache layers.
+module, as ``ZincRows``, with which no other code can compute; a model with multi-head latent attention expands them
+first, as ``CompressedRows``. The attention function appends them and attends, in one submission per layer. Every batch
+row is a Sequence of its own: padding columns are not stored, so left-padded batches work, and beam search forks
+sequences. Linear-attention layers keep transformers' own cache layers.
 
 Without a ZincCache the attention function attends the keys and values that it is given.
 """
@@ -23,14 +24,16 @@ except ImportError as error:
 
 from .attention import attention_forward
 from .cache import ZincCache
-from .layer import AttendedCall, ZincLayer, ZincRows
+from .layer import AttendedCall, ZincLayer
 from .masks import attention_mask
 from .registration import register
+from .rows import CompressedRows, ZincRows
 from .tensors import NAME
 
 __all__ = [
     "NAME",
     "AttendedCall",
+    "CompressedRows",
     "ZincCache",
     "ZincLayer",
     "ZincRows",

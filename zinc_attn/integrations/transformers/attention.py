@@ -15,8 +15,8 @@ from ...decode.scoring import check_scale, check_softcap
 from ...errors import DTypeError, ShapeError, UnsupportedError
 from . import masks
 from .groups import AttentionOptions
-from .layer import ZincRows
 from .masks import MaskPattern, mask_pattern
+from .rows import ZincRows
 from .tensors import DTYPES, F32, NAME, dense_tensor, host_array
 from .upstream import torch
 
@@ -60,10 +60,11 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
 ) -> tuple[Any, None]:
     """The attention function of "zinc": causal attention of new rows, from a ZincCache or over all of key and value.
 
-    query: (batch, q_heads, q_len, head_dim), key, value: (batch, kv_heads, tokens, head_dim), float32, float16 or
-    bfloat16; attention_mask: None, or 2-D (batch, tokens). sliding_window: how many keys a row sees at most, its own
-    included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,). Returns (batch, q_len, q_heads,
-    head_dim) of query's dtype, and None for the weights. Rows at padding columns are 0.
+    query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, tokens, head_dim); value: (batch, kv_heads, tokens,
+    v_head_dim); float32, float16 or bfloat16; attention_mask: None, or 2-D (batch, tokens). sliding_window: how many
+    keys a row sees at most, its own included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,).
+    Returns (batch, q_len, q_heads, v_head_dim) of query's dtype, and None for the weights. Rows at padding columns are
+    0.
     UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
     package's other errors are raised as by ``zinc_attn.attention``.
     """
@@ -80,19 +81,22 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     )
     pattern = mask_pattern(attention_mask)
     if isinstance(key, ZincRows):
-        out = key.layer.attend(query, key, pattern, options)
+        out = key.layer.attend(query, key, value, pattern, options)
     else:
         out = _attend_uploaded(query, key, value, pattern, options)
     return torch.from_numpy(out).to(query.device, query.dtype), None
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> None:
-    """Refuse what is no tensor of four axes, and another batch of keys than of queries."""
+    """Refuse what is no tensor of four axes, another batch of keys than of queries, and values of other tokens."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if dense_tensor(name, x).ndim != 4 or 0 in x.shape:
             raise ShapeError(f"{name}: got shape {tuple(x.shape)}, expected (batch, heads, tokens, head_dim)")
     if key.shape[0] != query.shape[0]:
         raise ShapeError(f"key: got a batch of {key.shape[0]}, expected query's {query.shape[0]}")
+    if value.shape[:3] != key.shape[:3]:
+        expected = f"{tuple(key.shape[:3])} as key's first axes"
+        raise ShapeError(f"value: got shape {tuple(value.shape)}, expected {expected}, and any v_head_dim")
 
 
 def _refuse_arguments(module: Any, dropout: float, is_causal: bool | None, others: dict[str, Any]) -> None:
@@ -117,15 +121,10 @@ def _refuse_arguments(module: Any, dropout: float, is_causal: bool | None, other
 
 
 def _refuse_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
-    """Refuse tensors that require a gradient, values of another shape than the keys, and other dtypes."""
+    """Refuse tensors that require a gradient, and other dtypes."""
     where = type(module).__name__
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
         raise UnsupportedError(f"{where}: got tensors that require a gradient, expected none; use torch.no_grad()")
-    if key.shape != value.shape:
-        raise UnsupportedError(
-            f"{where}: got key of shape {tuple(key.shape)} and value of shape {tuple(value.shape)}, expected equal "
-            'shapes; use attn_implementation="sdpa" for this model'
-        )
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dtype not in DTYPES:
             raise DTypeError(f"{name}: got dtype {x.dtype}, expected float32, float16 or bfloat16")
@@ -137,7 +136,7 @@ def _warn_once() -> None:
 
 
 def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, options: AttentionOptions) -> F32:
-    """Upload all keys and values for this one call, and attend them: (batch, q_len, q_heads, head_dim)."""
+    """Upload all keys and values for this one call, and attend them: (batch, q_len, q_heads, v_head_dim)."""
     q, k, v = map(host_array, (query, key, value))
     batch, keys, q_len = len(k), k.shape[1], q.shape[1]
     if keys > q_len:  # another cache holds those before
@@ -152,7 +151,7 @@ def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, opt
     if kept.shape != (batch, keys):
         raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({batch}, {keys})")
     masks.check_gaps(kept, options.window)
-    out = np.zeros(q.shape, np.float32)
+    out = np.zeros((*q.shape[:3], v.shape[3]), np.float32)
     for i, columns in enumerate(kept):
         rows = columns[keys - q_len :]  # the queries are the last columns
         if rows.any():

@@ -148,13 +148,13 @@ def append_and_attend(
     new: tuple[Any, Any] | None,
     kept: Columns | None,
 ) -> F32:
-    """Append ``new`` keys and values and attend, in one submission for the batch: (batch, q_len, q_heads, head_dim).
+    """Append ``new`` keys and values and attend, in one submission for the batch: (batch, q_len, q_heads, v_head_dim).
 
     layer: the index in the KVCache; kept: (batch, q_len), False at padding, whose output is 0; None: there is none.
     """
     q = host_array(query)
     k, v = (None, None) if new is None else map(host_array, new)
-    found = np.zeros(q.shape, np.float32)
+    found = np.zeros((*q.shape[:3], attend.cache.shape.v_head_dim), np.float32)
     if kept is None:
         ks, vs = (None if x is None else list(x) for x in (k, v))
         attend(list(q), sequences, layer, ks, vs, out=list(found))

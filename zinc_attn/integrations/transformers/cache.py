@@ -28,9 +28,10 @@ from ...shapes import AttnShape, storage_dtype
 from .batch import BatchRows, append_and_attend
 from .config import layer_specs
 from .groups import AttentionOptions, LayerGroup
-from .layer import AttendedCall, ZincLayer, ZincRows
+from .layer import AttendedCall, ZincLayer
 from .masks import Columns, MaskPattern, check_gaps, check_window
 from .room import BatchRoom
+from .rows import ZincRows
 from .step import StepStart
 from .tensors import DTYPES, F32, batch_row_numbers
 from .upstream import Cache, torch
@@ -46,7 +47,7 @@ class ZincCache(Cache):
     call of a layer; it may be set at any time, and a fork begins with that of the cache.
     The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
-    ArgumentError: an unsupported head_dim or another argument.
+    ArgumentError: a head_dim beyond 576 or another argument.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ZincCache(Cache):
             if self._layout:
                 SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
             self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [])).layers.append(spec.index)
-            layers.append(ZincLayer(self, spec.index, spec.shape, spec.is_sliding))
+            layers.append(ZincLayer(self, spec, spec.shape))
         super().__init__(layers=layers)
         self._sort_layers()
         if not self._attention_layers:
@@ -155,8 +156,9 @@ class ZincCache(Cache):
     def append(self, rows: Callable[[ZincLayer], tuple[Any, Any]], dtype: Any) -> None:
         """Append tokens to the attention layers without a forward, to a cache of at most one batch row.
 
-        rows: returns k, v (tokens, kv_heads, head_dim) of a layer as KVCache.append takes them, equally many tokens for
-        every layer; dtype: the model's torch dtype, as for ``allocate``. Linear-attention layers keep their state.
+        rows: returns k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim) of a layer as KVCache.append
+        takes them, equally many tokens for every layer; dtype: the model's torch dtype, as for ``allocate``.
+        Linear-attention layers keep their state.
         ArgumentError: there are more batch rows, or padding. After an error of KVCache.append, crop(0) drops the rows
         of the layers before it.
         """
@@ -251,12 +253,11 @@ class ZincCache(Cache):
             self._batch.free()
         self._cut(start.columns)
 
-    def check_rows(self, layer: ZincLayer, key: Any, value: Any) -> None:
-        """Refuse new rows that do not fit ``layer`` or the batch, and rows for a layer that is ahead of another."""
+    def check_rows(self, layer: ZincLayer, key: Any) -> None:
+        """Refuse new rows that do not fit the batch, and rows for a layer that is ahead of another."""
         self._check_open()
         if self._broken:
             raise StepError(self._broken)
-        layer.check_shapes(key, value)
         self._batch.check_size(key.shape[0], self.max_batch)
         if layer.columns < self._batch.columns:
             return
@@ -270,7 +271,7 @@ class ZincCache(Cache):
     def attend(
         self, layer: ZincLayer, query: Any, rows: ZincRows, pattern: MaskPattern, options: AttentionOptions
     ) -> F32:
-        """Append the layer's pending rows, then attend those of ``query``: (batch, q_len, q_heads, head_dim).
+        """Append the layer's pending rows, then attend those of ``query``: (batch, q_len, q_heads, v_head_dim).
 
         A failed call leaves the layer as it was.
         """

@@ -16,12 +16,17 @@ _OTHERS: Final = ("linear_attention", "conv", "dummy")  # the layers that keep t
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer of a config. shape: of an attention layer, None for a layer that keeps transformers' own cache layer."""
+    """A layer of a config. shape: of an attention layer, None for a layer that keeps transformers' own cache layer.
+
+    compressed: in multi-head latent attention, the sizes of the two compressed rows per token, those of all heads' K
+    and V and of K's rotated part, that a model may hand to the cache in place of K and V; otherwise None.
+    """
 
     index: int
     kind: str
     arguments: dict[str, Any]
     shape: AttnShape | None
+    compressed: tuple[int, int] | None = None
 
     @property
     def is_sliding(self) -> bool:
@@ -44,11 +49,26 @@ def layer_specs(config: Any) -> Iterator[LayerSpec]:
             raise UnsupportedError(
                 f"config: layer {i} is of type {kind!r}, expected one of {', '.join(_ATTENTION + _OTHERS)}"
             )
-        yield LayerSpec(i, kind, given, _shape(layer) if kind in _ATTENTION else None)
+        if kind not in _ATTENTION:
+            yield LayerSpec(i, kind, given, None)
+        elif getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_nope_head_dim"):
+            compressed = (layer.kv_lora_rank, layer.qk_rope_head_dim)
+            yield LayerSpec(i, kind, given, _latent_shape(layer), compressed)
+        else:
+            yield LayerSpec(i, kind, given, _shape(layer, kind))
 
 
-def _shape(config: Any) -> AttnShape:
+def _latent_shape(config: Any) -> AttnShape:
+    """Return the shape of multi-head latent attention when K and V are expanded: every query head has its own."""
+    heads = config.num_attention_heads
+    return AttnShape(heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
+
+
+def _shape(config: Any, kind: str) -> AttnShape:
     """Return the shape of a layer with this config."""
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return AttnShape(heads, getattr(config, "num_key_value_heads", None) or heads, head_dim)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if config.model_type == "mimo_v2_flash" and kind == "sliding_attention":
+        kv_heads *= 2  # as the model's class has it; no field of its config says so
+    return AttnShape(heads, kv_heads, head_dim, getattr(config, "v_head_dim", None) or head_dim)

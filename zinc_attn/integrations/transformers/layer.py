@@ -1,4 +1,4 @@
-"""One attention layer of a ZincCache, and the rows that it hands to the attention function."""
+"""One attention layer of a ZincCache."""
 
 from __future__ import annotations
 
@@ -9,55 +9,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import ClosedError, ShapeError, UnsupportedError
 from ...shapes import AttnShape
+from .config import LayerSpec
 from .groups import AttentionOptions
 from .masks import MaskPattern
-from .tensors import F32, NAME, dense_tensor
-from .upstream import CacheLayerMixin, torch
+from .rows import CompressedRows, ZincRows
+from .tensors import F32, dense_tensor
+from .upstream import CacheLayerMixin
 
 if TYPE_CHECKING:
     from .cache import ZincCache
-
-
-class ZincRows(torch.Tensor):
-    """The new rows of a layer, which ``ZincCache.update`` returns for attention "zinc" and nothing else.
-
-    The tokens before them are on the Vulkan device, so any operation on the rows alone would be wrong and is refused. A
-    model may move them to another torch device.
-    """
-
-    layer: ZincLayer
-    serial: int  # of the update() that returned them
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", str(func))
-        if name in ("__get__", "size", "dim", "__repr__", "to", "contiguous"):
-            with torch._C.DisableTorchFunctionSubclass():
-                found = func(*args, **(kwargs or {}))
-            if name not in ("to", "contiguous"):
-                return found
-            if found.dtype == args[0].dtype:
-                return _as_rows(found, args[0].layer, args[0].serial)
-        raise UnsupportedError(
-            f"ZincCache: {name} was called on the rows that update() returned, expected them to reach attention "
-            f'{NAME!r} as they are; register(), and select it with model.set_attn_implementation("{NAME}")'
-        )
-
-
-def _as_rows(x: Any, layer: ZincLayer, serial: int) -> ZincRows:
-    with torch._C.DisableTorchFunctionSubclass():
-        rows: ZincRows = x.detach().as_subclass(ZincRows)
-    rows.layer, rows.serial = layer, serial
-    return rows
 
 
 @dataclass(frozen=True, eq=False)
 class AttendedCall:
     """One attention call of a layer of a ZincCache, as its observer sees it.
 
-    query: (batch, q_heads, q_len, head_dim) as the model made it. new: k and v (batch, kv_heads, q_len, head_dim), None
-    where the module attends the rows of an earlier call. out: (batch, q_len, q_heads, head_dim) float32, before it is
-    rounded to query's dtype; an observer that keeps it copies it. seconds: the call's time on the host's clock.
+    query: (batch, q_heads, q_len, head_dim) as the model made it. new: k (batch, kv_heads, q_len, head_dim) and v
+    (batch, kv_heads, q_len, v_head_dim), None where the module attends the rows of an earlier call. out: (batch, q_len,
+    q_heads, v_head_dim) float32, before it is rounded to query's dtype; an observer that keeps it copies it. seconds:
+    the call's time on the host's clock.
     """
 
     layer: int
@@ -77,12 +47,14 @@ class ZincLayer(CacheLayerMixin):
     is_compileable: ClassVar[bool] = False
     is_croppable: ClassVar[bool] = True
 
-    def __init__(self, cache: ZincCache, index: int, shape: AttnShape, sliding: bool) -> None:
+    def __init__(self, cache: ZincCache, spec: LayerSpec, shape: AttnShape) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
-        self.index, self.shape, self.is_sliding = index, shape, sliding
+        self.spec, self.shape = spec, shape
+        self.index, self.is_sliding = spec.index, spec.is_sliding
         self.columns = 0  # how many the layer has seen
-        self.pending: tuple[Any, Any] | None = None  # rows that update() has taken and attend() has not yet appended
+        self.pending: tuple[Any, Any] | None = None  # k and v that are known and that attend() has not yet appended
+        self.expanding = False  # update() was given compressed rows, whose k and v the attention function will get
         self.serial = 0  # counts update() and crops, so that older rows are recognized
 
     @property
@@ -97,7 +69,7 @@ class ZincLayer(CacheLayerMixin):
 
     def forked_to(self, cache: ZincCache) -> ZincLayer:
         """Return the layer of a fork of the cache, which has seen the same columns."""
-        made = ZincLayer(cache, self.index, self.shape, self.is_sliding)
+        made = ZincLayer(cache, self.spec, self.shape)
         made.columns, made.is_initialized = self.columns, self.is_initialized
         return made
 
@@ -106,39 +78,63 @@ class ZincLayer(CacheLayerMixin):
         self.cache.allocate(key_states.dtype)
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Take new rows (batch, kv_heads, n, head_dim); attention "zinc" appends them when it gets what this returns.
+        """Take new k (batch, kv_heads, n, head_dim) and v (batch, kv_heads, n, v_head_dim), or their compressed form.
 
+        Attention "zinc" appends them when it gets what this returns, or what the model has expanded that to.
         ShapeError: they do not fit the config or the batch; StepError: a forward has stopped between the layers.
         """
-        self.cache.check_rows(self, key_states, value_states)
+        expanding = self._is_compressed(key_states, value_states)
+        if not expanding:
+            self.check_shapes(key_states, value_states)
+        self.cache.check_rows(self, key_states)
         self.lazy_initialization(key_states, value_states)
         self.serial += 1
-        self.pending = key_states, value_states
-        return _as_rows(key_states, self, self.serial), _as_rows(value_states, self, self.serial)
+        self.expanding, self.pending = expanding, None if expanding else (key_states, value_states)
+        kind = CompressedRows if expanding else ZincRows
+        return kind.of(key_states, self, self.serial), kind.of(value_states, self, self.serial)
+
+    def _is_compressed(self, key: Any, value: Any) -> bool:
+        """Whether these are one row (batch, 1, n, ...) per token for all heads, of the compressed sizes."""
+        shapes = [tuple(dense_tensor(name, x).shape) for name, x in (("key", key), ("value", value))]
+        if self.spec.compressed is None or any(len(shape) != 4 or 0 in shape for shape in shapes):
+            return False
+        batch, _, n, _ = shapes[0]
+        return shapes == [(batch, 1, n, size) for size in self.spec.compressed]
 
     def check_shapes(self, key: Any, value: Any) -> None:
         """Refuse new rows that do not have the shape of the config."""
         shape, got = self.shape, tuple(dense_tensor("key", key).shape)
-        dense_tensor("value", value)
+        found = tuple(dense_tensor("value", value).shape)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
             raise ShapeError(
                 f"key of layer {self.index}: got shape {got}, expected (batch, {shape.kv_heads}, tokens, "
                 f"{shape.head_dim}) as in the config"
             )
-        if tuple(value.shape) != got:
-            raise ShapeError(f"value of layer {self.index}: got shape {tuple(value.shape)}, expected key's {got}")
+        if found != (*got[:3], shape.v_head_dim):
+            raise ShapeError(
+                f"value of layer {self.index}: got shape {found}, expected {(*got[:3], shape.v_head_dim)}, key's with "
+                f"the config's {shape.v_head_dim} dimensions"
+            )
 
-    def attend(self, query: Any, rows: ZincRows, pattern: MaskPattern, options: AttentionOptions) -> F32:
-        """Append what is pending, attend the rows of ``query``, and tell the observer. See ``ZincCache.attend``."""
+    def attend(
+        self, query: Any, key: ZincRows, value: ZincRows, pattern: MaskPattern, options: AttentionOptions
+    ) -> F32:
+        """Append what is pending, attend the rows of ``query``, and tell the observer. See ``ZincCache.attend``.
+
+        key, value: what update() has returned. Compressed rows arrive expanded, and are pending from here on.
+        """
+        if self.expanding and key.serial == self.serial:
+            self.check_shapes(key, value)
+            self.pending, self.expanding = (key.plain(), value.plain()), False
         cache, new, begin = self.cache, self.pending, perf_counter()
-        out = cache.attend(self, query, rows, pattern, options)
+        out = cache.attend(self, query, key, pattern, options)
         if cache.observer is not None:
             cache.observer(AttendedCall(self.index, query, new, options, out, perf_counter() - begin))
         return out
 
     def cut(self, columns: int) -> None:
         """Keep ``columns`` columns. Rows that update() returned before are refused from now on."""
-        self.columns, self.pending = columns, None
+        self.columns, self.pending, self.expanding = columns, None, False
         self.serial += 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

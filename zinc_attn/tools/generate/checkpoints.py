@@ -176,8 +176,6 @@ def _check_config(config: Any) -> None:
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedError(f"got model_type {config.model_type!r}, expected a causal language model")
-    if getattr(config.get_text_config(decoder=True), "kv_lora_rank", None):
-        raise UnsupportedError("got kv_lora_rank: latent attention (MLA), expected grouped-query attention")
     integration().ZincCache(config, 1).close()  # refuses layers that it does not serve
 
 

@@ -182,8 +182,8 @@ class _Context:
         """Seeded k and v of tokens [begin, end) in pieces, as a cache of the dtype takes them."""
         for block in range(begin // BLOCK, -(-end // BLOCK)):
             rng = np.random.default_rng([self.seed, layer.index, block])
-            shape = (2, BLOCK, layer.shape.kv_heads, layer.shape.head_dim)
-            made = rng.standard_normal(shape, np.float32)
+            sizes = (layer.shape.head_dim, layer.shape.v_head_dim)
+            made = [rng.standard_normal((BLOCK, layer.shape.kv_heads, size), np.float32) for size in sizes]
             part = slice(max(begin - block * BLOCK, 0), min(end - block * BLOCK, BLOCK))
             k, v = (narrow(x[part], self.dtype) for x in made)
             yield k, v

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ...cache.kv_cache import KVCache
 from ...decode.attention import Attention
-from ...shapes import AttnShape
 from .hf_model import HFModel, quiet
 
 
@@ -53,10 +52,10 @@ def _attend_zeros(cache: KVCache, attention: Attention, chunks: Sequence[int]) -
     """Calls of the chunks' sizes, one behind the other."""
     shape, sequence = cache.shape, cache.new_sequence()
     for rows in chunks:
-        new = _zeros(shape, cache.dtype, rows)
-        attention(np.zeros((rows, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=new, v=new)
+        k, v = (_zeros((rows, shape.kv_heads, size), cache.dtype) for size in (shape.head_dim, shape.v_head_dim))
+        attention(np.zeros((rows, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=k, v=v)
 
 
-def _zeros(shape: AttnShape, dtype: str, tokens: int) -> NDArray[Any]:
-    """Zeros as keys or values of ``tokens`` tokens, in what a cache of ``dtype`` takes."""
-    return np.zeros((tokens, shape.kv_heads, shape.head_dim), np.float16 if dtype == "f16" else np.float32)
+def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Zeros as keys or values, in what a cache of ``dtype`` takes."""
+    return np.zeros(shape, np.float16 if dtype == "f16" else np.float32)

@@ -1,0 +1,81 @@
+"""The new rows that ``ZincCache.update`` hands to a model, as tensors with which only attention "zinc" can compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from ...errors import UnsupportedError
+from .tensors import NAME
+from .upstream import torch
+
+if TYPE_CHECKING:
+    from .layer import ZincLayer
+
+_KEPT: Final = frozenset({"to", "contiguous"})  # what returns the same rows, perhaps on another torch device
+# What changes no row by another row's values. Most of these move values; linear computes along the last axis.
+_ROW_BY_ROW: Final = frozenset(
+    {"__getitem__", "cat", "copy_", "expand", "linear", "new_empty", "reshape", "split", "transpose", "view"}
+)
+
+
+class ZincRows(torch.Tensor):
+    """The new rows of a layer, which ``ZincCache.update`` returns for attention "zinc" and nothing else.
+
+    The tokens before them are on the Vulkan device, so any operation on the rows alone would be wrong and is refused. A
+    model may move them to another torch device.
+    """
+
+    layer: ZincLayer
+    serial: int  # of the update() that returned them
+    allowed: ClassVar[frozenset[str]] = _KEPT
+
+    @classmethod
+    def of(cls, x: Any, layer: ZincLayer, serial: int) -> ZincRows:
+        """``x`` as rows of ``layer``'s update number ``serial``."""
+        with torch._C.DisableTorchFunctionSubclass():
+            rows: ZincRows = x.as_subclass(cls)
+        rows.layer, rows.serial = layer, serial
+        return rows
+
+    def plain(self) -> Any:
+        """The same values as an ordinary tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name in ("__get__", "size", "dim", "__repr__"):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if name in cls.allowed:
+            with torch._C.DisableTorchFunctionSubclass():
+                found = func(*args, **(kwargs or {}))
+            rows = _first_rows(args)
+            parts = found if isinstance(found, tuple) else (found,)
+            if rows is not None and all(part.dtype == rows.dtype for part in parts):
+                made = tuple(cls.of(part, rows.layer, rows.serial) for part in parts)
+                return made if isinstance(found, tuple) else made[0]
+        raise UnsupportedError(
+            f"ZincCache: {name} was called on the rows that update() returned, expected them to reach attention "
+            f'{NAME!r} as they are; register(), and select it with model.set_attn_implementation("{NAME}")'
+        )
+
+
+class CompressedRows(ZincRows):
+    """The new rows of multi-head latent attention, which a model compresses before update() and expands after it.
+
+    The expansion is the model's own, token by token, so it may run on the new rows alone: what moves values and a
+    linear layer are allowed, and give rows of the same update. Whatever would bring tokens together is refused.
+    """
+
+    allowed: ClassVar[frozenset[str]] = _KEPT | _ROW_BY_ROW
+
+
+def _first_rows(args: Any) -> ZincRows | None:
+    """The first rows among a function's arguments, also in a list of tensors."""
+    for one in args:
+        found = one if isinstance(one, ZincRows) else _first_rows(one) if isinstance(one, (list, tuple)) else None
+        if found is not None:
+            return found
+    return None
