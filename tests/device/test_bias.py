@@ -1,0 +1,144 @@
+"""Masks, ALiBi and attention that is not causal: steady decode, batches that share keys, shards, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support import differing
+
+import zinc_attn as za
+from zinc_attn import errors, reference
+
+SHAPE = za.AttnShape(6, 2, 64)
+SLOPES = np.exp2(-np.arange(1, 7)).astype(np.float32)
+RNG = np.random.default_rng(3)
+N = 1300
+K, V = (RNG.standard_normal((N, 2, 64), dtype=np.float32).astype(np.float16) for _ in "kv")
+Q = RNG.standard_normal((5, 6, 64), dtype=np.float32)
+
+
+def equal(got: Any, want: Any) -> bool:
+    return all(not differing(np.ascontiguousarray(a), b) for a, b in zip(got, want, strict=True))
+
+
+def random_mask(rows: int, keys: int) -> NDArray[np.float32]:
+    values = RNG.standard_normal((rows, keys)).astype(np.float32)
+    return np.where(RNG.random((rows, keys)) < 0.4, np.float32(-np.inf), values)
+
+
+@pytest.mark.both_dispatchers
+def test_steady_decode_moves_the_rows_position(device: za.Device) -> None:
+    """Calls that are patched, not planned, over the end of a leaf; and a masked one between them."""
+    with za.KVCache(device, SHAPE, 1, 512, "f16", 64) as cache:
+        attn, seq = za.Attention(cache, alibi=SLOPES), cache.new_sequence()
+        cache.append(seq, 0, K[:120], V[:120])
+        for n in range(121, 133):
+            mask = random_mask(1, n) if n == 125 else None
+            got = attn(Q[0], seq, 0, K[n - 1 : n], V[n - 1 : n], return_lse=True, mask=mask)
+            assert equal(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask)), n
+
+
+@pytest.mark.both_dispatchers
+@pytest.mark.parametrize("alibi", (None, SLOPES), ids=("plain", "alibi"))
+def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device: za.Device, alibi: Any) -> None:
+    with za.KVCache(device, SHAPE, 1, 4096, "f16", 64) as cache:
+        attn, seq = za.Attention(cache, cascade=True, alibi=alibi), cache.new_sequence()
+        cache.append(seq, 0, K[:900], V[:900])
+        seqs = [seq, seq.fork(), seq.fork()]
+        for step, lengths in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1))):
+            before = [len(one) for one in seqs]
+            new = [K[at : at + n] for at, n in zip(before, lengths, strict=True)]
+            masks = [None, random_mask(lengths[1], before[1] + lengths[1]), random_mask(lengths[2], lengths[2] * 40)]
+            given = masks if step < 2 else None
+            qs = [Q[:n] for n in lengths]
+            outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=given, allow_empty=True)
+            assert attn.shared
+            for i, one in enumerate(seqs):
+                k, v = (np.concatenate([x[:900], K[900 : len(one)]]) for x in (K, V))
+                want = reference.emulate(qs[i], k, v, alibi=alibi, mask=None if given is None else given[i])
+                assert equal((outs[i], lses[i]), want), (step, i)
+
+
+@pytest.mark.parametrize("mask", (None, random_mask(5, 900)), ids=("none", "mask"))
+def test_shards_know_the_positions_of_the_whole_sequence(device: za.Device, mask: Any) -> None:
+    with za.KVCache(device, SHAPE, 1, 2048, "f16", 64) as cache:
+        attn, even, odd = za.Attention(cache, alibi=SLOPES), cache.new_sequence(), cache.new_sequence()
+        cache.append(even, 0, *(np.concatenate([x[:512], x[1024:]]) for x in (K, V)))
+        cache.append(odd, 0, K[512:1024], V[512:1024])
+        parts = [
+            attn.partial(Q, one, 0, nodes=nodes, tokens=N, mask=mask) for one, nodes in ((even, [0, 2]), (odd, [1]))
+        ]
+        assert equal(za.fold(parts), reference.emulate(Q, K, V, alibi=SLOPES, mask=mask))
+        other = attn.partial(Q, odd, 0, nodes=[1], tokens=N, mask=random_mask(5, 900))
+        with pytest.raises(errors.ZincAttnError, match="different calls"):
+            za.fold([parts[0], other])
+
+
+def test_of_one_call(any_device: za.Device) -> None:
+    """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
+    hidden = random_mask(5, 130) > 0
+    hidden[2] = False
+    options = {"alibi": SLOPES, "softcap": 8.0}
+    for mask, causal in ((hidden, True), (random_mask(5, 70).astype(np.float16), False), (None, False)):
+        want = reference.emulate(Q, K[:130], V[:130], mask=mask, causal=causal, **options)
+        call = {"mask": mask, "causal": causal, "return_lse": True, "allow_empty": True}
+        assert equal(za.attention(Q, K[:130], V[:130], any_device, **options, **call), want)
+        with za.KVCache(any_device, SHAPE, 1, 256, "f16", 64) as cache:
+            attn, seq = za.Attention(cache, **options), cache.new_sequence()
+            assert equal(attn.submit(Q, seq, 0, K[:130], V[:130], **call).result(), want)
+
+
+BEHIND = np.ones((5, 130), bool)
+BEHIND[2, :128] = False  # row 2 is at position 127
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "rows": (np.ones((4, 9), bool), errors.ShapeError, r"mask: got shape \(4, 9\), expected \(5, n\)"),
+    "keys": (np.ones((5, 131), bool), errors.ShapeError, "of which there are 130"),
+    "axes": (np.ones(5, bool), errors.ShapeError, "mask: got shape"),
+    "dtype": (np.ones((5, 9), np.int32), errors.DTypeError, "mask"),
+    "NaN": (np.full((5, 9), np.nan, np.float32), errors.ValueRangeError, "mask: got a NaN"),
+    "plus infinity": (np.full((5, 9), np.inf, np.float32), errors.ValueRangeError, "mask: got a NaN, "),
+    "hides all": (np.zeros((5, 130), bool), errors.ArgumentError, "mask: row 0 sees no key"),
+    "hides all that is before": (BEHIND, errors.ArgumentError, "mask: row 2 sees no key"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_masks_leave_the_cache_as_it_was(device: za.Device, name: str) -> None:
+    mask, error, text = REFUSED[name]
+    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
+        attn, seq = za.Attention(cache), cache.new_sequence()
+        cache.append(seq, 0, K[:125], V[:125])
+        calls: list[Callable[[], Any]] = [
+            lambda: attn(Q, seq, 0, K[125:130], V[125:130], mask=mask),
+            lambda: attn.submit(Q, seq, 0, K[125:130], V[125:130], mask=mask),
+            lambda: za.attention(Q, K[:130], V[:130], device, mask=mask),
+        ]
+        for call in calls:
+            with pytest.raises(error, match=text):
+                call()
+        assert len(seq) == 125
+
+
+def test_refused_slopes_and_rows(device: za.Device) -> None:
+    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
+        for slopes, error in ((SLOPES[:5], errors.ShapeError), (SLOPES * np.nan, errors.ValueRangeError)):
+            with pytest.raises(error, match="alibi: got"):
+                za.Attention(cache, alibi=slopes)
+        with pytest.raises(errors.ArgumentError, match="mask: expected a list of 2"):
+            za.Attention(cache)([Q, Q], [cache.new_sequence(), cache.new_sequence()], 0, mask=[None])
+    latent = za.AttnShape(4, 1, 80, 64, latent=True)
+    k = np.ones((3, 1, 80), np.float16)
+    with za.KVCache(device, latent, 1, 256, "f16", 64) as cache:
+        seq, attn = cache.new_sequence(), za.Attention(cache)
+        for call in (lambda: cache.append(seq, 0, k, k), lambda: attn(np.ones((4, 80), np.float32), seq, 0, k, k)):
+            with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):
+                call()
+    with za.KVCache(device, za.AttnShape(4, 1, 80, 64), 1, 256, "f16", 64) as cache:
+        with pytest.raises(errors.ShapeError, match=r"v: got shape \(3, 1, 80\), expected \(tokens, 1, 64\)"):
+            cache.append(cache.new_sequence(), 0, k, k)
+        with pytest.raises(errors.ArgumentError, match="v: got None"):
+            za.Attention(cache)(np.ones((4, 80), np.float32), cache.new_sequence(), 0, k)
