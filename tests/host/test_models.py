@@ -55,6 +55,8 @@ NO_HEADS = f"without num_attention_heads, expected a Hugging Face config.json th
     ("config", "shape", "layers"),  # layers: full, windowed, window
     [
         (LLAMA, "32/8/128", (32, 0, None)),
+        ({**LLAMA, "head_dim": 72}, "32/8/72", (32, 0, None)),
+        ({**LLAMA, "num_attention_heads": 64, "num_key_value_heads": 1}, "64/1/64", (32, 0, None)),
         ({**LLAMA, "num_key_value_heads": None}, "32/32/128", (32, 0, None)),
         ({**QWEN_NEXT, "full_attention_interval": 4}, "16/2/256", (10, 0, None)),
         ({"text_config": {**QWEN_NEXT, "layer_types": PERIOD * 10}}, "16/2/256", (10, 0, None)),
@@ -93,7 +95,7 @@ def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int,
             {**LLAMA, "hidden_size": 4000, "num_attention_heads": 33},
             "hidden_size: got 4000, expected a multiple of num_attention_heads = 33",
         ),
-        ({**LLAMA, "head_dim": 72}, "head_dim: got 72, expected one of 64, 80, 96, 112, 128, 192, 256, 512"),
+        ({**LLAMA, "head_dim": 577}, "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
         (
             {**LLAMA, "layer_types": ["full_attention"]},
             "layer_types: got 1 entries, expected a list of num_hidden_layers = 32",
