@@ -16,7 +16,8 @@ RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
 MAX_LDS_BYTES: Final = 4096
-# (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on RDNA4 only.
+# (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on
+# RDNA4 only.
 VGPR_GATES: Final = (
     ("attend_single_", 256, 120),  # 12 waves per SIMD
     ("attend_loop_", 256, 168),  # 9

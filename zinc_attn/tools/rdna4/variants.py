@@ -57,7 +57,8 @@ class Spec:
                 f"isa: got {shown(text)}, expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM; HEAD_DIM is at most "
                 f"{MAX_HEAD_DIM}, and 192/128 or 576/512/latent where V is not like K"
             ) from None
-        return cls(kernel, shape.head_dim, *numbers, v_head_dim=shape.v_head_dim, latent=shape.latent)
+        heads, chunks, softcap, rows = [*numbers, *(0, 1, 0, 1)[len(numbers) :]]
+        return cls(kernel, shape.head_dim, heads, chunks, softcap, rows, shape.v_head_dim, shape.latent)
 
     @property
     def name(self) -> str:
