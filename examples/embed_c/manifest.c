@@ -163,14 +163,27 @@ void za_manifest_close(struct manifest *m) {
 
 const char *za_dtype_name(enum za_dtype dtype) { return DTYPES[dtype]; }
 
-/* Whether entry is that of the shape; its heads and head_dim then lie in `shape`. */
+/* Whether entry is that of the shape, with V stored and of K's size; its heads and head_dim then lie in `shape`. */
 static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
     const char *dtype = za_json_text(za_json_get(entry, "dtype"));
+    const struct json *latent = za_json_get(entry, "latent");
     uint32_t v_head_dim;
     return za_json_u32(za_json_get(entry, "q_heads"), &shape->q_heads) && shape->q_heads == options->q_heads &&
            za_json_u32(za_json_get(entry, "kv_heads"), &shape->kv_heads) && shape->kv_heads == options->kv_heads &&
            za_json_u32(za_json_get(entry, "head_dim"), &shape->head_dim) && shape->head_dim == options->head_dim &&
-           za_json_u32(za_json_get(entry, "v_head_dim"), &v_head_dim) && v_head_dim == options->head_dim && dtype && strcmp(dtype, DTYPES[options->dtype]) == 0;
+           za_json_u32(za_json_get(entry, "v_head_dim"), &v_head_dim) && v_head_dim == options->head_dim &&
+           latent && latent->type == JSON_FALSE && dtype && strcmp(dtype, DTYPES[options->dtype]) == 0;
+}
+
+/* That K and V have head_dim dimensions in the cache, as rows.c writes them, none of them filled up. */
+static bool check_dims(const struct manifest *m, const struct json *sizes, uint32_t head_dim) {
+    uint32_t k_dim, v_dim;
+    if (!za_json_u32(za_json_get(sizes, "k_dim"), &k_dim) || !za_json_u32(za_json_get(sizes, "v_dim"), &v_dim))
+        return missing(m, "complete entry for the shape");
+    if (k_dim == head_dim && v_dim == head_dim) return true;
+    return za_fail("%s/manifest.json: got head_dim %u, which the cache fills up to %u in K and %u in V, expected one "
+                   "that it holds as it is; choose a multiple of 16, and of 32 above 512", m->directory, head_dim,
+                   k_dim, v_dim);
 }
 
 bool za_manifest_shape(const struct manifest *m, const struct za_options *options, const char *kind,
@@ -199,6 +212,7 @@ bool za_manifest_shape(const struct manifest *m, const struct za_options *option
         !shape->page_words || !shape->specialization)
         return missing(m, "complete entry for the shape");
     uint32_t values, scales;
+    if (!check_dims(m, sizes, options->head_dim)) return false;
     if (!za_row_words(options->dtype, options->head_dim, &values, &scales)) return false;
     if (shape->value_words == values && shape->scale_words == scales &&
         shape->token_words == 2 * (values + scales) * shape->kv_heads)

@@ -257,7 +257,19 @@ def no_head_chunks(data):
 
 
 def wide_rows(data):
-    data["shapes"][0]["sizes"]["value_words"] = 1
+    data["shapes"][0]["sizes"]["k_values"] = 1
+
+
+def filled_up(data):
+    data["shapes"][0]["sizes"]["k_dim"] = 80
+
+
+def latent(data):
+    data["shapes"][0]["latent"] = True
+
+
+def narrow_v(data):
+    data["shapes"][0]["v_head_dim"] = 32
 
 
 def no_leaf_end(data):
@@ -267,7 +279,7 @@ def no_leaf_end(data):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 1}, "got version 1, expected 2; export it with the zinc-attn that this library was written for"),
+        ({"version": 2}, "got version 2, expected 3; export it with the zinc-attn that this library was written for"),
         ({"format": "other"}, "got format other, expected zinc_attn export"),
         ({"shapes": []}, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
         ({"kernels": []}, "it has no kernel append"),
@@ -278,6 +290,13 @@ def no_leaf_end(data):
             wide_rows,
             "got 1 words of values and 0 of scales in a row of K, 64 in a token, expected 32, 0 and 64 for f16",
         ),
+        (
+            filled_up,
+            "got head_dim 64, which the cache fills up to 80 in K and 64 in V, expected one that it holds as it is; "
+            "choose a multiple of 16, and of 32 above 512",
+        ),
+        (latent, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
+        (narrow_v, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
         (no_leaf_end, "record item has no field leaf_end; export it again"),
     ),
 )

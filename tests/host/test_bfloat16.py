@@ -8,6 +8,7 @@ from zinc_attn.cache import rows
 from zinc_attn.canonical.constants import MAX_INPUT, MIN_INPUT
 from zinc_attn.checks import check_array
 from zinc_attn.errors import DTypeError, ValueRangeError
+from zinc_attn.shapes import AttnShape
 
 UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every bfloat16 value
 VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)
@@ -16,11 +17,12 @@ BRAIN = UPPER.view(ml_dtypes.bfloat16)
 
 def test_each_value_has_its_bits_in_the_words_and_comes_back() -> None:
     k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
-    words = rows.encode(k, v, "bf16")
+    shape = AttnShape(2, 2, 64)
+    words = rows.encode(k, v, shape, "bf16")
     assert np.array_equal(
         words.view(np.uint16), np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
     )
-    for got, given in zip(rows.decode(words, 64, "bf16"), (VALUES, VALUES[::-1]), strict=True):
+    for got, given in zip(rows.decode(words, shape, "bf16"), (VALUES, VALUES[::-1]), strict=True):
         assert np.array_equal(got.view(np.uint32).reshape(-1), given.view(np.uint32))
 
 

@@ -23,7 +23,7 @@ from c_host import (
 )
 
 from zinc_attn.cache import rows
-from zinc_attn.shapes import scale_words, value_words
+from zinc_attn.shapes import AttnShape, row_format
 
 
 class RowFormat(c.Structure):
@@ -48,7 +48,8 @@ def encode(codec, k, v, dtype):
     values, scales = c.c_uint32(), c.c_uint32()
     if not codec.za_row_words(DTYPES.index(dtype), head_dim, c.byref(values), c.byref(scales)):
         return codec.za_error().decode()
-    assert (values.value, scales.value) == (value_words(head_dim, dtype), scale_words(head_dim, dtype))
+    row = row_format(AttnShape(kv_heads, kv_heads, head_dim), dtype)
+    assert (values.value, scales.value) == (row.k_values, row.k_scales) == (row.v_values, row.v_scales)
     form = RowFormat(DTYPES.index(dtype), kv_heads, head_dim, values.value, scales.value, 2.0**-40, 2.0**60)
     out = np.full((n, kv_heads, 2 * (values.value + scales.value)), 0xDEADBEEF, np.uint32)
     largest = c.c_double(0)
@@ -73,12 +74,14 @@ def awkward(rng, shape, dtype):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", (64, 96, 512))
+@pytest.mark.parametrize("head_dim", (64, 80, 96, 512, 576))
 def test_rows_have_the_bits_of_the_package(codec, rng, dtype, head_dim):
+    if dtype == "q8_0" and head_dim % 32:
+        return
     with np.errstate(over="ignore"):
         k, v = (awkward(rng, (64, 2, head_dim), dtype) for _ in "kv")
     stored = [rows.stored_values(name, x, dtype) for name, x in (("k", k), ("v", v))]
-    want = rows.encode(stored[0][0], stored[1][0], dtype)
+    want = rows.encode(stored[0][0], stored[1][0], AttnShape(2, 2, head_dim), dtype)
     words, largest = encode(codec, k, v, dtype)
     assert np.array_equal(words, want)
     assert largest == stored[0][1]
@@ -119,7 +122,7 @@ def test_the_page_s_row_of_q8_0(codec):
     shown = {int(row["word"]): int(row["value"], 0) for row in tables("q8_0")[0]}
     words, _ = encode(codec, k, v, "q8_0")
     assert {at: int(word) for at, word in enumerate(words[0, 0]) if word} == shown
-    assert np.array_equal(words, rows.encode(k, v, "q8_0")) and words.shape[2] == 34
+    assert np.array_equal(words, rows.encode(k, v, AttnShape(1, 1, 64), "q8_0")) and words.shape[2] == 34
 
 
 @needs_compiler

@@ -59,6 +59,8 @@ ROW = SweepRow(
     q_heads=4,
     kv_heads=2,
     head_dim=64,
+    v_head_dim=64,
+    latent=False,
     dtype="f16",
     batch=1,
     q_len=1,
@@ -163,10 +165,16 @@ def save(path: Path, **arrays: Any) -> Path:
 
 
 def test_kv_file(tmp_path: Path) -> None:
-    made = Inputs.normal(SHAPE, 70, "f16")
-    loaded = Inputs.load(save(tmp_path / "a.npz", q=made.q[None], k=made.k, v=made.v))
-    assert (loaded.shape, loaded.dtype, loaded.source) == (SHAPE, "f16", str(tmp_path / "a.npz"))
-    assert np.array_equal(loaded.rows, made.rows)
+    for shape in (SHAPE, AttnShape(4, 2, 72, 40)):
+        made = Inputs.normal(shape, 70, "f16")
+        loaded = Inputs.load(save(tmp_path / "a.npz", q=made.q[None], k=made.k, v=made.v))
+        assert (loaded.shape, loaded.dtype, loaded.source) == (shape, "f16", str(tmp_path / "a.npz"))
+        assert np.array_equal(loaded.rows, made.rows)
+
+
+def test_latent_inputs_have_the_begin_of_k_as_v() -> None:
+    made = Inputs.normal(AttnShape(4, 1, 72, 40, latent=True), 70, "f16")
+    assert np.array_equal(made.v, made.k[..., :40])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,8 @@ def test_kv_file(tmp_path: Path) -> None:
         ({"v": None}, "got arrays ['k', 'q'], expected q, k and v"),
         ({"q": np.zeros((71, 4, 64), np.float32)}, "q, k: got 71 query rows and 70 tokens, expected a token per row"),
         ({"k": np.zeros((70, 2, 64), np.float64)}, "k: got dtype float64, expected float32, float16 or bfloat16"),
-        ({"v": np.zeros((71, 2, 64), np.float16)}, "v: got shape (71, 2, 64), expected k's (70, 2, 64)"),
+        ({"v": np.zeros((71, 2, 64), np.float16)}, "v: got shape (71, 2, 64), expected (70, 2, v_head_dim), as k's"),
+        ({"v": np.zeros((70, 2, 577), np.float16)}, "AttnShape.v_head_dim: got 577, expected an int from 1 to 576"),
         ({"v": np.full((70, 2, 64), np.nan, np.float16)}, "v[0, 0, 0]: got nan, expected a finite value"),
     ],
 )
@@ -390,7 +399,12 @@ def test_plan_for_a_device(devices: list[DeviceInfo], capsys: pytest.CaptureFixt
     ("argv", "message"),
     [
         (["plan"], "model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b"),
-        (["plan", "--shape", "4x2"], "shape: got '4x2', expected q_heads/kv_heads/head_dim, for example 16/2/256"),
+        (
+            ["plan", "--shape", "4x2"],
+            "shape: got '4x2', expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size where it "
+            "differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent",
+        ),
+        (["plan", "--shape", "4/2/577"], "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
         (["plan", "--shape", "4/2/64", "--cu", "0"], "cu: got 0, expected an int of at least 1"),
         (
             ["plan", "--shape", "4/2/64", "--splits", "x"],

@@ -123,13 +123,19 @@ def test_head_chunks_share_their_keys() -> None:
 def test_dtypes(dtype: str) -> None:
     p = predict(plan_splits(131072, QWEN, dtype=dtype), R9700, dtype)
     assert p.kv_bytes == 131072 * QWEN.kv_bytes_per_token(dtype)
-    assert issue_per_key(256, 8, "loop", dtype) == ISSUE[256, 8][1] * DTYPE_ISSUE[dtype]
+    assert issue_per_key(QWEN, 8, "loop", dtype) == ISSUE[256, 8][1] * DTYPE_ISSUE[dtype]
 
 
 def test_line_through_the_table() -> None:
     for (head_dim, heads), (single, *_) in ISSUE.items():
         line = head_dim * (0.076 * heads + 0.106) + 6.4
         assert line == pytest.approx(single, rel=0.06)
+        shape = AttnShape(heads, 1, head_dim)
+        assert issue_per_key(shape, heads, "single") == single
+        latent = issue_per_key(AttnShape(heads, 1, head_dim, head_dim, latent=True), heads, "single")
+        assert latent == pytest.approx(line)  # no variant of the table
+    wide, narrow = AttnShape(4, 1, 192, 128), AttnShape(4, 1, 128, 192)
+    assert issue_per_key(wide, 4, "loop") == issue_per_key(narrow, 4, "loop") == 160 * (0.076 * 4 + 0.106) + 6.4
 
 
 def test_table_is_what_the_compiler_makes() -> None:
@@ -144,7 +150,7 @@ def test_table_is_what_the_compiler_makes() -> None:
         assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(row[2 + loop])
     for dtype in ("f32", "bf16"):
         (report,) = compiler.compile_variants([Spec(f"attend_loop_{dtype}", 256, 8)])
-        assert report.issue_per_key == pytest.approx(issue_per_key(256, 8, "loop", dtype), rel=0.05)
+        assert report.issue_per_key == pytest.approx(issue_per_key(QWEN, 8, "loop", dtype), rel=0.05)
 
 
 def test_timeline() -> None:

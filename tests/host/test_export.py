@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from zinc_attn import limits, shapes
+from zinc_attn import limits
 from zinc_attn.cache import rows
 from zinc_attn.canonical import constants
 from zinc_attn.cli import app as cli
@@ -23,11 +23,12 @@ from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
 from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
 from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
-from zinc_attn.shapes import AttnShape
+from zinc_attn.shapes import AttnShape, row_format
 from zinc_attn.tools import export
 from zinc_attn.tools.export import (
     ManifestError,
@@ -42,6 +43,9 @@ from zinc_attn.tools.export import (
 from zinc_attn.tools.export.files import sealed
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
+WIDE = [
+    AttnShape.parse(s) for s in ("32/8/192/128", "20/1/576/512/latent", "17/1/72", "6/3/65/33", "3/1/513/513/latent")
+]
 TABLES = dict.fromkeys(("FIELDS", "BINDINGS", "SPECIALIZATION", "GRIDS"), meanings)
 TABLES |= {"CONSTANTS": arithmetic, "ENCODINGS": arithmetic}
 RECORDS = {"header": "HEADER", "item": "ITEM", "row": "ROW", "append": "APPEND", "copy": "COPY"}
@@ -142,12 +146,13 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     ]
     texts += [text for case in rule["first_that_holds"] for text in case.values()]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
-    assert used - known == {"tile_at", "row_at", "target"}  # each beside its own formula
+    assert used - known == {"tile_number", "k_tile_at", "v_tile_at", "row_at", "target"}  # each beside its own formula
     assert set(formulas.INPUTS) <= used
 
 
 def names_of(shape, dtype, page_size):
-    names = {**asdict(shape), "dtype": dtype, "page_size": page_size, "value_bits": 8 * DTYPE_BYTES[dtype]}
+    names = {**asdict(shape), "latent": int(shape.latent), "dtype": dtype, "page_size": page_size}
+    names["value_bits"] = 8 * DTYPE_BYTES[dtype]
     names["values_per_word"] = 32 // names["value_bits"]
     return {**names, **evaluate_all(formulas.SIZES, names)}
 
@@ -155,19 +160,20 @@ def names_of(shape, dtype, page_size):
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
 @pytest.mark.parametrize("page_size", (16, 64, 256))
 def test_sizes(dtype, page_size):
-    for shape in SHAPES:
-        if dtype == "q8_0" and shape.head_dim % 32:
+    for shape in SHAPES + WIDE:
+        if dtype == "q8_0" and (shape.head_dim % 32 or shape.v_head_dim % 32):
             continue
-        n = names_of(shape, dtype, page_size)
-        assert (n["group"], n["head_chunks"], n["heads_per_workgroup"]) == (
-            shape.group,
-            shape.head_chunks,
-            shape.heads_per_workgroup,
-        )
-        assert n["value_words"] == shapes.value_words(shape.head_dim, dtype)
-        assert n["scale_words"] == shapes.scale_words(shape.head_dim, dtype)
+        n, row = names_of(shape, dtype, page_size), row_format(shape, dtype)
+        for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
+            assert n[name] == getattr(shape, name), (str(shape), name)
+        assert {name: n[name] for name in asdict(row)} == asdict(row)
+        assert (n["k_words"], n["v_words"]) == (row.k_words, row.v_words)
+        assert (n["k_tile_words"], n["v_tile_words"]) == copy_call(shape, dtype, n["tile"], 1, 1).spec
+        appends = append_call(shape, dtype, n["tile"], 1, shape.kv_heads)
+        assert tuple(n[name] for name in appends.decl.spec) == appends.spec
         assert 4 * n["token_words"] == shape.kv_bytes_per_token(dtype)
-        assert 2 * n["page_words"] == n["token_words"] * page_size
+        assert n["k_page_words"] + n["v_page_words"] == n["token_words"] * page_size
+        assert n["k_page_words"] == shape.kv_heads * row.k_words * page_size
         plan = plan_splits(100000, shape)
         call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "leaves_per_state": 8}
         states = evaluate_all(formulas.QUANTITIES, {**n, **call})
@@ -176,9 +182,9 @@ def test_sizes(dtype, page_size):
 
 @pytest.mark.parametrize("kind", describe.KINDS)
 def test_values_by_kind_of_device(kind):
-    for head_dim in limits.HEAD_DIMS:
-        names = {"kind": kind, "head_dim": head_dim}
-        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == chunks_ahead(kind, head_dim)
+    for k_dim in range(limits.K_DIMS, limits.MAX_HEAD_DIM + 1, limits.K_DIMS):
+        names = {"kind": kind, "k_dim": k_dim}
+        assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == chunks_ahead(kind, k_dim)
         assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == merge_lanes(kind)
 
 
@@ -189,7 +195,9 @@ def contexts(table):
 
 
 @pytest.mark.parametrize("kind", describe.KINDS)
-@pytest.mark.parametrize("shape,units", [*((s, 64) for s in SHAPES), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str)
+@pytest.mark.parametrize(
+    "shape,units", [*((s, 64) for s in SHAPES + WIDE[:2]), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str
+)
 def test_split_tables_are_the_split_rule(shape, kind, units):
     """At every breakpoint and beside it; the expressions too, for several query rows."""
     table = describe.split_table(shape, units, kind)
@@ -295,26 +303,66 @@ def recorded(plan, scoring):
     return found, log.steps
 
 
+INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
+
+
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
-def test_row_index_maps(rng, dtype):
-    shape, n = AttnShape(4, 2, 128), 3
-    k, v = rng.standard_normal((2, n, 2, 128)).astype(np.float16)
-    if dtype == "bf16":
-        k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
-    words = rows.encode(k, v, dtype).reshape(-1)
-    names = names_of(shape, dtype, 64)
-    expected = rows.decode(words.reshape(n, 2, -1), 128, dtype)
-    for row, head, dim in ((0, 0, 0), (2, 1, 127), (1, 0, 63), (1, 1, 70)):
-        for x, values in zip("kv", expected, strict=True):
+@pytest.mark.parametrize("shape", INDEXED, ids=str)
+def test_row_index_maps(rng, dtype, shape):
+    n, names, words = encoded(rng, shape, dtype, 3)
+    expected = rows.decode(words, shape, dtype)
+    for x, values in zip("kv", expected, strict=True):
+        places = {(0, 0, 0), (n - 1, 1, values.shape[2] - 1), (1, 0, 31), (1, 1, 29)}
+        for row, head, dim in places:
             known = {**names, "row": row, "kv_head": head, "dim": dim}
-            assert value_at(words, formulas.ROW_INDEX, known, x, dtype) == values[row, head, dim]
+            stored_as = "k" if shape.latent else x
+            assert value_at(words.reshape(-1), formulas.ROW_INDEX, known, stored_as, dtype) == values[row, head, dim]
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("shape", INDEXED, ids=str)
+@pytest.mark.parametrize("page_size", (16, 128))
+def test_cache_index_maps(rng, dtype, shape, page_size):
+    """Tokens of a cache of three pages, as append.comp moves their rows' words."""
+    n, names, words = encoded(rng, shape, dtype, 3 * page_size, page_size)
+    row, tile, heads = row_format(shape, dtype), names["tile"], shape.kv_heads
+    caches = {"k": np.zeros(3 * names["k_page_words"], np.uint32), "v": np.zeros(3 * names["v_page_words"], np.uint32)}
+    k_values, v_values, k_scales, v_scales = np.split(words, np.cumsum(astuple(row)[:-1]), axis=2)
+    tiles = (3, names["page_tiles"], tile, heads)  # of the tokens, in the order of pages
+    chunked = k_values.reshape(*tiles, -1, names["chunk_words"]).transpose(0, 3, 1, 4, 2, 5)
+    parts = {
+        "k": (chunked, k_scales.reshape(*tiles, -1).transpose(0, 3, 1, 4, 2)),
+        "v": (x.reshape(*tiles, -1).transpose(0, 3, 1, 2, 4) for x in (v_values, v_scales)),
+    }
+    for x, (values, scales) in parts.items():
+        places = 3 * heads * names["page_tiles"]
+        caches[x] = np.concatenate([values.reshape(places, -1), scales.reshape(places, -1)], 1).reshape(-1)
+        assert caches[x].size == 3 * names[f"{x}_page_words"]
+    for x, values in zip("kv", rows.decode(words, shape, dtype), strict=True):
+        for token in (0, page_size - 1, page_size + 3, n - 1):
+            for head, dim in ((0, 0), (1, values.shape[2] - 1), (1, 31), (0, 29)):
+                known = {**names, "token": token, "page": token // page_size, "kv_head": head, "dim": dim}
+                kept = "k" if shape.latent else x
+                assert value_at(caches[kept], formulas.CACHE_INDEX, known, kept, dtype) == values[token, head, dim]
+
+
+def encoded(rng, shape, dtype, n, page_size=64):
+    """The number of tokens, the names of a cache of them, and their rows."""
+    if dtype == "q8_0" and shape.v_head_dim % 32:
+        pytest.skip("q8_0 has blocks of 32 dimensions")
+    k = rng.standard_normal((n, shape.kv_heads, shape.head_dim)).astype(np.float16)
+    v = rng.standard_normal((n, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
+    v = k[..., : shape.v_head_dim] if shape.latent else v
+    k, v = (rows.stored_values("x", x, dtype, round_rows=True)[0] for x in (k, v))
+    return n, names_of(shape, dtype, page_size), rows.encode(k, v, shape, dtype)
 
 
 def value_at(words, index, names, x, dtype):
     """The value that an index map finds in words."""
     names = dict(names)
-    first, at = next(iter(index.items()))
-    names[first] = evaluate(at, names)
+    for name in ("tile_number", "k_tile_at", "v_tile_at", "row_at"):  # each uses those before it
+        if name in index:
+            names[name] = evaluate(index[name], names)
     bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index["bit"], names)
     bits &= (1 << names["value_bits"]) - 1
     if dtype == "f32":
@@ -346,7 +394,9 @@ def test_specialization_values(made):
     shape = made["shapes"][0]
     assert shape["kinds"]["gpu"]["specialization"]["attend"] == {
         **dict.fromkeys(kernels.attend("loop", "f16").spec, 0),
-        "head_dim": 256,
+        "k_dim": 256,
+        "v_dim": 256,
+        "latent": 0,
         "heads": 8,
         "chunks_ahead": 4,
         "tile": 64,
@@ -362,6 +412,32 @@ def test_specialization_values(made):
     assert shape["state_bytes"] == 4 * 16 * 258
 
 
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("shape", WIDE[:2], ids=str)
+def test_shapes_whose_v_is_not_like_k(shape, dtype):
+    """The manifest's numbers are those of the rows and of the dispatches."""
+    made = describe.manifest([shape], dtype=dtype, page_size=128)["shapes"][0]
+    assert made["shape"] == str(shape) and AttnShape.parse(made["shape"]) == shape
+    assert {name: made[name] for name in asdict(shape)} == asdict(shape)
+    sizes, row = made["sizes"], row_format(shape, dtype)
+    assert {name: sizes[name] for name in asdict(row)} == asdict(row)
+    assert (sizes["k_dim"], sizes["v_dim"]) == (shape.k_dim, shape.v_dim) == (shape.head_dim, shape.v_head_dim)
+    assert (sizes["k_words"], sizes["v_words"]) == (row.k_words, row.v_words)
+    assert (sizes["k_tile_words"], sizes["v_tile_words"]) == (64 * row.k_words, 64 * row.v_words)
+    pages = tuple(128 * shape.kv_heads * words for words in (row.k_words, row.v_words))
+    assert (sizes["k_page_words"], sizes["v_page_words"]) == pages
+    assert (sizes["v_page_words"] == 0) == shape.latent
+    assert made["kv_bytes_per_token"] == 4 * sizes["token_words"] == 4 * shape.kv_heads * row.words
+    assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
+    for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
+        merge = merge_call(shape, device, 1)
+        for decl, values in (AttendVariant(shape, dtype, "loop", device, 64).program(), (merge.decl, merge.spec)):
+            specialization = made["kinds"][kind]["specialization"][describe.family(decl)]
+            assert tuple(specialization[name] for name in decl.spec) == values
+        names = {**sizes, "q_heads": shape.q_heads, "rows": 1}
+        assert tuple(evaluate(count, names) for count, _ in meanings.GRIDS["merge"]) == merge.groups
+
+
 @pytest.mark.parametrize(
     "options,message",
     (
@@ -373,6 +449,10 @@ def test_specialization_values(made):
         (
             {"attn_shapes": [AttnShape(10, 1, 80)], "dtype": "q8_0"},
             "dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32",
+        ),
+        (
+            {"attn_shapes": [AttnShape(10, 1, 64, 80)], "dtype": "q8_0"},
+            "dtype: got q8_0 at v_head_dim 80, expected a v_head_dim that is a multiple of 32",
         ),
     ),
 )
@@ -407,8 +487,9 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 1}, "got version 1, expected 2; export again with the zinc-attn that reads it"),
-        ({"version": True}, "got version True, expected 2"),
+        ({"version": 1}, "got version 1, expected 3; export again with the zinc-attn that reads it"),
+        ({"version": 2}, "got version 2, expected 3; export again with the zinc-attn that reads it"),
+        ({"version": True}, "got version True, expected 3"),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
         ({"kernels": None}, "it has no list of kernels"),
         ({"kernels": []}, "it has no list of kernels"),

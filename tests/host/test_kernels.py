@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,15 @@ import pytest
 
 from zinc_attn import limits, shapes
 from zinc_attn.cache import rows
+from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels import glsl
-from zinc_attn.kernels.sizes import attend_sizes, keys_ahead, value_passes, value_slice
+from zinc_attn.kernels.sizes import attend_sizes, keys_ahead, value_passes
 from zinc_attn.kernels.tuning import SHARED_HEADS
 from zinc_attn.runtime.device import SPIRV
 
 ROOT = Path(__file__).parents[2]
+Formula = Callable[[dict[str, int]], int]
 # results of these may differ between drivers, or fuse what must not be fused
 FORBIDDEN = re.compile(
     r"OpFDiv|OpFRem|OpFMod|OpDot|OpMatrixTimes|OpVectorTimesMatrix|"
@@ -88,10 +92,16 @@ def test_interface_of_the_spirv(decl):
     assert set(re.findall(r"OpCapability (\w+)", text)) == {"Shader"}
 
 
-@pytest.mark.parametrize("head_dim", limits.HEAD_DIMS)
-def test_value_slices_cover_the_head_dim(head_dim):
-    width = value_slice(head_dim)
-    assert head_dim % width == 0 and head_dim // width <= limits.WAVE
+def test_value_slices_cover_v():
+    sizes = range(1, limits.MAX_HEAD_DIM + 1)
+    for v_head_dim, latent in itertools.product(sizes, (False, True)):
+        shape = shapes.AttnShape(1, 1, limits.MAX_HEAD_DIM, v_head_dim, latent)
+        width, v_dim = shape.value_slice, shape.v_dim
+        assert v_dim >= v_head_dim and v_dim % width == v_dim % limits.V_DIMS == 0 and v_dim // width <= limits.WAVE
+        assert v_dim - v_head_dim < max(width, limits.V_DIMS)
+        assert width == 2 or v_head_dim > limits.WAVE * width // 2
+        k_dim = shapes.AttnShape(1, 1, v_head_dim, latent=latent).k_dim
+        assert k_dim % limits.K_DIMS == 0 and k_dim >= (v_dim if latent else v_head_dim)
 
 
 LEVELS = (("||",), ("==",), ("<=", ">"), ("+",), ("*", "/"))  # GLSL's precedence, loosest first; all bind to the left
@@ -99,67 +109,109 @@ OPERATIONS = {"||": operator.or_, "==": operator.eq, "<=": operator.le, ">": ope
 OPERATIONS |= {"+": operator.add, "*": operator.mul, "/": operator.floordiv}
 
 
-def evaluated_glsl(text: str, known: dict[str, int]) -> dict[str, int]:
+def parsed_glsl(text: str) -> dict[str, Formula]:
     """The uint constants of a GLSL file, read as GLSL reads them and not by way of Python."""
-    found = dict(known)
+    found = {}
     for name, expression in re.findall(r"const uint (\w+) = (.*);", text):
         tokens = re.findall(r"\w+|\|\||==|<=|[>+*/?:()]", expression)
-        found[name] = int(conditional(tokens, found))
+        found[name] = conditional(tokens)
         assert not tokens, expression
     return found
 
 
-def conditional(tokens: list[str], known: dict[str, int]) -> int:
+def evaluated(formulas: dict[str, Formula], known: dict[str, int]) -> dict[str, int]:
+    """Their values; each may use those before it."""
+    found = dict(known)
+    for name, formula in formulas.items():
+        found[name] = int(formula(found))
+    return found
+
+
+def conditional(tokens: list[str]) -> Formula:
     """``test ? a : b`` or less, from the front of ``tokens``, which loses it."""
-    test = binary(tokens, known, 0)
+    test = binary(tokens, 0)
     if not tokens or tokens[0] != "?":
         return test
     tokens.pop(0)
-    chosen = conditional(tokens, known)
+    chosen = conditional(tokens)
     assert tokens.pop(0) == ":"
-    other = conditional(tokens, known)
-    return chosen if test else other
+    other = conditional(tokens)
+    return lambda known: chosen(known) if test(known) else other(known)
 
 
-def binary(tokens: list[str], known: dict[str, int], level: int) -> int:
+def binary(tokens: list[str], level: int) -> Formula:
     """Operators of this level and tighter ones."""
     if level == len(LEVELS):
-        return operand(tokens, known)
-    left = binary(tokens, known, level + 1)
+        return operand(tokens)
+    found = binary(tokens, level + 1)
     while tokens and tokens[0] in LEVELS[level]:
-        operation = OPERATIONS[tokens.pop(0)]
-        left = operation(left, binary(tokens, known, level + 1))
-    return left
+        found = operated(OPERATIONS[tokens.pop(0)], found, binary(tokens, level + 1))
+    return found
 
 
-def operand(tokens: list[str], known: dict[str, int]) -> int:
+def operated(operation: Callable[[int, int], int], left: Formula, right: Formula) -> Formula:
+    return lambda known: operation(left(known), right(known))
+
+
+def operand(tokens: list[str]) -> Formula:
     token = tokens.pop(0)
     if token == "(":
-        inside = conditional(tokens, known)
+        inside = conditional(tokens)
         assert tokens.pop(0) == ")"
         return inside
-    return known[token] if token in known else int(token.removesuffix("u"), 0)
+    if token[0].isdigit():
+        value = int(token.removesuffix("u"), 0)
+        return lambda known: value
+    return lambda known: known[token]
+
+
+DIMS = (40, 64, 65, 72, 96, 128, 192, 256, 320, 512, 576)
 
 
 @pytest.mark.parametrize("dtype", kernels.STORAGE)
 @pytest.mark.parametrize("build", kernels.BUILDS)
-@pytest.mark.parametrize("head_dim", limits.HEAD_DIMS)
-def test_shader_and_host_evaluate_the_shared_formulas_alike(head_dim, build, dtype):
-    if dtype == "q8_0" and head_dim % limits.Q8_BLOCK:
-        return
-    text = (ROOT / "shaders" / "attend_sizes.glsl").read_text()
-    contract = evaluated_glsl((ROOT / "shaders" / "contract.glsl").read_text(), {})
-    for heads in range(1, SHARED_HEADS + 1):
-        for ahead in (1, 2, 4):
-            inputs = dict(HEAD_DIM=head_dim, HEADS=heads, CHUNKS_AHEAD=ahead, LOOP=int(build == "loop"))
-            known = {**contract, **inputs, "STORAGE": contract[f"STORAGE_{dtype.upper()}"]}
-            shader, host = evaluated_glsl(text, known), attend_sizes(head_dim, heads, ahead, dtype, build)
-            assert {name: shader[name] for name in host} == host
-            assert host["ROW_VALUES"] == shapes.value_words(head_dim, dtype)
-            assert host["SCALES"] == shapes.scale_words(head_dim, dtype)
-            assert host["SLICE"] * host["VALUE_PASSES"] == value_slice(head_dim)
-            assert host["VALUE_PASSES"] == value_passes(head_dim, heads)
-    assert keys_ahead("discrete", head_dim, 1, build, dtype) >= keys_ahead("cpu", head_dim, 1, build, dtype)
+def test_shader_and_host_evaluate_the_shared_formulas_alike(build, dtype):
+    formulas = parsed_glsl((ROOT / "shaders" / "attend_sizes.glsl").read_text())
+    contract = evaluated(parsed_glsl((ROOT / "shaders" / "contract.glsl").read_text()), {})
+    contract |= {"STORAGE": contract[f"STORAGE_{dtype.upper()}"], "LOOP": int(build == "loop")}
+    for shape in shapes_of(DIMS, dtype):
+        known = {**contract, "K_DIM": shape.k_dim, "V_DIM": shape.v_dim, "LATENT": int(shape.latent)}
+        for heads in range(1, SHARED_HEADS + 1):
+            for ahead in (1, 2, 4):
+                shader = evaluated(formulas, {**known, "HEADS": heads, "CHUNKS_AHEAD": ahead})
+                host = attend_sizes(shape, heads, ahead, dtype, build)
+                assert {name: shader[name] for name in host} == host, (str(shape), heads, ahead)
+
+
+@pytest.mark.parametrize("dtype", kernels.STORAGE)
+@pytest.mark.parametrize("build", kernels.BUILDS)
+def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
+    for shape in shapes_of(DIMS, dtype):
+        plain = shapes.AttnShape(1, 1, shape.head_dim, shape.v_head_dim)
+        k, v = shapes.row_format(shape, dtype), shapes.row_format(plain, dtype)
+        for heads in range(1, SHARED_HEADS + 1):
+            n = attend_sizes(shape, heads, 1, dtype, build)
+            assert (n["K_VALUES"], n["K_SCALES"]) == (k.k_values, k.k_scales)
+            assert (n["V_VALUES"], n["V_SCALES"]) == (v.v_values, v.v_scales)
+            assert n["SLICE"] * n["VALUE_PASSES"] == n["WHOLE_SLICE"] == shape.value_slice
+            assert n["VALUE_LANES"] * shape.value_slice == shape.v_dim and n["VALUE_LANES"] <= limits.WAVE
+            assert n["SLICE"] * heads <= n["LANE_SUMS"] or shape.v_dim > 512
+            assert n["VALUE_PASSES"] == value_passes(shape, heads)
+            assert n["LOAD_WORDS"] * n["SLICE_LOADS"] == n["SLICE_WORDS"]
+            # a load of several words is aligned to them: where a row of V begins, and within a chunk of K
+            assert (n["CHUNK_WORDS"] if shape.latent else n["V_VALUES"]) % n["LOAD_WORDS"] == 0
+            assert n["CHUNK_WORDS"] * (shape.k_dim // 8) == n["K_VALUES"]
+        assert keys_ahead("discrete", shape, 1, build, dtype) >= keys_ahead("cpu", shape, 1, build, dtype)
+
+
+def shapes_of(dims, dtype):
+    """Every pair of sizes of K and V that the dtype stores; latent ones too."""
+    for head_dim in dims:
+        for v_head_dim in dims:
+            if dtype != "q8_0" or not (head_dim % limits.Q8_BLOCK or v_head_dim % limits.Q8_BLOCK):
+                yield shapes.AttnShape(1, 1, head_dim, v_head_dim)
+                if v_head_dim <= head_dim:
+                    yield shapes.AttnShape(1, 1, head_dim, v_head_dim, latent=True)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +242,63 @@ def test_shaders_are_short():
 
 @pytest.mark.parametrize("dtype", (np.float16, np.float32))
 @pytest.mark.parametrize("tokens", (1, 64, 130))
-def test_layout_of_k_and_v(rng, dtype, tokens):
-    k = rng.standard_normal((tokens, 3, 80)).astype(dtype)
-    packed = rows.pack_k(k).view(dtype).reshape(3, rows.tiles(tokens), 10, 64, 8)
-    values = rows.pack_v(k).view(dtype).reshape(3, rows.tiles(tokens) * 64, 80)
+@pytest.mark.parametrize("dims", ((80, 80), (192, 128), (72, 100), (40, 513), (1, 1)))
+def test_layout_of_k_and_v(rng, dtype, tokens, dims):
+    shape = shapes.AttnShape(3, 3, *dims)
+    k, v = (rng.standard_normal((tokens, 3, dim)).astype(dtype) for dim in dims)
+    chunks, count = shape.k_dim // 8, rows.tiles(tokens)
+    packed = rows.pack_k(k, shape).view(dtype).reshape(3, count, chunks, 64, 8)
+    values = rows.pack_v(v, shape).view(dtype).reshape(3, count * 64, shape.v_dim)
     for t in range(tokens):
-        assert np.array_equal(packed[:, t // 64, :, t % 64].reshape(3, 80), k[t])
-        assert np.array_equal(values[:, t], k[t])
-    assert not values[:, tokens:].any()
+        whole = packed[:, t // 64, :, t % 64].reshape(3, shape.k_dim)
+        assert np.array_equal(whole[:, : dims[0]], k[t]) and not whole[:, dims[0] :].any()
+        assert np.array_equal(values[:, t, : dims[1]], v[t])
+    assert not values[:, tokens:].any() and not values[:, :, dims[1] :].any()
+
+
+ODD = (
+    "4/2/72",
+    "4/2/65/40",
+    "6/3/100/513",
+    "2/2/1",
+    "32/8/192/128",
+    "1/1/65/33/latent",
+    "20/1/576/512/latent",
+    "1/1/513/513/latent",
+)
+
+
+@pytest.mark.parametrize("dtype", kernels.STORAGE)
+@pytest.mark.parametrize("text", (*ODD, "4/2/96/32", "4/2/32/544"))
+def test_rows_of_any_sizes_come_back(rng, dtype, text):
+    """Values beyond head_dim, and beyond a latent shape's v_head_dim, are those of K, or zero."""
+    shape = shapes.AttnShape.parse(text)
+    if dtype == "q8_0" and (shape.head_dim % limits.Q8_BLOCK or shape.v_head_dim % limits.Q8_BLOCK):
+        name, size = next((n, s) for n, s in shape_sizes(shape) if s % limits.Q8_BLOCK)
+        message = f"dtype: got q8_0 at {name} {size}, expected a {name} that is a multiple of 32"
+        with pytest.raises(ArgumentError, match=f"^{message}$"):
+            shapes.row_format(shape, dtype)
+        return
+    form, n = shapes.row_format(shape, dtype), 5
+    k = rng.integers(-127, 128, (n, shape.kv_heads, shape.head_dim)).astype(np.float32) / 64
+    v = rng.integers(-127, 128, (n, shape.kv_heads, shape.v_head_dim)).astype(np.float32) / 64
+    for x in (k, v):
+        x[..., ::32] = 127 / 64  # of q8_0 the scale is 2**-6, so every value is stored as it is
+    v = k[..., : shape.v_head_dim] if shape.latent else v
+    words = rows.encode(
+        *(rows.stored_values(name, x, dtype, True)[0] for name, x in (("k", k), ("v", v))), shape, dtype
+    )
+    assert words.shape == (n, shape.kv_heads, form.words) and 4 * words[0].size == shape.kv_bytes_per_token(dtype)
+    assert (form.v_words == 0) == shape.latent
+    keys, values = rows.decode(words, shape, dtype)
+    assert np.array_equal(keys, k) and np.array_equal(values, v)
+    assert np.array_equal(rows.stored(k, v, dtype, True, shape.latent)[1], v)
+    if dtype != "q8_0":  # what fills rows up is zero
+        whole = shapes.AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)
+        keys, values = rows.decode(words, whole, dtype)
+        assert not keys[..., shape.head_dim :].any()
+        assert shape.latent or not values[..., shape.v_head_dim :].any()
+
+
+def shape_sizes(shape):
+    return ("head_dim", shape.head_dim), ("v_head_dim", shape.v_head_dim)

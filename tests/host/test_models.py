@@ -84,6 +84,8 @@ NO_HEADS = f"without num_attention_heads, expected a Hugging Face config.json th
     ("config", "shape", "layers"),  # layers: full, windowed, window
     [
         (LLAMA, "32/8/128", (32, 0, None)),
+        ({**LLAMA, "head_dim": 72}, "32/8/72", (32, 0, None)),
+        ({**LLAMA, "num_attention_heads": 64, "num_key_value_heads": 1}, "64/1/64", (32, 0, None)),
         ({**LLAMA, "num_key_value_heads": None}, "32/32/128", (32, 0, None)),
         ({**QWEN_NEXT, "full_attention_interval": 4}, "16/2/256", (10, 0, None)),
         ({"text_config": {**QWEN_NEXT, "layer_types": PERIOD * 10}}, "16/2/256", (10, 0, None)),

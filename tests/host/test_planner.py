@@ -128,6 +128,52 @@ def test_round_trip_and_fingerprint():
     )
 
 
+@pytest.mark.parametrize("text", ["32/8/192/128", "20/1/576/512/latent", "64/64/40/72", "17/1/72", "4/2/64/64/latent"])
+def test_shapes_of_any_sizes_go_round(text):
+    """As text, as a dict and within a plan; a plan of a shape whose V is not like K is a plan of its own."""
+    shape = AttnShape.parse(text)
+    assert str(shape) == text and AttnShape.parse(str(shape)) == shape and AttnShape(**shape.to_dict()) == shape
+    plan = plan_splits(5000, shape, 64, q_len=3)
+    again = SplitPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan and again.fingerprint() == plan.fingerprint()
+    plain = plan_splits(5000, AttnShape(shape.q_heads, shape.kv_heads, shape.head_dim), 64, q_len=3)
+    assert (plain.fingerprint() == plan.fingerprint()) == (text == "17/1/72")
+
+
+def test_plain_shapes_are_written_as_ever():
+    plain = {"q_heads": 16, "kv_heads": 2, "head_dim": 256}
+    for shape in (AttnShape(16, 2, 256), AttnShape(16, 2, 256, 256), AttnShape.parse("16/2/256/256")):
+        assert shape == QWEN and hash(shape) == hash(QWEN)
+        assert (str(shape), shape.to_dict()) == ("16/2/256", plain)
+    assert AttnShape(20, 1, 576, 512, latent=True).to_dict() == {
+        "q_heads": 20,
+        "kv_heads": 1,
+        "head_dim": 576,
+        "v_head_dim": 512,
+        "latent": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),  # group, workgroups that share a KV head, k_dim, v_dim, states' bytes
+    [
+        ("32/8/192/128", (4, 1, 192, 128, 32 * 130 * 4)),
+        ("20/1/576/512/latent", (20, 5, 576, 512, 20 * 514 * 4)),
+        ("128/1/576/512/latent", (128, 32, 576, 512, 128 * 514 * 4)),
+        ("17/1/72", (17, 3, 80, 72, 17 * 74 * 4)),
+        ("1/1/100/100", (1, 1, 112, 104, 106 * 4)),
+        ("2/1/1", (2, 1, 16, 8, 2 * 10 * 4)),
+        ("3/1/576", (3, 2, 576, 576, 3 * 578 * 4)),
+        ("1/1/513/513/latent", (1, 1, 544, 544, 546 * 4)),
+    ],
+)
+def test_sizes_on_a_device(text, sizes):
+    shape = AttnShape.parse(text)
+    state = SplitPlan.fixed(1024, shape, num_splits=1).scratch_bytes // 2
+    assert (shape.group, shape.head_chunks, shape.k_dim, shape.v_dim, state) == sizes
+    assert shape.head_chunks * shape.heads_per_workgroup >= shape.group
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -137,6 +183,14 @@ def test_round_trip_and_fingerprint():
         ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
         ({"leaves_per_state": 3}, "leaves_per_state: got 3, expected 1 or 8"),
         ({"shape": {"q_heads": 16}}, "expected a dict of q_heads, kv_heads and head_dim"),
+        (
+            {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": 128}},
+            "expected a dict of q_heads, kv_heads and head_dim, and of v_head_dim and latent where V is not like K",
+        ),
+        (
+            {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": 257, "latent": True}},
+            "v_head_dim: got 257, expected at most head_dim = 256",
+        ),
         ({"surprise": 1}, "expected ['begin', 'boundaries'"),
     ],
 )
@@ -166,16 +220,29 @@ def test_from_dict_refuses(change, message):
             "num_splits: got 0, expected an int from 1 to 262144",
         ),
         (lambda: SplitPlan.fixed(10, QWEN, split_size=0), "split_size: got 0, expected an int of at least 1"),
+        (lambda: AttnShape(16, 2, 577), "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
+        (lambda: AttnShape(16, 2, 0), "AttnShape.head_dim: got 0, expected an int from 1 to 576"),
+        (lambda: AttnShape(16, 2, 64, 577), "AttnShape.v_head_dim: got 577, expected an int from 1 to 576"),
+        (lambda: AttnShape(16, 2, 64, 0), "AttnShape.v_head_dim: got 0, expected an int from 1 to 576"),
+        (lambda: AttnShape(16, 2, 64, 64.5), "AttnShape.v_head_dim: got 64.5, expected an int"),
         (
-            lambda: AttnShape(16, 2, 100),
-            "head_dim: got 100, expected one of 64, 80, 96, 112, 128, 192, 256, 512",
+            lambda: AttnShape(20, 1, 512, 576, latent=True),
+            "v_head_dim: got 576, expected at most head_dim = 512, since a latent shape's V is the begin of its K",
         ),
+        (lambda: AttnShape(20, 1, 576, 512, latent=1), "AttnShape.latent: got 1, expected True or False"),
         (lambda: AttnShape(16, 3, 64), "q_heads: got 16, expected a multiple of kv_heads = 3"),
-        (lambda: AttnShape(34, 2, 64), "q_heads / kv_heads: got 34/2 = 17, expected at most 16"),
-        (lambda: AttnShape(0, 2, 64), "AttnShape.q_heads: got 0, expected an int of at least 1"),
-        (
-            lambda: AttnShape.parse("16x2"),
-            "shape: got '16x2', expected q_heads/kv_heads/head_dim, for example 16/2/256",
+        (lambda: AttnShape(17, 2, 64), "q_heads: got 17, expected a multiple of kv_heads = 2"),
+        (lambda: AttnShape(2, 4, 64), "q_heads: got 2, expected a multiple of kv_heads = 4"),
+        (lambda: AttnShape(0, 2, 64), "AttnShape.q_heads: got 0, expected an int from 1 to 65535"),
+        (lambda: AttnShape(65536, 1, 64), "AttnShape.q_heads: got 65536, expected an int from 1 to 65535"),
+        (lambda: AttnShape(4, 0, 64), "AttnShape.kv_heads: got 0, expected an int of at least 1"),
+        *(
+            (
+                lambda text=text: AttnShape.parse(text),
+                f"shape: got {text!r}, expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size where "
+                "it differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent",
+            )
+            for text in ("16x2", "", "16/2", "16/2/-64", "16/2/64/", "16/2/64/latent", "20/1/576/512/mla", "1/1/8/8/8")
         ),
     ],
 )

@@ -27,6 +27,8 @@ STATISTICS = {
 }
 SINGLE = Spec("attend_single_f16", 256, 8)
 LOOP = Spec("attend_loop_f16", 256, 8)
+LATENT = Spec("attend_loop_f16", 576, 4, 5, v_head_dim=512, latent=True)
+PLAIN = AttnShape(1, 1, 64)
 
 # head_dim 64, float16: a chunk of K is two 16-byte loads a lane, a value row one 4-byte load
 ACO = """
@@ -108,7 +110,7 @@ def test_shipped_kernels_keep_their_gates() -> None:
 def test_isa_text_names_every_main_loop_instruction() -> None:
     text = compiler.isa_text(Spec("attend_single_f32", 64, 3))
     assert "v_dual_mul_f32" in text
-    qk, pv = isa.main_loops(text, 64, 4)
+    qk, pv = isa.main_loops(text, AttnShape(3, 1, 64), 4)
     assert qk is not None
     assert pv is not None
     # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
@@ -125,6 +127,13 @@ def test_isa_text_names_every_main_loop_instruction() -> None:
         (reported(LOOP, VGPRs=168), []),
         (reported(LOOP, VGPRs=192), ["attend_loop_f16:256:8: 192 VGPRs, at most 168 allowed"]),
         (reported(Spec("attend_loop_f32", 512, 4), VGPRs=192), []),
+        (reported(LATENT, VGPRs=192), []),
+        (reported(LATENT, VGPRs=193), ["attend_loop_f16:576/512/latent:4: 193 VGPRs, at most 192 allowed"]),
+        (
+            reported(Spec("attend_single_f16", 128, 8, v_head_dim=320), VGPRs=193),
+            ["attend_single_f16:128/320:8: 193 VGPRs, at most 192 allowed"],
+        ),
+        (reported(Spec("merge", 576), VGPRs=144), ["merge:576: 144 VGPRs, at most 120 allowed"]),
         (reported(Spec("merge", 512), VGPRs=144), ["merge:512: 144 VGPRs, at most 120 allowed"]),
         (reported(wave=64), ["attend_single_f16:256:8: wave64, wave32 needed"]),
         (reported(Spilled_SGPRs=3), ["attend_single_f16:256:8: 3 spilled registers, at most 0 allowed"]),
@@ -159,14 +168,27 @@ def test_main_loops() -> None:
     # 8 chunks of K and 32 trips of two value rows per leaf of 64 keys
     qk = Issue(valu=2 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=3 / 8)
     pv = Issue(valu=1 / 2, vopd=0, smem=0, vmem=2 / 2, lds=1 / 2, salu=1 / 2)
-    assert isa.main_loops(ACO, 64, 2) == (qk, pv)
+    assert isa.main_loops(ACO, PLAIN, 2) == (qk, pv)
     assert qk.total == 5 / 8
     spec = Spec("attend_single_f16", 64, 8, chunks=2)
     assert VariantReport(spec, "gfx1201", 32, STATISTICS, qk, pv).issue_per_key == 2 * (5 / 8 + 2)
 
 
+def test_main_loops_where_v_is_not_like_k() -> None:
+    """Trips follow from K's bytes in the score loop, and from those of V's slices in the value loop."""
+    (qk, pv), wide = isa.main_loops(ACO, PLAIN, 2), AttnShape(1, 1, 192, 128)
+    assert isa.main_loops(ACO, wide, 2) == (scaled(qk, 3), scaled(pv, 2))
+    assert isa.main_loops(ACO, AttnShape(1, 1, 576, 512, latent=True), 2) == (scaled(qk, 9), scaled(pv, 8))
+    assert isa.main_loops(ACO, AttnShape(1, 1, 57, 5), 2) == (qk, pv)  # filled up to 64, and slices of 2
+
+
+def scaled(issue: Issue | None, factor: int) -> Issue:
+    assert issue is not None
+    return Issue(**{name: factor * number for name, number in dataclasses.asdict(issue).items()})
+
+
 def test_main_loops_in_llvm_notation() -> None:
-    qk, pv = isa.main_loops(LLVM, 64, 2)
+    qk, pv = isa.main_loops(LLVM, PLAIN, 2)
     assert qk == Issue(valu=1 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=1 / 8)
     assert pv is None
 
@@ -183,7 +205,7 @@ def test_main_loops_in_llvm_notation() -> None:
 )
 def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> None:
     assert old in ACO
-    qk, pv = isa.main_loops(ACO.replace(old, new), 64, 2)
+    qk, pv = isa.main_loops(ACO.replace(old, new), PLAIN, 2)
     assert qk is None
     assert pv is not None
 
@@ -199,6 +221,73 @@ def test_default_specs() -> None:
     assert Spec("attend_loop_f32", 256, 6) in specs
     assert Spec("merge", 64) in specs
     assert variants.specs_for(AttnShape(8, 1, 512))[0].chunks == 2
+    assert {(s.head_dim, s.latent) for s in specs} == {(s.v_head_dim, False) for s in specs}
+
+
+def test_specs_of_shapes_whose_v_is_not_like_k() -> None:
+    specs = variants.unequal_specs()
+    assert len(specs) == len(set(specs)) == 4 * 16 + 3  # kernels of pass 1; pass 2 of 512, 256 and 128 dimensions
+    assert LATENT in specs
+    assert {s.dims for s in specs} == {"576/512/latent", "320/256/latent", "192/128", "512", "256", "128"}
+    assert not set(specs) - {Spec("merge", 256), Spec("merge", 128), Spec("merge", 512)} & set(variants.default_specs())
+    decl, values = LATENT.program()
+    assert dict(zip(decl.spec, values, strict=True)) == {
+        "k_dim": 576,
+        "v_dim": 512,
+        "latent": 1,
+        "heads": 4,
+        "chunks_ahead": 4,
+        "tile": 64,
+        "softcap": 0,
+        "rows_shared": 1,
+    }
+    assert Spec("merge", 512).program()[1][0] == 512
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [SINGLE, LATENT, Spec("merge", 64), Spec("attend_loop_q8_0", 192, 8, 2, 1, 2, v_head_dim=128)],
+    ids=lambda spec: spec.name,
+)
+def test_a_variant_by_its_name(spec: Spec) -> None:
+    assert Spec.parse(spec.name).name == spec.name
+    assert Spec.parse(spec.name).program() == spec.program()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "merge",
+        "merge:",
+        "merge:0",
+        "merge:577",
+        "merge:64:x",
+        "attend_loop_f16:64:1:1:0:0",
+        "attend_loop_f16:64:1:1:0:1:64",
+        "attend_loop_f16:64:-1",
+        "attend_loop_f16:64/latent:1",
+        "attend_loop_f16:64/128/latent:1",
+        "attend_loop_f16:64/64/64:1",
+    ],
+)
+def test_no_variant_s_name(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^isa: got '.*', expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM; "):
+        Spec.parse(text)
+
+
+@pytest.mark.usefixtures("with_compiler")
+def test_kernels_keep_their_gates_where_v_is_not_like_k(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gates.violations(compiler.compile_variants(variants.unequal_specs())) == []
+    assert cli.main(["rdna4", "--shape", "20/1/576/512/latent"]) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert {"VGPR", "spill", "LDS"} <= set(head.split())
+    assert [row.split()[:3] for row in rows[::16]] == [
+        ["attend_single_f32", "576/512/latent", "4"],
+        ["merge", "512", "0"],
+    ]
+    assert last.startswith("17 variants: all wave32, no spills")
+    assert cli.main(["rdna4", "--shape", "20/1/512/576/latent"]) == 2
+    assert "v_head_dim: got 576, expected at most head_dim = 512" in capsys.readouterr().err
 
 
 def test_to_dict() -> None:
@@ -242,5 +331,6 @@ def test_main(capsys: pytest.CaptureFixture[str]) -> None:
     assert "buffer_load" in capsys.readouterr().out
     assert cli.main(["rdna4", "--isa", "merge:wide"]) == 2
     assert capsys.readouterr().err == (
-        "zinc-attn: error: isa: got 'merge:wide', expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM\n"
+        "zinc-attn: error: isa: got 'merge:wide', expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM; HEAD_DIM is at "
+        "most 576, and 192/128 or 576/512/latent where V is not like K\n"
     )

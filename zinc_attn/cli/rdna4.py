@@ -6,10 +6,19 @@ import argparse
 import json
 from pathlib import Path
 
-from ..errors import ArgumentError
 from ..runtime.device import SPIRV
-from ..tools.rdna4 import FAMILIES, Spec, compile_variants, isa_text, missing, table, violations
-from .arguments import UNMET, Subparsers, add_command
+from ..tools.rdna4 import (
+    FAMILIES,
+    UNEQUAL_SHAPES,
+    Spec,
+    compile_variants,
+    isa_text,
+    missing,
+    specs_for,
+    table,
+    violations,
+)
+from .arguments import UNMET, Subparsers, add_command, parse_shapes
 from .terminal import say
 
 
@@ -22,11 +31,13 @@ def add_rdna4(subparsers: Subparsers) -> None:
         "Wave size, registers, LDS, spills, occupancy and instructions of each variant, and an estimate of issue\n"
         "cycles per key. Needs Mesa 25.0's RADV.\n\n"
         "exit status: 0 every gate holds, 3 one does not, 2 it cannot be known here",
-        "  zinc-attn rdna4\n  zinc-attn rdna4 --family gfx1200 --json",
+        "  zinc-attn rdna4\n  zinc-attn rdna4 --family gfx1200 --json\n"
+        f"  zinc-attn rdna4 --shape {UNEQUAL_SHAPES[0]},{UNEQUAL_SHAPES[-1]}",
     )
     add = parser.add_argument
     add("--family", default="gfx1201", choices=FAMILIES)
     add("--json", action="store_true", help="every number, one object per variant")
+    add("--shape", metavar="Q/KV/D,…", help="the variants of these shapes (default: those of the preset models)")
     add("--isa", metavar="KERNEL:HEAD_DIM:HEADS", help="print one variant's program")
     add("--spirv", type=Path, default=SPIRV, help="folder of the modules (default: the shipped ones)")
     parser.set_defaults(run=run_rdna4)
@@ -38,14 +49,10 @@ def run_rdna4(args: argparse.Namespace) -> int:
         say(why)
         return 2
     if args.isa:
-        kernel, *constants = args.isa.split(":")
-        try:
-            spec = Spec(kernel, *map(int, constants))
-        except (TypeError, ValueError):
-            raise ArgumentError(f"isa: got {args.isa!r}, expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM") from None
-        print(isa_text(spec, args.family, args.spirv))
+        print(isa_text(Spec.parse(args.isa), args.family, args.spirv))
         return 0
-    reports = compile_variants(None, args.family, args.spirv)
+    specs = [spec for shape in parse_shapes(args.shape) for spec in specs_for(shape)] if args.shape else None
+    reports = compile_variants(specs and list(dict.fromkeys(specs)), args.family, args.spirv)
     print(json.dumps([r.to_dict() for r in reports], indent=1) if args.json else table(reports))
     broken = violations(reports)
     for sentence in broken:

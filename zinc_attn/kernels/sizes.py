@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import CodeType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from .. import limits
 from ..canonical.constants import CHUNK
-from ..shapes import AttnShape
 from .declarations import STORAGE, Build
 from .tuning import chunks_ahead
+
+if TYPE_CHECKING:
+    from ..shapes import AttnShape
 
 # What the formulas start from: attend's specialization constants and its macro LOOP.
 INPUTS: Final = ("K_DIM", "V_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LATENT", "LOOP")

@@ -38,6 +38,8 @@ CONSTANTS: Final = {
     "MAX_SCORE": "largest head_dim * max|q| * max|k| * max(1, 1.5 |scale|); the host refuses more",
     "MAX_HEAD_DIM": "largest head_dim and v_head_dim",
     "MAX_Q_HEADS": "most query heads",
+    "K_DIMS": "k_dim is a multiple of it: the last dimensions of q and K are filled up with zeros",
+    "V_DIMS": "v_dim is a multiple of it, and of value_slice; the last dimensions of V are filled up with zeros",
     "WAVE": "invocations of a wave; a workgroup of pass 2 has several",
     "MAX_HEADS_PER_WORKGROUP": "most query heads of a workgroup of pass 1",
     "MAX_ACCUMULATORS": "most sums of weighted values, WAVE * value_slice a query head, of a workgroup of pass 1 in "

@@ -125,7 +125,7 @@ INPUTS: Final = {
     "page": "page of the K and V buffers: layer * pages plus a page id; of a token, header.first_page plus word "
     "page_table + token // page_size of the work buffer",
     "kv_head": "of a K or V value",
-    "dim": "head dimension of a K or V value",
+    "dim": "head dimension of a K or V value, below k_dim or v_dim",
 }
 BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "work": (
@@ -134,9 +134,12 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
         "host-visible; written by the host before each call",
     ),
     "q": ("4 * rows * q_heads * k_dim", "host-visible, or written by a kernel before"),
-    "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before"),
+    "rows": ("4 * appends * token_words", "host-visible, or written by a kernel before; 0 in what is filled up"),
     "k": ("4 * layers * pages * k_page_words", "device-local; need not be cleared"),
-    "v": ("4 * layers * pages * v_page_words", "device-local; need not be cleared"),
+    "v": (
+        "4 * layers * pages * v_page_words",
+        "device-local; need not be cleared; not there for a latent shape, whose K is bound in its place",
+    ),
     "states": ("4 * states * state_words", "device-local scratch; not needed where header.single_pass is 1"),
     "out": ("4 * rows * q_heads * (v_dim + 1)", "host-visible, or read by a kernel after"),
 }

@@ -108,9 +108,9 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
 # bindings: element, meaning. All of descriptor set 0, storage buffers.
 BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "attend.work": ("uint32", "the work buffer"),
-    "attend.q": ("float32", "(rows, q_heads, k_dim)"),
+    "attend.q": ("float32", "(rows, q_heads, k_dim), 0 from head_dim on"),
     "attend.k": ("uint32", "K, see cache"),
-    "attend.v": ("uint32", "V, see cache"),
+    "attend.v": ("uint32", "V, see cache; of a latent shape K once more"),
     "attend.states": (
         "float32",
         "o (states, q_heads, v_dim), then (m, l) (states, q_heads, 2); where header.single_pass is 1, any buffer, "
@@ -131,10 +131,10 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "append.work": ("uint32", "the work buffer"),
     "append.rows": ("uint32", "rows of tokens, one per append record, see rows (gather: written)"),
     "append.k": ("uint32", "K, see cache (gather: read)"),
-    "append.v": ("uint32", "V, see cache (gather: read)"),
+    "append.v": ("uint32", "V, see cache (gather: read); of a latent shape any buffer, for example K once more"),
     "copy.work": ("uint32", "the work buffer"),
     "copy.k": ("uint32", "K, read and written"),
-    "copy.v": ("uint32", "V, read and written"),
+    "copy.v": ("uint32", "V, read and written; of a latent shape any buffer, for example K once more"),
 }
 
 # specialization constants: value, meaning

@@ -43,8 +43,8 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
 class Inputs:
     """Query rows of one sequence and its keys and values. A context of n keys takes the first n of them.
 
-    q: (q_heads, head_dim), or (q_len, q_heads, head_dim) for the last q_len positions, float32; k, v: (tokens,
-    kv_heads, head_dim) of one dtype; source: where the values come from, in words.
+    q: (q_heads, head_dim), or (q_len, q_heads, head_dim) for the last q_len positions, float32; k: (tokens, kv_heads,
+    head_dim), v: (tokens, kv_heads, v_head_dim), of one dtype; source: where the values come from, in words.
     """
 
     q: F32
@@ -54,8 +54,8 @@ class Inputs:
 
     @property
     def shape(self) -> AttnShape:
-        """Heads and head dimension."""
-        return AttnShape(self.q.shape[-2], self.k.shape[1], self.q.shape[-1])
+        """Heads and head dimensions. Arrays do not say whether V is the begin of K: the shape is never latent."""
+        return AttnShape(self.q.shape[-2], self.k.shape[1], self.q.shape[-1], self.v.shape[2])
 
     @property
     def rows(self) -> F32:

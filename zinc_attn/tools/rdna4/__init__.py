@@ -2,6 +2,17 @@
 
 from .compiler import compile_variants, isa_text, missing
 from .gates import table, violations
-from .variants import FAMILIES, Spec
+from .variants import FAMILIES, UNEQUAL_SHAPES, Spec, specs_for, unequal_specs
 
-__all__ = ["FAMILIES", "Spec", "compile_variants", "isa_text", "missing", "table", "violations"]
+__all__ = [
+    "FAMILIES",
+    "UNEQUAL_SHAPES",
+    "Spec",
+    "compile_variants",
+    "isa_text",
+    "missing",
+    "specs_for",
+    "table",
+    "unequal_specs",
+    "violations",
+]

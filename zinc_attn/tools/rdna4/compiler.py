@@ -59,7 +59,7 @@ def missing(family: str = "gfx1201") -> str | None:
 def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
     dtype_bytes = limits.DTYPE_BYTES.get(spec.kernel.rsplit("_", 1)[-1])
-    loops = main_loops(one["isa"], spec.head_dim, dtype_bytes) if spec.heads and dtype_bytes else (None, None)
+    loops = main_loops(one["isa"], spec.shape, dtype_bytes) if spec.heads and dtype_bytes else (None, None)
     return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops)
 
 

@@ -16,12 +16,13 @@ RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
 MAX_LDS_BYTES: Final = 4096
-# (kernel name prefix, head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on RDNA4 only.
+# (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on
+# RDNA4 only.
 VGPR_GATES: Final = (
     ("attend_single_", 256, 120),  # 12 waves per SIMD
     ("attend_loop_", 256, 168),  # 9
-    ("attend_", 512, 192),  # 8
-    ("merge", 512, 120),  # 12, of workgroups of 8
+    ("attend_", limits.MAX_HEAD_DIM, 192),  # 8
+    ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
 SHARED_GATE: Final = 240  # 6 waves per SIMD where rows share keys; each wave then has twice the work per byte
 
@@ -82,7 +83,8 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
     """One sentence per broken gate."""
     found = []
     for r in reports:
-        gate = next(n for p, dim, n in VGPR_GATES if r.spec.kernel.startswith(p) and r.spec.head_dim <= dim)
+        dims = max(r.spec.head_dim, r.spec.v_head_dim)
+        gate = next(n for p, dim, n in VGPR_GATES if r.spec.kernel.startswith(p) and dims <= dim)
         for what, got, most in (
             ("spilled registers", r.spills, 0),
             ("scratch bytes", r.statistics["Scratch size"], 0),
@@ -111,7 +113,7 @@ def table(reports: Sequence[VariantReport]) -> str:
     rows = [_COLUMNS.split()]
     names = ("Code size", "Instructions", "VALU", "VOPD", "VMEM", "SMEM", "Latency", "Subgroups per SIMD")
     for r in reports:
-        cells: list[Any] = [r.spec.kernel, r.spec.head_dim, r.spec.heads, r.wave]
+        cells: list[Any] = [r.spec.kernel, r.spec.dims, r.spec.heads, r.wave]
         cells += [r.vgprs, r.statistics["SGPRs"], r.spills, r.lds_bytes]
         cells += [r.statistics.get(name, "-") for name in names]
         cells += [r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]

@@ -6,21 +6,26 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF
+from ...checks import parse_digits, shown
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, merge_call
 from ...kernels.tuning import shared_rows
+from ...limits import MAX_HEAD_DIM
 from ...shapes import AttnShape
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
+# Shapes whose V is of another size than K: latent attention of 20 and of 64 heads, of a smaller K, and plain V of 128.
+UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 
 @dataclass(frozen=True)
 class Spec:
     """One variant of a kernel.
 
-    heads: query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks: workgroups that share a KV head; it
-    scales the issue estimate and changes nothing else. softcap: 1 for the builds that cap scores. rows: query rows of a
+    head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2 knows V's size alone, which is its head_dim. heads:
+    query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks: workgroups that share a KV head; it scales
+    the issue estimate and changes nothing else. softcap: 1 for the builds that cap scores. rows: query rows of a
     workgroup that share their keys.
     """
 
@@ -30,16 +35,50 @@ class Spec:
     chunks: int = 1
     softcap: int = 0
     rows: int = 1
+    v_head_dim: int = None  # type: ignore[assignment]  # an int from __post_init__ on
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.v_head_dim is None:
+            object.__setattr__(self, "v_head_dim", self.head_dim)
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """A variant by its ``name``."""
+        kernel, *parts = text.split(":")
+        given = [parse_digits(part) for part in parts[1:]]
+        numbers = [number for number in given if number is not None]
+        try:
+            if len(numbers) < len(given) or len(numbers) > 4 or 0 in numbers[3:]:
+                raise ArgumentError("a number is none, or there are too many")
+            shape = AttnShape.parse(f"1/1/{''.join(parts[:1])}")
+        except ArgumentError:
+            raise ArgumentError(
+                f"isa: got {shown(text)}, expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM; HEAD_DIM is at most "
+                f"{MAX_HEAD_DIM}, and 192/128 or 576/512/latent where V is not like K"
+            ) from None
+        heads, chunks, softcap, rows = [*numbers, *(0, 1, 0, 1)[len(numbers) :]]
+        return cls(kernel, shape.head_dim, heads, chunks, softcap, rows, shape.v_head_dim, shape.latent)
 
     @property
     def name(self) -> str:
-        """kernel:head_dim:heads, as --isa takes it; :chunks:softcap:rows follows where softcap or rows is set."""
+        """kernel:dims:heads, as --isa takes it; :chunks:softcap:rows follows where softcap or rows is set."""
         more = (self.chunks, self.softcap, self.rows) if self.softcap or self.rows > 1 else ()
-        return ":".join(str(x) for x in (self.kernel, self.head_dim, self.heads, *more) if x or more)
+        return ":".join(str(x) for x in (self.kernel, self.dims, self.heads, *more) if x or more)
+
+    @property
+    def dims(self) -> str:
+        """head_dim, with V's size and ``latent`` where a shape's text has them."""
+        return str(AttnShape(1, 1, self.head_dim, self.v_head_dim, self.latent)).removeprefix("1/1/")
+
+    @property
+    def shape(self) -> AttnShape:
+        """The query heads of a workgroup as a shape of one KV head."""
+        return AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim, self.v_head_dim, self.latent)
 
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
-        shape = AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim)
+        shape = self.shape
         if self.kernel in kernels.ATTEND and self.heads:
             build, dtype, from_upload = kernels.ATTEND[self.kernel]
             variant = AttendVariant(
@@ -63,11 +102,10 @@ class Spec:
 
 def specs_for(shape: AttnShape, softcap: int = 0) -> list[Spec]:
     """Every kernel as this shape uses it: both builds of pass 1 in each dtype, and pass 2."""
-    attend = (shape.heads_per_workgroup, shape.head_chunks, softcap)
+    attend = (shape.heads_per_workgroup, shape.head_chunks, softcap, 1, shape.v_head_dim, shape.latent)
     return [
-        Spec(kernel.name, shape.head_dim, *(attend if "heads" in kernel.spec else ()))
-        for kernel in kernels.KERNELS
-        if kernel.spec[0] == "head_dim"
+        *(Spec(kernel, shape.head_dim, *attend) for kernel in kernels.ATTEND),
+        Spec(kernels.MERGE.name, shape.v_head_dim),
     ]
 
 
@@ -79,6 +117,16 @@ def default_specs() -> list[Spec]:
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
         rows = shared_rows("discrete", shape)
-        attend = [kernel.name for kernel in kernels.KERNELS if "heads" in kernel.spec and rows > 1]
-        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in attend]
-    return sorted(dict.fromkeys(found), key=lambda spec: [k.name for k in kernels.KERNELS].index(spec.kernel))
+        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in kernels.ATTEND if rows > 1]
+    return _by_kernel(found)
+
+
+def unequal_specs() -> list[Spec]:
+    """The variants of ``UNEQUAL_SHAPES``."""
+    return _by_kernel([spec for shape in UNEQUAL_SHAPES for spec in specs_for(AttnShape.parse(shape))])
+
+
+def _by_kernel(specs: list[Spec]) -> list[Spec]:
+    """Each spec once, in the order of the kernels."""
+    order = [kernel.name for kernel in kernels.KERNELS]
+    return sorted(dict.fromkeys(specs), key=lambda spec: order.index(spec.kernel))
