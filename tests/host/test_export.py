@@ -240,7 +240,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names |= {"rows": q_len, "leaves_per_state": plan.leaves_per_state, "appends": 0, "table_words": 1}
     names |= {"layer": 0, "pages": 1}
     names |= evaluate_all(formulas.QUANTITIES, names)
-    names["sink_words"] = shape.q_heads if sinks else 0
+    names |= {"sink_words": shape.q_heads if sinks else 0, "alibi_words": 0, "mask_words": 0, "alibi_table": 0}
     single_pass = names["single_pass"]
     items, records = [], []
     for row in range(q_len):

@@ -169,7 +169,7 @@ def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: V
     work.items[:] = items
     work.items["page_table"] = work.tables_at
     work.rows[:] = row_records(visible, plan)
-    work.rows["position"] = kv.tokens - plan.q_len + np.arange(plan.q_len)
+    work.rows["position"] = np.maximum(kv.tokens - plan.q_len + np.arange(plan.q_len), 0)
     if mask is not None:
         width = mask.shape[1]
         work.rows["mask"] = work.masks_at + np.arange(plan.q_len) * width

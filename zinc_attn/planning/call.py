@@ -334,7 +334,7 @@ class SubmissionPlanner:
             request, count = self.requests[one.request], one.end - one.begin
             mine, row = rows[row : row + count], row + count
             end = request.tokens if request.end is None else request.end
-            mine["position"] = end - request.q_len + np.arange(one.begin, one.end)
+            mine["position"] = np.maximum(end - request.q_len + np.arange(one.begin, one.end), 0)
             if request.mask is not None:
                 words = request.mask.words[one.begin : one.end]
                 width = words.shape[1]

@@ -180,7 +180,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     sizes = evaluate_all(SIZES, names)
     kinds = {}
     for kind in KINDS:
-        known = {**names, **sizes, "kind": kind, "softcap": 0}
+        known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
         known |= {name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:

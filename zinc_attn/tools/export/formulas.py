@@ -120,6 +120,11 @@ INPUTS: Final = {
     "table_words": "page ids in the work buffer",
     "page_table": "word of the work buffer where a sequence's page ids begin",
     "sink_words": "q_heads where there are sinks, else 0",
+    "alibi": "1 where scores have ALiBi's bias, 0 else; the values in shapes are those for 0",
+    "masked": "1 where rows have masks, 0 else; the values in shapes are those for 0",
+    "alibi_words": "q_heads where alibi is 1, else 0",
+    "mask_words": "float32 of all masks: query rows times keys of the mask, over all sequences",
+    "alibi_table": "word of the work buffer where the ALiBi slopes begin, 0 for none",
     "sink_table": "word of the work buffer where the sinks begin, 0 for none",
     "token": "position of a token in its sequence",
     "page": "page of the K and V buffers: layer * pages plus a page id; of a token, header.first_page plus word "
@@ -130,7 +135,8 @@ INPUTS: Final = {
 BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "work": (
         f"4 * ({kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS} "
-        f"+ appends * {kernels.APPEND_WORDS} + table_words + sink_words)",
+        f"+ appends * {kernels.APPEND_WORDS} + table_words + sink_words "
+        "+ alibi_words + mask_words)",
         "host-visible; written by the host before each call",
     ),
     "q": ("4 * rows * q_heads * k_dim", "host-visible, or written by a kernel before"),

@@ -51,6 +51,12 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "word of the work buffer where q_heads attention sinks begin, float32(sink) * float32(log2(e)) each: logits "
         "that join the softmax without a value; 0 for none",
     ),
+    "header.alibi_table": (
+        "uint32",
+        "alibi_table",
+        "word of the work buffer where q_heads ALiBi slopes begin, float32(slope * log2(e)) each, the product taken in "
+        "float64; read where alibi is 1",
+    ),
     "header.first_page": (
         "uint32",
         "layer * pages",
@@ -87,6 +93,11 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         f"leaves per emitted state: 1, or {LEAVES_PER_NODE} (a node)",
     ),
     "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
+    "item.key_shift": (
+        "uint32",
+        "0",
+        "added to the number of a key in the sequence: its position, where the sequence is a shard; for alibi and mask",
+    ),
     "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
     "row.count": (
         "uint32",
@@ -95,6 +106,15 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "row.unit": ("uint32", "first // unit_keys", "absolute index of the first state's unit"),
     "row.leaves_per_state": ("uint32", "leaves_per_state", "leaves per state, as in the row's items"),
+    "row.position": ("uint32", "max(context_len - q_len + row, 0)", "the row's own position; read where alibi is 1"),
+    "row.mask": (
+        "uint32",
+        "0",
+        "word of the work buffer where the row's mask begins, a float32 for each key: what is added to its score in "
+        "natural units, -inf where the row does not see it; read where mask is 1",
+    ),
+    "row.mask_begin": ("uint32", "0", "position of the first key that the mask is for"),
+    "row.mask_end": ("uint32", "0", "position behind the last; 0 for no mask"),
     "append.position": ("uint32", "token", "the new token's position in its sequence; no_token: nothing to append"),
     "append.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
     "copy.source": (
@@ -149,6 +169,8 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
     ),
     "attend.tile": ("tile", "tokens per tile"),
     "attend.softcap": ("softcap", "1: scores are capped by header.softcap"),
+    "attend.alibi": ("alibi", "1: scores have a bias by the distance of key and row"),
+    "attend.mask": ("masked", "1: rows have masks"),
     "attend.rows_shared": (
         "1",
         "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.single_pass 0. A GPU's "
