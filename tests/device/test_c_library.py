@@ -153,7 +153,8 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
 
 def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     kind = "cpu" if device.info.kind == "cpu" else "gpu"
-    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": "f16", "page_size": PAGE_SIZE}
+    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0, "dtype": "f16"}
+    names["page_size"] = PAGE_SIZE
     names |= {"value_bits": 16, "values_per_word": 2, "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
     names |= evaluate_all(formulas.SIZES, names)
     names |= {"items": 5, "rows": 2, "appends": NEW, "copies": LAYERS}

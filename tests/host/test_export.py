@@ -412,7 +412,7 @@ def test_specialization_values(made):
     assert shape["state_bytes"] == 4 * 16 * 258
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 @pytest.mark.parametrize("shape", WIDE[:2], ids=str)
 def test_shapes_whose_v_is_not_like_k(shape, dtype):
     """The manifest's numbers are those of the rows and of the dispatches."""
