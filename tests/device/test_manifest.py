@@ -26,15 +26,15 @@ from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, m
 @pytest.mark.parametrize("page_size", (16, 64, 256))
 def test_cache_index_maps(device, rng, dtype, page_size):
     """Where the append kernel puts each value, in the second of two layers, is where the manifest says."""
-    shape, tokens = za.AttnShape(4, 2, 96), 300
+    shape, tokens = za.AttnShape(4, 2, 96, 64), 300
     pages = -(-tokens // page_size)
     names = {**asdict(shape), **describe.dtype_bits(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
     names |= {"layers": 2, "layer": 1}
     names |= evaluate_all(formulas.SIZES, names)
-    k, v = rng.standard_normal((2, tokens, 2, 96)).astype(np.float16)
+    k, v = (rng.standard_normal((tokens, 2, dims)).astype(np.float16) for dims in (96, 64))
     if dtype == "bf16":
         k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
-    words = rows.encode(k, v, dtype).reshape(-1)
+    words = rows.encode(k, v, shape, dtype).reshape(-1)
     table = rng.permutation(pages)
     work = WorkBuffer(0, 0, tokens, pages)
     work.set_shape(shape, 2)
@@ -43,9 +43,8 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
     work.tables[:] = table
     runtime = device.runtime
-    size = evaluate(formulas.BUFFERS["k"][0], names)
     inputs, uploaded = runtime.buffer(4 * work.words.size, Use.INPUT), runtime.buffer(4 * words.size, Use.INPUT)
-    caches = [runtime.buffer(size, Use.OUTPUT) for _ in "kv"]
+    caches = [runtime.buffer(evaluate(formulas.BUFFERS[x][0], names), Use.OUTPUT) for x in "kv"]
     runtime.write(inputs, work.words)
     runtime.write(uploaded, words)
     spec = tuple(evaluate(meanings.SPECIALIZATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
@@ -53,10 +52,11 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     kernel = device.kernel(kernels.APPEND_KERNEL, spec)
     runtime.run(runtime.record([Dispatch(kernel, (inputs, uploaded, *caches), grid)]))
     stored = [runtime.read(cache) for cache in caches]
-    for token, head, dim in rng.integers(0, (tokens, 2, 96), (200, 3)).tolist():
+    for token, head, dim in rng.integers(0, (tokens, 2, 64), (200, 3)).tolist():
         known = {**names, "token": token, "kv_head": head, "dim": dim, "row": token}
         known["page"] = first_page + int(table[token // page_size])
-        known |= {"tile_at": evaluate(formulas.CACHE_INDEX["tile_at"], known)}
+        for name in ("tile_number", "k_tile_at", "v_tile_at"):
+            known[name] = evaluate(formulas.CACHE_INDEX[name], known)
         known |= {"row_at": evaluate(formulas.ROW_INDEX["row_at"], known)}
         for x, cache in zip("kv", stored, strict=True):
             found = bits(cache, formulas.CACHE_INDEX, f"{x}_word", "bit", known, known["value_bits"])
@@ -81,7 +81,7 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     tensors = SharedTensors(device)
     workspace = Workspace.make(key, cache, Scoring(1.0), Tensors.shared(key, cache, tensors))
     monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
-    steps = workspace.dispatches(0, softcap=False)
+    steps = workspace.dispatches(0, Scoring(1.0))
     names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
     values = entry["shapes"][0]["kinds"]["cpu" if device.info.kind == "cpu" else "gpu"]["specialization"]
     assert [describe.family(step.kernel.decl) for step in steps] == [

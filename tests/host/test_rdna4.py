@@ -239,6 +239,8 @@ def test_specs_of_shapes_whose_v_is_not_like_k() -> None:
         "chunks_ahead": 4,
         "tile": 64,
         "softcap": 0,
+        "alibi": 0,
+        "mask": 0,
         "rows_shared": 1,
     }
     assert Spec("merge", 512).program()[1][0] == 512
