@@ -81,7 +81,7 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     )
     pattern = mask_pattern(attention_mask)
     if isinstance(key, ZincRows):
-        out = key.layer.attend(query, key, value, pattern, options)
+        out = key.layer.attend(module, query, key, value, pattern, options)
     else:
         out = _attend_uploaded(query, key, value, pattern, options)
     return torch.from_numpy(out).to(query.device, query.dtype), None

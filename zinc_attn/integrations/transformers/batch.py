@@ -145,15 +145,16 @@ def append_and_attend(
     layer: int,
     sequences: list[Sequence],
     query: Any,
-    new: tuple[Any, Any] | None,
+    new: tuple[Any, Any | None] | None,
     kept: Columns | None,
 ) -> F32:
     """Append ``new`` keys and values and attend, in one submission for the batch: (batch, q_len, q_heads, v_head_dim).
 
-    layer: the index in the KVCache; kept: (batch, q_len), False at padding, whose output is 0; None: there is none.
+    new: of a latent shape k alone, and None. layer: the index in the KVCache; kept: (batch, q_len), False at padding,
+    whose output is 0; None: there is none.
     """
     q = host_array(query)
-    k, v = (None, None) if new is None else map(host_array, new)
+    k, v = (None if x is None else host_array(x) for x in new or (None, None))
     found = np.zeros((*q.shape[:3], attend.cache.shape.v_head_dim), np.float32)
     if kept is None:
         ks, vs = (None if x is None else list(x) for x in (k, v))

@@ -11,7 +11,7 @@ from typing import Any
 from ...cache.kv_cache import KVCache
 from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
-from ...checks import check_int, shown
+from ...checks import check_bool, check_int, shown
 from ...decode.one_shot import default_device
 from ...errors import (
     ArgumentError,
@@ -19,7 +19,6 @@ from ...errors import (
     DeviceMemoryError,
     DTypeError,
     LimitError,
-    ShapeError,
     UnsupportedError,
 )
 from ...planning.splits import SplitPlan
@@ -43,14 +42,15 @@ class ZincCache(Cache):
     config: the model's config; capacity: tokens per batch row, with more of which a forward is a CapacityError;
     device: a Device, None for the best one, kept open; dtype: f32, f16, bf16 or q8_0, or the dtype of torch; None for
     that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
-    num_splits, split_size: a fixed split layout, on which no output bit depends. observer: called after each attention
-    call of a layer; it may be set at any time, and a fork begins with that of the cache.
+    num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
+    attends its compressed rows, which are cached in place of every head's K and V. observer: called after each
+    attention call of a layer; it may be set at any time, and a fork begins with that of the cache.
     The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: a head_dim beyond 576 or another argument.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by name
         self,
         config: Any,
         capacity: int,
@@ -61,6 +61,7 @@ class ZincCache(Cache):
         max_batch: int = 1,
         num_splits: int | None = None,
         split_size: int | None = None,
+        latent: bool = False,
     ) -> None:
         if device is not None and not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
@@ -75,11 +76,11 @@ class ZincCache(Cache):
         self._layout = _layout(num_splits, split_size)
         self._groups: dict[AttnShape, LayerGroup] = {}
         layers: list[Any] = []
-        for spec in layer_specs(config):
+        for spec in layer_specs(config, check_bool("latent", latent)):
             if spec.shape is None:
                 layers.append(spec.upstream_layer())
                 continue
-            spec.shape.kv_bytes_per_token(self.dtype or "f32")  # refuses q8_0 where it cannot be
+            spec.check_dtype(self.dtype or "f32")  # refuses q8_0 where it cannot be
             if self._layout:
                 SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
             self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [])).layers.append(spec.index)
@@ -157,8 +158,8 @@ class ZincCache(Cache):
         """Append tokens to the attention layers without a forward, to a cache of at most one batch row.
 
         rows: returns k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim) of a layer as KVCache.append
-        takes them, equally many tokens for every layer; dtype: the model's torch dtype, as for ``allocate``.
-        Linear-attention layers keep their state.
+        takes them, v None for a latent shape, equally many tokens for every layer; dtype: the model's torch dtype, as
+        for ``allocate``. Linear-attention layers keep their state.
         ArgumentError: there are more batch rows, or padding. After an error of KVCache.append, crop(0) drops the rows
         of the layers before it.
         """
@@ -275,12 +276,7 @@ class ZincCache(Cache):
 
         A failed call leaves the layer as it was.
         """
-        shape, (batch, heads, n, head_dim) = layer.shape, query.shape
-        if (heads, head_dim) != (shape.q_heads, shape.head_dim) or (batch, n) != (rows.shape[0], rows.shape[2]):
-            raise ShapeError(
-                f"query of layer {layer.index}: got shape {tuple(query.shape)}, expected ({rows.shape[0]}, "
-                f"{shape.q_heads}, {rows.shape[2]}, {shape.head_dim})"
-            )
+        shape, (batch, _, n, _) = layer.shape, query.shape
         if rows.serial != layer.serial:
             raise StepError(
                 f"layer {layer.index}: got rows of an earlier update(), expected those of the last, uncropped"

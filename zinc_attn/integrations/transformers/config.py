@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import UnsupportedError
+from ...errors import ArgumentError, UnsupportedError
+from ...limits import Q8_BLOCK
 from ...shapes import AttnShape
 from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
 
@@ -19,7 +20,8 @@ class LayerSpec:
     """A layer of a config. shape: of an attention layer, None for a layer that keeps transformers' own cache layer.
 
     compressed: in multi-head latent attention, the sizes of the two compressed rows per token, those of all heads' K
-    and V and of K's rotated part, that a model may hand to the cache in place of K and V; otherwise None.
+    and V and of K's rotated part, that a model may hand to the cache in place of K and V; otherwise None. expanded: the
+    shape of what reaches the attention function where ``shape`` is that of the compressed rows; otherwise None.
     """
 
     index: int
@@ -27,6 +29,17 @@ class LayerSpec:
     arguments: dict[str, Any]
     shape: AttnShape | None
     compressed: tuple[int, int] | None = None
+    expanded: AttnShape | None = None
+
+    def check_dtype(self, dtype: str) -> None:
+        """ArgumentError: an attention layer's rows cannot be stored in ``dtype``."""
+        if self.expanded is not None and dtype == "q8_0" and any(size % Q8_BLOCK for size in self.compressed or ()):
+            raise ArgumentError(
+                f"dtype: got q8_0 for compressed rows of {self.compressed} values (kv_lora_rank, qk_rope_head_dim), "
+                f"expected multiples of {Q8_BLOCK}; use another dtype, or make the ZincCache without latent=True"
+            )
+        if self.shape is not None:
+            self.shape.kv_bytes_per_token(dtype)
 
     @property
     def is_sliding(self) -> bool:
@@ -38,8 +51,13 @@ class LayerSpec:
         return DYNAMIC_LAYER_TYPE_MAPPING[self.kind](**self.arguments)
 
 
-def layer_specs(config: Any) -> Iterator[LayerSpec]:
-    """Yield the layers of a model's config that have a cache layer. UnsupportedError: another layer type."""
+def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec]:
+    """Yield the layers of a model's config that have a cache layer.
+
+    latent: multi-head latent attention has the shape of its compressed rows.
+    UnsupportedError: another layer type, or no layer of latent attention though ``latent`` asks for it.
+    """
+    found = False
     text = config.get_text_config(decoder=True)
     kinds, arguments = get_layer_types_and_kwargs(text)
     # In some releases the last layers, which share the keys and values of earlier ones, have no cache layer.
@@ -52,16 +70,29 @@ def layer_specs(config: Any) -> Iterator[LayerSpec]:
         if kind not in _ATTENTION:
             yield LayerSpec(i, kind, given, None)
         elif getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_nope_head_dim"):
-            compressed = (layer.kv_lora_rank, layer.qk_rope_head_dim)
-            yield LayerSpec(i, kind, given, _latent_shape(layer), compressed)
+            compressed, expanded, found = (layer.kv_lora_rank, layer.qk_rope_head_dim), _latent_shape(layer), True
+            if latent:
+                yield LayerSpec(i, kind, given, _absorbed_shape(expanded.q_heads, *compressed), compressed, expanded)
+            else:
+                yield LayerSpec(i, kind, given, expanded, compressed)
         else:
             yield LayerSpec(i, kind, given, _shape(layer, kind))
+    if latent and not found:
+        raise UnsupportedError(
+            f"latent: got True for {type(text).__name__}, expected the config of a model with latent attention, "
+            "which has kv_lora_rank and qk_nope_head_dim; make the ZincCache without latent=True"
+        )
 
 
 def _latent_shape(config: Any) -> AttnShape:
     """Return the shape of multi-head latent attention when K and V are expanded: every query head has its own."""
     heads = config.num_attention_heads
     return AttnShape(heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
+
+
+def _absorbed_shape(heads: int, rank: int, rotated: int) -> AttnShape:
+    """Return the shape of the compressed rows: all query heads read one K row, whose first ``rank`` values are V."""
+    return AttnShape(heads, 1, rank + rotated, rank, latent=True)
 
 
 def _shape(config: Any, kind: str) -> AttnShape:

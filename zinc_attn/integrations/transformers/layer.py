@@ -11,10 +11,11 @@ from ...errors import ClosedError, ShapeError, UnsupportedError
 from ...shapes import AttnShape
 from .config import LayerSpec
 from .groups import AttentionOptions
+from .latent import Absorption
 from .masks import MaskPattern
 from .rows import CompressedRows, ZincRows
 from .tensors import F32, dense_tensor
-from .upstream import CacheLayerMixin
+from .upstream import CacheLayerMixin, torch
 
 if TYPE_CHECKING:
     from .cache import ZincCache
@@ -27,12 +28,13 @@ class AttendedCall:
     query: (batch, q_heads, q_len, head_dim) as the model made it. new: k (batch, kv_heads, q_len, head_dim) and v
     (batch, kv_heads, q_len, v_head_dim), None where the module attends the rows of an earlier call. out: (batch, q_len,
     q_heads, v_head_dim) float32, before it is rounded to query's dtype; an observer that keeps it copies it. seconds:
-    the call's time on the host's clock.
+    the call's time on the host's clock. Where the layer's shape is latent, query and out are those of the absorbed
+    form, which the compressed rows k have attended, and v is None.
     """
 
     layer: int
     query: Any
-    new: tuple[Any, Any] | None
+    new: tuple[Any, Any | None] | None
     options: AttentionOptions
     out: F32
     seconds: float
@@ -51,9 +53,10 @@ class ZincLayer(CacheLayerMixin):
         super().__init__()
         self._cache = weakref.ref(cache)
         self.spec, self.shape = spec, shape
+        self.expanded = spec.expanded or shape  # of the query, key and value that reach the attention function
         self.index, self.is_sliding = spec.index, spec.is_sliding
         self.columns = 0  # how many the layer has seen
-        self.pending: tuple[Any, Any] | None = None  # k and v that are known and that attend() has not yet appended
+        self.pending: tuple[Any, Any | None] | None = None  # known k and v that attend() has not yet appended
         self.expanding = False  # update() was given compressed rows, whose k and v the attention function will get
         self.serial = 0  # counts update() and crops, so that older rows are recognized
 
@@ -80,17 +83,24 @@ class ZincLayer(CacheLayerMixin):
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Take new k (batch, kv_heads, n, head_dim) and v (batch, kv_heads, n, v_head_dim), or their compressed form.
 
-        Attention "zinc" appends them when it gets what this returns, or what the model has expanded that to.
+        Attention "zinc" appends them when it gets what this returns, or what the model has expanded that to; a latent
+        shape's are appended as they are given here.
         ShapeError: they do not fit the config or the batch; StepError: a forward has stopped between the layers.
         """
-        expanding = self._is_compressed(key_states, value_states)
-        if not expanding:
+        compressed = self._is_compressed(key_states, value_states)
+        if self.shape.latent and not compressed:
+            self._refuse_expanded(key_states, value_states)
+        if not compressed:
             self.check_shapes(key_states, value_states)
         self.cache.check_rows(self, key_states)
         self.lazy_initialization(key_states, value_states)
         self.serial += 1
-        self.expanding, self.pending = expanding, None if expanding else (key_states, value_states)
-        kind = CompressedRows if expanding else ZincRows
+        self.expanding, self.pending = False, (key_states, value_states)
+        if self.shape.latent:
+            self.pending = (torch.cat((key_states, value_states), dim=-1), None)
+        elif compressed:
+            self.expanding, self.pending = True, None
+        kind = CompressedRows if compressed else ZincRows
         return kind.of(key_states, self, self.serial), kind.of(value_states, self, self.serial)
 
     def _is_compressed(self, key: Any, value: Any) -> bool:
@@ -101,9 +111,17 @@ class ZincLayer(CacheLayerMixin):
         batch, _, n, _ = shapes[0]
         return shapes == [(batch, 1, n, size) for size in self.spec.compressed]
 
+    def _refuse_expanded(self, key: Any, value: Any) -> None:
+        expected = " and ".join(f"(batch, 1, tokens, {size})" for size in self.spec.compressed or ())
+        raise ShapeError(
+            f"key, value of layer {self.index}: got shapes {tuple(key.shape)} and {tuple(value.shape)}, expected the "
+            f"compressed rows {expected}, which transformers 5.23 hands to a cache; make the "
+            "ZincCache without latent=True"
+        )
+
     def check_shapes(self, key: Any, value: Any) -> None:
         """Refuse new rows that do not have the shape of the config."""
-        shape, got = self.shape, tuple(dense_tensor("key", key).shape)
+        shape, got = self.expanded, tuple(dense_tensor("key", key).shape)
         found = tuple(dense_tensor("value", value).shape)
         if key.ndim != 4 or got[1] != shape.kv_heads or got[3] != shape.head_dim or 0 in got:
             raise ShapeError(
@@ -116,21 +134,34 @@ class ZincLayer(CacheLayerMixin):
                 f"the config's {shape.v_head_dim} dimensions"
             )
 
+    def check_query(self, query: Any, rows: ZincRows) -> None:
+        """Refuse a query that does not have the shape of the config, or that is for other rows."""
+        expected = rows.shape[0], self.expanded.q_heads, rows.shape[2], self.expanded.head_dim
+        if tuple(query.shape) != expected:
+            raise ShapeError(f"query of layer {self.index}: got shape {tuple(query.shape)}, expected {expected}")
+
     def attend(
-        self, query: Any, key: ZincRows, value: ZincRows, pattern: MaskPattern, options: AttentionOptions
+        self, module: Any, query: Any, key: ZincRows, value: ZincRows, pattern: MaskPattern, options: AttentionOptions
     ) -> F32:
         """Append what is pending, attend the rows of ``query``, and tell the observer. See ``ZincCache.attend``.
 
-        key, value: what update() has returned. Compressed rows arrive expanded, and are pending from here on.
+        key, value: what update() has returned. Compressed rows arrive expanded, and are pending from here on. Of
+        these, a latent shape takes nothing but the sizes, and it takes the weight that has expanded them of ``module``.
         """
         if self.expanding and key.serial == self.serial:
             self.check_shapes(key, value)
             self.pending, self.expanding = (key.plain(), value.plain()), False
+        self.check_query(query, key)
+        absorption = None
+        if self.shape.latent and self.spec.compressed is not None:
+            self.check_shapes(key, value)
+            absorption = Absorption.of(module, self.index, self.expanded, self.spec.compressed)
+            query = absorption.query(query)
         cache, new, begin = self.cache, self.pending, perf_counter()
         out = cache.attend(self, query, key, pattern, options)
         if cache.observer is not None:
             cache.observer(AttendedCall(self.index, query, new, options, out, perf_counter() - begin))
-        return out
+        return out if absorption is None else absorption.output(out)
 
     def cut(self, columns: int) -> None:
         """Keep ``columns`` columns. Rows that update() returned before are refused from now on."""

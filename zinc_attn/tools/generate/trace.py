@@ -23,7 +23,8 @@ class Call:
     """One call of a layer's attention. inputs: digest of q and the new k and v. The arrays are there if they are kept.
 
     q, out: float32 (q_len, q_heads, head_dim). k, v: torch tensors (kv_heads, q_len, head_dim) of the model's dtype,
-    None where the module attends the rows of an earlier call. options: scale, window, softcap and sinks.
+    None where the module attends the rows of an earlier call, and v also where the layer's shape is latent. options:
+    scale, window, softcap and sinks.
     """
 
     layer: int
@@ -62,10 +63,11 @@ class AttentionTrace:
         begin = perf_counter()
         self.seconds += call.seconds
         if self.digests:
-            arrays = [x.detach().to("cpu").float().contiguous().numpy() for x in (call.query, *(call.new or ()))]
+            given = [x for x in (call.query, *(call.new or ())) if x is not None]
+            arrays = [x.detach().to("cpu").float().contiguous().numpy() for x in given]
             kept: dict[str, Any] = {}
             if self.keep:
-                k, v = (x[0].detach().to("cpu") for x in call.new) if call.new else (None, None)
+                k, v = (None if x is None else x[0].detach().to("cpu") for x in call.new or (None, None))
                 q = np.ascontiguousarray(arrays[0][0].transpose(1, 0, 2))
                 kept = {"q": q, "k": k, "v": v, "out": call.out[0].copy(), "options": call.options}
             self.steps[-1].calls.append(Call(call.layer, _digest(*arrays), _digest(call.out), **kept))
