@@ -26,7 +26,7 @@ static const struct {
     HEADER(single_pass),  HEADER(append_table), HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
     HEADER(first_page),   ITEM(row),            ITEM(first),          ITEM(limit),             ITEM(leaf_begin),
     ITEM(leaf_end),       ITEM(rows),           ITEM(page_table),     ITEM(upload_begin),      ITEM(leaves_per_state),
-    ROW(state),           ROW(count),           ROW(unit),            ROW(leaves_per_state),   APPEND(position),
+    ROW(state),           ROW(count),           ROW(unit),            ROW(leaves_per_state), ROW(position),   APPEND(position),
     APPEND(page_table),   COPY(source),         COPY(target),
 };
 static const char *const DTYPES[ZA_DTYPES] = {"f32", "f16", "bf16", "q8_0"};

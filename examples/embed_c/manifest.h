@@ -22,7 +22,7 @@ struct work_layout {
         uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
     } item;
     struct {
-        uint32_t state, count, unit, leaves_per_state;
+        uint32_t state, count, unit, leaves_per_state, position;
     } row;
     struct {
         uint32_t position, page_table;

@@ -165,6 +165,7 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
         record[at->row.count] = units > unit ? units - unit : 0;
         record[at->row.unit] = unit;
         record[at->row.leaves_per_state] = l->leaves_per_state;
+        record[at->row.position] = most(call->tokens + row, call->q_len) - call->q_len;
     }
 }
 

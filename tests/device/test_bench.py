@@ -132,7 +132,7 @@ def test_yardstick_reads_every_word(device: za.Device) -> None:
         data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
         kv = ContiguousKV(device, data.k, data.v)
         yard = ReadYardstick(kv)
-        k, v = rows.pack_k(data.k), rows.pack_v(data.v)
+        k, v = rows.pack_k(data.k, data.shape), rows.pack_v(data.v, data.shape)
         assert yard.wrong(k, v) is None
         v[-1] ^= 1
         assert yard.wrong(k, v) == "the yardstick did not read every word"

@@ -530,7 +530,7 @@ def test_layers_in_several_buffers_have_the_same_bits(device: za.Device, monkeyp
         seq.free()
         for layer in range(5):
             got = cache.read_rows(fork, layer, 0, 24)
-            want = rows.encode(np.concatenate([k * (1 + layer), v[:3]]), np.concatenate([v, k[:3]]), "f16")
+            want = rows.encode(np.concatenate([k * (1 + layer), v[:3]]), np.concatenate([v, k[:3]]), cache.shape, "f16")
             assert np.array_equal(got, want), (most, layer)
         cache.close()
 
@@ -712,7 +712,7 @@ BAD: list[tuple[Callable[[Scene], Any], type[Exception], str]] = [
     (
         lambda s: s.cache.append(s.seq, 0, k_(2), k_(1)),
         errors.ShapeError,
-        "v: got shape (1, 2, 64), expected k's (2, 2, 64)",
+        "v: got shape (1, 2, 64), expected k's tokens: (2, 2, 64)",
     ),
     (
         lambda s: s.cache.append(s.seq, 0, k_(0), k_(0)),

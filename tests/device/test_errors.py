@@ -49,7 +49,7 @@ CASES = [
         lambda q, k, v: (q, k, v[1:]),
         {},
         errors.ShapeError,
-        "v: got shape (9, 2, 64), expected k's (10, 2, 64)",
+        "v: got shape (9, 2, 64), expected k's tokens and heads: (10, 2, v_head_dim)",
     ),
     (lambda q, k, v: (q[:, :32], k, v), {}, errors.ShapeError, "q: got head_dim 32, expected k's 64"),
     (
@@ -65,10 +65,14 @@ CASES = [
         "q_heads: got 3, expected a multiple of kv_heads = 2",
     ),
     (
-        lambda q, k, v: (q[:, :40], k[..., :40], v[..., :40]),
+        lambda q, k, v: (
+            np.ones((4, 600), np.float32),
+            np.ones((9, 2, 600), np.float32),
+            np.ones((9, 2, 64), np.float32),
+        ),
         {},
         errors.ArgumentError,
-        "head_dim: got 40, expected one of 64, 80, 96, 112, 128, 192, 256, 512",
+        "AttnShape.head_dim: got 600, expected an int from 1 to 576",
     ),
     (
         lambda q, k, v: (q.astype(np.float64), k, v),

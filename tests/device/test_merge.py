@@ -49,7 +49,7 @@ def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, d
     work.set_shape(za.AttnShape(heads, heads, dim), heads)
     work.set(state_stride=size, rows=rows)
     for i, (n, unit, leaves) in enumerate(cases):
-        work.rows[i] = starts[i], n, unit, 1 if leaves else LEAVES_PER_NODE
+        work.rows[i] = starts[i], n, unit, 1 if leaves else LEAVES_PER_NODE, 0, 0, 0, 0
     words = (o.ravel(), np.stack([m, total], -1).ravel())
     buffers = (
         runtime.buffer(4 * work.words.size, Use.INPUT),

@@ -90,7 +90,7 @@ def test_the_file_is_what_other_readers_of_safetensors_expect(cache: za.KVCache,
     seq.save(path)
     for layer, (name, words) in enumerate(sorted(load_file(path).items())):
         k, v = rows_of(33, layer)
-        assert name == f"layer.{layer}" and np.array_equal(words, rows.encode(k, v, "f16"))
+        assert name == f"layer.{layer}" and np.array_equal(words, rows.encode(k, v, cache.shape, "f16"))
     size, header = parts(path.read_bytes())
     assert header["__metadata__"] == {
         "format": "zinc_attn kv cache",

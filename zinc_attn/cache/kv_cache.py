@@ -235,7 +235,8 @@ class KVCache:
             return keys, keys[..., : self.shape.v_head_dim], largest
         values = self._check_rows("v", v, self.shape.v_head_dim)
         if len(keys) != len(values):
-            raise ShapeError(f"v: got {len(values)} tokens, expected k's {len(keys)}")
+            want = len(keys), *values.shape[1:]
+            raise ShapeError(f"v: got shape {values.shape}, expected k's tokens: {want}")
         keys, largest = rows.stored_values("k", keys, self.dtype, self.round_rows)
         return keys, rows.stored_values("v", values, self.dtype, self.round_rows)[0], largest
 

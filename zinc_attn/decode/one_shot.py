@@ -40,7 +40,8 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
         if len(x) > MAX_CONTEXT:
             raise ShapeError(f"{name}: got {len(x):,} rows, expected at most {MAX_CONTEXT:,}")
     if va.ndim != 3 or va.shape[:2] != ka.shape[:2]:
-        raise ShapeError(f"v: got shape {va.shape}, expected ({ka.shape[0]}, {ka.shape[1]}, v_head_dim), as k's")
+        want = f"({ka.shape[0]}, {ka.shape[1]}, v_head_dim)"
+        raise ShapeError(f"v: got shape {va.shape}, expected k's tokens and heads: {want}")
     if va.dtype != ka.dtype:
         raise DTypeError(f"v: got dtype {va.dtype}, expected k's {ka.dtype}")
     rows = qa[None] if qa.ndim == 2 else qa

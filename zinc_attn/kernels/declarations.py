@@ -77,8 +77,8 @@ HEADER: Final = (
     "softcap",  # float32 bits of the cap, read where attend's specialization constant softcap is 1
     "softcap_inverse",  # float32 bits of 1 / cap
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
-    "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
     "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
+    "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
 )
 HEADER_WORDS: Final = 20
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
