@@ -29,7 +29,7 @@ first, second = (attention.record(sequence, q, seq, layer, new) for layer in ran
 for _ in range(5):
     q.data()[:] = rng.standard_normal(q.size(), dtype=np.float32)
     k, v = rng.standard_normal((2, 1, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    new.data()[:] = rows.encode(k, v, "f16").reshape(-1)
+    new.data()[:] = rows.encode(k, v, cache.shape, "f16").reshape(-1)
     with first.step(second):  # the new token counts when the block ends without an error
         sequence.eval()
     print(f"{len(seq)} tokens, |out| = {np.linalg.norm(second.out.data().view(np.float32)[: q.size()]):.6f}")

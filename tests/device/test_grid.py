@@ -23,6 +23,7 @@ SIZES = (
     *((96, 64, False), (192, 128, False), (320, 256, False), (576, 512, False), (65, 67, False), (67, 65, False)),
     *((576, 512, True), (320, 256, True), (80, 65, True)),
 )
+ELSEWHERE = tuple((size, size, False) for size in (64, 80, 96, 128, 192, 256, 512))
 TYPES = ("f16", "f32", "bf16", "q8_0")
 MASKS = ("none", "causal", "random", "tree")
 BIASES = tuple(product((False, True), repeat=3))  # alibi, softcap, sinks
@@ -64,9 +65,9 @@ def cases() -> list[Case]:
 
 
 def drawn() -> list[Case]:
-    """Of all cases, one of each size, in which types, masks and biases take turns."""
+    """Of all cases, one of each size that no other test has, in which types, masks and biases take turns."""
     everything, found = cases(), []
-    for at, size in enumerate(SIZES):
+    for at, size in enumerate(size for size in SIZES if size not in ELSEWHERE):
         mine = [c for c in everything if (c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) == size]
         turns = TYPES[at % 4], MASKS[at // 2 % 4], BIASES[(3 * at + 1) % 8]
         found.append(max(mine, key=lambda c: sum(x == y for x, y in zip(c[1:4], turns, strict=True))))
@@ -90,7 +91,7 @@ def test_the_oracles_bits(device: za.Device, case: Case) -> None:
     check(device, case)
 
 
-@pytest.mark.parametrize("at", range(len(cases())) if FULL else (0, 14, 17, 19))
+@pytest.mark.parametrize("at", range(len(cases())) if FULL else (0, 4, 8, 12))
 def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> None:
     """Sizes that are filled up, K and V of different sizes, and latent."""
     check(any_device, (cases() if FULL else drawn())[at])
@@ -132,5 +133,9 @@ def check(device: za.Device, case: Case) -> None:
 
 def test_every_value_of_every_axis_is_drawn() -> None:
     some = drawn()
-    assert len(some) == len(SIZES) and {c.dtype for c in some} == set(TYPES) and {c.mask for c in some} == set(MASKS)
+    assert (
+        len(some) == len(SIZES) - len(ELSEWHERE)
+        and {c.dtype for c in some} == set(TYPES)
+        and {c.mask for c in some} == set(MASKS)
+    )
     assert all({c.biases[i] for c in some} == {False, True} for i in range(3))

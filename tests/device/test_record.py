@@ -42,7 +42,7 @@ def test_a_host_sequence_gives_the_oracles_bits(host, rng, dtype):
         q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
         k, v = rng.standard_normal((2, 1, SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16)
         q_tensor.data()[:] = q.reshape(-1)
-        row_tensor.data()[:] = rows.encode(k, v, dtype).reshape(-1)
+        row_tensor.data()[:] = rows.encode(k, v, cache.shape, dtype).reshape(-1)
         with first.step(second):
             sequence.eval()
         stored = rows.stored(k, v, dtype)

@@ -92,12 +92,12 @@ def test_rows_of_a_prompt(device: za.Device, name: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("page_size", (16, 256) if FULL else (16,))
-def test_layers_of_a_cache_score_differently(any_device: za.Device, page_size: int) -> None:
+def test_layers_of_a_cache_score_differently(device: za.Device, page_size: int) -> None:
     """Windows and sinks per layer; tokens one by one, in chunks and in a batch; every step has the oracle's bits."""
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(9)
     windows, cap = [128, None, 3], 5.0
     sinks = [rng.standard_normal(6).astype(np.float32), None, rng.standard_normal(6).astype(np.float32) * 9]
-    with za.KVCache(any_device, shape, 3, 2048, "f32", page_size) as cache:
+    with za.KVCache(device, shape, 3, 2048, "f32", page_size) as cache:
         attn = za.Attention(cache, window=windows, softcap=cap, sinks=sinks)
         fixed = za.Attention(cache, window=windows, softcap=cap, sinks=sinks, num_splits=3)
         seqs = [cache.new_sequence(), cache.new_sequence()]

@@ -46,8 +46,12 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[za.Device]]:
         device.close()
 
 
-@pytest.mark.parametrize("some", ({}, {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}))
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
+WINDOW = {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "some"), (("f16", {}), ("q8_0", WINDOW), *((("f16", WINDOW), ("q8_0", {})) if FULL else ()))
+)
 def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict[str, Any]) -> None:
     rng = np.random.default_rng(len(devices))
     k, v = (rng.standard_normal((3700, 2, 64)).astype(np.float16) for _ in "kv")

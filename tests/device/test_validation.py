@@ -19,6 +19,8 @@ LAYERS = [
 # What the layer looks at is the calls, which are the same for every value, length and driver. So one call of each kind
 # goes under it, on each dispatcher, and with --full every test.
 CALLS = (
+    "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[kompute-alibi]",
+    "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[vulkan-alibi]",
     "test_bits.py::test_several_rows_with_a_causal_limit",
     "test_bits.py::test_bits_on_awkward_values",
     "test_cache.py::test_bits_on_every_way_to_a_context[default-kompute-256]",
@@ -29,12 +31,14 @@ CALLS = (
     "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",
     "test_embed_c.py::test_digests_are_python_s_and_the_oracle_s[default-vulkan]",
     "test_errors.py",
+    "test_grid.py::test_the_oracles_bits[vulkan-17/1/80/65/latent-f16-random-alibi-sinks-17x3]",
     "test_partial.py::test_shards_of_a_sequence",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[kompute-f16]",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",
     "test_record.py",
-    "test_scoring.py::test_layers_of_a_cache_score_differently[default-vulkan-16]",
+    "test_scoring.py::test_layers_of_a_cache_score_differently[vulkan-16]",
     "test_sharded.py::test_the_bits_of_one_device[two runtimes-f16-some0]",
+    "test_submit.py",
     "test_vulkan_runtime.py",
 )
 SETTINGS = """\

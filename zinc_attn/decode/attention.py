@@ -279,9 +279,10 @@ class Attention:
     ) -> RecordedAttention:
         """Record this call's operations behind what a host's kp.Sequence already holds; nothing is evaluated.
 
-        q: the host's kp tensor of float32 (q_len, q_heads, head_dim); rows: None to attend only, or its tensor of the
-        new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV head, K then V);
-        max_tokens: the longest context that the recording serves, None for all that fit; allow_empty as in a call.
+        q: the host's kp tensor of float32 (q_len, q_heads, k_dim), zeros behind head_dim; rows: None to attend only, or
+        its tensor of the new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV
+        head, K then V); max_tokens: the longest context that the recording serves, None for all that fit; allow_empty
+        as in a call.
         The host orders its own writes of q and rows: uploaded by OpTensorSyncDevice, or written by a dispatch and then
         named in an OpTensorSyncLocal. Checks of their values are the host's. It runs the sequence inside
         ``with call.step():`` and must not use ``seq`` or the cache's tensors while it runs.

@@ -31,7 +31,7 @@ from .workspace import Tensors, TensorWords, Workspace
 class RecordedAttention:
     """Operations recorded in a host's kp.Sequence, from ``Attention.record``.
 
-    out: kp tensor of float32: (q_len, q_heads, head_dim), then lse (q_len, q_heads); on the device and, after an
+    out: kp tensor of float32: (q_len, q_heads, v_dim), then lse (q_len, q_heads); on the device and, after an
     evaluation, in host memory. Close it before the cache.
     """
 
@@ -49,7 +49,7 @@ class RecordedAttention:
         cache, runtime = runner.cache, runner.cache.device.runtime
         assert isinstance(runtime, HostSequences)
         self.runner, self.seq, self.layer, self.allow_empty = runner, seq, layer, allow_empty
-        self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.head_dim)
+        self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.k_dim)
         self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.row_words)
         most = cache.pool.capacity  # whole pages: a sequence can have more tokens than the cache's capacity
         self.max_tokens = check_int("max_tokens", most if max_tokens is None else max_tokens, 1, most)
