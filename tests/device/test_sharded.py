@@ -75,6 +75,26 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
         assert not differing(attn(q, seq, 1), want[0])
 
 
+@pytest.mark.parametrize("text", ("6/2/40/72", "6/1/80/64/latent"))
+def test_masks_slopes_and_a_v_that_is_not_like_k(device: za.Device, rng: np.random.Generator, text: str) -> None:
+    shape, n, alibi = za.AttnShape.parse(text), 1300, np.exp2(-np.arange(6)).astype(np.float32)
+    k = rng.standard_normal((n, shape.kv_heads, shape.head_dim)).astype(np.float16)
+    v = k[..., :64] if shape.latent else rng.standard_normal((n, 2, 72)).astype(np.float16)
+    given = (k,) if shape.latent else (k, v)
+    q = rng.standard_normal((3, 6, shape.head_dim)).astype(np.float32)
+    mask = rng.random((3, 800)) < 0.6
+    with za.ShardedKVCache([device] * 2, shape, 1, 2048, "f16") as cache:
+        attn, seq = za.ShardedAttention(cache, alibi=alibi), cache.new_sequence()
+        cache.append(seq, 0, *(x[:1290] for x in given))
+        got = attn(q, seq, 0, *(x[1290:] for x in given), return_lse=True, mask=mask)
+        for one, want in zip(got, reference.emulate(q, k, v, alibi=alibi, mask=mask), strict=True):
+            assert not differing(one, want)
+        blind = np.ones((3, n), bool)
+        blind[1] = False
+        with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):
+            attn(q, seq, 0, mask=blind)
+
+
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
     k, v = rng.standard_normal((2, 600, 2, 64), np.float32)
     q = [rng.standard_normal((n, 6, 64), np.float32) for n in (1, 3)]
@@ -748,7 +768,10 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
         ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
         ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
         ((600, 600), differ(f" was given other k, v than rank 0 for {of}{alike}")),
-        ((600, 600), differ(f": other q, or other scale, window, softcap or sinks than rank 0 for {of}{alike}")),
+        (
+            (600, 600),
+            differ(f": other q or mask, or other options of scores, than rank 0 for {of}{alike}"),
+        ),
         ((600, 600), differ(f" is in append, rank 0 in attend{alike}")),
         ((600, 500), differ(r" has sequence 0 at length 500 in layer 0, rank 0 at 600; truncate\(500\) or free")),
         ((500, 500), differ(f" was given a batch of 2, rank 0 one of 1{alike}")),

@@ -13,7 +13,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, attend_call, merge_call
 from ..kernels.records import WorkBuffer
-from ..planning.items import Visible, item_records, row_records
+from ..planning.items import Mask, Visible, item_records, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
@@ -58,8 +58,8 @@ class ContiguousKV:
 class RecordedCall:
     """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
 
-    scoring: None is the usual scale and nothing else; its window must be the plan's. mask: (q_len, n) of the last n
-    keys, checked, or None. heads_per_workgroup: query heads
+    scoring: None is the usual scale and nothing else; its window must be the plan's. mask: of the query
+    rows, or None. heads_per_workgroup: query heads
     that one workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
     """
 
@@ -70,7 +70,7 @@ class RecordedCall:
         *,
         scoring: Scoring | None = None,
         causal: bool = True,
-        mask: F32 | None = None,
+        mask: Mask | None = None,
         timestamps: bool = False,
         heads_per_workgroup: int | None = None,
     ) -> None:
@@ -152,11 +152,13 @@ class RecordedCall:
             buffer.close()
 
 
-def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: F32 | None) -> WorkBuffer:
+def _work_buffer(
+    kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: Mask | None
+) -> WorkBuffer:
     """The call's work buffer; page 0 holds everything."""
     single_pass = plan.passes == 1
     items = item_records(visible, np.array(plan.leaf_ranges()), plan.leaves_per_state, keep_empty=single_pass)
-    work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.heads, 0 if mask is None else mask.size)
+    work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.heads, 0 if mask is None else mask.words.size)
     work.set_shape(plan.shape, plan.shape.kv_heads)
     work.set(
         **scoring.header(plan.shape.head_dim),
@@ -171,8 +173,8 @@ def _work_buffer(kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: V
     work.rows[:] = row_records(visible, plan)
     work.rows["position"] = np.maximum(kv.tokens - plan.q_len + np.arange(plan.q_len), 0)
     if mask is not None:
-        width = mask.shape[1]
+        width = mask.words.shape[1]
         work.rows["mask"] = work.masks_at + np.arange(plan.q_len) * width
-        work.rows["mask_begin"], work.rows["mask_end"] = kv.tokens - width, kv.tokens
-        work.masks[:] = np.ascontiguousarray(mask).reshape(-1).view(np.uint32)
+        work.rows["mask_begin"], work.rows["mask_end"] = mask.begin, mask.begin + width
+        work.masks[:] = mask.words.reshape(-1)
     return work

@@ -11,17 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.rows import checked_values
-from ..canonical.arguments import check_mask, check_window
+from ..canonical.arguments import check_window
 from ..checks import check_array, check_bool, shown
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..limits import MAX_CONTEXT
-from ..planning.items import Mask
 from ..planning.splits import SplitPlan, plan_splits
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
-from .requests import check_seen
+from .requests import check_seen, mask_words
 from .scoring import Scoring, check_alibi, check_scale, check_score_bound, check_sinks, check_softcap
 from .targets import Target, check_targets
 
@@ -146,8 +145,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     """
     rows, ka, va, shape = check_arrays(q, k, v)
     causal, return_lse = check_bool("causal", causal), check_bool("return_lse", return_lse)
-    bias = check_mask(mask, len(rows), len(ka))
-    words = None if bias is None else Mask(np.ascontiguousarray(bias).view(np.uint32), len(ka) - bias.shape[1])
+    words = mask_words(mask, len(rows), len(ka))
     check_seen(len(rows), len(ka), check_bool("allow_empty", allow_empty), causal, words)
     one_row = np.ndim(q) == 2
     wanted = (None if x is None else [x] for x in (out, lse))
@@ -169,7 +167,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     plan = _planned(device.info, ka, shape, len(rows), window, num_splits=num_splits, split_size=split_size)
     with (
         closing(ContiguousKV(device, ka, va)) as kv,
-        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal, mask=bias)) as call,
+        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal, mask=words)) as call,
     ):
         call.write_q(checked_q)
         call.run()

@@ -177,14 +177,19 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
 
 def set_mask(request: CallRequest, mask: Any, tokens: int) -> None:
     """Check a request's mask of the last keys of a sequence of ``tokens`` keys, and keep it as words."""
-    values = check_mask(mask, len(request.q), tokens)
-    if values is not None:
-        limit = request.sequence.cache.device.info.max_buffer_bytes // 2
-        if values.nbytes > limit:
-            raise LimitError(
-                f"mask: got {values.nbytes:,} bytes as float32, expected at most {limit:,}; attend fewer rows at a time"
-            )
-        request.mask = Mask(np.ascontiguousarray(values).view(np.uint32), tokens - values.shape[1])
+    request.mask = mask_words(mask, len(request.q), tokens)
+    limit = request.sequence.cache.device.info.max_buffer_bytes // 2
+    if request.mask is not None and request.mask.words.nbytes > limit:
+        raise LimitError(
+            f"mask: got {request.mask.words.nbytes:,} bytes as float32, expected at most {limit:,}; attend fewer rows "
+            "at a time"
+        )
+
+
+def mask_words(mask: Any, q_len: int, tokens: int) -> Mask | None:
+    """A mask of the last of ``tokens`` keys, checked, as words."""
+    values = check_mask(mask, q_len, tokens)
+    return None if values is None else Mask(np.ascontiguousarray(values).view(np.uint32), tokens - values.shape[1])
 
 
 def check_seen(q_len: int, keys: int, allow_empty: bool, causal: bool = True, mask: Mask | None = None) -> None:

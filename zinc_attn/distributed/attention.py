@@ -17,7 +17,7 @@ from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
 from ..checks import check_bool
 from ..decode.attention import Attention
-from ..decode.requests import check_seen
+from ..decode.requests import check_seen, mask_words
 from ..decode.targets import check_targets
 from ..errors import ArgumentError
 from .cache import ShardedKVCache
@@ -42,8 +42,8 @@ class Folder(Protocol):
 class ShardedAttention:
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
-    scale, window, softcap, sinks as in ``Attention``. sent_bytes: the partial states that this rank gave to the others;
-    fold: what folds the partial states, a Fold on the first device, in whose place another Folder may be put.
+    scale, window, softcap, sinks, alibi as in ``Attention``. sent_bytes: the partial states that this rank gave to the
+    others; fold: what folds the partial states, a Fold on the first device, in whose place another Folder may be put.
     """
 
     def __init__(
@@ -54,13 +54,14 @@ class ShardedAttention:
         window: int | Seq[int | None] | None = None,
         softcap: float | None = None,
         sinks: Any = None,
+        alibi: Any = None,
     ) -> None:
         if not isinstance(cache, ShardedKVCache):
             hint = "; Attention attends over a KVCache" if isinstance(cache, KVCache) else ""
             raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")
         cache.check_open()
         self.cache = cache
-        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi": alibi}
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
         self.fold: Folder = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0
@@ -79,28 +80,30 @@ class ShardedAttention:
         out: Any = None,
         lse: Any = None,
         allow_empty: bool = False,
+        mask: Any = None,
     ) -> Any:
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
-        For a batch, ``seq`` is a list, and q, k, v, out and lse are lists of arrays, one per sequence, whose lengths
-        may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A failed
-        call leaves the cache, out and lse as they were.
+        For a batch, ``seq`` is a list, and q, k, v, out, lse and mask are lists of arrays, one per sequence, whose
+        lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
+        failed call leaves the cache, out and lse as they were.
         """
         batch, return_lse = isinstance(seq, (list, tuple)), check_bool("return_lse", return_lse)
         allow_empty = check_bool("allow_empty", allow_empty)
         with self.cache.call("attend") as call:
             sequences: Seq[Any] = seq if isinstance(seq, (list, tuple)) else [seq]
-            columns: list[Any] = [q, k, v, out, lse]
+            columns: list[Any] = [q, k, v, out, lse, mask]
             if not batch:
                 columns = [[q], *(None if x is None else [x] for x in columns[1:])]
-            for name, column in zip(("q", "k", "v", "out", "lse"), columns, strict=True):
+            for name, column in zip(("q", "k", "v", "out", "lse", "mask"), columns, strict=True):
                 if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
                     raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
-            if (k is None) != (v is None):
+            if (k is None) != (v is None) and not self.cache.shape.latent:
                 raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
             call.append(sequences, layer, columns[1], columns[2])
-            parts = self._attend(call, columns[0], sequences, allow_empty)
-            shapes = [np.shape(x) for x in columns[0]]
+            masks = [None] * len(sequences) if mask is None else columns[5]
+            parts = self._attend(call, list(zip(columns[0], masks, strict=True)), sequences, allow_empty)
+            shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in columns[0]]
             targets = check_targets(shapes, columns[3], columns[4])
             folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
@@ -115,21 +118,26 @@ class ShardedAttention:
         return (outs, lses) if return_lse else outs
 
     def _attend(
-        self, call: Call, q: Seq[Any], sequences: Seq[ShardedSequence], allow_empty: bool
+        self, call: Call, rows: Seq[tuple[Any, Any]], sequences: Seq[ShardedSequence], allow_empty: bool
     ) -> list[list[PartialState]]:
-        """Attend on every local shard, and return the partial states of each shard, one per sequence."""
-        batch = list(zip(q, sequences, call.pieces, call.ends, strict=True))
+        """Attend on every local shard, and return the partial states of each shard, one per sequence.
+
+        rows: q and the mask of each sequence.
+        """
+        batch = list(zip(rows, sequences, call.pieces, call.ends, strict=True))
 
         def attend(shard: int) -> list[PartialState]:
             partial = self._attention[shard].partial
             return [
-                partial(rows, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end)
-                for rows, seq, new, end in batch
+                partial(
+                    q, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end, mask=mask
+                )
+                for (q, mask), seq, new, end in batch
             ]
 
         parts = list(call.run_on_shards(attend).values())
-        for state, end in zip(parts[0], call.ends, strict=True):
-            check_seen(len(state.o), end, allow_empty)
+        for (_, mask), state, end in zip(rows, parts[0], call.ends, strict=True):
+            check_seen(len(state.o), end, allow_empty, mask=mask_words(mask, len(state.o), end))
         return parts
 
     def _exchanged(self, call: Call, parts: list[list[PartialState]]) -> list[tuple[PartialState, ...]]:

@@ -150,13 +150,13 @@ class ShardedKVCache:
             raise ArgumentError(f"seq: got {type(seq).__name__}, expected a ShardedSequence of this cache")
         seq.lengths_of.check_open()
 
-    def append(self, seq: ShardedSequence, layer: int, k: Any, v: Any) -> None:
+    def append(self, seq: ShardedSequence, layer: int, k: Any, v: Any = None) -> None:
         """Append tokens to one layer, as ``KVCache.append`` does. Each shard takes the tokens of its nodes.
 
         A failed call changes nothing.
         """
         with self.call("append") as call:
-            call.append([seq], layer, [k], [v])
+            call.append([seq], layer, [k], None if v is None else [v])
 
             def append(shard: int) -> None:
                 rows_k, rows_v = call.pieces[0][shard]

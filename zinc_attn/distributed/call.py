@@ -59,13 +59,13 @@ class Call:
                     "and v are given; fork() it"
                 )
         for i, sequence in enumerate(sequences):
-            if k is None or v is None:
+            if k is None:
                 begin = sequence.lengths[layer]
                 self.pieces.append(dict.fromkeys(self.cache.shards, (None, None)))
                 self.sequences.append(SequenceDescriptor(sequence.serial, begin))
                 self.ends.append(begin)
             else:
-                self._append(sequence, k[i], v[i])
+                self._append(sequence, k[i], None if v is None else v[i])
 
     def _append(self, seq: ShardedSequence, k: Any, v: Any) -> None:
         """Reserve the places of the rows k, v of one sequence, and allocate the nodes that they need."""
@@ -86,7 +86,10 @@ class Call:
             cache.allocator.allocate(seq.holding, new_nodes)
         owner = seq.owners[np.arange(begin, end) // KEYS_PER_NODE]  # (new tokens,) the shard of each
         mine = {shard: owner == shard for shard in cache.shards}
-        self.pieces.append({i: (keys[one], values[one]) if one.any() else (None, None) for i, one in mine.items()})
+        latent = cache.shape.latent  # a latent shard takes no v
+        self.pieces.append(
+            {i: (keys[x], None if latent else values[x]) if x.any() else (None, None) for i, x in mine.items()}
+        )
         self.ends.append(end)
         rows = owners = 0
         if cache.ranks is not None:

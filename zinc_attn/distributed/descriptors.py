@@ -91,4 +91,4 @@ def _sequence_differences(
         hint = made or "free() it on every rank, and fork(), truncate() and free() alike on all of them"
         yield f"rank {rank} has the nodes of {described} on other ranks than rank 0; {hint}"
     if one.query != other.query:
-        yield f"rank {rank}: other q, or other scale, window, softcap or sinks than rank 0 for {described}; {_ALIKE}"
+        yield f"rank {rank}: other q or mask, or other options of scores, than rank 0 for {described}; {_ALIKE}"
