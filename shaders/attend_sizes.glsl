@@ -4,7 +4,7 @@ const uint WHOLE_SLICE = V_DIM <= 64u ? 2u : (V_DIM <= 128u ? 4u : (V_DIM <= 256
 // value sums that a lane's registers hold
 const uint LANE_SUMS = MAX_ACCUMULATORS / WAVE;
 // passes over V; in each a lane sums as much as its registers hold
-const uint VALUE_PASSES = WHOLE_SLICE * HEADS <= LANE_SUMS ? 1u : (WHOLE_SLICE * HEADS <= 2u * LANE_SUMS ? 2u : 4u);
+const uint VALUE_PASSES = WHOLE_SLICE * HEADS <= LANE_SUMS ? 1u : (WHOLE_SLICE * HEADS <= 2u * LANE_SUMS ? 2u : MAX_VALUE_PASSES);
 // head dimensions per lane and pass
 const uint SLICE = WHOLE_SLICE / VALUE_PASSES;
 // the same in pairs

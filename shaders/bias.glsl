@@ -1,8 +1,6 @@
 // What is added to a score, in log2 units: ALiBi's slope * -|key - row| (one product, one sum), then a mask's value (the
 // same).  A mask hides a key by minus infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
-const uint HIDDEN = 0xFF800000u;  // minus infinity
-
 vec2 biased(Item item, Leaf leaf, uint h, vec2 s) {
     uvec2 vector = vector_of(item, h);
     uint record = work[HEADER_ROW_TABLE] + vector.x * ROW_WORDS;

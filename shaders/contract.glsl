@@ -5,6 +5,7 @@ const uint CHUNK = 8u;
 const uint WAVE = 32u;
 const uint WEIGHT_PARTIALS = 4u;
 const uint MAX_ACCUMULATORS = 2048u;
+const uint MAX_VALUE_PASSES = 4u;
 const uint MERGE_DIMS = 64u;
 const uint RCP_SEED = 0x7EF311C3u;
 #define CUTOFF -48.0
@@ -83,6 +84,7 @@ const uint COPY_SOURCE = 0u;
 const uint COPY_TARGET = 1u;
 const uint COPY_WORDS = 2u;
 const uint NO_TOKEN = 0xFFFFFFFFu;
+const uint HIDDEN = 0xFF800000u;
 const uint STORAGE_F32 = 0u;
 const uint STORAGE_F16 = 1u;
 const uint STORAGE_BF16 = 2u;

@@ -97,6 +97,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 # user's: records that the package fills.
 INNER = {
     "Attention.replan",
+    "Attention.window_of",
     "Device",
     "Device.dispatch",
     "Device.kernel",

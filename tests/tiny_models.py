@@ -22,6 +22,12 @@ BASE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+UNTIED = {
+    **BASE,
+    "vocab_size": 199,
+    "tie_word_embeddings": False,  # a tied random model repeats its last token
+    "pad_token_id": None,  # no token of a text is taken for padding
+}
 HYBRID = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_key_head_dim": 16,
@@ -138,3 +144,10 @@ def _write_tokenizer(writer: Any, template: str | None) -> None:
     writer.add_token_merges([" ".join(pair) for pair in made["merges"]])
     if template is not None:
         writer.add_chat_template(template)
+
+
+def prompt(n: int, batch: int = 1, seed: int = 3) -> Any:
+    """Token ids (batch, n) of a model with UNTIED's vocabulary, the padding's 0 not among them."""
+    import torch
+
+    return torch.randint(1, UNTIED["vocab_size"], (batch, n), generator=torch.Generator().manual_seed(seed))

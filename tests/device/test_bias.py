@@ -123,6 +123,20 @@ def test_refused_masks_leave_the_cache_as_it_was(device: za.Device, name: str) -
         assert len(seq) == 125
 
 
+def test_a_mask_that_hides_a_window_is_refused(device: za.Device) -> None:
+    """The mask leaves the keys before it, which the window does not reach."""
+    mask = np.zeros((1, 20), bool)
+    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
+        attn, seq = za.Attention(cache, window=20), cache.new_sequence()
+        cache.append(seq, 0, K[:125], V[:125])
+        for call in (attn, attn.submit):
+            with pytest.raises(errors.ArgumentError, match="mask: row 0 sees no key"):
+                call(Q[0], seq, 0, mask=mask)
+        with pytest.raises(errors.ArgumentError, match="mask: row 0 sees no key"):
+            za.attention(Q[0], K[:125], V[:125], device, window=20, mask=mask)
+        assert np.any(za.Attention(cache, window=21)(Q[0], seq, 0, mask=mask))
+
+
 def test_refused_slopes_and_rows(device: za.Device) -> None:
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
         for slopes, error in ((SLOPES[:5], errors.ShapeError), (SLOPES * np.nan, errors.ValueRangeError)):

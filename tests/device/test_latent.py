@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
-import tiny_models  # noqa: E402
+from tiny_models import UNTIED, prompt  # noqa: E402
 
 import zinc_attn as za  # noqa: E402
 from zinc_attn import errors  # noqa: E402
@@ -30,11 +30,8 @@ ULP = 2.0**-23
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
 
 BASE = {
-    **{key: value for key, value in tiny_models.BASE.items() if key != "head_dim"},
+    **{key: value for key, value in UNTIED.items() if key != "head_dim"},
     "num_key_value_heads": 4,
-    "vocab_size": 199,
-    "tie_word_embeddings": False,  # a tied random model repeats its last token
-    "pad_token_id": None,  # no token of a text is taken for padding
     "kv_lora_rank": 32,
     "q_lora_rank": 48,
     "qk_nope_head_dim": 128,
@@ -92,10 +89,6 @@ def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
     model = loaded(name, dtype)
     model.set_attn_implementation(attn)
     return model
-
-
-def prompt(n: int, batch: int = 1, seed: int = 3) -> Any:
-    return torch.randint(1, BASE["vocab_size"], (batch, n), generator=torch.Generator().manual_seed(seed))
 
 
 def padded(*lengths: int) -> dict[str, Any]:
@@ -328,7 +321,7 @@ def test_rows_without_a_forward(device: za.Device) -> None:
 
 
 def test_configs_that_are_refused() -> None:
-    llama = transformers.LlamaConfig(**tiny_models.BASE)
+    llama = transformers.LlamaConfig(**UNTIED)
     with pytest.raises(errors.UnsupportedError, match=r"latent: got True for LlamaConfig, .* without latent=True"):
         hf.ZincCache(llama, 64, latent=True)
     with pytest.raises(errors.ArgumentError, match="latent: got 1"):

@@ -23,7 +23,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
-import tiny_models  # noqa: E402
+from tiny_models import UNTIED as BASE  # noqa: E402
+from tiny_models import prompt  # noqa: E402
 
 import zinc_attn as za  # noqa: E402
 from zinc_attn import errors, reference  # noqa: E402
@@ -38,12 +39,6 @@ NEW = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": None, "eos_t
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
 UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
 
-BASE = {
-    **tiny_models.BASE,
-    "vocab_size": 199,
-    "tie_word_embeddings": False,  # a tied random model repeats its last token
-    "pad_token_id": None,  # no token of a text is taken for padding
-}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 HYBRID = {
     "num_hidden_layers": 4,
@@ -160,10 +155,6 @@ def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
     model = loaded(name, dtype)
     model.set_attn_implementation(attn)
     return model
-
-
-def prompt(n: int, batch: int = 1, seed: int = 3) -> Any:
-    return torch.randint(1, BASE["vocab_size"], (batch, n), generator=torch.Generator().manual_seed(seed))
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:

@@ -60,7 +60,6 @@ ROW = SweepRow(
     kv_heads=2,
     head_dim=64,
     v_head_dim=64,
-    latent=False,
     dtype="f16",
     batch=1,
     q_len=1,
@@ -172,9 +171,11 @@ def test_kv_file(tmp_path: Path) -> None:
         assert np.array_equal(loaded.rows, made.rows)
 
 
-def test_latent_inputs_have_the_begin_of_k_as_v() -> None:
-    made = Inputs.normal(AttnShape(4, 1, 72, 40, latent=True), 70, "f16")
-    assert np.array_equal(made.v, made.k[..., :40])
+def test_tools_that_attend_k_and_v_refuse_a_latent_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ArgumentError, match="shape: got 4/1/72/40/latent, expected one whose V is stored"):
+        Inputs.normal(AttnShape(4, 1, 72, 40, latent=True), 70, "f16")
+    assert cli.main(["check", "--shapes", "4/1/72/40/latent"]) == 2
+    assert "use 4/1/72/40, or plan, rdna4 and export" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from . import constants
 from .arguments import check_alibi, check_mask, checked_arrays, checked_options, key_ranges, with_rows
-from .constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE, WEIGHT_PARTIALS
+from .constants import CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .state import (
     F32,
     State,
@@ -122,8 +122,29 @@ def _leaf_states(
 
 def _whole(mask: F32, tokens: int) -> F32:
     """A mask of the last keys as one of all keys, and of those behind them that fill up a node, which nobody sees."""
-    node = LEAVES_PER_NODE * KEYS_PER_LEAF
-    return np.pad(mask, ((0, 0), (tokens - mask.shape[1], -tokens % node)))
+    return np.pad(mask, ((0, 0), (tokens - mask.shape[1], -tokens % KEYS_PER_NODE)))
+
+
+def _attend_head(q: F32, k: NDArray[Any], v: NDArray[Any], rows: _Rows, scoring: _Scoring) -> State:
+    """The state (vectors) of all keys of a KV head: q (vectors, dims), k (tokens, head_dim), v (tokens, value_dim).
+
+    The dimensions of q beyond head_dim are 0, and k's are taken as 0.
+    """
+    (vectors, dims), (tokens, head_dim), value_dim = q.shape, k.shape, v.shape[1]
+    block = max(1, _BLOCK_ELEMENTS // (vectors * max(dims, value_dim) * LEAVES_PER_NODE)) * KEYS_PER_NODE
+    total = empty_state((vectors,), value_dim)
+    for first in range(int(rows.first.min()) // KEYS_PER_NODE * KEYS_PER_NODE, tokens, block):
+        last = min(first + block, tokens)
+        padded = -(-(last - first) // KEYS_PER_NODE) * KEYS_PER_NODE
+        keys, values = np.zeros((padded, dims), np.float32), np.zeros((padded, value_dim), np.float32)
+        keys[: last - first, :head_dim] = as_input(k[first:last])
+        values[: last - first] = as_input(v[first:last])
+        leaf = _leaf_states(q, keys, values, rows, first, scoring)
+        by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
+        nodes = fold_ascending(by_node)
+        for i in range(nodes.m.shape[0]):
+            total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
+    return total
 
 
 def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a default)
@@ -157,9 +178,6 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     firsts, limits = key_ranges(tokens, q_len, causal, window)
     slopes = None if alibi is None else alibi_slopes(alibi)
     vectors = q_len * group
-    block = (
-        max(1, _BLOCK_ELEMENTS // (vectors * max(whole, value_dim) * LEAVES_PER_NODE)) * LEAVES_PER_NODE * KEYS_PER_LEAF
-    )
     out = np.empty((q_len, q_heads, value_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
     for head in range(kv_heads):
@@ -170,21 +188,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
         first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
         slope = None if slopes is None else np.tile(slopes[heads], q_len)
         seen = _Rows(first_seen, limit, position, row, slope)
-        total = empty_state((vectors,), value_dim)
-        for first in range(
-            int(firsts.min()) // (LEAVES_PER_NODE * KEYS_PER_LEAF) * LEAVES_PER_NODE * KEYS_PER_LEAF, tokens, block
-        ):
-            last = min(first + block, tokens)
-            padded = -(-(last - first) // (KEYS_PER_LEAF * LEAVES_PER_NODE)) * KEYS_PER_LEAF * LEAVES_PER_NODE
-            keys = np.zeros((padded, whole), np.float32)
-            values = np.zeros((padded, value_dim), np.float32)
-            keys[: last - first, :head_dim] = as_input(k[first:last, head])
-            values[: last - first] = as_input(v[first:last, head])
-            leaf = _leaf_states(mine, keys, values, seen, first, scoring)
-            by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
-            nodes = fold_ascending(by_node)
-            for i in range(nodes.m.shape[0]):
-                total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
+        total = _attend_head(mine, k[:, head], v[:, head], seen, scoring)
         if sinks is not None:
             total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), value_dim))
         part_out, part_lse = normalize(total)

@@ -100,6 +100,10 @@ class Attention:
         """Whether keys that rows share are attended together; see the class."""
         return self._runner.cascade
 
+    def window_of(self, layer: int) -> int | None:
+        """Keys that a row of a layer sees at most, None for all."""
+        return self._runner.scorings.of(layer).window
+
     @property
     def keys_read(self) -> int:
         """Keys (of one KV head) that the workgroups of the last call read; without ``cascade``, what its rows see."""
@@ -174,7 +178,7 @@ class Attention:
         arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)
 
         def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
-            arguments.check_seen(requests)
+            arguments.check_seen(requests, self.window_of(layer))
             return self._runner.attend(requests, layer)
 
         with self.cache.lock:
@@ -207,7 +211,7 @@ class Attention:
             layer, checked = self._begin(arguments.columns, layer)
             try:
                 places = [hold_places(cache, request, layer) for request in checked.requests]
-                arguments.check_seen(checked.requests)
+                arguments.check_seen(checked.requests, self.window_of(layer))
                 collect = self._runner.start(checked.requests, layer)
                 held = [one for one in places if one is not None]
                 pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest_key)

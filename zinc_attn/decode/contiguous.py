@@ -38,10 +38,10 @@ class ContiguousKV:
         self.tokens, kv_heads, _ = k.shape
         self.dtype = DTYPES[k.dtype]
         shape = AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2])
-        per_word, row = 4 * max(tiles(self.tokens), 1) * KEYS_PER_LEAF * kv_heads, row_format(shape, self.dtype)
-        self.k = device.runtime.buffer(per_word * row.k_words, Use.DATA)
+        rows, row = max(tiles(self.tokens), 1) * KEYS_PER_LEAF * kv_heads, row_format(shape, self.dtype)
+        self.k = device.runtime.buffer(4 * rows * row.k_words, Use.DATA)
         try:
-            self.v = device.runtime.buffer(per_word * row.v_words, Use.DATA)
+            self.v = device.runtime.buffer(4 * rows * row.v_words, Use.DATA)
         except BaseException:
             self.k.close()
             raise
@@ -58,9 +58,9 @@ class ContiguousKV:
 class RecordedCall:
     """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
 
-    scoring: None is the usual scale and nothing else; its window must be the plan's. mask: of the query
-    rows, or None. heads_per_workgroup: query heads
-    that one workgroup of pass 1 serves, which never shows in the bits; None is the shape's choice.
+    scoring: None is the usual scale and nothing else; its window must be the plan's. mask: of the query rows, or None.
+    heads_per_workgroup: query heads that one workgroup of pass 1 serves, which never shows in the bits; None is the
+    shape's choice.
     """
 
     def __init__(

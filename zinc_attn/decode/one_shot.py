@@ -132,13 +132,12 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     """Softmax attention of decode rows on a Vulkan device.
 
     q: ([q_len,] q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads, v_head_dim); float32,
-    float16 or bfloat16.
-    num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits. scale: None is
-    1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i. window: keys that a row sees
-    at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1). softcap: scores
-    become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins the softmax
-    without a value (GPT-OSS); lse includes it.
-    alibi: see ``Attention``; mask, out, lse, allow_empty: as in a call of it.
+    float16 or bfloat16. num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits.
+    scale: None is 1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i. window: keys
+    that a row sees at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1).
+    softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins
+    the softmax without a value (GPT-OSS); lse includes it. alibi: see ``Attention``; mask, out, lse, allow_empty: as in
+    a call of it.
     Returns out ([q_len,] q_heads, v_head_dim), and with return_lse also lse ([q_len,] q_heads), natural log; float32.
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
@@ -146,17 +145,16 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     rows, ka, va, shape = check_arrays(q, k, v)
     causal, return_lse = check_bool("causal", causal), check_bool("return_lse", return_lse)
     words = mask_words(mask, len(rows), len(ka))
-    check_seen(len(rows), len(ka), check_bool("allow_empty", allow_empty), causal, words)
+    scoring = _scoring(shape, scale, window, softcap, sinks, alibi)
+    if not check_bool("allow_empty", allow_empty):
+        check_seen(len(rows), len(ka), causal, words, scoring.window)
     one_row = np.ndim(q) == 2
     wanted = (None if x is None else [x] for x in (out, lse))
     (target,) = check_targets([(*rows.shape[int(one_row) : 2], shape.v_head_dim)], *wanted)
-    factor = check_scale(scale, shape.head_dim)
-    heads = check_sinks(sinks, shape.q_heads), check_alibi(alibi, shape.q_heads)
-    scoring = Scoring(factor, check_window(window), check_softcap(softcap), *heads)
     checked_q, q_max = checked_values("q", rows[0] if one_row else rows)  # indices as the caller counts them
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
-    check_score_bound(q_max, k_max, shape.head_dim, factor)
+    check_score_bound(q_max, k_max, shape.head_dim, scoring.scale)
     if num_splits is not None and split_size is not None:
         raise ArgumentError(
             f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"
@@ -174,6 +172,12 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
         found = _results(call, target, one_row)
     out, lse = found[0] if out is None else out, found[1] if lse is None else lse
     return (out, lse) if return_lse else out
+
+
+def _scoring(shape: AttnShape, scale: Any, window: Any, softcap: Any, sinks: Any, alibi: Any) -> Scoring:
+    """How scores are made, checked."""
+    heads = check_sinks(sinks, shape.q_heads), check_alibi(alibi, shape.q_heads)
+    return Scoring(check_scale(scale, shape.head_dim), check_window(window), check_softcap(softcap), *heads)
 
 
 def _planned(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from ..cache.kv_cache import KVCache
 from ..cache.reservation import Reservation
 from ..cache.rows import checked_values
 from ..cache.sequence import Sequence
-from ..canonical.arguments import check_mask
+from ..canonical.arguments import check_mask, key_ranges
 from ..checks import check_array, check_bool
 from ..errors import ArgumentError, LimitError, ShapeError
+from ..kernels import declarations
 from ..limits import MAX_CONTEXT
 from ..planning.call import Request
 from ..planning.items import Indices, Mask, Visible
@@ -23,7 +24,6 @@ from .scoring import check_score_bound
 from .targets import NEW_ARRAYS, Target, check_targets
 
 F32 = NDArray[np.float32]
-HIDDEN: Final = np.uint32(0xFF800000)  # minus infinity, in a mask
 
 
 @dataclass(eq=False, slots=True)
@@ -126,12 +126,13 @@ class CallArguments(NamedTuple):
         flags = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
         return cls(columns, isinstance(seq, Sequence), **{name: check_bool(name, x) for name, x in flags.items()})
 
-    def check_seen(self, requests: list[CallRequest]) -> None:
+    def check_seen(self, requests: list[CallRequest], window: int | None) -> None:
         """``check_seen`` and ``set_mask`` of every request, whose tokens are known."""
         for i, request in enumerate(requests):
             request.causal = self.causal
             set_mask(request, None if self.columns.mask is None else self.columns.mask[i], request.tokens)
-            check_seen(len(request.q), request.tokens, self.allow_empty, self.causal, request.mask)
+            if not self.allow_empty:
+                check_seen(len(request.q), request.tokens, self.causal, request.mask, window)
 
     def shaped(self, found: tuple[list[F32], list[F32]]) -> Any:
         """What the call returns, of the runner's results."""
@@ -192,24 +193,24 @@ def mask_words(mask: Any, q_len: int, tokens: int) -> Mask | None:
     return None if values is None else Mask(np.ascontiguousarray(values).view(np.uint32), tokens - values.shape[1])
 
 
-def check_seen(q_len: int, keys: int, allow_empty: bool, causal: bool = True, mask: Mask | None = None) -> None:
-    """Refuse query rows that see no key, unless they are allowed. keys: of the sequence, the new ones included."""
+def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = None, window: int | None = None) -> None:
+    """Refuse query rows that see no key. keys: of the sequence, the new ones included; window: see ``Attention``."""
     blind = max(q_len - keys, 0) if causal else 0 if keys else q_len
-    if blind and not allow_empty:
+    if blind:
         raise ArgumentError(
             f"q: got {q_len} rows for {keys} keys, {blind} of them before the first key, expected at least as many "
             "keys as rows; append k and v first, or give allow_empty=True, with which such rows have an output of 0"
         )
-    if mask is None or allow_empty or mask.begin:
+    if mask is None:
         return
-    seen = mask.words != HIDDEN
-    if causal:
-        seen &= np.arange(keys) <= np.arange(keys - q_len, keys)[:, None]
-    if not np.all(seen.any(axis=1)):
-        row = int(np.argmin(seen.any(axis=1)))
+    first, limit = (x[:, None] for x in key_ranges(keys, q_len, causal, window))
+    position = mask.begin + np.arange(mask.words.shape[1])
+    seen = (mask.words != declarations.HIDDEN) & (position >= first) & (position < limit)
+    sees = seen.any(axis=1) | (first < np.minimum(limit, mask.begin))[:, 0]  # in the mask, or before it
+    if not np.all(sees):
         raise ArgumentError(
-            f"mask: row {row} sees no key, expected one at least; give allow_empty=True, with which such rows have an "
-            "output of 0"
+            f"mask: row {int(np.argmin(sees))} sees no key, expected one at least; give allow_empty=True, with which "
+            "such rows have an output of 0"
         )
 
 

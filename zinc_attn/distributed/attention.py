@@ -137,7 +137,9 @@ class ShardedAttention:
 
         parts = list(call.run_on_shards(attend).values())
         for (_, mask), state, end in zip(rows, parts[0], call.ends, strict=True):
-            check_seen(len(state.o), end, allow_empty, mask=mask_words(mask, len(state.o), end))
+            if not allow_empty:
+                window = next(iter(self._attention.values())).window_of(call.layer)
+                check_seen(len(state.o), end, True, mask_words(mask, len(state.o), end), window)
         return parts
 
     def _exchanged(self, call: Call, parts: list[list[PartialState]]) -> list[tuple[PartialState, ...]]:

@@ -107,6 +107,7 @@ ROW_WORDS: Final = 8
 APPEND: Final = ("position", "page_table")
 APPEND_WORDS: Final = 2
 NO_TOKEN: Final = 0xFFFFFFFF
+HIDDEN: Final = 0xFF800000  # minus infinity: the word of a mask for a key that the row does not see
 COPY: Final = ("source", "target")  # pages of the K and V buffers
 COPY_WORDS: Final = 2
 

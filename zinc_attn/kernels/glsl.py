@@ -18,6 +18,7 @@ from .declarations import (
     COPY_WORDS,
     HEADER,
     HEADER_WORDS,
+    HIDDEN,
     ITEM,
     ITEM_WORDS,
     MERGE,
@@ -40,6 +41,7 @@ _UINTS: Final = {
     "WAVE": limits.WAVE,
     "WEIGHT_PARTIALS": constants.WEIGHT_PARTIALS,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
+    "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": MERGE_DIMS,
 }
 _FLOATS: Final = ("CUTOFF", "FLUSH", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX")
@@ -89,6 +91,7 @@ def _contract() -> Iterator[str]:
         yield from (f"const uint {prefix}_{word.upper()} = {i}u;" for i, word in enumerate(words))
         yield f"const uint {prefix}_WORDS = {size}u;"
     yield f"const uint NO_TOKEN = 0x{NO_TOKEN:08X}u;"
+    yield f"const uint HIDDEN = 0x{HIDDEN:08X}u;"
     yield from (f"const uint STORAGE_{name.upper()} = {i}u;" for i, name in enumerate(STORAGE))
     for kernel, decl in _INTERFACES.items():
         yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))

@@ -23,6 +23,7 @@ INPUTS: Final = ("K_DIM", "V_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LATENT",
 KNOWN: Final = {
     "WAVE": limits.WAVE,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
+    "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "CHUNK": CHUNK,
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
@@ -35,7 +36,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     ),
     "LANE_SUMS": ("MAX_ACCUMULATORS // WAVE", "value sums that a lane's registers hold"),
     "VALUE_PASSES": (
-        "1 if WHOLE_SLICE * HEADS <= LANE_SUMS else 2 if WHOLE_SLICE * HEADS <= 2 * LANE_SUMS else 4",
+        "1 if WHOLE_SLICE * HEADS <= LANE_SUMS else 2 if WHOLE_SLICE * HEADS <= 2 * LANE_SUMS else MAX_VALUE_PASSES",
         "passes over V; in each a lane sums as much as its registers hold",
     ),
     "SLICE": ("WHOLE_SLICE // VALUE_PASSES", "head dimensions per lane and pass"),

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 SHARED_HEADS: Final = 16  # query heads, over all rows, that a workgroup of a GPU serves where rows share keys
-MOST_PASSES: Final = 4  # over V, in which a workgroup sums more than its registers hold
 SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its scalar registers
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
@@ -38,5 +37,5 @@ def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
         own = min(limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice), 8) // shape.group
         if own > 1 or not wherever:
             return max(own, 1)
-    heads = min(SHARED_HEADS, MOST_PASSES * limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice))
+    heads = min(SHARED_HEADS, limits.MAX_VALUE_PASSES * limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice))
     return max(min(heads // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)

@@ -19,10 +19,11 @@ MAX_ERROR: Final = {"float32": 1e-4, "float16": 3e-3}  # relative L2 error of a 
 
 
 def numpy_attention(q: F32, k: F32, v: F32, scale: float) -> F32:
-    """(q_heads, head_dim) from q of that shape and k, v (kv_heads, tokens, head_dim): two matmuls and a softmax."""
+    """(q_heads, v_head_dim) from q (q_heads, head_dim), k (kv_heads, tokens, head_dim) and v (kv_heads, tokens,
+    v_head_dim): two matmuls and a softmax."""
     scores = q.reshape(len(k), -1, q.shape[1]) @ k.swapaxes(1, 2) * np.float32(scale)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    out: F32 = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
+    out: F32 = (weights @ v / weights.sum(axis=-1, keepdims=True)).reshape(len(q), -1)
     return out
 
 

@@ -20,7 +20,7 @@ from ...decode.scoring import check_scale, check_softcap
 from ...errors import ArgumentError
 from ...shapes import AttnShape, row_format, storage_dtype
 from ..harness.bits import F32
-from ..harness.inputs import parse_contexts
+from ..harness.inputs import check_stored_v, parse_contexts
 
 CONTEXTS: Final = "1000,8191,8k,32k,128k"
 SHAPES: Final = "16/2/256,32/4/128,9/3/64"
@@ -76,8 +76,6 @@ class Data(NamedTuple):
         q = values(f"{shape} q", (ROWS, shape.q_heads, shape.head_dim))
         q *= np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)[:, None]
         k = values(f"{shape} k", (tokens, shape.kv_heads, shape.head_dim), dtype)
-        if shape.latent:
-            return cls(q, k, k[..., : shape.v_head_dim])
         return cls(q, k, values(f"{shape} v", (tokens, shape.kv_heads, shape.v_head_dim), dtype))
 
 
@@ -146,7 +144,7 @@ class Case(NamedTuple):
     @classmethod
     def matrix(cls, shapes: str, dtypes: str, contexts: str, masking: str = "none") -> list[Case]:
         """Every combination. ArgumentError for what no kernel serves."""
-        parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
+        parsed = [check_stored_v(AttnShape.parse(text.strip())) for text in shapes.split(",")]
         names = [storage_dtype(text.strip()) for text in dtypes.split(",")]
         for shape, dtype in product(parsed, names):
             row_format(shape, dtype)  # refuses a dtype that the shape does not take

@@ -44,6 +44,7 @@ CONSTANTS: Final = {
     "MAX_HEADS_PER_WORKGROUP": "most query heads of a workgroup of pass 1",
     "MAX_ACCUMULATORS": "most sums of weighted values, WAVE * value_slice a query head, of a workgroup of pass 1 in "
     "one pass over V; more take two or four",
+    "MAX_VALUE_PASSES": "most passes over V",
     "MAX_CONTEXT": "most keys",
     "Q8_BLOCK": "head dimensions that share a q8_0 scale",
     "MERGE_DIMS": "head dimensions per workgroup of pass 2",

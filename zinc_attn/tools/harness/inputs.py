@@ -39,6 +39,16 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def check_stored_v(shape: AttnShape) -> AttnShape:
+    """``shape`` if its V is stored. ArgumentError: it is latent, and tools attend K and V that are given apart."""
+    if shape.latent:
+        apart = AttnShape(shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim)
+        raise ArgumentError(
+            f"shape: got {shape}, expected one whose V is stored; use {apart}, or plan, rdna4 and export, which take it"
+        )
+    return shape
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Query rows of one sequence and its keys and values. A context of n keys takes the first n of them.
@@ -76,12 +86,11 @@ class Inputs:
         Fewer tokens are a prefix of more, and each ``sequence`` of a batch has values of its own.
         """
         lead = () if q_len is None else (q_len,)
+        check_stored_v(shape)
         rng = np.random.default_rng([seed, 0, sequence])
         q = rng.standard_normal((*lead, shape.q_heads, shape.head_dim), dtype=np.float32)
         k = _normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, 1, sequence])
-        v = k[..., : shape.v_head_dim]
-        if not shape.latent:
-            v = _normal((tokens, shape.kv_heads, shape.v_head_dim), dtype, [seed, 2, sequence])
+        v = _normal((tokens, shape.kv_heads, shape.v_head_dim), dtype, [seed, 2, sequence])
         return cls(q, k, v, f"normal, seed {seed}")
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...cache.pages import PagePool
@@ -125,7 +125,6 @@ class SweepRow:
     kv_heads: int
     head_dim: int
     v_head_dim: int
-    latent: bool
     dtype: str
     batch: int
     q_len: int
@@ -167,11 +166,12 @@ class SweepRow:
         info = device.info
         mode = RANKS_MODE if ranks else DECODE_MODE if spec.page_size else CONTIGUOUS_MODE
         said = {name: getattr(spec, name) for name in ("model", "dtype", "batch", "q_len", "page_size", "layers")}
+        sizes = {name: getattr(spec.shape, name) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
         planned = {name: getattr(plan, name) for name in ("num_splits", "unit_keys", "build", "passes", "workgroups")}
         return cls(
             **said,
             **planned,
-            **asdict(spec.shape),
+            **sizes,
             device=info.name,
             device_kind=info.kind,
             driver=info.driver,
@@ -200,7 +200,7 @@ class SweepRow:
         """The row with the figures of these times of a call."""
         spread = Spread.of(seconds)
         ms = spread.median * self.layers / 1e3
-        shape = AttnShape(self.q_heads, self.kv_heads, self.head_dim, self.v_head_dim, self.latent)
+        shape = AttnShape(self.q_heads, self.kv_heads, self.head_dim, self.v_head_dim)
         per_token = shape.kv_bytes_per_token(self.dtype)
         tokens = self.batch * self.q_len
         return replace(
