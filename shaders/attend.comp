@@ -32,7 +32,8 @@ layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores
 layout(constant_id = ATTEND_SPEC_ALIBI) const uint ALIBI = 0u;  // 1: scores have a bias by distance
 layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have a bias by row and key, which can hide keys
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
-layout(constant_id = ATTEND_SPEC_STORAGE) const uint STORAGE = STORAGE_F32;  // type of K and V
+layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
+layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
 layout(constant_id = ATTEND_SPEC_FROM_UPLOAD) const uint FROM_UPLOAD = 0u;  // 1: the newest tokens are in the upload
 #include "attend_sizes.glsl"
 
@@ -61,6 +62,7 @@ shared float weights[KEYS_PER_LEAF * HEADS];
 #include "state.glsl"
 #include "item.glsl"
 #include "cache.glsl"
+#include "storage.glsl"
 #include "scores.glsl"
 #include "weights.glsl"
 #include "values.glsl"
@@ -71,6 +73,7 @@ void main() {
     if (item.leaf_begin >= item.leaf_end) {
         return;
     }
+    find_head_scales();
 #if LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index);

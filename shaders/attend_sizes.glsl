@@ -11,26 +11,42 @@ const uint SLICE = WHOLE_SLICE / VALUE_PASSES;
 const uint PAIRS = SLICE / 2u;
 // lanes that own a slice; the others idle
 const uint VALUE_LANES = V_DIM / WHOLE_SLICE;
-// words of one token's K of one KV head
-const uint K_VALUES = STORAGE == STORAGE_F32 ? K_DIM : (STORAGE == STORAGE_Q8_0 ? K_DIM / 4u : K_DIM / 2u);
-// words of its V, which a latent shape does not store
-const uint V_VALUES = STORAGE == STORAGE_F32 ? V_DIM : (STORAGE == STORAGE_Q8_0 ? V_DIM / 4u : V_DIM / 2u);
-// words of the scales of that K
-const uint K_SCALES = STORAGE == STORAGE_Q8_0 ? (K_DIM + 63u) / 64u : 0u;
-// words of the scales of that V
-const uint V_SCALES = STORAGE == STORAGE_Q8_0 ? (V_DIM + 63u) / 64u : 0u;
+// bits of a stored value of K
+const uint K_BITS = K_STORAGE == STORAGE_F32 ? 32u : (K_STORAGE <= STORAGE_BF16 ? 16u : (K_STORAGE <= STORAGE_FP8_E4M3 ? 8u : 4u));
+// float16 numbers of a block: its scale, or scale and minimum
+const uint K_HALVES = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q4_1 ? 2u : (K_STORAGE == STORAGE_Q8_0 || K_STORAGE > STORAGE_FP8_E4M3 ? 1u : 0u);
+// words of the values of one token's K of one KV head
+const uint K_VALUES = K_DIM * K_BITS / 32u;
+// blocks of a row
+const uint K_BLOCKS = (K_DIM + BLOCK - 1u) / BLOCK;
+// words of their float16 numbers
+const uint K_PAIRED = (K_BLOCKS * K_HALVES + 1u) / 2u;
+// the same with their fifth bits
+const uint K_SCALES = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q5_0 ? K_PAIRED + K_BLOCKS : K_PAIRED;
+// bits of a stored value of V
+const uint V_BITS = V_STORAGE == STORAGE_F32 ? 32u : (V_STORAGE <= STORAGE_BF16 ? 16u : (V_STORAGE <= STORAGE_FP8_E4M3 ? 8u : 4u));
+// float16 numbers of a block: its scale, or scale and minimum
+const uint V_HALVES = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q4_1 ? 2u : (V_STORAGE == STORAGE_Q8_0 || V_STORAGE > STORAGE_FP8_E4M3 ? 1u : 0u);
+// words of the values of one token's V of one KV head
+const uint V_VALUES = V_DIM * V_BITS / 32u;
+// blocks of a row
+const uint V_BLOCKS = (V_DIM + BLOCK - 1u) / BLOCK;
+// words of their float16 numbers
+const uint V_PAIRED = (V_BLOCKS * V_HALVES + 1u) / 2u;
+// the same with their fifth bits
+const uint V_SCALES = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q5_0 ? V_PAIRED + V_BLOCKS : V_PAIRED;
 // words of a chunk of K
-const uint CHUNK_WORDS = K_VALUES / (K_DIM / CHUNK);
-// where SLICE is 2, two lanes share a word
-const uint SLICE_WORDS_Q8_0 = SLICE <= 4u ? 1u : SLICE / 4u;
-// stored words of a lane's slice of a value row
-const uint SLICE_WORDS = STORAGE == STORAGE_F32 ? SLICE : (STORAGE == STORAGE_Q8_0 ? SLICE_WORDS_Q8_0 : PAIRS);
+const uint CHUNK_WORDS = CHUNK * K_BITS / 32u;
+// stored words of a lane's slice of a value row; several lanes share a word that has more
+const uint SLICE_WORDS = SLICE * V_BITS <= 32u ? 1u : SLICE * V_BITS / 32u;
 // words that lie in one piece
-const uint LOAD_LIMIT = LATENT == 1u ? (STORAGE == STORAGE_Q8_0 ? 2u : 4u) : 4u;
+const uint LOAD_LIMIT = LATENT == 1u ? (CHUNK_WORDS <= 4u ? CHUNK_WORDS : 4u) : 4u;
 // of these, words per load
 const uint LOAD_WORDS = SLICE_WORDS <= LOAD_LIMIT ? SLICE_WORDS : LOAD_LIMIT;
 // loads per slice
 const uint SLICE_LOADS = SLICE_WORDS / LOAD_WORDS;
+// pairs of values of V in a word, or in two of float32
+const uint WORD_PAIRS = V_BITS <= 16u ? 16u / V_BITS : 1u;
 // value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD
 const uint LOOP_KEYS_AHEAD = SLICE <= 4u ? 8u : (SLICE * HEADS > 48u || SLICE_LOADS > 1u ? 2u : 4u);
 // the same, single build: 12 waves per SIMD

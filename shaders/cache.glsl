@@ -1,12 +1,13 @@
-// Loads of K and V in their storage type, as float32.  All conversions are exact, or, for q8_0, round once.
+// Loads of K and V as stored words, and of what their blocks of 32 dimensions share.
 //
 // A tile holds TILE tokens of one KV head; a leaf is one tile of 64, or several smaller ones where pages are small.
 //   K: (K_DIM / 8, TILE, 8), so that neighboring lanes (keys) read neighboring pieces of 16 bytes.
 //   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
-//   q8_0: int8 in these shapes, then the float16 scales of blocks of 32 dimensions, two a word: K (K_SCALES, TILE)
-//   words, V (TILE, V_SCALES) words.
+//   Types with blocks: behind these values what the blocks share, K (K_SCALES, TILE) words, V (TILE, V_SCALES) words:
+//   of all blocks the scales, two a word, or scale and minimum in a word, then the words of fifth bits.
 //   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
-// A buffer has one name per load width.  Branches on STORAGE and FROM_UPLOAD are decided when the pipeline is made.
+// A buffer has one name per load width.  Branches on K_STORAGE, V_STORAGE and FROM_UPLOAD are decided when the pipeline
+// is made.
 //
 // FROM_UPLOAD: the newest tokens come from the rows that the host just uploaded, because Kompute orders nothing between
 // an append and an attend.  A row is, per KV head, K values, V values, K scales, V scales, in words.
@@ -26,6 +27,19 @@ layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V1 { uint v_wor
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V2 { uvec2 v_words2[]; };
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V4 { uvec4 v_words4[]; };
 layout(set = 0, binding = ATTEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint upload_words[]; };
+
+vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and V's
+
+// To head_scales, where a type has them.
+void find_head_scales() {
+    uint at = work[HEADER_SCALE_TABLE] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
+    if (K_STORAGE == STORAGE_FP8_E4M3) {
+        head_scales.x = uintBitsToFloat(work[at]);
+    }
+    if (V_STORAGE == STORAGE_FP8_E4M3) {
+        head_scales.y = uintBitsToFloat(work[at + work[HEADER_ROW_KV_HEADS]]);
+    }
+}
 
 // Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it), or (IN_ROWS, uploaded row).
 uvec2 locate(Item item, Leaf leaf, uint key) {
@@ -54,14 +68,20 @@ uint upload_word(uint row, uint at) {
 uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
     if (in_rows(where)) {
         uint at = chunk * CHUNK_WORDS + 4u * part;
-        uvec4 w = uvec4(upload_word(where.y, at), upload_word(where.y, at + 1u), 0u, 0u);
-        return CHUNK_WORDS < 4u ? w : uvec4(w.xy, upload_word(where.y, at + 2u), upload_word(where.y, at + 3u));
+        uvec4 w = uvec4(upload_word(where.y, at), 0u, 0u, 0u);
+        for (uint i = 1u; i < min(CHUNK_WORDS, 4u); ++i) {
+            w[i] = upload_word(where.y, at + i);
+        }
+        return w;
     }
     uint at = chunk * TILE + where.y;
-    if (STORAGE == STORAGE_Q8_0) {
+    if (CHUNK_WORDS == 1u) {
+        return uvec4(k_words1[where.x * K_TILE_WORDS + at], 0u, 0u, 0u);
+    }
+    if (CHUNK_WORDS == 2u) {
         return uvec4(k_words2[where.x * (K_TILE_WORDS / 2u) + at], 0u, 0u);
     }
-    if (STORAGE == STORAGE_F32) {
+    if (K_STORAGE == STORAGE_F32) {
         return k_words4[where.x * (K_TILE_WORDS / 4u) + 2u * at + part];
     }
     return k_words4[where.x * (K_TILE_WORDS / 4u) + at];
@@ -89,56 +109,58 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     return v_words4[first / 4u];
 }
 
-// The scale of q8_0 block `block` of a K row, and of a V row.
-float k_scale(uvec2 where, uint block) {
+// What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.
+struct Block {
+    float scale;
+    float minimum;
+    uint fifth;
+};
+
+// Word `i` of what the blocks of a K row share, and of a V row.
+uint k_shared_word(uvec2 where, uint i) {
     if (in_rows(where)) {
-        return unpackHalf2x16(upload_word(where.y, UPLOAD_K_SCALES + block / 2u))[block & 1u];
+        return upload_word(where.y, UPLOAD_K_SCALES + i);
     }
-    uint word = where.x * K_TILE_WORDS + TILE * K_VALUES + (block / 2u) * TILE + where.y;
-    return unpackHalf2x16(k_words1[word])[block & 1u];
+    return k_words1[where.x * K_TILE_WORDS + TILE * K_VALUES + i * TILE + where.y];
 }
 
-float v_scale(uvec2 where, uint block) {
+uint v_shared_word(uvec2 where, uint i) {
     if (LATENT == 1u) {
-        return k_scale(where, block);
+        return k_shared_word(where, i);
     }
     if (in_rows(where)) {
-        return unpackHalf2x16(upload_word(where.y, UPLOAD_V_SCALES + block / 2u))[block & 1u];
+        return upload_word(where.y, UPLOAD_V_SCALES + i);
     }
-    uint word = where.x * V_TILE_WORDS + TILE * V_VALUES + where.y * V_SCALES + block / 2u;
-    return unpackHalf2x16(v_words1[word])[block & 1u];
+    return v_words1[where.x * V_TILE_WORDS + TILE * V_VALUES + where.y * V_SCALES + i];
 }
 
-vec4 from_int8(uint w, float scale) {
-    precise vec4 x = vec4(bitfieldExtract(int(w), 0, 8), bitfieldExtract(int(w), 8, 8), bitfieldExtract(int(w), 16, 8),
-                          int(w) >> 24) * scale;
-    return x;
+// Block `block` of a K row, and of a V row.  Types without blocks get the scale of the head, which is 1 but for fp8_e4m3.
+Block k_block(uvec2 where, uint block) {
+    Block found = Block(head_scales.x, 0.0, 0u);
+    if (K_HALVES == 1u) {
+        found.scale = unpackHalf2x16(k_shared_word(where, block / 2u))[block & 1u];
+    } else if (K_HALVES == 2u) {
+        vec2 both = unpackHalf2x16(k_shared_word(where, block));
+        found.scale = both.x;
+        found.minimum = both.y;
+    }
+    if (K_SCALES > K_PAIRED) {
+        found.fifth = k_shared_word(where, K_PAIRED + block);
+    }
+    return found;
 }
 
-// The two float16 or bfloat16 values of a word.
-//
-// On a GPU a float16 is the larger of itself and a number below all of float16's: AMD's compiler would fold a bare
-// conversion into each product with it (v_fma_mix_f32), and those do not dual-issue.
-vec2 from_half_words(uint w) {
-    if (STORAGE == STORAGE_BF16) {
-        return vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xFFFF0000u));
+Block v_block(uvec2 where, uint block) {
+    Block found = Block(head_scales.y, 0.0, 0u);
+    if (V_HALVES == 1u) {
+        found.scale = unpackHalf2x16(v_shared_word(where, block / 2u))[block & 1u];
+    } else if (V_HALVES == 2u) {
+        vec2 both = unpackHalf2x16(v_shared_word(where, block));
+        found.scale = both.x;
+        found.minimum = both.y;
     }
-    vec2 x = unpackHalf2x16(w);
-    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
-}
-
-// Dimensions 8 chunk ... 8 chunk + 7 of one key.
-void load_k(uvec2 where, uint chunk, out vec4 low, out vec4 high) {
-    uvec4 w = k_chunk(where, chunk, 0u);
-    if (STORAGE == STORAGE_F32) {
-        low = uintBitsToFloat(w);
-        high = uintBitsToFloat(k_chunk(where, chunk, 1u));
-    } else if (STORAGE == STORAGE_Q8_0) {
-        float scale = k_scale(where, chunk / 4u);
-        low = from_int8(w.x, scale);
-        high = from_int8(w.y, scale);
-    } else {
-        low = vec4(from_half_words(w.x), from_half_words(w.y));
-        high = vec4(from_half_words(w.z), from_half_words(w.w));
+    if (V_SCALES > V_PAIRED) {
+        found.fifth = v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
     }
+    return found;
 }

@@ -4,30 +4,33 @@
 
 vec2 v[PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * SLICE_LOADS];
-float v_scales[KEYS_AHEAD];  // q8_0
+Block v_blocks[KEYS_AHEAD];  // of types that have blocks
 
 // To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as number `ahead` of those in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
-    if (STORAGE == STORAGE_Q8_0) {
-        v_scales[ahead] = v_scale(where, slice * SLICE / 32u);
+    if (V_BITS <= 8u) {
+        v_blocks[ahead] = v_block(where, slice * SLICE / BLOCK);
     }
     for (uint i = 0u; i < SLICE_LOADS; ++i) {
-        v_raw[ahead * SLICE_LOADS + i] = v_words(where, slice * SLICE * V_VALUES / V_DIM + LOAD_WORDS * i, LOAD_WORDS);
+        v_raw[ahead * SLICE_LOADS + i] = v_words(where, slice * SLICE * V_BITS / 32u + LOAD_WORDS * i, LOAD_WORDS);
     }
 }
 
 // To v: the floats of that row.
 void unpack_v(uint slice, uint ahead) {
     for (uint i = 0u; i < PAIRS; ++i) {
-        if (STORAGE == STORAGE_Q8_0) {
-            uint word = v_raw[ahead * SLICE_LOADS + i / 2u / LOAD_WORDS][i / 2u % LOAD_WORDS];
-            uint half_word = SLICE == 2u ? slice & 1u : i & 1u;
-            v[i] = from_int8(word >> (16u * half_word), v_scales[ahead]).xy;
-        } else if (STORAGE == STORAGE_F32) {
+        if (V_STORAGE == STORAGE_F32) {
             uvec4 w = v_raw[ahead * SLICE_LOADS + 2u * i / LOAD_WORDS];
             v[i] = uintBitsToFloat(2u * i % LOAD_WORDS == 0u ? w.xy : w.zw);
+            continue;
+        }
+        uint at = i / WORD_PAIRS, word = v_raw[ahead * SLICE_LOADS + at / LOAD_WORDS][at % LOAD_WORDS];
+        if (V_BITS == 16u) {
+            v[i] = from_half_words(V_STORAGE, word);
         } else {
-            v[i] = from_half_words(v_raw[ahead * SLICE_LOADS + i / LOAD_WORDS][i % LOAD_WORDS]);
+            uint pair = (PAIRS < WORD_PAIRS ? slice * PAIRS + i : i) % WORD_PAIRS;
+            uint fifth = v_blocks[ahead].fifth >> ((slice * SLICE + 2u * i) % BLOCK);
+            v[i] = quantized(V_STORAGE, word, pair, fifth, v_blocks[ahead]);
         }
     }
 }

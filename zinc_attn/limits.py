@@ -1,4 +1,4 @@
-"""Limits of shapes and kernels, and the names of the storage types. Needs the standard library alone."""
+"""Limits of shapes and kernels. Needs the standard library alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,4 @@ MAX_VALUE_PASSES: Final = 4  # over V, where a workgroup has more sums than that
 K_DIMS: Final = 16  # a device's K rows are whole multiples of as many dimensions, the last ones filled up with zeros
 V_DIMS: Final = 8  # the same of V
 MAX_CONTEXT: Final = 1 << 24  # keys; beyond it, float32 no longer counts weights exactly
-
-DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}  # per stored K or V value, without q8_0's scales
-Q8_BLOCK: Final = 32  # consecutive head dimensions that share a scale in q8_0
+BLOCK: Final = 32  # consecutive head dimensions that share a scale in q8_0, q5_1, q5_0, q4_1, q4_0 and iq4_nl

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .checks import check_bool, check_int, parse_digits, shown
+from .dtypes import storage_dtype
 from .errors import ArgumentError
 from .limits import (
-    DTYPE_BYTES,
     K_DIMS,
     MAX_ACCUMULATORS,
     MAX_HEAD_DIM,
     MAX_HEADS_PER_WORKGROUP,
     MAX_Q_HEADS,
-    Q8_BLOCK,
     V_DIMS,
     WAVE,
 )
-
-_ALIASES: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}  # the names of NumPy and torch
+from .storage import storage_types
 
 
 @dataclass(frozen=True)
@@ -138,39 +136,12 @@ def filled_up(x: NDArray[Any], dims: int) -> NDArray[np.float32]:
     return whole
 
 
-def storage_dtype(dtype: object) -> str:
-    """The name of a storage dtype of K and V: one of DTYPE_BYTES.
-
-    dtype: that name, the name or the dtype that NumPy, ml_dtypes or torch has for it ("float16", np.float16,
-    torch.bfloat16). ArgumentError: anything else.
-    """
-    if isinstance(dtype, str) and dtype in DTYPE_BYTES:
-        return dtype  # nearly always
-    name = dtype
-    if isinstance(dtype, np.dtype):
-        name = dtype.name
-    elif isinstance(dtype, type) and issubclass(dtype, np.generic):
-        name = np.dtype(dtype).name
-    elif type(dtype).__module__ == "torch" and type(dtype).__name__ == "dtype":
-        name = str(dtype).removeprefix("torch.")
-    if isinstance(name, str):
-        name = _ALIASES.get(name, name)
-        if name in DTYPE_BYTES:
-            return name
-    raise ArgumentError(f"dtype: got {shown(dtype)}, expected one of {', '.join(DTYPE_BYTES)}")
-
-
-def dtype_bytes(dtype: object) -> int:
-    """Bytes per stored K or V element. dtype: see ``storage_dtype``."""
-    return DTYPE_BYTES[storage_dtype(dtype)]
-
-
 @dataclass(frozen=True)
 class RowFormat:
     """Words of one token's K and V of one KV head; a row is K values, V values, K scales, V scales, in this order.
 
-    k_values, v_values: words of the values; k_scales, v_scales: of q8_0's float16 scales, two a word, the last word
-    filled up. A latent shape has no words of V.
+    k_values, v_values: words of the values; k_scales, v_scales: of what blocks have besides (see
+    ``StorageType.scale_words``). A latent shape has no words of V.
     """
 
     k_values: int
@@ -197,14 +168,10 @@ class RowFormat:
 @lru_cache(maxsize=256)
 def row_format(shape: AttnShape, dtype: str) -> RowFormat:
     """The words of a token's row. dtype: a name of ``storage_dtype``. ArgumentError: it does not store this shape."""
-    for name in ("head_dim", "v_head_dim"):
-        if dtype == "q8_0" and (size := getattr(shape, name)) % Q8_BLOCK:
-            raise ArgumentError(f"dtype: got q8_0 at {name} {size}, expected a {name} that is a multiple of {Q8_BLOCK}")
-    k_values, k_scales = _words(shape.k_dim, dtype)
-    v_values, v_scales = (0, 0) if shape.latent else _words(shape.v_dim, dtype)
-    return RowFormat(k_values, v_values, k_scales, v_scales)
-
-
-def _words(dims: int, dtype: str) -> tuple[int, int]:
-    """Words of a row's values and of its scales."""
-    return dims * dtype_bytes(dtype) // 4, -(-dims // (2 * Q8_BLOCK)) if dtype == "q8_0" else 0
+    k, v = storage_types(dtype)
+    if shape.latent and k != v:
+        raise ArgumentError(
+            f"dtype: got {dtype} for the latent shape {shape}, expected one type, since its V is part of its K"
+        )
+    v_dim = 0 if shape.latent else shape.v_dim
+    return RowFormat(k.value_words(shape.k_dim), v.value_words(v_dim), k.scale_words(shape.k_dim), v.scale_words(v_dim))

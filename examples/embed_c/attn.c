@@ -106,13 +106,10 @@ static bool need_pipeline(struct za_attn *attn, int which) {
     if (attn->pipelines[which].handle) return true;
     static const char *const names[PIPELINES] = {"append", "attend_single", "attend_loop", "attend_single",
                                                  "attend_loop", "merge", "copy"};
-    bool attends = which != APPEND && which != MERGE && which != COPY;
     bool capped = which == SINGLE_CAPPED || which == LOOP_CAPPED;
     bool few = which == MERGE && attn->gpu.properties.limits.maxComputeWorkGroupInvocations < 8 * WAVE;
-    char name[32];
-    snprintf(name, sizeof name, attends ? "%s_%s" : "%s", names[which], za_dtype_name(attn->dtype));
     struct kernel kernel;
-    bool ok = za_kernel_load(&attn->manifest, &attn->shape, name, &kernel) &&
+    bool ok = za_kernel_load(&attn->manifest, &attn->shape, names[which], &kernel) &&
               (!capped || za_kernel_set(&kernel, "softcap", 1)) && (!few || za_kernel_set(&kernel, "lanes", WAVE)) &&
               za_pipeline_make(&attn->gpu, &kernel, &attn->pipelines[which]);
     za_kernel_free(&kernel);

@@ -161,8 +161,6 @@ void za_manifest_close(struct manifest *m) {
     m->directory = NULL;
 }
 
-const char *za_dtype_name(enum za_dtype dtype) { return DTYPES[dtype]; }
-
 /* Whether entry is that of the shape, with V stored and of K's size; its heads and head_dim then lie in `shape`. */
 static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
     const char *dtype = za_json_text(za_json_get(entry, "dtype"));

@@ -9,7 +9,7 @@
 #include "json.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 3, MAX_SPEC = 16 };
+enum { MANIFEST_VERSION = 4, MAX_SPEC = 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
@@ -63,7 +63,6 @@ char *za_read_file(const char *path, size_t *size);
 
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
-const char *za_dtype_name(enum za_dtype dtype); /* as the manifest has it */
 /* kind: "gpu" or "cpu". */
 bool za_manifest_shape(const struct manifest *manifest, const struct za_options *options, const char *kind,
                        struct shape *shape);

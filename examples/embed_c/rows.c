@@ -67,13 +67,11 @@ static void encode_q8_0(const struct row_format *f, const float *x, int8_t *quan
     for (uint32_t block = 0; block < f->head_dim / BLOCK; ++block, x += BLOCK, quants += BLOCK) {
         float largest = 0;
         for (int i = 0; i < BLOCK; ++i) largest = fmaxf(largest, fabsf(za_flushed(f->min_input, x[i])));
-        uint16_t half = half_bits(largest / 127.0F);
-        float step = half_value(half);
+        float step = largest / 127.0F, inverse = step > 0 ? 1.0F / step : 0;
+        uint16_t half = half_bits(step);
         memcpy(scales + 2 * (size_t)block, &half, sizeof half);
-        for (int i = 0; i < BLOCK; ++i) {
-            float q = step > 0 ? rintf(za_flushed(f->min_input, x[i]) / step) : 0; /* ties to even */
-            quants[i] = (int8_t)fmaxf(-127, fminf(q, 127));
-        }
+        for (int i = 0; i < BLOCK; ++i)
+            quants[i] = (int8_t)roundf(za_flushed(f->min_input, x[i]) * inverse); /* ties away from zero */
     }
 }
 

@@ -4,9 +4,9 @@
    behind the other in their storage type, the first in the lowest bits. Scales exist for q8_0 alone: a float16 for each
    32 head dimensions, two a word, the last word filled up with 0.
 
-   q8_0: of the 32 values x of a block, d = float16(max|x| / 127), the quotient rounded to float32 first and both times
-   to the nearest, ties to even; q = rint(x / float32(d)), the quotient rounded to float32, ties to even, held within
-   -127 ... 127, and 0 where d is 0. A stored value is q * d.
+   q8_0: of the 32 values x of a block, step = max|x| / 127; q is x * (1 / step) to the nearest, ties away from zero, and
+   0 where step is 0; d is step as float16, to the nearest, ties to even. Every operation rounds to float32, and a
+   stored value is q * d: equal rows give ggml's bytes.
 
    Values: f32, bf16 and q8_0 take magnitudes up to 2**60, those below 2**-40 count as 0; q8_0 takes at most
    127 * 65504; f16 takes every finite float16. This file and rows.c depend on nothing but error.h. */

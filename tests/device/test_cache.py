@@ -361,13 +361,7 @@ SHAPES = ["3/1/64", "7/1/80", "6/2/96", "16/1/112", "2/2/128", "3/1/192", "7/1/2
 @pytest.mark.parametrize("dtype", DTYPES if FULL else ("f16", "q8_0"))
 def test_bits_of_head_dims_and_groups(device: za.Device, shape: str, dtype: str) -> None:
     parsed = za.AttnShape.parse(shape)
-    if dtype == "q8_0" and parsed.head_dim % 32:
-        with pytest.raises(errors.ArgumentError) as caught:
-            za.KVCache(device, parsed, 2, 256, dtype, 16)
-        message = f"dtype: got q8_0 at head_dim {parsed.head_dim}, expected a head_dim that is a multiple of 32"
-        assert str(caught.value) == message
-        return
-    few = ("6/2/96", "3/1/192") if dtype == "q8_0" else ("6/2/96", "7/1/80")
+    few = ("6/2/96", "7/1/80")
     if not FULL and shape not in (few if dtype == "q8_0" or device.runtime.name == "kompute" else SHAPES):
         pytest.skip("the long run has it")  # Kompute compiles anew for every recording
     with_cache(za.KVCache(device, parsed, 1, 256, dtype, 16), grow, ((67, 3), (1, 1)))

@@ -92,6 +92,10 @@ TABLE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] =
         {"device": b.device, "shape": SHAPE, "num_layers": 1, "capacity": 64, "dtype": "f32", "page_size": 16},
     ),
     "KVCache.append": lambda b: (b.cache.append, {"sequence": b.seq(), "layer": 0, "k": K, "v": V}),
+    "KVCache.append_encoded": lambda b: (
+        b.cache.append_encoded,
+        {"sequence": b.seq(), "layer": 0, "k": K.view(np.uint8), "v": V.view(np.uint8)},
+    ),
     "KVCache.load": lambda b: (b.cache.load, {"path": b.file}),
     "Ranks": lambda b: (za.Ranks, {"comm": Alone(), "timeout_s": 1.0}),
     "Sequence.save": lambda b: (b.seq().save, {"path": b.file}),

@@ -14,21 +14,21 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
-from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.call import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
+from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools import export
 from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
 
 
 @pytest.mark.parametrize("device", ("vulkan",), indirect=True)
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize("page_size", (16, 64, 256))
 def test_cache_index_maps(device, rng, dtype, page_size):
     """Where the append kernel puts each value, in the second of two layers, is where the manifest says."""
     shape, tokens = za.AttnShape(4, 2, 96, 64), 300
     pages = -(-tokens // page_size)
-    names = {**asdict(shape), **describe.dtype_bits(dtype), "dtype": dtype, "page_size": page_size, "pages": pages}
+    names = {**asdict(shape), **describe.storage_names(dtype), "page_size": page_size, "pages": pages}
     names |= {"layers": 2, "layer": 1}
     names |= evaluate_all(formulas.SIZES, names)
     k, v = (rng.standard_normal((tokens, 2, dims)).astype(np.float16) for dims in (96, 64))
@@ -59,11 +59,13 @@ def test_cache_index_maps(device, rng, dtype, page_size):
             known[name] = evaluate(formulas.CACHE_INDEX[name], known)
         known |= {"row_at": evaluate(formulas.ROW_INDEX["row_at"], known)}
         for x, cache in zip("kv", stored, strict=True):
-            found = bits(cache, formulas.CACHE_INDEX, f"{x}_word", "bit", known, known["value_bits"])
-            assert found == bits(words, formulas.ROW_INDEX, f"{x}_word", "bit", known, known["value_bits"])
-            if dtype == "q8_0":
-                found = bits(cache, formulas.CACHE_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
-                assert found == bits(words, formulas.ROW_INDEX, f"{x}_scale_word", "scale_bit", known, 16)
+            kind = storage_types(dtype)["kv".index(x)]
+            places = [(f"{x}_word", f"{x}_bit", kind.bits)]
+            places += [(f"{x}_scale_word", f"{x}_scale_bit", 16)] * (kind.halves > 0)
+            places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
+            for word, bit, width in places:
+                found = bits(cache, formulas.CACHE_INDEX, word, bit, known, width)
+                assert found == bits(words, formulas.ROW_INDEX, word, bit, known, width)
 
 
 def bits(words, index, word, bit, names, width):

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
 from zinc_attn.cli import app as cli  # noqa: E402
+from zinc_attn.dtypes import EXPECTED  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
@@ -80,7 +81,7 @@ def test_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([], "text: {0}/text.txt is too short: got 340 tokens, expected at least context = 1,024; give a longer text"),
         (["--context", 1], "context: got 1, expected an int of at least 2"),
         (["--context", 2000, "--text", "{0}/long.txt"], "context: got 2,000 tokens, expected at most max_position_"),
-        (["--dtypes", "f16,f8"], "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        (["--dtypes", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
         (["--text", "{0}/none.txt"], "text: cannot read {0}/none.txt: No such file or directory; expected a text"),
         (["--text", "{0}"], "text: cannot read {0}: Is a directory; expected a text file in UTF-8"),
         (["--text", "{0}/bytes"], "text: {0}/bytes is no UTF-8: invalid start byte at byte 1"),

@@ -446,12 +446,12 @@ def test_sweep_errors(args: list[str], message: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", f"zinc-attn: error: {message}\n")  # before any device is opened
 
 
-def test_q8_0_must_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert cli.main(["sweep", "--shape", "4/2/80", "--dtype", "q8_0"]) == 2
-    assert capsys.readouterr().err == (
-        "zinc-attn: error: dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32\n"
-    )
+def test_dtypes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--shape", "16/2/256", "--context", "1k", "--dtype", "q8_0/q4_0"]) == 0
+    assert "q8_0/q4_0" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--shape", "16/2/256", "--context", "1k", "--dtype", "q8_0/f8"])
+    assert "argument --dtype: dtype: got 'q8_0/f8', expected one of f32, f16" in capsys.readouterr().err
 
 
 def test_a_sweep_says_which_contexts_a_model_was_not_made_for(capsys: pytest.CaptureFixture[str]) -> None:

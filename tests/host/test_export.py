@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from zinc_attn import limits
-from zinc_attn.cache import rows
+from zinc_attn.cache import blocks, rows
 from zinc_attn.canonical import constants
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
@@ -25,10 +25,10 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
 from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
-from zinc_attn.limits import DTYPE_BYTES
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
+from zinc_attn.storage import IQ4_NL, STORAGE, storage_types
 from zinc_attn.tools import export
 from zinc_attn.tools.export import (
     ManifestError,
@@ -85,7 +85,7 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
             if n.isupper() and isinstance(x, int | float | tuple)
         }
         | {"MERGE_DIMS"},
-        "ENCODINGS": set(DTYPE_BYTES),
+        "ENCODINGS": set(STORAGE),
     }
     missing = {table: expected - set(getattr(TABLES[table], table)) for table, expected in names.items()}
     stale = {table: set(getattr(TABLES[table], table)) - expected for table, expected in names.items()}
@@ -113,8 +113,7 @@ def test_kernels_are_the_declarations(made):
         assert {c["name"]: c["fixed"] for c in constants if "fixed" in c} == dict(decl.fixed)
         assert kernel["file"] == decl.file
         assert (kernel["entry_point"], kernel["push_constants"]) == ("main", [])
-    attend = {k["name"]: (k["build"], k["dtype"], k["from_upload"]) for k in made["kernels"] if k["family"] == "attend"}
-    assert attend["attend_loop_q8_0_from_upload"] == ("loop", "q8_0", True)
+    assert [k["name"] for k in made["kernels"] if k["family"] == "attend"] == ["attend_single", "attend_loop"]
     assert made["vulkan"]["storage_buffers_per_stage"] == 7
 
 
@@ -151,17 +150,15 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
 
 
 def names_of(shape, dtype, page_size):
-    names = {**asdict(shape), "latent": int(shape.latent), "dtype": dtype, "page_size": page_size}
-    names["value_bits"] = 8 * DTYPE_BYTES[dtype]
-    names["values_per_word"] = 32 // names["value_bits"]
+    names = {**asdict(shape), "latent": int(shape.latent), **describe.storage_names(dtype), "page_size": page_size}
     return {**names, **evaluate_all(formulas.SIZES, names)}
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize("page_size", (16, 64, 256))
 def test_sizes(dtype, page_size):
     for shape in SHAPES + WIDE:
-        if dtype == "q8_0" and (shape.head_dim % 32 or shape.v_head_dim % 32):
+        if "/" in dtype and shape.latent:
             continue
         n, row = names_of(shape, dtype, page_size), row_format(shape, dtype)
         for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
@@ -241,6 +238,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names |= {"layer": 0, "pages": 1}
     names |= evaluate_all(formulas.QUANTITIES, names)
     names |= {"sink_words": shape.q_heads if sinks else 0, "alibi_words": 0, "mask_words": 0, "alibi_table": 0}
+    names |= {"scale_words": 0, "scale_table": 0}
     single_pass = names["single_pass"]
     items, records = [], []
     for row in range(q_len):
@@ -306,7 +304,7 @@ def recorded(plan, scoring):
 INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize("shape", INDEXED, ids=str)
 def test_row_index_maps(rng, dtype, shape):
     n, names, words = encoded(rng, shape, dtype, 3)
@@ -319,7 +317,7 @@ def test_row_index_maps(rng, dtype, shape):
             assert value_at(words.reshape(-1), formulas.ROW_INDEX, known, stored_as, dtype) == values[row, head, dim]
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize("shape", INDEXED, ids=str)
 @pytest.mark.parametrize("page_size", (16, 128))
 def test_cache_index_maps(rng, dtype, shape, page_size):
@@ -348,12 +346,13 @@ def test_cache_index_maps(rng, dtype, shape, page_size):
 
 def encoded(rng, shape, dtype, n, page_size=64):
     """The number of tokens, the names of a cache of them, and their rows."""
-    if dtype == "q8_0" and shape.v_head_dim % 32:
-        pytest.skip("q8_0 has blocks of 32 dimensions")
+    if "/" in dtype and shape.latent:
+        pytest.skip("a latent shape has one type")
     k = rng.standard_normal((n, shape.kv_heads, shape.head_dim)).astype(np.float16)
     v = rng.standard_normal((n, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
     v = k[..., : shape.v_head_dim] if shape.latent else v
-    k, v = (rows.stored_values("x", x, dtype, round_rows=True)[0] for x in (k, v))
+    kinds = storage_types(dtype)
+    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
     return n, names_of(shape, dtype, page_size), rows.encode(k, v, shape, dtype)
 
 
@@ -363,16 +362,25 @@ def value_at(words, index, names, x, dtype):
     for name in ("tile_number", "k_tile_at", "v_tile_at", "row_at"):  # each uses those before it
         if name in index:
             names[name] = evaluate(index[name], names)
-    bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index["bit"], names)
-    bits &= (1 << names["value_bits"]) - 1
-    if dtype == "f32":
+    kind = storage_types(dtype)["kv".index(x)].name
+    bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index[f"{x}_bit"], names)
+    bits &= (1 << names[f"{x}_bits"]) - 1
+    if kind == "f32":
         return np.uint32(bits).view(np.float32)
-    if dtype == "bf16":
+    if kind == "bf16":
         return np.uint32(bits << 16).view(np.float32)
-    if dtype == "f16":
+    if kind == "f16":
         return np.float32(np.uint16(bits).view(np.float16))
-    scale = int(words[evaluate(index[f"{x}_scale_word"], names)]) >> evaluate(index["scale_bit"], names) & 0xFFFF
-    return np.float32(np.uint8(bits).view(np.int8)) * np.float32(np.uint16(scale).view(np.float16))
+    if kind == "fp8_e4m3":
+        return np.float32(np.uint8(bits).view(blocks.FP8))
+    shared = int(words[evaluate(index[f"{x}_scale_word"], names)]) >> evaluate(index[f"{x}_scale_bit"], names)
+    d, m = np.array([shared & 0xFFFF, shared >> 16], np.uint16).view(np.float16).astype(np.float32)
+    if names[f"{x}_fifth"]:
+        fifth = int(words[evaluate(index[f"{x}_fifth_word"], names)]) >> evaluate(index["fifth_bit"], names) & 1
+        bits |= fifth << 4
+    numbers = {"q8_0": np.uint8(bits).view(np.int8), "q5_0": bits - 16, "q4_0": bits - 8, "iq4_nl": IQ4_NL[bits % 16]}
+    product = d * np.float32(numbers.get(kind, bits))
+    return product + m if kind in ("q4_1", "q5_1") else product
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -393,7 +401,7 @@ def test_export_and_load(folder, made):
 def test_specialization_values(made):
     shape = made["shapes"][0]
     assert shape["kinds"]["gpu"]["specialization"]["attend"] == {
-        **dict.fromkeys(kernels.attend("loop", "f16").spec, 0),
+        **dict.fromkeys(kernels.ATTEND["loop"].spec, 0),
         "k_dim": 256,
         "v_dim": 256,
         "latent": 0,
@@ -401,6 +409,8 @@ def test_specialization_values(made):
         "chunks_ahead": 4,
         "tile": 64,
         "rows_shared": 1,
+        "k_storage": 1,
+        "v_storage": 1,
     }
     assert shape["kinds"]["cpu"]["specialization"]["attend"]["chunks_ahead"] == 1
     assert [shape["kinds"][kind]["specialization"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
@@ -444,15 +454,15 @@ def test_shapes_whose_v_is_not_like_k(shape, dtype):
         ({"page_size": 48}, "page_size: got 48, expected a power of two from 16 to 65536"),
         ({"page_size": 8}, "page_size: got 8, expected an int from 16 to 65536"),
         ({"compute_units": 0}, "compute_units: got 0, expected an int of at least 1"),
-        ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        (
+            {"dtype": "f8"},
+            f"dtype: got 'f8', expected one of {', '.join(STORAGE)}, or two of them for K and V, for example q8_0/q4_0",
+        ),
         ({"attn_shapes": ["16/2/256"]}, "attn_shapes: got '16/2/256', expected AttnShapes"),
         (
-            {"attn_shapes": [AttnShape(10, 1, 80)], "dtype": "q8_0"},
-            "dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32",
-        ),
-        (
-            {"attn_shapes": [AttnShape(10, 1, 64, 80)], "dtype": "q8_0"},
-            "dtype: got q8_0 at v_head_dim 80, expected a v_head_dim that is a multiple of 32",
+            {"attn_shapes": [AttnShape(2, 1, 80, 64, True)], "dtype": "q8_0/f16"},
+            "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part "
+            "of its K",
         ),
     ),
 )
@@ -487,9 +497,9 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 1}, "got version 1, expected 3; export again with the zinc-attn that reads it"),
-        ({"version": 2}, "got version 2, expected 3; export again with the zinc-attn that reads it"),
-        ({"version": True}, "got version True, expected 3"),
+        ({"version": 1}, "got version 1, expected 4; export again with the zinc-attn that reads it"),
+        ({"version": 2}, "got version 2, expected 4; export again with the zinc-attn that reads it"),
+        ({"version": True}, "got version True, expected 4"),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
         ({"kernels": None}, "it has no list of kernels"),
         ({"kernels": []}, "it has no list of kernels"),

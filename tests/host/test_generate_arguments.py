@@ -13,6 +13,7 @@ from zinc_attn import reference
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.cli.arguments import parse_numbers
+from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text, trace
@@ -33,7 +34,7 @@ from zinc_attn.tools.harness.split_spec import parse_split_specs
         ({"temperature": float("nan")}, "temperature: got nan, expected a finite number of at least 0"),
         ({"num_splits": 2, "split_size": 64}, "num_splits, split_size: got both, expected at most one"),
         ({"page_size": 8}, "page_size: got 8, expected an int of at least 16"),
-        ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        ({"dtype": "f8"}, f"dtype: got 'f8', expected {EXPECTED}"),
     ],
 )
 def test_settings_refused(changes: dict[str, Any], message: str) -> None:

@@ -99,7 +99,7 @@ class HostShard:
     def new_sequence(self) -> HostSequence:
         return HostSequence(SequencePages(self.pool, self.num_layers))
 
-    def check_rows(self, k: Any, v: Any) -> tuple[Any, Any, float]:
+    def check_rows(self, k: Any, v: Any, layer: int) -> tuple[Any, Any, float]:
         return k, v, 0.0
 
     def append(self, seq: HostSequence, layer: int, k: Any, v: Any) -> None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
+from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 
 QWEN = AttnShape(16, 2, 256)
@@ -210,7 +211,7 @@ def test_from_dict_refuses(change, message):
             lambda: plan_splits(10, QWEN, compute_units=0),
             "compute_units: got 0, expected an int of at least 1",
         ),
-        (lambda: plan_splits(10, QWEN, dtype="f8"), "dtype: got 'f8', expected one of f32, f16, bf16, q8_0"),
+        (lambda: plan_splits(10, QWEN, dtype="f8"), f"dtype: got 'f8', expected {EXPECTED}"),
         (
             lambda: SplitPlan.fixed(10, QWEN),
             "num_splits, split_size: got None, None, expected exactly one of the two",

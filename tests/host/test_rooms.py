@@ -16,6 +16,8 @@ ROOMS = (
     "errors",
     "limits",
     "checks",
+    "storage",
+    "dtypes",
     "shapes",
     "canonical",
     "kernels",

@@ -50,7 +50,9 @@ class CacheFileError(ArgumentError):
 
 
 def _metadata(cache: KVCache, tokens: int, digest: str) -> dict[str, str]:
+    scales = cache.head_scales
     return {
+        **({} if scales is None else {"head_scales": scales.astype("<f4").tobytes().hex()}),
         "format": FORMAT,
         "version": VERSION,
         "shape": str(cache.shape),
@@ -157,9 +159,9 @@ def _check(cache: KVCache, target: Path, header: Header) -> int:
         raise CacheFileError(f"{name}: version: got {_quoted(found.get('version'))}, expected {VERSION!r}")
     want = _metadata(cache, 0, "")
     differing = [
-        f"{key}: got {plain(found.get(key))}, expected {want[key]}, the cache's"
-        for key in ("shape", "dtype", "num_layers")
-        if found.get(key) != want[key]
+        f"{key}: got {plain(found.get(key))}, expected {want.get(key)}, the cache's"
+        for key in ("shape", "dtype", "num_layers", "head_scales")
+        if found.get(key) != want.get(key)
     ]
     if differing:
         raise CacheFileError(f"{name}: {'; '.join(differing)}")
@@ -224,9 +226,10 @@ def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uin
     largest, most = 0.0, max(1, CHECK_BYTES // (4 * cache.row_words))
     for at in range(0, len(words), most):
         with np.errstate(all="ignore"):
-            values = np.abs(np.stack(rows.decode(words[at : at + most], cache.shape, cache.dtype)))
-            fits = (values == 0) | ((values >= MIN_INPUT) & (values <= MAX_INPUT))
-        if not np.all(fits):
+            found = rows.decode(words[at : at + most], cache.shape, cache.dtype, cache.scales_of(layer))
+            values = [np.abs(x) for x in found]
+            fits = [(x == 0) | ((x >= MIN_INPUT) & (x <= MAX_INPUT)) for x in values]
+        if not all(np.all(x) for x in fits):
             raise CacheFileError(
                 f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {at} to {at + most - 1}; "
                 "the file is damaged"

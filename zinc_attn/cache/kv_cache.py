@@ -16,15 +16,19 @@ from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_array, check_bool, check_int
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
 from ..runtime.protocol import Buffer
 from ..runtime.refusals import no_room
-from ..shapes import AttnShape, row_format, storage_dtype
+from ..shapes import AttnShape, row_format
+from ..storage import storage_types
 from . import rows
+from .encoded import encoded_rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
+from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
 from .mover import PageLayout, RowMover
 from .pages import PagePool
@@ -48,8 +52,10 @@ class KVCache:
     """K and V of ``num_layers`` layers for ``capacity`` tokens over all sequences, on a device.
 
     A sequence takes whole pages of ``page_size`` tokens, and ``capacity`` is rounded up to whole pages.
-    dtype: f32, f16, bf16 or q8_0, or the dtype of NumPy or torch (see ``rows`` for what each takes and how q8_0
-    quantizes); page_size: tokens, a power of two from 16 on; max_sequences: a limit on live sequences, None for none;
+    dtype: a name of ``storage.STORAGE``, or the dtype of NumPy or torch, or two of these for K and V, ("q8_0", "q4_0")
+    or "q8_0/q4_0" (see ``rows`` for what each takes, and ``blocks`` for how block types quantize); page_size: tokens, a
+    power of two from 16 on; max_sequences: a limit on live sequences, None for none; k_scale, v_scale: of fp8_e4m3, a
+    number, (kv_heads,) or (num_layers, kv_heads) float32, None for 1 (vLLM's k_scale and v_scale);
     round_rows: whether f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them;
     page_order: a permutation of the page ids in which they are handed out. Memory is device memory only, checked
     against the budget before any is taken: DeviceMemoryError, LimitError.
@@ -66,6 +72,8 @@ class KVCache:
         max_sequences: int | None = None,
         *,
         round_rows: bool = False,
+        k_scale: Any = None,
+        v_scale: Any = None,
         page_order: Seq[int] | None = None,
     ) -> None:
         dtype = storage_dtype(dtype)
@@ -79,6 +87,7 @@ class KVCache:
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
         self.max_sequences = None if max_sequences is None else check_int("max_sequences", max_sequences, 1)
         self.row = row_format(shape, dtype)  # words of a token's row, per KV head
+        self.head_scales = check_head_scales(dtype, self.num_layers, shape.kv_heads, k_scale, v_scale)
         page_size = check_int("page_size", page_size, 16)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         self.tile = min(KEYS_PER_LEAF, page_size)
@@ -224,21 +233,30 @@ class KVCache:
 
     # --- rows ---------------------------------------------------------------------------------------------
 
-    def check_rows(self, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], float]:
-        """Stored values k (n, kv_heads, head_dim), v (n, kv_heads, v_head_dim) of new tokens, and max |k|. One token
-        may lack axis 0; a latent cache takes no v."""
+    def scales_of(self, layer: int) -> NDArray[np.float32] | None:
+        """K's and V's scales of a layer's heads, (2, kv_heads), where a type has them."""
+        return None if self.head_scales is None else self.head_scales[layer]
+
+    def check_rows(self, k: Any, v: Any, layer: int) -> tuple[NDArray[Any], NDArray[Any], float]:
+        """Stored values k (n, kv_heads, head_dim), v (n, kv_heads, v_head_dim) of new tokens of a layer, and max |k|.
+        One token may lack axis 0; a latent cache takes no v."""
         keys = self._check_rows("k", k, self.shape.head_dim)
         if self.shape.latent:
             if v is not None:
                 raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
-            keys, largest = rows.stored_values("k", keys, self.dtype, self.round_rows)
+            keys, largest = self._stored_values("k", keys, layer)
             return keys, keys[..., : self.shape.v_head_dim], largest
         values = self._check_rows("v", v, self.shape.v_head_dim)
         if len(keys) != len(values):
             want = len(keys), *values.shape[1:]
             raise ShapeError(f"v: got shape {values.shape}, expected k's tokens: {want}")
-        keys, largest = rows.stored_values("k", keys, self.dtype, self.round_rows)
-        return keys, rows.stored_values("v", values, self.dtype, self.round_rows)[0], largest
+        keys, largest = self._stored_values("k", keys, layer)
+        return keys, self._stored_values("v", values, layer)[0], largest
+
+    def _stored_values(self, name: str, x: NDArray[Any], layer: int) -> tuple[NDArray[Any], float]:
+        at, scales = "kv".index(name), self.scales_of(layer)
+        kind = storage_types(self.dtype)[at].name
+        return rows.stored_values(name, x, kind, self.round_rows, None if scales is None else scales[at])
 
     def _check_rows(self, name: str, x: Any, dims: int) -> NDArray[Any]:
         """``x`` as (tokens, kv_heads, dims), at least one token."""
@@ -262,11 +280,29 @@ class KVCache:
         """
         with self.lock:
             self.check_sequence(sequence)
-            keys, values, largest = self.check_rows(k, v)
+            keys, values, largest = self.check_rows(k, v, self.check_layer(layer))
             try:
-                reservation = self.hold(sequence, self.check_layer(layer), len(keys))
+                reservation = self.hold(sequence, layer, len(keys))
                 self.copy_pages(reservation.copies)
-                self.write_rows(sequence, layer, reservation, rows.encode(keys, values, self.shape, self.dtype))
+                self.write_values(sequence, layer, reservation, keys, values)
+                self.commit([reservation], largest)
+            finally:
+                self.end()
+
+    def append_encoded(self, sequence: Sequence, layer: int, k: Any, v: Any = None) -> None:
+        """Append tokens whose rows are stored already, in the cache's types: k and v uint8 (tokens, kv_heads, bytes),
+        ggml's blocks or plain values, see ``encoded``; a latent cache takes k alone. Otherwise like ``append``.
+
+        ValueRangeError: a scale or a value is no finite number.
+        """
+        with self.lock:
+            self.check_sequence(sequence)
+            scales = self.scales_of(self.check_layer(layer))
+            words, largest = encoded_rows(k, v, self.shape, self.dtype, scales)
+            try:
+                reservation = self.hold(sequence, layer, len(words))
+                self.copy_pages(reservation.copies)
+                self.write_rows(sequence, layer, reservation, words)
                 self.commit([reservation], largest)
             finally:
                 self.end()
@@ -307,15 +343,16 @@ class KVCache:
                 reservation.rollback()
         self._holding = ()
 
-    def encode_into(self, out: NDArray[np.uint32], k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Write the rows of stored values k, v (n, kv_heads, head_dim) to ``out`` (n, kv_heads, words)."""
-        rows.encode_into(out, k, v, self.shape, self.dtype)
+    def encode_into(self, out: NDArray[np.uint32], k: NDArray[Any], v: NDArray[Any], layer: int) -> None:
+        """Write the rows of stored values k, v (n, kv_heads, head_dim) of a layer to ``out`` (n, kv_heads, words)."""
+        rows.encode_into(out, k, v, self.shape, self.dtype, self.scales_of(layer))
 
     def write_values(
         self, sequence: Sequence, layer: int, reservation: Reservation, k: NDArray[Any], v: NDArray[Any]
     ) -> None:
         """Upload stored values k, v (n, kv_heads, head_dim) to where the reservation says."""
-        self.write_rows(sequence, layer, reservation, rows.encode(k, v, self.shape, self.dtype))
+        words = rows.encode(k, v, self.shape, self.dtype, self.scales_of(layer))
+        self.write_rows(sequence, layer, reservation, words)
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""

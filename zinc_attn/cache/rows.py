@@ -3,9 +3,11 @@
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
 in uint32 words (see shaders/cache.glsl).
 
-q8_0: 32 consecutive head dimensions share a scale d = float16(max|x| / 127), rounded to nearest even, and are stored
-as int8 q = rint(x / float32(d)), held within -127 ... 127; a block whose d is 0 stores zeros. The value is q * d,
-exact in float32. (ggml's block format; its rounding of ties differs.)
+Block types quantize as ``blocks`` says. In tiles and rows a dimension's value follows that of the dimension before, the
+first in the lowest bits; behind the values come what the blocks share: their scales two a word, or scale and
+minimum in a word, the last word filled up, then a word of fifth bits per block, bit i its dimension i's.
+fp8_e4m3 (OCP 8-bit floating point, 2023) stores x / scale, rounded to float32 and then to nearest even, and means that
+times the scale of the head.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from ..canonical.constants import CHUNK, KEYS_PER_LEAF, MAX_INPUT, MIN_INPUT
 from ..canonical.state import as_input
 from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
-from ..limits import Q8_BLOCK
 from ..shapes import AttnShape, row_format
+from ..storage import STORAGE, StorageType, storage_types
+from . import blocks
 
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -39,14 +42,14 @@ _BOUNDS: Final[dict[np.dtype[Any], tuple[np.unsignedinteger[Any], ...]]] = {
 _NARROW: Final = {"f16": _FLOAT16, "bf16": BFLOAT16}  # caches that take rows as they are, or round them on request
 _F16_MAX: Final = 65504.0
 _F16_OVERFLOW: Final = 65520.0  # the smallest magnitude that rounds to infinity
-_Q8_MAX: Final = 127.0 * _F16_MAX  # beyond it the scale is no float16
+_FP8_MAX: Final = 448.0
 _ANY: Final = "float32, float16 or bfloat16"
 _TAKES: Final = {
     "f32": _ANY,
     "f16": "float16; a cache made with round_rows=True rounds float32 and bfloat16",
     "bf16": "bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with round_rows=True "
     "rounds float32 and float16",
-    "q8_0": _ANY,
+    **dict.fromkeys((name for name, one in STORAGE.items() if one.quantized), _ANY),
 }
 
 
@@ -73,14 +76,16 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     return x, float(top.view(x.dtype))
 
 
-def stored_values(name: str, x: Any, dtype: str, round_rows: bool = False) -> tuple[NDArray[Any], float]:
-    """``x`` as the values a cache of ``dtype`` takes, checked, and its largest magnitude.
+def stored_values(
+    name: str, x: Any, dtype: str, round_rows: bool = False, scale: F32 | None = None
+) -> tuple[NDArray[Any], float]:
+    """``x`` as the values that rows of the one type ``dtype`` take, checked, and the largest magnitude stored of them.
 
     An f16 cache takes float16, and a bf16 cache values that bfloat16 holds; with ``round_rows`` either rounds float32,
-    float16 and bfloat16 to nearest even. q8_0 quantizes, by the rule above.
-    Returns float16 for f16 and bfloat16 for bf16; for f32 and q8_0 float16 arrays as they are, all others as float32.
+    float16 and bfloat16 to nearest even. Block types and fp8_e4m3 quantize. scale: (kv_heads,) of fp8_e4m3.
+    Returns float16 for f16 and bfloat16 for bf16; for the others float16 arrays as they are, all others as float32.
     """
-    array = check_array(name, x)
+    array, kind = check_array(name, x), STORAGE[dtype]
     if array.dtype not in _BOUNDS or (dtype == "f16" and array.dtype != _FLOAT16 and not round_rows):
         takes = _ANY if round_rows else _TAKES[dtype]
         raise DTypeError(f"{name}: got dtype {array.dtype}, a {dtype} cache takes {takes}")
@@ -91,9 +96,30 @@ def stored_values(name: str, x: Any, dtype: str, round_rows: bool = False) -> tu
     if narrow is not None and values.dtype != narrow:
         values = _narrowed(name, values, largest, narrow, round_rows)
         largest = float(narrow.type(largest))  # rounding keeps the order of magnitudes
-    if dtype == "q8_0" and largest > _Q8_MAX:
-        raise ValueRangeError(f"{name}: got a magnitude of {largest:g}, a q8_0 cache takes at most {_Q8_MAX:g}")
-    return values, largest
+    if kind.halves and largest > blocks.MOST[dtype]:
+        raise ValueRangeError(
+            f"{name}: got a magnitude of {largest:g}, a {dtype} cache takes at most {blocks.MOST[dtype]:g}"
+        )
+    if kind.head_scale and values.size:
+        _check_fp8(name, values, _scale_of(scale, values))
+    return values, largest * blocks.GROWTH if kind.quantized and dtype != "q8_0" else largest
+
+
+def _scale_of(scale: F32 | None, x: NDArray[Any]) -> F32:
+    """fp8_e4m3's scales as (kv_heads, 1) float32."""
+    return np.ones((x.shape[1], 1), np.float32) if scale is None else scale[:, None]
+
+
+def _check_fp8(name: str, x: NDArray[Any], scale: F32) -> None:
+    """Refuse magnitudes beyond those of fp8_e4m3 times the head's scale."""
+    largest = np.abs(x).max(axis=(0, 2)).astype(np.float32)
+    beyond = largest / scale[:, 0] > _FP8_MAX
+    if np.any(beyond):
+        head = int(np.argmax(beyond))
+        raise ValueRangeError(
+            f"{name}: got a magnitude of {largest[head]:g} in KV head {head}, a fp8_e4m3 cache takes at most "
+            f"{_FP8_MAX:g} times the head's scale, {float(scale[head, 0]):g}; give a larger {name}_scale"
+        )
 
 
 def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any], round_rows: bool) -> NDArray[Any]:
@@ -112,73 +138,85 @@ def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any],
     return values
 
 
-def quantize_q8_0(x: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """int8 values (..., head_dim) and float16 scales (..., head_dim / 32) of x (..., head_dim)."""
-    blocks = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, Q8_BLOCK)
-    scale = (np.abs(blocks).max(axis=-1) / np.float32(127.0)).astype(np.float16)
-    step = scale.astype(np.float32)[..., None]
-    ratio = np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0)
-    return np.clip(np.rint(ratio), -127, 127).astype(np.int8).reshape(x.shape), scale
-
-
-def encode_into(out: Words, k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str) -> None:
+def encode_into(
+    out: Words, k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str, scales: F32 | None = None
+) -> None:
     """Write the rows of stored values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) to ``out`` (n,
-    kv_heads, words), whose other words are 0. A latent shape has no v."""
-    row = row_format(shape, dtype)
-    values = row.k_values + row.v_values
-    parts = [(k, 0, values), (v, row.k_values, values + row.k_scales)]
-    for x, first, scales in parts[: 1 if shape.latent else 2]:
-        size = x.shape[-1]
-        if dtype == "q8_0":
-            quants, steps = quantize_q8_0(x)
-            out[..., first : first + size // 4] = quants.view(np.uint32)
-            halves = out.view(np.float16)
-            halves[..., 2 * scales : 2 * scales + steps.shape[-1]] = steps
-        elif dtype == "bf16":
-            out.view(np.uint16)[..., 2 * first : 2 * first + size] = x.astype(BFLOAT16, copy=False).view(np.uint16)
-        elif dtype == "f16":
-            out.view(np.float16)[..., 2 * first : 2 * first + size] = x
-        else:
-            out.view(np.float32)[..., first : first + size] = x
+    kv_heads, words), whose other words are 0. A latent shape has no v. scales: (2, kv_heads) of fp8_e4m3, K's and V's;
+    None for 1."""
+    k_values, v_values, k_scales, v_scales = row_parts(out, shape, dtype)
+    k_type, v_type = storage_types(dtype)
+    k_factor, v_factor = (None, None) if scales is None else scales
+    write_part(k_values, k_scales, k, k_type, k_factor)
+    if not shape.latent:
+        write_part(v_values, v_scales, v, v_type, v_factor)
 
 
-def encode(k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str) -> Words:
+def row_parts(words: Words, shape: AttnShape, dtype: str) -> list[Words]:
+    """The views of K values, V values, K scales and V scales of rows."""
+    return np.split(words, np.cumsum(astuple(row_format(shape, dtype))[:-1]), axis=2)
+
+
+def write_part(out: Words, shared: Words, x: NDArray[Any], kind: StorageType, scale: F32 | None) -> None:
+    """Write values x (n, kv_heads, dims) of K or V and what their blocks share."""
+    dims = x.shape[-1]
+    if kind.halves:
+        blocks.write(out, shared, *blocks.quantize(blocks.in_blocks(x), kind), kind)
+    elif kind.head_scale:
+        codes = (x / _scale_of(scale, x)).astype(blocks.FP8).view(np.uint8)
+        out.view(np.uint8)[..., :dims] = codes
+    elif kind.name == "bf16":
+        out.view(np.uint16)[..., :dims] = x.astype(BFLOAT16, copy=False).view(np.uint16)
+    else:
+        out.view(np.float16 if kind.name == "f16" else np.float32)[..., :dims] = x
+
+
+def encode(k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str, scales: F32 | None = None) -> Words:
     """(n, kv_heads, words) of stored values k and v; see ``encode_into`` and ``stored_values``."""
     out = np.zeros((*k.shape[:2], row_format(shape, dtype).words), np.uint32)
-    encode_into(out, k, v, shape, dtype)
+    encode_into(out, k, v, shape, dtype, scales)
     return out
 
 
-def decode(words: Words, shape: AttnShape, dtype: str) -> tuple[F32, F32]:
-    """The float32 values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) that rows hold; the inverse of
-    ``encode``. A latent shape's v are the first dimensions of k."""
-    row = row_format(shape, dtype)
-    k_values, v_values, k_scales, v_scales = np.split(words, np.cumsum(astuple(row)[:-1]), axis=2)
-    keys = _join(k_values, k_scales, shape.head_dim, dtype)
+def decode(words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None) -> tuple[F32, F32]:
+    """The float32 values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) that rows hold: the arithmetic of
+    shaders/storage.glsl. A latent shape's v are the first dimensions of k. scales: see ``encode_into``."""
+    k_values, v_values, k_scales, v_scales = row_parts(words, shape, dtype)
+    k_type, v_type = storage_types(dtype)
+    k_factor, v_factor = (None, None) if scales is None else scales
+    keys = _decode_part(k_values, k_scales, shape.head_dim, k_type, k_factor)
     if shape.latent:
         return keys, keys[..., : shape.v_head_dim]
-    return keys, _join(v_values, v_scales, shape.v_head_dim, dtype)
+    return keys, _decode_part(v_values, v_scales, shape.v_head_dim, v_type, v_factor)
 
 
-def _join(values: Words, scales: Words, dims: int, dtype: str) -> F32:
-    values = np.ascontiguousarray(values)
-    if dtype == "f32":
-        return values.view(np.float32)[..., :dims]
-    if dtype == "f16":
-        return values.view(np.float16)[..., :dims].astype(np.float32)
-    if dtype == "bf16":
+def _decode_part(values: Words, shared: Words, dims: int, kind: StorageType, scale: F32 | None) -> F32:
+    values, shared = np.ascontiguousarray(values), np.ascontiguousarray(shared)
+    if kind.halves:
+        found = blocks.dequantize(*blocks.read(values, shared, kind), kind)
+        return found.reshape(*values.shape[:2], -1)[..., :dims]
+    if kind.head_scale:
+        codes = values.view(blocks.FP8)[..., :dims]
+        return np.asarray(codes.astype(np.float32) * _scale_of(scale, codes), np.float32)
+    if kind.name == "bf16":
         return np.asarray(values.view(BFLOAT16)[..., :dims], np.float32)
-    factor = np.ascontiguousarray(scales).view(np.float16)[..., : dims // Q8_BLOCK].astype(np.float32)
-    return values.view(np.int8).astype(np.float32) * np.repeat(factor, Q8_BLOCK, axis=-1)
+    return np.asarray(values.view(np.float16 if kind.name == "f16" else np.float32)[..., :dims], np.float32)
 
 
 def stored(
-    k: NDArray[Any], v: NDArray[Any], dtype: str, round_rows: bool = False, latent: bool = False
+    k: NDArray[Any],
+    v: NDArray[Any],
+    dtype: str,
+    round_rows: bool = False,
+    latent: bool = False,
+    scales: F32 | None = None,
 ) -> tuple[F32, F32]:
     """The values a cache of ``dtype`` holds after k and v were appended: what an oracle must be given."""
-    keys, values = (stored_values(name, x, dtype, round_rows)[0] for name, x in (("k", k), ("v", v)))
     shape = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2], latent)
-    return decode(encode(keys, values, shape, dtype), shape, dtype)
+    factors = (None, None) if scales is None else scales
+    given = zip("kv", (k, v), storage_types(dtype), factors, strict=True)
+    keys, values = (stored_values(name, x, kind.name, round_rows, factor)[0] for name, x, kind, factor in given)
+    return decode(encode(keys, values, shape, dtype, scales), shape, dtype, scales)
 
 
 # --- contiguous K and V ------------------------------------------------------------------------------------

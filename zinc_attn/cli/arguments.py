@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from ..checks import parse_digits, shown
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError
-from ..limits import DTYPE_BYTES
 from ..runtime.device import RUNTIMES, Device
 from ..shapes import AttnShape
+from ..storage import STORAGE
 from ..tools.models import PRESETS, ModelPreset, find_model
 from ..tools.sweep import PAGE_SIZE
 
@@ -66,6 +67,19 @@ def add_page_size(parser: Any) -> None:
     parser.add_argument("--page-size", type=int, default=PAGE_SIZE, metavar="N", help=text)
 
 
+def add_dtype(parser: Any, default: str | None, said: str = "%(default)s") -> None:
+    """--dtype of K and V. parser: or a group of one; said: the default in words."""
+    text = f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)} (default: {said})"
+    parser.add_argument("--dtype", type=_dtype, default=default, metavar="T", help=text)
+
+
+def _dtype(text: str) -> str:
+    try:
+        return storage_dtype(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
     """--model of a command that runs a checkpoint. parser: or a group of one."""
     text = "a GGUF file, or a folder with one, or with config.json, *.safetensors and tokenizer files"
@@ -74,7 +88,7 @@ def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """--dtype and --page-size of a model's cache."""
-    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="dtype of keys and values (default: the model's)")
+    add_dtype(parser, None, "the model's")
     add_page_size(parser)
 
 

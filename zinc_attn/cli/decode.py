@@ -9,11 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from ..checks import check_int
-from ..limits import DTYPE_BYTES
 from ..tools.decode_steps import STALL_MS, STALL_RATIO, DecodeRun, DecodeSpec, decode_run, steps_png
 from ..tools.harness.files import json_line, write_report
 from ..tools.models import slug
-from .arguments import Subparsers, add_command, add_model_arguments, add_runtimes_argument, chosen_model, open_devices
+from .arguments import (
+    Subparsers,
+    add_command,
+    add_dtype,
+    add_model_arguments,
+    add_runtimes_argument,
+    chosen_model,
+    open_devices,
+)
 from .terminal import need, note_cpu, print_rows, progress_bar, say_written
 
 _COLUMNS = ("runtime", "prepare s", "recordings", "first ms", "median ms", "slowest ms", "at", "stalls", "bits")
@@ -35,7 +42,7 @@ def add_decode(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add("--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)")
     add("--tokens", type=int, default=4096, metavar="N", help="steps (default: %(default)s)")
-    add("--dtype", choices=DTYPE_BYTES, default="f16", help="of K and V (default: %(default)s)")
+    add_dtype(parser, "f16")
     add("--no-prepare", action="store_true", help="leave out Attention.prepare: steps make what they lack")
     add("--device", metavar="D", help="index or piece of the name, see 'zinc-attn devices'")
     add_runtimes_argument(parser)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..limits import DTYPE_BYTES
 from ..tools import export
-from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_page_size, parse_shapes
+from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_dtype, add_page_size, parse_shapes
 from .terminal import binary_size, print_json, say
 
 
@@ -26,7 +25,7 @@ def add_export(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
     add("--shape", metavar="Q/KV/D,…", help="q_heads/kv_heads/head_dim, for example 16/2/256")
-    add("--dtype", default="f16", choices=DTYPE_BYTES, help="dtype of the shapes' K and V (default: %(default)s)")
+    add_dtype(parser, "f16")
     add_page_size(parser)
     units = "compute units of the device that the split tables are for (default: %(default)s)"
     add("--compute-units", type=int, default=DEFAULT_COMPUTE_UNITS, metavar="N", help=units)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_int
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError
-from ..limits import DTYPE_BYTES
 from ..runtime.device import Device
-from ..shapes import dtype_bytes
+from ..storage import STORAGE
 from ..tools import generate
 from .arguments import Subparsers, add_checkpoint_argument, add_command, add_device_arguments, add_page_size
 from .terminal import MISSING, need, new_table, note_cpu, print_json, print_table, progress_bar
@@ -35,7 +35,7 @@ def add_perplexity(subparsers: Subparsers) -> None:
     add("--text", metavar="FILE", type=Path, default=generate.TEXT, help="a text in UTF-8 (default: see above)")
     most = f"{generate.CONTEXT:,}, or as many as the model takes"
     add("--context", type=int, metavar="N", help=f"tokens of the text that are read (default: {most})")
-    names = ",".join(DTYPE_BYTES)
+    names = ",".join(STORAGE)
     add("--dtypes", default=names, metavar="LIST", help="dtypes of the cache (default: %(default)s)")
     add_page_size(parser)
     add("--json", action="store_true", help="a JSON line per cache on stdout")
@@ -48,7 +48,7 @@ def run_perplexity(args: argparse.Namespace) -> int:
     need("rich")
     dtypes = [word.strip() for word in args.dtypes.split(",")]
     for dtype in dtypes:
-        dtype_bytes(dtype)
+        storage_dtype(dtype)
     if args.context is not None:
         check_int("context", args.context, 2)
     host = generate.load_model(args.model, float32=True)

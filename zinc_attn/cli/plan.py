@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ArgumentError
-from ..limits import DTYPE_BYTES
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
@@ -22,6 +21,7 @@ from .arguments import (
     DEFAULT_CONTEXTS,
     Subparsers,
     add_command,
+    add_dtype,
     add_model_arguments,
     chosen_model,
 )
@@ -67,7 +67,7 @@ def add_plan(subparsers: Subparsers) -> None:
     contexts = f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})"
     add("--contexts", metavar="N,…", help=contexts)
     add("--splits", metavar="S,…", help="layouts: auto, a number of splits, or size:KEYS (default: auto)")
-    add("--dtype", default="f16", choices=DTYPE_BYTES, help="dtype of K and V (default: %(default)s)")
+    add_dtype(parser, "f16")
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")

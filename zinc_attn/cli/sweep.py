@@ -12,7 +12,6 @@ from typing import Any
 from ..checks import check_int
 from ..distributed.ranks import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError
-from ..limits import DTYPE_BYTES
 from ..runtime.device import Device
 from ..tools.harness.files import json_line, write_report
 from ..tools.harness.inputs import Inputs, parse_contexts
@@ -24,6 +23,7 @@ from .arguments import (
     Subparsers,
     add_command,
     add_device_arguments,
+    add_dtype,
     add_model_arguments,
     add_page_size,
     chosen_model,
@@ -63,7 +63,7 @@ def add_sweep(subparsers: Subparsers) -> None:
     add("--contexts", metavar="N,…", help=f"{contexts}with --kv all of its tokens)")
     splits = "layouts: auto (the split rule), a number of splits, or size:KEYS (default: auto,1)"
     add("--splits", metavar="S,…", help=splits)
-    add("--dtype", choices=DTYPE_BYTES, help="of K and V (default: f16, or the dtype in --kv)")
+    add_dtype(parser, None, "f16, or that of --kv")
     batch = "sequences in a call, each of the same context (default: 1)"
     add("--batch", type=int, default=1, metavar="N", help=batch)
     rows = "new rows per sequence in a call (default: 1, or the rows in --kv)"

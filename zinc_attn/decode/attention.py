@@ -25,7 +25,7 @@ from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
 from .requests import CallArguments, CallRequest, Checked, Columns, check_columns, check_requests, hold_places
 from .runner import CallRunner, Observer
-from .scoring import LayerScorings, check_alibi, check_scale, check_softcap
+from .scoring import LayerScorings, Scoring, check_alibi, check_scale, check_softcap
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Attention:
         self.scale = check_scale(scale, shape.head_dim)
         slopes = check_alibi(alibi, shape.q_heads)
         cap = check_softcap(softcap)
-        scorings = LayerScorings(cache.num_layers, shape.q_heads, self.scale, window, cap, sinks, slopes)
+        scorings = LayerScorings(cache, Scoring(self.scale, softcap=cap, alibi=slopes), window, sinks)
         if plan is not None:
             layout = LayoutCache(plan)
         elif num_splits is not None or split_size is not None:
@@ -268,7 +268,7 @@ class Attention:
         self.cache.begin()
         self._runner.begin()
         layer = self.cache.check_layer(layer)
-        return layer, check_requests(self.cache, columns, self.scale)
+        return layer, check_requests(self.cache, columns, self.scale, layer)
 
     def record(
         self,

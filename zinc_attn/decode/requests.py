@@ -145,8 +145,8 @@ class CallArguments(NamedTuple):
         return (outs, lses) if self.return_lse else outs
 
 
-def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
-    """The requests of a call. Typed refusals name the argument."""
+def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -> Checked:
+    """The requests of a call of a layer. Typed refusals name the argument."""
     requests, q_max, k_max = [], 0.0, 0.0
     sequences, q, k, v, out, lse, _ = columns
     if cache.shape.latent and v is not None:
@@ -164,7 +164,7 @@ def check_requests(cache: KVCache, columns: Columns, scale: float) -> Checked:
         q_max = max(q_max, largest)
         new = None
         if k is not None:
-            *new, largest = cache.check_rows(k[i], None if v is None else v[i])
+            *new, largest = cache.check_rows(k[i], None if v is None else v[i], layer)
             k_max = max(k_max, largest)
         requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
     check_score_bound(q_max, max(k_max, cache.max_k), cache.shape.head_dim, scale)

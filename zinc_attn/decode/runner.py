@@ -150,7 +150,7 @@ class CallRunner:
         """Fill the workspace of a planned submission and start it."""
         workspace = self._workspace(submission)
         workspace.fill(submission)
-        self._upload(workspace, submission, requests)
+        self._upload(workspace, submission, requests, layer)
         workspace.upload_words(layer)
         if steady is not None:
             lengths = tuple(request.tokens for request in requests)
@@ -194,7 +194,7 @@ class CallRunner:
         changed = lengths != held.lengths
         if changed:
             workspace.patch(held, lengths, scoring.window)
-        self._upload(workspace, submission, requests)
+        self._upload(workspace, submission, requests, layer)
         if changed:
             workspace.upload_words(layer)
             workspace.held = held._replace(lengths=lengths)
@@ -214,14 +214,14 @@ class CallRunner:
             self._workspaces[key] = Workspace.make(key, self.cache, self.scorings.distinct[key.scoring], tensors)
         return self._workspaces[key]
 
-    def _upload(self, workspace: Workspace, submission: Submission, requests: list[CallRequest]) -> None:
+    def _upload(self, workspace: Workspace, submission: Submission, requests: list[CallRequest], layer: int) -> None:
         first = submission.slices[0]
         q = requests[first.request].q[first.begin : first.end]
         if len(submission.slices) > 1:
             q = np.concatenate([requests[one.request].q[one.begin : one.end] for one in submission.slices])
         workspace.upload_q(q)
         if submission.uploads:
-            workspace.upload_rows([new for at in submission.uploads if (new := requests[at].new) is not None])
+            workspace.upload_rows([new for at in submission.uploads if (new := requests[at].new) is not None], layer)
 
     def _recording(self, workspace: Workspace, layer: int) -> Recording:
         key = workspace.key, self.cache.layers[layer].number

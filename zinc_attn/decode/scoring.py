@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.kv_cache import KVCache
 from ..cache.rows import checked_values
 from ..canonical import arguments
 from ..canonical.constants import MAX_SCORE
@@ -18,6 +19,7 @@ from ..checks import check_array
 from ..errors import ArgumentError, ValueRangeError
 from ..kernels import declarations
 from ..kernels.records import HeadTables
+from ..storage import FP8_UNIT
 
 F32 = NDArray[np.float32]
 
@@ -43,7 +45,8 @@ class Scoring:
     """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks`` and ``alibi``
     said.
 
-    sinks, alibi: (q_heads,) float32 in log2 units, or None.
+    sinks, alibi: (q_heads,) float32 in log2 units, or None; scales: what fp8_e4m3's values are multiplied by, see
+    ``kernel_scales``.
     """
 
     scale: float
@@ -51,11 +54,12 @@ class Scoring:
     softcap: float | None = None
     sinks: F32 | None = None
     alibi: F32 | None = None
+    scales: F32 | None = None
 
     @property
     def heads(self) -> HeadTables:
-        """What the work buffer has per query head."""
-        return HeadTables(self.sinks, self.alibi)
+        """What the work buffer has per head."""
+        return HeadTables(self.sinks, self.alibi, self.scales)
 
     def header(self, head_dim: int) -> dict[str, int]:
         """The header words of the work buffer."""
@@ -86,32 +90,32 @@ def check_alibi(alibi: Any, q_heads: int) -> F32 | None:
     return None if array is None else alibi_slopes(array)
 
 
+def kernel_scales(cache: KVCache, layer: int) -> F32 | None:
+    """(2 * kv_heads,) float32 as the kernels take them: K's and V's scales of a layer's heads times FP8_UNIT, which is
+    exact, or None for types without such scales."""
+    scales = cache.scales_of(layer)
+    return None if scales is None else scales.reshape(-1) * np.float32(FP8_UNIT)
+
+
 class LayerScorings:
     """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
 
-    window: keys, None, or a list with one of these per layer; sinks: (q_heads,), (num_layers, q_heads), or a list with
-    an array or None per layer; the scale, the softcap and alibi, slopes in log2 units, are those of all layers.
+    common: scale, softcap and ALiBi slopes of all layers. window: keys, None, or a list with one of these per layer;
+    sinks: (q_heads,), (num_layers, q_heads), or a list with an array or None per layer.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        q_heads: int,
-        scale: float,
-        window: Any,
-        softcap: float | None,
-        sinks: Any,
-        alibi: F32 | None = None,
-    ) -> None:
-        found: dict[tuple[int | None, bytes | None], int] = {}
+    def __init__(self, cache: KVCache, common: Scoring, window: Any, sinks: Any) -> None:
+        found: dict[tuple[int | None, bytes | None, bytes | None], int] = {}
         self.distinct: list[Scoring] = []
         self.number: list[int] = []  # by layer, into ``distinct``
-        windows, rows = _windows(window, num_layers), _sink_rows(sinks, num_layers, q_heads)
-        for one, row in zip(windows, rows, strict=True):
-            key = one, None if row is None else row.tobytes()
+        layers = cache.num_layers
+        windows, rows = _windows(window, layers), _sink_rows(sinks, layers, cache.shape.q_heads)
+        for layer, (one, row) in enumerate(zip(windows, rows, strict=True)):
+            scales = kernel_scales(cache, layer)
+            key = one, None if row is None else row.tobytes(), None if scales is None else scales.tobytes()
             if key not in found:
                 found[key] = len(self.distinct)
-                self.distinct.append(Scoring(scale, one, softcap, row, alibi))
+                self.distinct.append(replace(common, window=one, sinks=row, scales=scales))
             self.number.append(found[key])
 
     def of(self, layer: int) -> Scoring:

@@ -143,7 +143,7 @@ class Workspace:
         """A workspace with new work buffers. A failed call leaves none."""
         shape, runtime = cache.shape, cache.device.runtime
         work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
-        biases = HeadTables(alibi=scoring.alibi)
+        biases = HeadTables(alibi=scoring.alibi, scales=scoring.scales)
         shared = WorkBuffer(key.shared, key.rows, 0, key.tables, biases, key.masks) if key.shared else None
         made = cls(key, cache, tensors, work, shared)
         for one in (work, shared):
@@ -248,13 +248,13 @@ class Workspace:
         words = filled_up(q, self.cache.shape.k_dim).reshape(-1).view(np.uint32)
         self.cache.device.runtime.write(self.tensors.q, words)
 
-    def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]]) -> None:
-        """Write the new rows, stored values k and v (n, kv_heads, head_dim) of each request in order."""
+    def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]], layer: int) -> None:
+        """Write the new rows of a layer, stored values k and v (n, kv_heads, head_dim) of each request in order."""
         if self.tensors.rows is None:
             return
         at = 0
         for keys, values in new:
-            self.cache.encode_into(self.row_words[at : at + len(keys)], keys, values)
+            self.cache.encode_into(self.row_words[at : at + len(keys)], keys, values, layer)
             at += len(keys)
         self.cache.device.runtime.write(self.tensors.rows, self.row_words[:at].reshape(-1))
 

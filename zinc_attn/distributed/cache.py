@@ -6,6 +6,7 @@ which shard holds a node: they are those of one device that holds the whole sequ
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -17,17 +18,19 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import MAX_LAYERS, KVCache
 from ..cache.pages import CapacityError
 from ..cache.registry import Registry
 from ..cache.reservation import commit_all
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, shown
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
-from ..shapes import AttnShape, storage_dtype
+from ..shapes import AttnShape
 from .call import Call
 from .descriptors import CallDescriptor
 from .nodes import NodeAllocator, deal
@@ -75,6 +78,8 @@ class ShardedKVCache:
         page_size: int = 256,
         *,
         round_rows: bool = False,
+        k_scale: Any = None,
+        v_scale: Any = None,
         weights: Seq[float] | None = None,
         comm: Any = None,
         timeout_s: float = TIMEOUT_S,
@@ -87,6 +92,7 @@ class ShardedKVCache:
         dtype, rounds = storage_dtype(dtype), check_bool("round_rows", round_rows)
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
+        scales = check_head_scales(dtype, self.num_layers, shape.kv_heads, k_scale, v_scale)
         self._capacity = capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
         shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given
@@ -95,6 +101,7 @@ class ShardedKVCache:
         self.ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
         if self.ranks is not None:
             setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size} round_rows={rounds}"
+            setup += "" if scales is None else f" scales={hashlib.sha256(scales.tobytes()).hexdigest()}"
             shares = self.ranks.agree(setup, shares[0])
         self.allocator = NodeAllocator(shares, deferred=self.ranks is not None)
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)  # the shards of a sequence that fills the cache
@@ -106,11 +113,12 @@ class ShardedKVCache:
         self._touched: tuple[weakref.ReferenceType[ShardedSequence], ...] = ()  # what the current call changes
         mine = range(len(shares)) if self.ranks is None else [self.ranks.rank]
         try:
+            options = {"round_rows": rounds, "k_scale": k_scale, "v_scale": v_scale}
             with self.call("ShardedKVCache()") as call:
                 for device, shard in zip(devices, mine, strict=True):
                     tokens = int(self.allocator.capacity[shard]) * KEYS_PER_NODE
                     arguments = (device, shape, num_layers, tokens, dtype, page_size)
-                    self.shards[shard] = self.make_shard(*arguments, round_rows=rounds)
+                    self.shards[shard] = self.make_shard(*arguments, **options)
                 call.exchange()
         except BaseException:
             self.close()

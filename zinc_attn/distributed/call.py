@@ -70,7 +70,7 @@ class Call:
     def _append(self, seq: ShardedSequence, k: Any, v: Any) -> None:
         """Reserve the places of the rows k, v of one sequence, and allocate the nodes that they need."""
         cache, begin = self.cache, seq.lengths[self.layer]
-        keys, values, _ = next(iter(cache.shards.values())).check_rows(k, v)
+        keys, values, _ = next(iter(cache.shards.values())).check_rows(k, v, self.layer)
         end = begin + len(keys)
         cache.touch(seq)
         self.reservations.append(seq.lengths_of.reserve(self.layer, len(keys)))

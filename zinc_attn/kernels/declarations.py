@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from .. import limits
-
 Access = Literal["read", "write"]
 
 
@@ -79,6 +77,7 @@ HEADER: Final = (
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
     "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
     "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
+    "scale_table",  # word where the scales of fp8_e4m3 begin, float32 bits per KV head of row tensors: K's, then V's
 )
 HEADER_WORDS: Final = 20
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
@@ -130,28 +129,27 @@ _ATTEND_BINDINGS: Final = (
 
 Build = Literal["single", "loop"]
 BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
-STORAGE: Final = tuple(limits.DTYPE_BYTES)  # storage types of K and V; a type's index is the specialization constant
-
-
-def attend(build: Build, dtype: str, from_upload: bool = False) -> KernelDecl:
-    """Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit.
-
-    ``from_upload``: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache.
-    """
-    return KernelDecl(
-        f"attend_{build}_{dtype}{'_from_upload' * from_upload}",
-        "attend.comp",
-        _ATTEND_BINDINGS,
-        ("k_dim", "v_dim", "latent", "heads", "chunks_ahead", "tile", "softcap", "alibi", "mask", "rows_shared"),
-        (f"LOOP={int(build == 'loop')}",),
-        f"attend_{build}",
-        (("storage", STORAGE.index(dtype)), ("from_upload", int(from_upload))),
+ATTEND_SPEC: Final = (
+    "k_dim",
+    "v_dim",
+    "latent",
+    "heads",
+    "chunks_ahead",
+    "tile",
+    "softcap",
+    "alibi",
+    "mask",
+    "rows_shared",
+    "k_storage",  # the index of K's type in storage.STORAGE
+    "v_storage",  # of V's
+    "from_upload",  # 1: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache
+)
+# Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit.
+ATTEND: Final[dict[Build, KernelDecl]] = {
+    build: KernelDecl(
+        f"attend_{build}", "attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC, (f"LOOP={int(build == 'loop')}",)
     )
-
-
-# The kernels of pass 1 by name, each as the arguments (build, dtype, from_upload) with which ``attend`` makes it.
-ATTEND: Final[dict[str, tuple[Build, str, bool]]] = {
-    attend(b, d, u).name: (b, d, u) for d in STORAGE for b in BUILDS for u in (False, True)
+    for build in BUILDS
 }
 MERGE: Final = KernelDecl(
     "merge",
@@ -184,7 +182,7 @@ COPY_KERNEL: Final = KernelDecl(
 )
 
 KERNELS: Final = (
-    *(attend(*of) for of in ATTEND.values()),
+    *ATTEND.values(),
     MERGE,
     APPEND_KERNEL,
     GATHER_KERNEL,

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
 from ..shapes import AttnShape, row_format
+from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import Build, KernelDecl
 from .tuning import chunks_ahead, merge_lanes
@@ -56,7 +57,8 @@ class AttendVariant:
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
-        decl = declarations.attend(self.build, self.dtype, self.from_upload)
+        decl = declarations.ATTEND[self.build]
+        k, v = storage_types(self.dtype)
         values = {
             "k_dim": self.shape.k_dim,
             "v_dim": self.shape.v_dim,
@@ -68,6 +70,9 @@ class AttendVariant:
             "alibi": int(self.alibi),
             "mask": int(self.mask),
             "rows_shared": self.rows,
+            "k_storage": storage_index(k),
+            "v_storage": storage_index(v),
+            "from_upload": int(self.from_upload),
         }
         return decl, tuple(values[name] for name in decl.spec)
 

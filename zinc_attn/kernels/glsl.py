@@ -9,10 +9,12 @@ from typing import Final
 
 from .. import limits
 from ..canonical import constants
+from ..storage import IQ4_NL, STORAGE
 from .declarations import (
     APPEND,
     APPEND_KERNEL,
     APPEND_WORDS,
+    ATTEND,
     COPY,
     COPY_KERNEL,
     COPY_WORDS,
@@ -27,8 +29,6 @@ from .declarations import (
     READ,
     ROW,
     ROW_WORDS,
-    STORAGE,
-    attend,
 )
 from .sizes import FORMULAS
 
@@ -43,6 +43,7 @@ _UINTS: Final = {
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": MERGE_DIMS,
+    "BLOCK": limits.BLOCK,
 }
 _FLOATS: Final = ("CUTOFF", "FLUSH", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX")
 _POLYNOMIALS: Final = {"EXP2_C": constants.EXP2_POLY, "LN_D": constants.LN_POLY, "TANH_E": constants.TANH_POLY}
@@ -54,7 +55,7 @@ _RECORDS: Final = {
     "COPY": (COPY, COPY_WORDS),
 }
 _INTERFACES: Final = {
-    "ATTEND": attend("loop", "f32", True),
+    "ATTEND": ATTEND["loop"],
     "MERGE": MERGE,
     "APPEND": APPEND_KERNEL,
     "COPY": COPY_KERNEL,
@@ -72,7 +73,7 @@ def contract_glsl() -> str:
     return (
         "\n".join(
             [
-                f"{_GENERATED} zinc_attn/{{canonical/constants,limits,kernels/declarations}}.py.",
+                f"{_GENERATED} zinc_attn/{{canonical/constants,limits,storage,kernels/declarations}}.py.",
                 *_contract(),
             ]
         )
@@ -93,6 +94,8 @@ def _contract() -> Iterator[str]:
     yield f"const uint NO_TOKEN = 0x{NO_TOKEN:08X}u;"
     yield f"const uint HIDDEN = 0x{HIDDEN:08X}u;"
     yield from (f"const uint STORAGE_{name.upper()} = {i}u;" for i, name in enumerate(STORAGE))
+    table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
+    yield f"const uvec4 IQ4_NL = uvec4({', '.join(f'0x{word:08X}u' for word in table)});  // 16 int8"
     for kernel, decl in _INTERFACES.items():
         yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))
         yield from (f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.constant_names))
@@ -119,6 +122,7 @@ _OPERATORS: Final[dict[type[ast.AST], tuple[str, int]]] = {
     ast.LtE: ("<=", 3),
     ast.Gt: (">", 3),
     ast.Add: ("+", 4),
+    ast.Sub: ("-", 4),
     ast.Mult: ("*", 5),
     ast.FloorDiv: ("/", 5),
 }

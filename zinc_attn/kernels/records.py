@@ -40,19 +40,21 @@ def no_records(dtype: np.dtype[Any]) -> Records:
 
 
 class HeadTables(NamedTuple):
-    """float32 (q_heads,) per query head, None where there are none: sinks, scores in log2 units (see
-    ``canonical.reference.sink_scores``); alibi, slopes times log2(e)."""
+    """float32 per head, None where there are none: sinks (q_heads,), scores in log2 units (see
+    ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of
+    K's heads and then V's."""
 
     sinks: NDArray[np.float32] | None = None
     alibi: NDArray[np.float32] | None = None
+    scales: NDArray[np.float32] | None = None
 
 
 class WorkBuffer:
     """The words of a work buffer with room for given numbers of records; every attribute is a view of ``words``.
 
     header: one HEADER record; items: (items,) ITEM; rows: (rows,) ROW; appends: (appends,) APPEND; copies: the same
-    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; sinks, alibi: (q_heads,)
-    words or none; masks: (masks,) words of masks, from word ``masks_at`` on.
+    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; sinks, alibi, scales:
+    words of HeadTables or none; masks: (masks,) words of masks, from word ``masks_at`` on.
     """
 
     def __init__(
@@ -76,11 +78,11 @@ class WorkBuffer:
         ends = np.cumsum(sizes)
         self.words: Words = np.zeros(int(ends[-1]), np.uint32)
         parts = np.split(self.words, ends[:-1])
-        header, item, row, append, self.tables, self.sinks, self.alibi, self.masks = parts
+        header, item, row, append, self.tables, self.sinks, self.alibi, self.scales, self.masks = parts
         self.header = header.view(HEADER)[0]
         self.items, self.rows = item.view(ITEM), row.view(ROW)
         self.appends, self.copies = append.view(APPEND), append.view(COPY)
-        self.tables_at, self.masks_at = int(ends[3]), int(ends[6])
+        self.tables_at, self.masks_at = int(ends[3]), int(ends[7])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
         if heads.sinks is not None:
             self.set(sink_table=int(ends[4]))
@@ -88,6 +90,9 @@ class WorkBuffer:
         if heads.alibi is not None:
             self.set(alibi_table=int(ends[5]))
             self.alibi[:] = heads.alibi.view(np.uint32)
+        if heads.scales is not None:
+            self.set(scale_table=int(ends[6]))
+            self.scales[:] = heads.scales.view(np.uint32)
 
     def set(self, **values: int) -> None:
         """Set header words by name."""

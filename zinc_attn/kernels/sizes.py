@@ -12,23 +12,49 @@ from typing import TYPE_CHECKING, Final
 
 from .. import limits
 from ..canonical.constants import CHUNK
-from .declarations import STORAGE, Build
+from ..storage import STORAGE, storage_index, storage_types
+from .declarations import Build
 from .tuning import chunks_ahead
 
 if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 # What the formulas start from: attend's specialization constants and its macro LOOP.
-INPUTS: Final = ("K_DIM", "V_DIM", "HEADS", "CHUNKS_AHEAD", "STORAGE", "LATENT", "LOOP")
+INPUTS: Final = ("K_DIM", "V_DIM", "HEADS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "LOOP")
 KNOWN: Final = {
     "WAVE": limits.WAVE,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "CHUNK": CHUNK,
+    "BLOCK": limits.BLOCK,
     **{f"STORAGE_{name.upper()}": i for i, name in enumerate(STORAGE)},
 }
-# name: (expression, meaning). The expressions use //, *, +, comparisons, `or` and conditionals of integers that are not
-# negative; each may use the inputs, what is known and the names before it.
+
+
+def _words(of: str) -> dict[str, tuple[str, str]]:
+    """The formulas of a stored row of K or V, as ``storage.StorageType`` has them."""
+    storage = f"{of}_STORAGE"
+    fifth = f"{storage} == STORAGE_Q5_1 or {storage} == STORAGE_Q5_0"
+    scaled = f"1 if {storage} == STORAGE_Q8_0 or {storage} > STORAGE_FP8_E4M3 else 0"
+    return {
+        f"{of}_BITS": (
+            f"32 if {storage} == STORAGE_F32 else 16 if {storage} <= STORAGE_BF16 else 8 if {storage} <= "
+            "STORAGE_FP8_E4M3 else 4",
+            f"bits of a stored value of {of}",
+        ),
+        f"{of}_HALVES": (
+            f"2 if {storage} == STORAGE_Q5_1 or {storage} == STORAGE_Q4_1 else {scaled}",
+            "float16 numbers of a block: its scale, or scale and minimum",
+        ),
+        f"{of}_VALUES": (f"{of}_DIM * {of}_BITS // 32", f"words of the values of one token's {of} of one KV head"),
+        f"{of}_BLOCKS": (f"({of}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
+        f"{of}_PAIRED": (f"({of}_BLOCKS * {of}_HALVES + 1) // 2", "words of their float16 numbers"),
+        f"{of}_SCALES": (f"{of}_PAIRED + {of}_BLOCKS if {fifth} else {of}_PAIRED", "the same with their fifth bits"),
+    }
+
+
+# name: (expression, meaning). The expressions use //, *, +, -, comparisons, `or` and conditionals of integers that are
+# never negative; each may use the inputs, what is known and the names before it.
 FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "WHOLE_SLICE": (
         "2 if V_DIM <= 64 else 4 if V_DIM <= 128 else 8 if V_DIM <= 256 else 16 if V_DIM <= 512 else 32",
@@ -42,25 +68,17 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "SLICE": ("WHOLE_SLICE // VALUE_PASSES", "head dimensions per lane and pass"),
     "PAIRS": ("SLICE // 2", "the same in pairs"),
     "VALUE_LANES": ("V_DIM // WHOLE_SLICE", "lanes that own a slice; the others idle"),
-    "K_VALUES": (
-        "K_DIM if STORAGE == STORAGE_F32 else K_DIM // 4 if STORAGE == STORAGE_Q8_0 else K_DIM // 2",
-        "words of one token's K of one KV head",
-    ),
-    "V_VALUES": (
-        "V_DIM if STORAGE == STORAGE_F32 else V_DIM // 4 if STORAGE == STORAGE_Q8_0 else V_DIM // 2",
-        "words of its V, which a latent shape does not store",
-    ),
-    "K_SCALES": ("(K_DIM + 63) // 64 if STORAGE == STORAGE_Q8_0 else 0", "words of the scales of that K"),
-    "V_SCALES": ("(V_DIM + 63) // 64 if STORAGE == STORAGE_Q8_0 else 0", "words of the scales of that V"),
-    "CHUNK_WORDS": ("K_VALUES // (K_DIM // CHUNK)", "words of a chunk of K"),
-    "SLICE_WORDS_Q8_0": ("1 if SLICE <= 4 else SLICE // 4", "where SLICE is 2, two lanes share a word"),
+    **_words("K"),
+    **_words("V"),
+    "CHUNK_WORDS": ("CHUNK * K_BITS // 32", "words of a chunk of K"),
     "SLICE_WORDS": (
-        "SLICE if STORAGE == STORAGE_F32 else SLICE_WORDS_Q8_0 if STORAGE == STORAGE_Q8_0 else PAIRS",
-        "stored words of a lane's slice of a value row",
+        "1 if SLICE * V_BITS <= 32 else SLICE * V_BITS // 32",
+        "stored words of a lane's slice of a value row; several lanes share a word that has more",
     ),
-    "LOAD_LIMIT": ("(2 if STORAGE == STORAGE_Q8_0 else 4) if LATENT == 1 else 4", "words that lie in one piece"),
+    "LOAD_LIMIT": ("(CHUNK_WORDS if CHUNK_WORDS <= 4 else 4) if LATENT == 1 else 4", "words that lie in one piece"),
     "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "of these, words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
+    "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
     "LOOP_KEYS_AHEAD": (
         "8 if SLICE <= 4 else 2 if SLICE * HEADS > 48 or SLICE_LOADS > 1 else 4",
         "value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD",
@@ -92,7 +110,8 @@ def attend_sizes(shape: AttnShape, heads: int, ahead: int, dtype: str, build: Bu
 
     heads: query heads of a workgroup, over all rows that share its keys; ahead: chunks of K in flight.
     """
-    inputs = (shape.k_dim, shape.v_dim, heads, ahead, STORAGE.index(dtype), int(shape.latent), int(build == "loop"))
+    k, v = map(storage_index, storage_types(dtype))
+    inputs = (shape.k_dim, shape.v_dim, heads, ahead, k, v, int(shape.latent), int(build == "loop"))
     found = _evaluated(inputs)
     return {name: found[name] for name in FORMULAS}
 

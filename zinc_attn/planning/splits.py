@@ -32,9 +32,10 @@ import numpy as np
 
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ..checks import check_int, check_text, shown
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError, LimitError
 from ..limits import MAX_CONTEXT
-from ..shapes import AttnShape, storage_dtype
+from ..shapes import AttnShape
 
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units

@@ -13,6 +13,7 @@ from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
 from ...checks import check_bool, check_int, shown
 from ...decode.one_shot import default_device
+from ...dtypes import storage_dtype
 from ...errors import (
     ArgumentError,
     ClosedError,
@@ -23,7 +24,7 @@ from ...errors import (
 )
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ...shapes import AttnShape, storage_dtype
+from ...shapes import AttnShape
 from .batch import BatchRows, append_and_attend
 from .config import layer_specs
 from .groups import AttentionOptions, LayerGroup

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import ArgumentError, UnsupportedError
-from ...limits import Q8_BLOCK
+from ...errors import UnsupportedError
 from ...shapes import AttnShape
 from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
 
@@ -33,11 +32,6 @@ class LayerSpec:
 
     def check_dtype(self, dtype: str) -> None:
         """ArgumentError: an attention layer's rows cannot be stored in ``dtype``."""
-        if self.expanded is not None and dtype == "q8_0" and any(size % Q8_BLOCK for size in self.compressed or ()):
-            raise ArgumentError(
-                f"dtype: got q8_0 for compressed rows of {self.compressed} values (kv_lora_rank, qk_rope_head_dim), "
-                f"expected multiples of {Q8_BLOCK}; use another dtype, or make the ZincCache without latent=True"
-            )
         if self.shape is not None:
             self.shape.kv_bytes_per_token(dtype)
 

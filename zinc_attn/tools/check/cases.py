@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ...canonical.arguments import check_window
 from ...decode.scoring import check_scale, check_softcap
+from ...dtypes import storage_dtype
 from ...errors import ArgumentError
-from ...shapes import AttnShape, row_format, storage_dtype
+from ...shapes import AttnShape, row_format
 from ..harness.bits import F32
 from ..harness.inputs import check_stored_v, parse_contexts
 

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ClassVar, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
+from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_lanes
 from ...planning.splits import SplitPlan
-from ...shapes import AttnShape, storage_dtype
+from ...shapes import AttnShape
 from .cards import Card
 from .pass1 import CACHED_RATE, START_US, Workgroup
 

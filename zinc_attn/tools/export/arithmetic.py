@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...limits import Q8_BLOCK
+from ...storage import IQ4_NL
 
 ENCODINGS: Final = {
     "f32": "IEEE 754 binary32",
     "f16": "IEEE 754 binary16",
     "bf16": "the upper half of a binary32",
-    "q8_0": f"int8 times the float16 scale of its {Q8_BLOCK} dimensions: scale = float16(max|x| / 127), "
-    "q = rint(x / scale) within -127 ... 127, 0 where the scale is 0",
+    "q8_0": "d * q, q an int8",
+    "fp8_e4m3": "OCP's 8-bit floating point of 4 exponent and 3 mantissa bits, times the float32 scale of the head",
+    "q5_1": "d * q + m, q of 5 bits, the product and the sum rounded on their own",
+    "q5_0": "d * (q - 16), q of 5 bits",
+    "q4_1": "d * q + m, q of 4 bits, the product and the sum rounded on their own",
+    "q4_0": "d * (q - 8), q of 4 bits",
+    "iq4_nl": f"d * t[q], t = {', '.join(map(str, IQ4_NL))}",
 }
 
 CONSTANTS: Final = {
@@ -46,7 +51,7 @@ CONSTANTS: Final = {
     "one pass over V; more take two or four",
     "MAX_VALUE_PASSES": "most passes over V",
     "MAX_CONTEXT": "most keys",
-    "Q8_BLOCK": "head dimensions that share a q8_0 scale",
+    "BLOCK": "head dimensions that share a scale d, and a minimum m where there is one, both float16",
     "MERGE_DIMS": "head dimensions per workgroup of pass 2",
 }
 REDUCTION: Final = (
@@ -79,14 +84,14 @@ DISPATCH: Final[tuple[dict[str, Any], ...]] = (
     {
         "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),
         "when": "appends > 0",
-        "for": "attend reads the new rows of k and v. A from_upload kernel reads them from rows instead: then append "
+        "for": "attend reads the new rows of k and v. With attend.from_upload it reads them from rows: then append "
         "comes last, behind a barrier of COMPUTE_SHADER with no access masks, and no barrier is needed here",
     },
     {
         "kernel": "attend",
         "when": "items > 0",
-        "module": "attend_single_* where no item has more than one leaf, "
-        "else attend_loop_*, which is right for every layout",
+        "module": "attend_single where no item has more than one leaf, "
+        "else attend_loop, which is right for every layout",
     },
     {
         "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),

@@ -12,13 +12,15 @@ from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical import constants
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
+from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.declarations import KernelDecl
-from ...limits import DTYPE_BYTES, MAX_CONTEXT
+from ...limits import MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
-from ...shapes import AttnShape, row_format, storage_dtype
+from ...shapes import AttnShape, row_format
+from ...storage import STORAGE, storage_index, storage_types
 from .arithmetic import CONSTANTS, DISPATCH, ENCODINGS, REDUCTION
 from .formulas import (
     BUFFERS,
@@ -35,7 +37,7 @@ from .formulas import (
 from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 3
+VERSION: Final = 4
 KINDS: Final = ("gpu", "cpu")
 
 
@@ -75,7 +77,8 @@ def _work() -> dict[str, Any]:
     """The work buffer."""
     return {
         "element": "uint32",
-        "order": "header, item records, row records, append (or copy) records, page ids, sinks; unused words are 0",
+        "order": "header, item records, row records, append (or copy) records, page ids, then sinks, ALiBi slopes, "
+        "scales of heads and masks where there are any; unused words are 0",
         "header": _record("header", kernels.HEADER, kernels.HEADER_WORDS),
         "item": _record("item", kernels.ITEM, kernels.ITEM_WORDS),
         "row": _record("row", kernels.ROW, kernels.ROW_WORDS),
@@ -88,7 +91,6 @@ def _work() -> dict[str, Any]:
 def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
     """A kernel's module and interface."""
     key = family(decl)
-    variant = zip(("build", "dtype", "from_upload"), kernels.ATTEND.get(decl.name, ()), strict=False)
     bindings = []
     for i, binding in enumerate(decl.bindings):
         element, meaning = BINDINGS[f"{key}.{binding.name}"]
@@ -108,7 +110,6 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         "name": decl.name,
         "family": key,
         "role": ROLES[decl.name if decl.name in ROLES else key],
-        **dict(variant),
         "file": decl.file,
         "sha256": digest,
         "bytes": size,
@@ -176,7 +177,7 @@ def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[st
 def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> dict[str, Any]:
     """Everything that is a number once shape, dtype and page size are known."""
     row_format(shape, dtype)  # refuses a dtype that the shape does not take
-    names = {**asdict(shape), "latent": int(shape.latent), **dtype_bits(dtype), "dtype": dtype, "page_size": page_size}
+    names = {**asdict(shape), "latent": int(shape.latent), **storage_names(dtype), "page_size": page_size}
     sizes = evaluate_all(SIZES, names)
     kinds = {}
     for kind in KINDS:
@@ -200,10 +201,13 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     }
 
 
-def dtype_bits(dtype: str) -> dict[str, int]:
-    """The size of a value in the cache."""
-    bits = 8 * DTYPE_BYTES[dtype]
-    return {"value_bits": bits, "values_per_word": 32 // bits}
+def storage_names(dtype: str) -> dict[str, int]:
+    """What the formulas know of K's and V's types."""
+    found: dict[str, int] = {}
+    for of, kind in zip("kv", storage_types(dtype), strict=True):
+        sizes = {"storage": storage_index(kind), "bits": kind.bits, "halves": kind.halves, "fifth": kind.fifth_bits}
+        found |= {f"{of}_{name}": int(size) for name, size in sizes.items()}
+    return found
 
 
 def _described(table: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
@@ -265,7 +269,7 @@ def manifest(
         "kernels": modules,
         "work": _work(),
         "buffers": {name: {"bytes": expression, "meaning": meaning} for name, (expression, meaning) in BUFFERS.items()},
-        "dtypes": {name: {**dtype_bits(name), "encoding": ENCODINGS[name]} for name in DTYPE_BYTES},
+        "dtypes": {name: {**asdict(kind), "encoding": ENCODINGS[name]} for name, kind in STORAGE.items()},
         "cache": {"element": "uint32", "layout": CACHE_LAYOUT, "index": CACHE_INDEX},
         "rows": {"element": "uint32", "layout": ROW_LAYOUT, "index": ROW_INDEX},
         "split_rule": split_rule_formulas(),

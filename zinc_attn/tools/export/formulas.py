@@ -13,7 +13,7 @@ from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_lanes
-from ...limits import MAX_CONTEXT, Q8_BLOCK
+from ...limits import BLOCK, MAX_CONTEXT
 
 # of a shape: expression, meaning; each uses only names before it
 SIZES: Final[dict[str, tuple[str, str]]] = {
@@ -37,16 +37,17 @@ SIZES: Final[dict[str, tuple[str, str]]] = {
         "workgroups that share one KV head",
     ),
     "heads_per_workgroup": ("ceil_div(group, head_chunks)", "query heads of one workgroup of pass 1"),
-    "k_values": ("k_dim * value_bits // 32", "words of one token's K values of one KV head"),
-    "v_values": ("0 if latent else v_dim * value_bits // 32", "words of its V values"),
-    "k_scales": (
-        f"ceil_div(k_dim, {2 * Q8_BLOCK}) if dtype == 'q8_0' else 0",
-        "words of the float16 scales of K, two a word, the last word filled up",
+    "k_values": ("k_dim * k_bits // 32", "words of one token's K values of one KV head"),
+    "v_values": ("0 if latent else v_dim * v_bits // 32", "words of its V values"),
+    "k_blocks": (f"ceil_div(k_dim, {BLOCK})", "blocks of a row of K"),
+    "v_blocks": (f"0 if latent else ceil_div(v_dim, {BLOCK})", "of V"),
+    "k_paired": (
+        "ceil_div(k_blocks * k_halves, 2)",
+        "words of their float16 numbers, the last one filled up",
     ),
-    "v_scales": (
-        f"ceil_div(v_dim, {2 * Q8_BLOCK}) if dtype == 'q8_0' and not latent else 0",
-        "words of the scales of V",
-    ),
+    "v_paired": ("ceil_div(v_blocks * v_halves, 2)", "of V's"),
+    "k_scales": ("k_paired + k_blocks * k_fifth", "words of what the blocks of K share: these, then their fifth bits"),
+    "v_scales": ("v_paired + v_blocks * v_fifth", "of V"),
     "k_words": ("k_values + k_scales", "words of one token's K of one KV head"),
     "v_words": ("v_values + v_scales", "words of its V"),
     "chunk_words": (f"k_values // (k_dim // {CHUNK})", f"words of {CHUNK} dimensions of K"),
@@ -88,9 +89,16 @@ INPUTS: Final = {
     "head_dim": "head dimension of q and K",
     "v_head_dim": "head dimension of V and the output",
     "latent": "1 where V is the first v_head_dim dimensions of K and is not stored, else 0",
-    "dtype": "of the cache, see dtypes",
-    "value_bits": "the dtype's",
-    "values_per_word": "the dtype's",
+    "k_storage": "index of K's type, see dtypes",
+    "v_storage": "of V's; K's for a latent shape",
+    "k_bits": "bits of a value of K's type, see dtypes",
+    "v_bits": "of V's",
+    "k_halves": "float16 numbers of a block of K's type",
+    "v_halves": "of V's",
+    "k_fifth": "1 where blocks of K's type have fifth bits, else 0",
+    "v_fifth": "of V's",
+    "scale_words": "2 * kv_heads where K's or V's type is fp8_e4m3, else 0",
+    "scale_table": "word of the work buffer where the scales of heads begin, 0 for none",
     "page_size": f"tokens per page, a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}",
     "layers": "layers that share a K and a V buffer",
     "pages": "pages of a layer",
@@ -136,7 +144,7 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
     "work": (
         f"4 * ({kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS} "
         f"+ appends * {kernels.APPEND_WORDS} + table_words + sink_words "
-        "+ alibi_words + mask_words)",
+        "+ alibi_words + scale_words + mask_words)",
         "host-visible; written by the host before each call",
     ),
     "q": ("4 * rows * q_heads * k_dim", "host-visible, or written by a kernel before"),
@@ -151,10 +159,10 @@ BUFFERS: Final[dict[str, tuple[str, str]]] = {
 }
 
 CACHE_LAYOUT: Final = {
-    "k": f"(layers, pages, kv_heads, page_tiles) tiles of values (k_dim / {CHUNK}, tile, {CHUNK}), then scales "
-    "(k_scales, tile) words",
-    "v": "(layers, pages, kv_heads, page_tiles) tiles of values (tile, v_dim), then scales (tile, v_scales) words; "
-    "of a latent shape the first v_dim dimensions of K",
+    "k": f"(layers, pages, kv_heads, page_tiles) tiles of values (k_dim / {CHUNK}, tile, {CHUNK}), then what blocks "
+    "share, (k_scales, tile) words",
+    "v": "(layers, pages, kv_heads, page_tiles) tiles of values (tile, v_dim), then what blocks share, (tile, "
+    "v_scales) words; of a latent shape the first v_dim dimensions of K",
     "pages": "a page id names the same place in every layer's pages; page tables hold ids, to which the kernels add "
     "header.first_page. As many layers share a K and a V buffer as maxStorageBufferRange allows, or fewer",
 }
@@ -164,21 +172,27 @@ CACHE_INDEX: Final = {
     "tile_number": "(page * kv_heads + kv_head) * page_tiles + token // tile % page_tiles",
     "k_tile_at": "tile_number * k_tile_words",
     "v_tile_at": "tile_number * v_tile_words",
-    "k_word": f"k_tile_at + (dim // {CHUNK} * tile + token % tile) * chunk_words + dim % {CHUNK} // values_per_word",
-    "v_word": "v_tile_at + token % tile * v_values + dim // values_per_word",
-    "bit": "dim % values_per_word * value_bits",
-    "k_scale_word": f"k_tile_at + tile * k_values + dim // {2 * Q8_BLOCK} * tile + token % tile",
-    "v_scale_word": f"v_tile_at + tile * v_values + token % tile * v_scales + dim // {2 * Q8_BLOCK}",
-    "scale_bit": f"dim // {Q8_BLOCK} % 2 * 16",
+    "k_word": f"k_tile_at + (dim // {CHUNK} * tile + token % tile) * chunk_words + dim % {CHUNK} * k_bits // 32",
+    "v_word": "v_tile_at + token % tile * v_values + dim * v_bits // 32",
+    "k_bit": "dim * k_bits % 32",
+    "v_bit": "dim * v_bits % 32",
+    "k_scale_word": f"k_tile_at + tile * k_values + dim // {BLOCK} * k_halves // 2 * tile + token % tile",
+    "v_scale_word": f"v_tile_at + tile * v_values + token % tile * v_scales + dim // {BLOCK} * v_halves // 2",
+    "k_scale_bit": f"dim // {BLOCK} * k_halves % 2 * 16",
+    "v_scale_bit": f"dim // {BLOCK} * v_halves % 2 * 16",
+    "k_fifth_word": f"k_tile_at + tile * k_values + (k_paired + dim // {BLOCK}) * tile + token % tile",
+    "v_fifth_word": f"v_tile_at + tile * v_values + token % tile * v_scales + v_paired + dim // {BLOCK}",
+    "fifth_bit": f"dim % {BLOCK}",
 }
 ROW_INDEX: Final = {
     "row_at": "(row * kv_heads + kv_head) * (k_words + v_words)",
-    "k_word": "row_at + dim // values_per_word",
-    "v_word": "row_at + k_values + dim // values_per_word",
-    "bit": "dim % values_per_word * value_bits",
-    "k_scale_word": f"row_at + k_values + v_values + dim // {2 * Q8_BLOCK}",
-    "v_scale_word": f"row_at + k_values + v_values + k_scales + dim // {2 * Q8_BLOCK}",
-    "scale_bit": f"dim // {Q8_BLOCK} % 2 * 16",
+    "k_word": "row_at + dim * k_bits // 32",
+    "v_word": "row_at + k_values + dim * v_bits // 32",
+    **{name: CACHE_INDEX[name] for name in ("k_bit", "v_bit", "k_scale_bit", "v_scale_bit", "fifth_bit")},
+    "k_scale_word": f"row_at + k_values + v_values + dim // {BLOCK} * k_halves // 2",
+    "v_scale_word": f"row_at + k_values + v_values + k_scales + dim // {BLOCK} * v_halves // 2",
+    "k_fifth_word": f"row_at + k_values + v_values + k_paired + dim // {BLOCK}",
+    "v_fifth_word": f"row_at + k_values + v_values + k_scales + v_paired + dim // {BLOCK}",
 }
 
 

@@ -11,6 +11,7 @@ from ... import limits
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.tuning import SHARED_ADDRESSES, SHARED_HEADS
+from ...storage import FP8_UNIT, STORAGE
 
 # words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
 FIELDS: Final[dict[str, tuple[str, str, str]]] = {
@@ -56,6 +57,12 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "alibi_table",
         "word of the work buffer where q_heads ALiBi slopes begin, float32(slope * log2(e)) each, the product taken in "
         "float64; read where alibi is 1",
+    ),
+    "header.scale_table": (
+        "uint32",
+        "scale_table",
+        "word of the work buffer where the scales of fp8_e4m3 begin, "
+        f"{FP8_UNIT:g} * the float32 scale of each KV head of K, then of V; read where a type is fp8_e4m3",
     ),
     "header.first_page": (
         "uint32",
@@ -176,11 +183,9 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
         "query rows per workgroup; heads is then group * rows_shared, the grid's z 1 and header.single_pass 0. A GPU's "
         f"registers hold min({SHARED_HEADS} // group, {SHARED_ADDRESSES} // (group + 1)) rows",
     ),
-    "attend.storage": (
-        "storage",
-        f"storage type of K and V: {', '.join(f'{i} {n}' for i, n in enumerate(kernels.STORAGE))}",
-    ),
-    "attend.from_upload": ("from_upload", "1: the newest tokens are read from the rows buffer"),
+    "attend.k_storage": ("k_storage", f"storage type of K: {', '.join(f'{i} {n}' for i, n in enumerate(STORAGE))}"),
+    "attend.v_storage": ("v_storage", "storage type of V, numbered like K's"),
+    "attend.from_upload": ("0", "1: the newest tokens are read from the rows buffer"),
     "merge.v_dim": ("v_dim", "dimensions of the output"),
     "merge.lanes": (
         "merge_lanes",
@@ -188,8 +193,8 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
     ),
     "append.k_values": ("k_values", "words of K values per token and KV head"),
     "append.v_values": ("v_values", "words of V values"),
-    "append.k_scales": ("k_scales", "words of the scales of K"),
-    "append.v_scales": ("v_scales", "words of the scales of V"),
+    "append.k_scales": ("k_scales", "words of what the blocks of K share"),
+    "append.v_scales": ("v_scales", "words of what the blocks of V share"),
     "append.chunk_words": ("chunk_words", f"words of {CHUNK} dimensions of K"),
     "append.tile": ("tile", "tokens per tile"),
     "append.gather": ("gather", "0: rows into the cache; 1: out of it"),

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_int
+from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...runtime.device import Device
-from ...shapes import storage_dtype
 from ..sweep import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet
 from .trace import AttentionTrace

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from ...cache import rows
 from ...checks import check_int
+from ...dtypes import storage_dtype
 from ...errors import LimitError
 from ...runtime.device import Device
-from ...shapes import AttnShape, storage_dtype
+from ...shapes import AttnShape
+from ...storage import storage_types
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..sweep import PAGE_SIZE
@@ -185,7 +187,7 @@ class _Context:
             sizes = (layer.shape.head_dim, layer.shape.v_head_dim)
             made = [rng.standard_normal((BLOCK, layer.shape.kv_heads, size), np.float32) for size in sizes]
             part = slice(max(begin - block * BLOCK, 0), min(end - block * BLOCK, BLOCK))
-            k, v = (narrow(x[part], self.dtype) for x in made)
+            k, v = (narrow(x[part], kind.name) for x, kind in zip(made, storage_types(self.dtype), strict=True))
             yield k, v
 
     def _fill(self, cache: Any, begin: int, end: int) -> None:
@@ -237,7 +239,7 @@ class _Context:
                 self._tell("float64 reference")
                 yield rows.stored(k[part], v[part], self.dtype)
         new = (np.stack([getattr(call, name).float().numpy()[:, 0] for call in calls]) for name in "kv")
-        k, v = (narrow(x, self.dtype) for x in new)
+        k, v = (narrow(x, kind.name) for x, kind in zip(new, storage_types(self.dtype), strict=True))
         yield rows.stored(k, v, self.dtype)
 
     def _error(self, layer: Any, base: AttentionTrace) -> LayerError:

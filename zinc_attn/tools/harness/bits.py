@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ... import reference
 from ...cache.rows import stored
+from .inputs import NUMPY_DTYPES
 
 F32 = NDArray[np.float32]
 ORACLE_PRODUCTS: Final = 1 << 30  # rows * context * q_heads * head_dim up to which a tool computes every head
@@ -49,7 +50,7 @@ def oracle(
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
-        if dtype in ("bf16", "q8_0"):
+        if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
         if sinks is not None:
             options["sinks"] = sinks[served]

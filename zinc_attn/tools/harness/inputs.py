@@ -18,6 +18,7 @@ from ...decode.scoring import check_scale, check_score_bound
 from ...errors import ArgumentError, ShapeError
 from ...limits import MAX_CONTEXT
 from ...shapes import AttnShape
+from ...storage import storage_types
 
 F32 = NDArray[np.float32]
 NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
@@ -89,8 +90,9 @@ class Inputs:
         check_stored_v(shape)
         rng = np.random.default_rng([seed, 0, sequence])
         q = rng.standard_normal((*lead, shape.q_heads, shape.head_dim), dtype=np.float32)
-        k = _normal((tokens, shape.kv_heads, shape.head_dim), dtype, [seed, 1, sequence])
-        v = _normal((tokens, shape.kv_heads, shape.v_head_dim), dtype, [seed, 2, sequence])
+        kinds = storage_types(dtype)
+        k = _normal((tokens, shape.kv_heads, shape.head_dim), kinds[0].name, [seed, 1, sequence])
+        v = _normal((tokens, shape.kv_heads, shape.v_head_dim), kinds[1].name, [seed, 2, sequence])
         return cls(q, k, v, f"normal, seed {seed}")
 
     @classmethod
@@ -127,7 +129,7 @@ def _checked(q: Any, k: Any, v: Any) -> tuple[F32, NDArray[Any], NDArray[Any]]:
 
 
 def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray[Any]:
-    """float32 values for f32 and bf16, which it holds exactly; float16 for f16 and q8_0, which rounds them itself."""
+    """float32 values for f32 and bf16, which it holds exactly; float16 for f16 and for types that quantize it."""
     rng = np.random.default_rng(seed)
     made: NDArray[Any] = np.empty(shape, np.float32 if dtype in ("f32", "bf16") else np.float16)
     rows = max(1, _BLOCK // (shape[1] * shape[2]))

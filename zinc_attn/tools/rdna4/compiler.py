@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from ... import limits
+from ...canonical.constants import CHUNK, KEYS_PER_LEAF
 from ...errors import ArgumentError, KernelError, NoVulkanError
+from ...kernels.sizes import attend_sizes
+from ...kernels.tuning import chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
-from .isa import main_loops
+from .isa import Issue, main_loops
 from .variants import FAMILIES, Spec, default_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -58,9 +60,20 @@ def missing(family: str = "gfx1201") -> str | None:
 
 def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
-    dtype_bytes = limits.DTYPE_BYTES.get(spec.kernel.rsplit("_", 1)[-1])
-    loops = main_loops(one["isa"], spec.shape, dtype_bytes) if spec.heads and dtype_bytes else (None, None)
-    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops)
+    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *_loops(spec, one["isa"]))
+
+
+def _loops(spec: Spec, isa: str) -> tuple[Issue | None, Issue | None]:
+    """The main loops. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
+    if spec.types is None:
+        return None, None
+    k, v = spec.types
+    if k == v and not k.quantized:
+        return main_loops(isa, spec.shape, k.bits // 8)
+    variant, ahead = spec.variant(), chunks_ahead("discrete", spec.shape.k_dim)
+    sizes = attend_sizes(spec.shape, spec.heads, ahead, variant.dtype, variant.build)
+    values = sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
+    return main_loops(isa, spec.shape, 0, (spec.shape.k_dim / (CHUNK * ahead), values))
 
 
 def _environment(family: str) -> Mapping[str, str]:

@@ -64,19 +64,23 @@ def innermost_loops(isa: str) -> list[tuple[list[tuple[str, bool]], bool]]:
     ]
 
 
-def main_loops(isa: str, shape: AttnShape, dtype_bytes: int) -> tuple[Issue | None, Issue | None]:
+def main_loops(
+    isa: str, shape: AttnShape, dtype_bytes: int, trips: tuple[float, float] | None = None
+) -> tuple[Issue | None, Issue | None]:
     """(score loop, value loop) of pass 1 per key.
 
     The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar loads), the
     value loop the only one that does both. Trips per leaf follow from the bytes that one trip loads, which accounts for
-    unrolling: K of a leaf is 2 keys per lane, V one slice of 64 keys, in one pass or in several.
+    unrolling: K of a leaf is 2 keys per lane, V one slice of 64 keys, in one pass or in several. trips: of both loops
+    per leaf, where the bytes do not tell them, since what blocks share is loaded, too.
     """
     groups: tuple[list[Issue | None], list[Issue | None]] = ([], [])
     for loop, straight in innermost_loops(isa):
         if per_trip := sum(_load_bytes(op) for op, _ in loop):
             reads_lds = any(op.startswith(("ds_read", "ds_load")) for op, _ in loop)
             values = constants.KEYS_PER_LEAF * shape.value_slice if reads_lds else 2 * shape.k_dim
-            trips_per_key = values * dtype_bytes / per_trip / constants.KEYS_PER_LEAF
+            per_leaf = values * dtype_bytes / per_trip if trips is None else trips[reads_lds]
+            trips_per_key = per_leaf / constants.KEYS_PER_LEAF
             groups[reads_lds].append(_issue(loop, trips_per_key) if straight else None)
     qk, pv = (g[0] if len(g) == 1 else None for g in groups)
     return qk, pv

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF
 from ...checks import parse_digits, shown
+from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, merge_call
 from ...kernels.tuning import shared_rows
 from ...limits import MAX_HEAD_DIM
 from ...shapes import AttnShape
+from ...storage import STORAGE, StorageType, storage_types
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 # Shapes whose V is of another size than K: latent attention of 20 and of 64 heads, of a smaller K, and plain V of 128.
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
+
+USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
+_PASS1: Final = re.compile(r"attend_(?P<build>single|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
 
 
 @dataclass(frozen=True)
 class Spec:
     """One variant of a kernel.
 
-    head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2 knows V's size alone, which is its head_dim. heads:
-    query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks: workgroups that share a KV head; it scales
-    the issue estimate and changes nothing else. softcap: 1 for the builds that cap scores. rows: query rows of a
-    workgroup that share their keys.
+    kernel: merge, or a variant of pass 1, attend_BUILD_DTYPE, with _from_upload behind it where the newest tokens come
+    from the uploaded rows. head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2 knows V's size alone, which
+    is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks: workgroups that
+    share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the builds that cap scores.
+    rows: query rows of a workgroup that share their keys.
     """
 
     kernel: str
@@ -76,48 +84,65 @@ class Spec:
         """The query heads of a workgroup as a shape of one KV head."""
         return AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim, self.v_head_dim, self.latent)
 
+    def variant(self) -> AttendVariant:
+        """What chooses the program of a variant of pass 1. ArgumentError: it is none."""
+        parts = _PASS1.fullmatch(self.kernel)
+        if parts is None or not self.heads:
+            raise ArgumentError(
+                f"variant: got {self.name}, expected attend_BUILD_DTYPE, BUILD single or loop, DTYPE as for --dtype, "
+                f"with _from_upload or without, or {kernels.MERGE.name}, with its constants"
+            )
+        return AttendVariant(
+            self.shape,
+            storage_dtype(parts["dtype"]),
+            "loop" if parts["build"] == "loop" else "single",
+            "discrete",
+            KEYS_PER_LEAF,
+            softcap=bool(self.softcap),
+            from_upload=parts["upload"] is not None,
+            rows=self.rows,
+            heads=self.shape.group,
+        )
+
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
-        shape = self.shape
-        if self.kernel in kernels.ATTEND and self.heads:
-            build, dtype, from_upload = kernels.ATTEND[self.kernel]
-            variant = AttendVariant(
-                shape,
-                dtype,
-                build,
-                "discrete",
-                KEYS_PER_LEAF,
-                softcap=bool(self.softcap),
-                from_upload=from_upload,
-                rows=self.rows,
-                heads=shape.group,
-            )
-            return variant.program()
         if self.kernel == kernels.MERGE.name and not self.heads:
-            call = merge_call(shape, "discrete", 1)
+            call = merge_call(self.shape, "discrete", 1)
             return call.decl, call.spec
-        there = ", ".join((*kernels.ATTEND, kernels.MERGE.name))
-        raise ArgumentError(f"variant: got {self.name}, expected a kernel of {there} with its constants")
+        return self.variant().program()
+
+    @property
+    def types(self) -> tuple[StorageType, StorageType] | None:
+        """The storage types of K and V of a variant of pass 1."""
+        parts = _PASS1.fullmatch(self.kernel)
+        return None if parts is None else storage_types(storage_dtype(parts["dtype"]))
 
 
-def specs_for(shape: AttnShape, softcap: int = 0) -> list[Spec]:
+def _kernels(dtypes: Iterable[str]) -> list[str]:
+    """The names of pass 1's variants in some dtypes."""
+    ends = ("", "_from_upload")
+    return [f"attend_{build}_{dtype}{end}" for dtype in dtypes for build in kernels.BUILDS for end in ends]
+
+
+def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:
     """Every kernel as this shape uses it: both builds of pass 1 in each dtype, and pass 2."""
     attend = (shape.heads_per_workgroup, shape.head_chunks, softcap, 1, shape.v_head_dim, shape.latent)
     return [
-        *(Spec(kernel, shape.head_dim, *attend) for kernel in kernels.ATTEND),
+        *(Spec(kernel, shape.head_dim, *attend) for kernel in _kernels(dtypes)),
         Spec(kernels.MERGE.name, shape.v_head_dim),
     ]
 
 
 def default_specs() -> list[Spec]:
-    """The variants that the preset models need, and every other head_dim with groups of 4."""
+    """The variants that the preset models need, every other head_dim with groups of 4, and every storage type once."""
     text = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 9/3/64 32/16/256 4/1/512 4/1/80 4/1/96 4/1/112 4/1/192"
     found = [spec for shape in text.split() for spec in specs_for(AttnShape.parse(shape))]
     found += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
         rows = shared_rows("discrete", shape)
-        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in kernels.ATTEND if rows > 1]
+        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in _kernels(USUAL) if rows > 1]
+    found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
     return _by_kernel(found)
 
 
@@ -128,5 +153,5 @@ def unequal_specs() -> list[Spec]:
 
 def _by_kernel(specs: list[Spec]) -> list[Spec]:
     """Each spec once, in the order of the kernels."""
-    order = [kernel.name for kernel in kernels.KERNELS]
+    order = [*_kernels(STORAGE), kernels.MERGE.name]
     return sorted(dict.fromkeys(specs), key=lambda spec: order.index(spec.kernel))

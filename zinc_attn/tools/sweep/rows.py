@@ -9,10 +9,12 @@ from typing import Any, Final
 from ...cache.pages import PagePool
 from ...cache.rows import stored_values
 from ...checks import check_int
+from ...dtypes import storage_dtype
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ...shapes import AttnShape, row_format, storage_dtype
+from ...shapes import AttnShape, row_format
+from ...storage import storage_types
 from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import NUMPY_DTYPES, Inputs
 from ..harness.split_spec import SplitSpec
@@ -92,7 +94,7 @@ class SweepSpec:
             raise DTypeError(f"dtype: got {self.dtype}, expected {kv.dtype} for {kv.source} without a cache")
         try:
             for name, x in (("k", kv.k), ("v", kv.v)):
-                stored_values(name, x, self.dtype)
+                stored_values(name, x, storage_types(self.dtype)["kv".index(name)].name)
         except ArgumentError as error:
             raise type(error)(f"{kv.source}: {error}") from error
 

@@ -1,0 +1,73 @@
+// Stored words of K and V to float32.  A type's value is exact, or is the float32 product scale * q, rounded once, to
+// which the minimum of a block is added, rounded once more.
+//
+// `storage` is a specialization constant everywhere: branches on it are decided when the pipeline is made.
+
+// The two float16 or bfloat16 values of a word.
+//
+// On a GPU a float16 is the larger of itself and a number below all of float16's: AMD's compiler would fold a bare
+// conversion into each product with it (v_fma_mix_f32), and those do not dual-issue.
+vec2 from_half_words(uint storage, uint w) {
+    if (storage == STORAGE_BF16) {
+        return vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xFFFF0000u));
+    }
+    vec2 x = unpackHalf2x16(w);
+    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+}
+
+// fp8_e4m3 values 2 i and 2 i + 1 of a word, times 1 / 256: the exponent bits and the mantissa as a float16's.
+vec2 from_fp8(uint w, uint i) {
+    uint both = w >> (16u * i);
+    return unpackHalf2x16((both & 0x80u) << 8 | (both & 0x7Fu) << 7 | (both & 0x8000u) << 16 | (both & 0x7F00u) << 15);
+}
+
+// Entry q of the table of iq4_nl.
+int iq4_nl(uint q) {
+    return bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8);
+}
+
+// Values 2 i and 2 i + 1 of a word of 8 or 4 bits a value.  fifth: their fifth bits, in bits 0 and 1.
+vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
+    precise vec2 x;
+    if (storage == STORAGE_FP8_E4M3) {
+        x = from_fp8(w, i) * block.scale;
+        return x;
+    }
+    if (storage == STORAGE_Q8_0) {
+        x = vec2(bitfieldExtract(int(w), int(16u * i), 8), bitfieldExtract(int(w), int(16u * i + 8u), 8)) * block.scale;
+        return x;
+    }
+    uvec2 q = uvec2(bitfieldExtract(w, int(8u * i), 4), bitfieldExtract(w, int(8u * i + 4u), 4));
+    if (storage == STORAGE_IQ4_NL) {
+        x = vec2(iq4_nl(q.x), iq4_nl(q.y)) * block.scale;
+        return x;
+    }
+    if (storage == STORAGE_Q5_0 || storage == STORAGE_Q5_1) {
+        q |= uvec2(fifth & 1u, fifth >> 1 & 1u) << 4;
+    }
+    int offset = storage == STORAGE_Q4_0 ? 8 : (storage == STORAGE_Q5_0 ? 16 : 0);
+    x = vec2(ivec2(q) - offset) * block.scale;
+    if (storage == STORAGE_Q4_1 || storage == STORAGE_Q5_1) {
+        precise vec2 sum = x + block.minimum;
+        return sum;
+    }
+    return x;
+}
+
+// Dimensions 8 chunk ... 8 chunk + 7 of one key.
+void load_k(uvec2 where, uint chunk, out vec4 low, out vec4 high) {
+    uvec4 w = k_chunk(where, chunk, 0u);
+    if (K_STORAGE == STORAGE_F32) {
+        low = uintBitsToFloat(w);
+        high = uintBitsToFloat(k_chunk(where, chunk, 1u));
+    } else if (K_BITS == 16u) {
+        low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
+        high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
+    } else {
+        Block block = k_block(where, chunk / 4u);
+        uint fifth = block.fifth >> (8u * (chunk % 4u)), more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
+        low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
+        high = vec4(quantized(K_STORAGE, more, first, fifth >> 4, block),
+                    quantized(K_STORAGE, more, first + 1u, fifth >> 6, block));
+    }
+}

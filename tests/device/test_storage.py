@@ -1,0 +1,161 @@
+"""Storage types on a device: scales of heads, encoded rows, files, shards, and what each type costs in accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support import differing
+
+import zinc_attn as za
+from zinc_attn import errors, reference
+from zinc_attn.cache import blocks, encoded
+from zinc_attn.cache.files import CacheFileError
+from zinc_attn.cache.rows import stored
+from zinc_attn.storage import STORAGE
+
+SHAPE = za.AttnShape(4, 2, 64, 96)
+RNG = np.random.default_rng(8)
+Q = RNG.standard_normal((300, 4, 64), dtype=np.float32)
+K = RNG.standard_normal((300, 2, 64), dtype=np.float32)
+V = RNG.standard_normal((300, 2, 96), dtype=np.float32)
+SCALES = np.array([[[0.1, 0.02], [0.5, 1]], [[3, 0.25], [0.03, 0.7]]], np.float32)  # (layers, K and V, KV heads)
+FP8 = {"k_scale": SCALES[:, 0], "v_scale": SCALES[:, 1]}
+ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)
+
+
+def same(got: Any, want: Any) -> None:
+    for one, expected in zip(got, want, strict=True):
+        assert not differing(np.ascontiguousarray(one), expected)
+
+
+@pytest.mark.both_dispatchers
+def test_scales_are_a_heads_and_a_layers(device: za.Device, tmp_path: Path) -> None:
+    """In prefill, steady decode, a batch, a cascade, partial states, and a file."""
+    with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 64, **FP8) as cache:
+        attn, one = za.Attention(cache), cache.new_sequence()
+        want = {}
+        for layer in (0, 1):
+            cache.append(one, layer, K[:200], V[:200])
+        for end in (203, 204, 205, 206):
+            for layer in (0, 1):
+                begin = len(K[:200]) if end == 203 else end - 1
+                got = attn(Q[begin:end], one, layer, k=K[begin:end], v=V[begin:end], return_lse=True)
+                keys, values = stored(K[:end], V[:end], "fp8_e4m3", scales=SCALES[layer])
+                want[layer] = reference.emulate(Q[begin:end], keys, values)
+                same(got, want[layer])
+        two = one.fork()
+        for cascade in (True, False):
+            shared = za.Attention(cache, cascade=cascade)
+            outs, lses = shared([Q[205], Q[205]], [one, two], 1, return_lse=True)
+            for at in (0, 1):
+                same((outs[at], lses[at]), [x[0] for x in want[1]])
+        same((za.fold([attn.partial(Q[205:206], one, 0)])), want[0])
+        one.save(tmp_path / "one")
+        with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 16, **FP8) as other:
+            back = other.load(tmp_path / "one")
+            same(za.Attention(other)(Q[205:206], back, 1, return_lse=True), want[1])
+        for scales in ({}, {"k_scale": SCALES[:, 0] * 2, "v_scale": SCALES[:, 1]}):
+            other = za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 16, **scales)  # type: ignore[arg-type]
+            with other, pytest.raises(CacheFileError, match=r"head_scales: got .*, the cache's"):
+                other.load(tmp_path / "one")
+        with pytest.raises(errors.ValueRangeError, match=r"k: .* in KV head 1, .* 0\.02; give a larger k_scale"):
+            attn(Q[:1], one, 0, k=np.full((1, 2, 64), 9, np.float32), v=V[:1])
+        with pytest.raises(errors.ValueRangeError, match=r"v: .* in KV head 0, .* 0\.5; give a larger v_scale"):
+            cache.append(one, 0, K[:1] * 0, np.full((1, 2, 96), 225, np.float32))
+        assert len(one) == 206
+
+
+@ONE
+def test_scales_of_shards(device: za.Device) -> None:
+    devices = [device, device]
+    with za.ShardedKVCache(devices, SHAPE, 2, 4096, "q8_0/fp8_e4m3", 64, weights=[1, 1], v_scale=SCALES[:, 1]) as cache:
+        seq, k, v, q = cache.new_sequence(), *(np.tile(x, (4, 1, 1)) for x in (K, V, Q))
+        for layer in (0, 1):
+            cache.append(seq, layer, k, v)
+        got = za.ShardedAttention(cache)(q[-2:], seq, 1, return_lse=True)
+    scales = np.stack([np.ones(2, np.float32), SCALES[1, 1]])
+    same(got, reference.emulate(q[-2:], *stored(k, v, "q8_0/fp8_e4m3", scales=scales)))
+
+
+def encode(x: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
+    kind = STORAGE[name]
+    if kind.halves:
+        return encoded.to_blocks(*blocks.quantize(blocks.in_blocks(x), kind), kind).reshape(*x.shape[:2], -1)
+    return np.ascontiguousarray(x.astype({"f16": np.float16, "f32": np.float32}.get(name, blocks.FP8))).view(np.uint8)
+
+
+@pytest.mark.parametrize("pair", ["q8_0/q4_0", "q5_1/iq4_nl", "f16/q5_0", "fp8_e4m3/q4_1", "f32/f16"])
+def test_encoded_rows_are_attended_as_their_values(device: za.Device, pair: str) -> None:
+    """The bytes of another cache, between appended values."""
+    k_type, v_type = pair.split("/")
+    k, v = (x.astype(np.float16).astype(np.float32) for x in (K, V))
+    with za.KVCache(device, SHAPE, 1, 512, pair, 16, round_rows=True) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k[:33], v[:33])
+        cache.append_encoded(seq, 0, encode(k[33:290], k_type), encode(v[33:290], v_type))
+        got = za.Attention(cache)(Q[:2], seq, 0, k=k[290:], v=v[290:], return_lse=True)
+        same(got, reference.emulate(Q[:2], *stored(k, v, pair, True)))
+        before = len(seq), cache.max_k
+        bad = encode(k[:2], k_type)
+        bad[1, 1, :2] = 0xFF, 0x7F
+        if k_type != "f32":
+            with pytest.raises(errors.ValueRangeError, match="k"):
+                cache.append_encoded(seq, 0, bad, encode(v[:2], v_type))
+        with pytest.raises(errors.ShapeError, match="v: got shape"):
+            cache.append_encoded(seq, 0, encode(k[:2], k_type), encode(v[:1], v_type))
+        assert (len(seq), cache.max_k) == before
+
+
+@ONE
+def test_encoded_rows_of_a_latent_cache(device: za.Device) -> None:
+    shape = za.AttnShape(4, 1, 96, 64, latent=True)
+    k = RNG.standard_normal((100, 1, 96), dtype=np.float32)
+    q = RNG.standard_normal((1, 4, 96), dtype=np.float32)
+    with za.KVCache(device, shape, 1, 512, "q5_0", 64) as cache:
+        seq = cache.new_sequence()
+        cache.append_encoded(seq, 0, encode(k, "q5_0"))
+        got = za.Attention(cache)(q, seq, 0, return_lse=True)
+        with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):
+            cache.append_encoded(seq, 0, encode(k, "q5_0"), encode(k, "q5_0"))
+    same(got, reference.emulate(q, *stored(k, k[..., :64], "q5_0", latent=True)))
+
+
+@ONE
+def test_files_know_both_types(device: za.Device, tmp_path: Path) -> None:
+    with za.KVCache(device, SHAPE, 1, 512, "q5_1/q4_0", 64) as cache:
+        seq = cache.new_sequence()
+        got = za.Attention(cache)(Q[:1], seq, 0, k=K[:100], v=V[:100], return_lse=True)
+        seq.save(tmp_path / "pair")
+    with za.KVCache(device, SHAPE, 1, 512, ("q5_1", "q4_0"), 16) as cache:
+        same(za.Attention(cache)(Q[:1], cache.load(tmp_path / "pair"), 0, return_lse=True), got)
+    for dtype in ("q5_1", "q4_0/q5_1"):
+        refused = pytest.raises(CacheFileError, match=f"dtype: got q5_1/q4_0, expected {dtype}, the cache's")
+        with za.KVCache(device, SHAPE, 1, 512, dtype, 64) as cache, refused:
+            cache.load(tmp_path / "pair")
+
+
+# relative L2 error of the output against float64 on the values themselves, 300 standard normal keys: what a step of the
+# type gives, and a fifth more
+ERRORS = {
+    "f32": 1e-6,
+    "f16": 5e-4,
+    "bf16": 4e-3,
+    "q8_0": 9e-3,
+    "fp8_e4m3": 5e-2,
+    "q5_1": 6e-2,
+    "q5_0": 7e-2,
+    "q4_1": 0.13,
+    "q4_0": 0.15,
+    "iq4_nl": 0.14,
+}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_the_error_is_that_of_the_types_rounding(name: str) -> None:
+    truth, _ = reference.attention(Q[:8], K, V, causal=False)
+    got, _ = reference.emulate(Q[:8], *stored(K, V, name, True), causal=False)
+    assert np.sqrt(np.sum((got - truth) ** 2) / np.sum(truth**2)) <= ERRORS[name]

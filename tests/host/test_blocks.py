@@ -1,0 +1,223 @@
+"""Block types and fp8_e4m3: ggml's bytes, ours, and the way between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from zinc_attn import errors
+from zinc_attn.cache import blocks, encoded, rows
+from zinc_attn.cache.head_scales import check_head_scales
+from zinc_attn.dtypes import storage_dtype
+from zinc_attn.shapes import AttnShape
+from zinc_attn.storage import IQ4_NL, STORAGE
+
+BLOCK_TYPES = [name for name, kind in STORAGE.items() if kind.halves]
+SHAPE = AttnShape(4, 2, 96, 64)
+
+
+def values(n: int = 6000) -> NDArray[np.float32]:
+    """(n, 32) blocks: of many sizes, zero, constant, of both signs, with ties, of scales that float16 rounds to 0."""
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((n, 32)).astype(np.float32)
+    x[: n // 4] *= np.exp2(rng.integers(-20, 12, (n // 4, 1))).astype(np.float32)
+    x[n // 4 : n // 2] = rng.integers(-127, 128, (n // 2 - n // 4, 32))
+    x[:8] = np.array([0, 1, -1, 2.0**-30, -(2.0**-39), 6e4, -6e4, 0.1], np.float32)[:, None]
+    x[8] = np.tile([0.5, -0.5], 16)
+    x[9] = np.eye(32)[5] * 5
+    return x
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCK_TYPES if name != "iq4_nl"])
+def test_equal_rows_give_the_bytes_of_ggml(name: str) -> None:
+    quants = pytest.importorskip("gguf.quants", reason="pip install gguf")
+    gguf = pytest.importorskip("gguf")
+    x, kind = values(), STORAGE[name]
+    q, halves = blocks.quantize(x, kind)
+    want = quants.quantize(x, gguf.GGMLQuantizationType[name.upper()])
+    assert np.array_equal(encoded.to_blocks(q, halves, kind), want)
+    decoded = quants.dequantize(want, gguf.GGMLQuantizationType[name.upper()])
+    assert np.array_equal(blocks.dequantize(q, halves, kind).view(np.uint32), decoded.view(np.uint32))
+
+
+def test_iq4_nl() -> None:
+    """Against the procedure one value after the other, and ggml's bytes against gguf's decoding of them."""
+    x, kind = values(300), STORAGE["iq4_nl"]
+    q, halves = blocks.quantize(x, kind)
+    table = np.array(IQ4_NL, np.float32)
+    for at, block in enumerate(x):
+        extreme = block[np.argmax(np.abs(block))]
+        if extreme == 0:
+            assert halves[at, 0] == 0
+            continue
+        inverse = np.float32(1) / (extreme / table[0])
+        over = under = np.float32(0)
+        for i, value in enumerate(block):
+            scaled = value * inverse
+            distance = np.abs(table.astype(np.float64) - scaled)
+            mine = np.flatnonzero(distance == distance.min())[-1]
+            assert q[at, i] == mine
+            weight = value * value
+            over = over + weight * table[mine] * value
+            under = under + weight * table[mine] * table[mine]
+        assert halves[at, 0] == np.float16(over / under)
+    quants = pytest.importorskip("gguf.quants", reason="pip install gguf")
+    gguf = pytest.importorskip("gguf")
+    decoded = quants.dequantize(encoded.to_blocks(q, halves, kind), gguf.GGMLQuantizationType.IQ4_NL)
+    assert np.array_equal(blocks.dequantize(q, halves, kind).view(np.uint32), decoded.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_encoded_rows_are_those_of_their_values(name: str) -> None:
+    """And they come back as bytes."""
+    k, v = (values(3 * 2 * dims // 32).reshape(3, 2, dims) for dims in (96, 64))
+    kind, scales = STORAGE[name], None
+    if kind.head_scale:
+        scales = np.array([[300, 400], [500, 600]], np.float32)
+    both = [rows.stored_values("x", x, name, True, None if scales is None else scales[0])[0] for x in (k, v)]
+    want = rows.encode(both[0], both[1], SHAPE, name, scales)
+    raw = []
+    for at, x in enumerate(both):
+        if kind.halves:
+            raw.append(encoded.to_blocks(*blocks.quantize(blocks.in_blocks(x), kind), kind).reshape(3, 2, -1))
+        elif kind.head_scale:
+            assert scales is not None
+            raw.append((x / scales[at][:, None]).astype(blocks.FP8).view(np.uint8))
+        else:
+            raw.append(x.astype({"f32": np.float32}.get(name, x.dtype)).view(np.uint8))
+    got, largest = encoded.encoded_rows(raw[0], raw[1], SHAPE, name, scales)
+    assert np.array_equal(got, want)
+    keys, held = rows.decode(got, SHAPE, name, scales)
+    assert largest == np.abs(keys).max() and held.shape == v.shape
+    if kind.halves:
+        back = encoded.from_blocks(raw[0].reshape(3, 2, -1, encoded.block_bytes(kind)), kind)
+        assert np.array_equal(encoded.to_blocks(*back, kind).reshape(3, 2, -1), raw[0])
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_stored_magnitudes_are_bounded(name: str) -> None:
+    """By the largest one that ``stored_values`` tells, so that scores stay finite."""
+    x = values()
+    decoded = blocks.dequantize(*blocks.quantize(x, STORAGE[name]), STORAGE[name])
+    normal = np.abs(x).max(axis=1) > 1e-2  # smaller scales are subnormal float16 numbers
+    assert np.all(np.abs(decoded).max(axis=1)[normal] <= blocks.GROWTH * np.abs(x).max(axis=1)[normal])
+    most = np.float32(blocks.MOST[name])
+    for block in (np.full((1, 32), most), np.full((1, 32), -most), np.where(np.arange(32) % 2, most, -most)[None]):
+        assert np.all(np.isfinite(blocks.quantize(block.astype(np.float32), STORAGE[name])[1]))
+        rows.stored_values("k", block.astype(np.float32)[None], name)
+    with pytest.raises(errors.ValueRangeError, match=f"k: got a magnitude of .*, a {name} cache takes at most"):
+        rows.stored_values("k", np.full((1, 1, 32), 1.01 * most, np.float32), name)
+
+
+def test_fp8_is_within_its_bounds() -> None:
+    x = np.array([[[448.0, -448.0, 2.0**-9, 2.0**-10, 1.0625, -0.0]]], np.float32)
+    shape = AttnShape(1, 1, 6)
+    k, v = rows.stored(x, -x, "fp8_e4m3")
+    assert np.array_equal(k[0, 0], [448, -448, 2.0**-9, 0, 1, 0]) and np.array_equal(v, -k)  # ties to even
+    scales = np.array([[2.0**-20], [3.0]], np.float32)
+    k, v = rows.stored(x * 2.0**-20, x * 3, "fp8_e4m3", scales=scales)
+    assert np.array_equal(v[0, 0], [1344, -1344, 3 * 2.0**-9, 0, 3, 0])
+    with pytest.raises(errors.ValueRangeError, match=r"v: got a magnitude of 449 in KV head 0, a fp8_e4m3 .* v_scale"):
+        rows.stored_values("v", np.full((1, 1, 6), 449, np.float32), "fp8_e4m3")
+    assert rows.row_format(shape, "fp8_e4m3").k_scales == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ("q8_0/q4_0", "q8_0/q4_0"),
+        (("q8_0", "q4_0"), "q8_0/q4_0"),
+        (["float16", np.float32], "f16/f32"),
+        ("f16/f16", "f16"),
+        ("float8_e4m3fn", "fp8_e4m3"),
+        ("bf16/iq4_nl", "bf16/iq4_nl"),
+    ],
+)
+def test_names_of_types(given: Any, want: str) -> None:
+    assert storage_dtype(given) == want
+
+
+@pytest.mark.parametrize("given", ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", None, 3, ("f16", None)])
+def test_names_that_are_none(given: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"^dtype: got .*, or two of them for K and V"):
+        storage_dtype(given)
+
+
+def test_a_latent_shape_has_one_type() -> None:
+    with pytest.raises(errors.ArgumentError, match="dtype: got f16/q8_0 for the latent shape 4/1/96/64/latent"):
+        AttnShape(4, 1, 96, 64, latent=True).kv_bytes_per_token("f16/q8_0")
+
+
+def block_of(name: str, **given: Any) -> dict[str, Any]:
+    """Encoded k and v of SHAPE, all bytes 1, with changes."""
+    k, v = (np.ones((3, 2, encoded.row_bytes(STORAGE[name], dims)), np.uint8) for dims in (96, 64))
+    return {"k": k, "v": v} | given
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "text"),
+    [
+        ("q4_0", {"k": np.ones((3, 2, 53), np.uint8)}, errors.ShapeError, r"k: got shape \(3, 2, 53\), .*\(3, 2, 54\)"),
+        ("q4_0", {"v": np.ones((2, 2, 36), np.uint8)}, errors.ShapeError, r"v: got shape \(2, 2, 36\)"),
+        ("q4_0", {"v": np.ones((3, 2, 36))}, errors.DTypeError, "v: got dtype float64, expected uint8"),
+        ("q4_0", {"v": None}, errors.ArgumentError, "v: got None, expected the bytes of V's rows"),
+        ("q4_0", {"k": np.uint8(3)}, errors.ShapeError, r"k: got shape \(\), expected \(tokens"),
+        ("q5_1", {}, None, ""),
+    ],
+)
+def test_encoded_rows_that_do_not_fit(name: str, given: dict[str, Any], error: Any, text: str) -> None:
+    arguments = block_of(name, **given)
+    if error is None:
+        assert encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)[1] > 0
+        return
+    with pytest.raises(error, match=text):
+        encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+@pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0xFC00], ids=["nan", "inf", "-inf"])
+def test_scales_that_are_no_numbers(name: str, bits: int) -> None:
+    arguments = block_of(name)
+    size, at = encoded.block_bytes(STORAGE[name]), 2 * (STORAGE[name].halves - 1)  # the last half: m where there is one
+    arguments["v"][2, 1, size + at : size + at + 2] = np.array([bits], "<u2").view(np.uint8)
+    with pytest.raises(errors.ValueRangeError, match=r"v: got a scale .* not finite in token 2, KV head 1, block 1"):
+        encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)
+
+
+def test_encoded_values_that_are_no_numbers() -> None:
+    for name, value in (("fp8_e4m3", [0xFF]), ("f16", [0, 0x7E]), ("f32", [0, 0, 0x80, 0x7F]), ("bf16", [0x80, 0xFF])):
+        arguments = block_of(name)
+        arguments["k"][1, 0, : len(value)] = value
+        with pytest.raises(errors.ValueRangeError, match=r"k(\[1, 0, 0\])?: got "):
+            encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)
+
+
+def test_encoded_blocks_are_whole() -> None:
+    with pytest.raises(errors.ArgumentError, match="k: got encoded rows of 40 values, expected a multiple of 32"):
+        encoded.encoded_rows(np.ones((1, 1, 36), np.uint8), np.ones((1, 1, 36)), AttnShape(1, 1, 40), "q4_0", None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k_scale", "v_scale", "error", "text"),
+    [
+        ("f16", 1.0, None, errors.ArgumentError, "k_scale: got one for f16, expected None"),
+        ("fp8_e4m3/q8_0", 0.5, 0.5, errors.ArgumentError, "v_scale: got one for q8_0"),
+        ("fp8_e4m3", [1, 2, 3], None, errors.ShapeError, r"k_scale: got shape \(3,\), .* \(2,\) or \(4, 2\)"),
+        ("fp8_e4m3", 0.0, None, errors.ValueRangeError, "k_scale, v_scale: got a scale beyond"),
+        ("fp8_e4m3", 1.0, float("nan"), errors.ValueRangeError, "k_scale, v_scale"),
+        ("fp8_e4m3", "1", None, errors.ArgumentError, "k_scale: got dtype"),
+    ],
+)
+def test_head_scales_that_are_refused(dtype: str, k_scale: Any, v_scale: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        check_head_scales(dtype, 4, 2, k_scale, v_scale)
+
+
+def test_head_scales() -> None:
+    assert check_head_scales("q8_0", 4, 2, None, None) is None
+    found = check_head_scales("q8_0/fp8_e4m3", 4, 2, None, [[1, 2], [3, 4], [5, 6], [7, 8]])
+    assert found is not None and found.shape == (4, 2, 2) and found.dtype == np.float32
+    assert np.array_equal(found[:, 0], np.ones((4, 2))) and np.array_equal(found[3, 1], [7, 8])

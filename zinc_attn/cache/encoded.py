@@ -1,0 +1,121 @@
+"""Rows that are stored already: the bytes of a llama.cpp cache, or of any other, taken over as they are.
+
+k and v are uint8 (tokens, kv_heads, bytes), a head's row of head_dim values after the other. Block types have ggml's
+blocks of 32 values, in this order: the float16 d, the float16 m (q4_1, q5_1), 32 fifth bits (q5_0, q5_1), the values of
+4 bits in 16 bytes, byte i with value i in its low half and value i + 16 in its high half. Other types have their
+values, little-endian.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import BFLOAT16, check_array
+from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from ..limits import BLOCK
+from ..shapes import AttnShape, row_format
+from ..storage import StorageType, storage_types
+from . import blocks
+from .rows import F32, Words, row_parts, stored_values, write_part
+
+Bytes = NDArray[np.uint8]
+
+_FLOATS: Final = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": BFLOAT16}
+
+
+def block_bytes(kind: StorageType) -> int:
+    """Bytes of one of ggml's blocks."""
+    return 2 * kind.halves + 4 * kind.fifth_bits + BLOCK * kind.bits // 8
+
+
+def row_bytes(kind: StorageType, dims: int) -> int:
+    """Bytes of a head's row of ``dims`` values."""
+    return dims // BLOCK * block_bytes(kind) if kind.halves else dims * kind.bits // 8
+
+
+def from_blocks(raw: Bytes, kind: StorageType) -> tuple[Bytes, NDArray[np.float16]]:
+    """ggml's bytes (..., blocks, block_bytes) as what ``blocks.quantize`` returns."""
+    at, end = 2 * kind.halves, raw.shape[-1]
+    halves = np.ascontiguousarray(raw[..., :at]).view("<f2").astype(np.float16, copy=False)
+    packed = raw[..., at + 4 * kind.fifth_bits : end]
+    if kind.bits == 8:
+        return np.ascontiguousarray(packed), halves
+    q = np.concatenate([packed & 15, packed >> 4], axis=-1)
+    if kind.fifth_bits:
+        q |= np.unpackbits(np.ascontiguousarray(raw[..., at : at + 4]), axis=-1, bitorder="little") << 4
+    return q, halves
+
+
+def to_blocks(q: Bytes, halves: NDArray[np.float16], kind: StorageType) -> Bytes:
+    """The inverse of ``from_blocks``."""
+    parts: list[Bytes] = [np.ascontiguousarray(halves.astype("<f2", copy=False)).view(np.uint8)]
+    if kind.fifth_bits:
+        parts.append(np.packbits(q >> 4, axis=-1, bitorder="little").astype(np.uint8, copy=False))
+    half = BLOCK // 2
+    packed = q if kind.bits == 8 else (q[..., :half] & np.uint8(15)) | (q[..., half:] << np.uint8(4))
+    parts.append(packed.astype(np.uint8, copy=False))
+    return np.concatenate(parts, axis=-1)
+
+
+def encoded_rows(k: Any, v: Any, shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, float]:
+    """The rows (tokens, kv_heads, words) of encoded k and v, as ``rows`` lays them out, and max |k|.
+
+    A latent shape has no v. scales: see ``rows.encode_into``. Typed refusals as in ``_write``.
+    """
+    if (v is None) != shape.latent:
+        what = "None: the values of a latent cache are part of k" if shape.latent else "the bytes of V's rows"
+        raise ArgumentError(f"v: got {'None' if v is None else 'an array'}, expected {what}")
+    keys = check_array("k", k)
+    if not keys.ndim or not keys.size:
+        raise ShapeError(f"k: got shape {keys.shape}, expected (tokens, kv_heads, bytes), at least one token")
+    words = np.zeros((len(keys), shape.kv_heads, row_format(shape, dtype).words), np.uint32)
+    k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
+    k_type, v_type = storage_types(dtype)
+    k_scale, v_scale = (None, None) if scales is None else scales
+    largest = _write("k", k_values, k_shared, keys, shape.head_dim, k_type, k_scale)
+    if not shape.latent:
+        _write("v", v_values, v_shared, v, shape.v_head_dim, v_type, v_scale)
+    return words, largest
+
+
+def _write(name: str, out: Words, shared: Words, x: Any, dims: int, kind: StorageType, scale: F32 | None) -> float:
+    """Write encoded rows of K or V and return their largest magnitude.
+
+    out: (tokens, kv_heads, words) of the values; shared: of what their blocks share. Typed refusals: an array of
+    another shape or dtype, a scale, a minimum or a value that is no finite number.
+    """
+    if kind.halves and dims % BLOCK:
+        raise ArgumentError(
+            f"{name}: got encoded rows of {dims} values, expected a multiple of {BLOCK} for {kind.name}"
+        )
+    array = check_array(name, x)
+    if array.dtype != np.uint8:
+        raise DTypeError(f"{name}: got dtype {array.dtype}, expected uint8, the bytes of {kind.name} rows")
+    want = (*out.shape[:2], row_bytes(kind, dims))
+    if array.shape != want:
+        raise ShapeError(f"{name}: got shape {array.shape}, expected (tokens, kv_heads, bytes) {want} for {kind.name}")
+    raw = np.ascontiguousarray(array)
+    if kind.halves:
+        q, halves = from_blocks(raw.reshape(*want[:2], -1, block_bytes(kind)), kind)
+        _check_finite(name, np.isfinite(halves), "block", "a scale or minimum that is not finite")
+        blocks.write(out, shared, q, halves, kind)
+        return float(np.abs(blocks.dequantize(q, halves, kind)).max())
+    if kind.head_scale:
+        _check_finite(name, (raw & 0x7F) != 0x7F, "value", "an fp8_e4m3 NaN")
+        out.view(np.uint8)[..., :dims] = raw
+        largest = (raw & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
+        return float((largest if scale is None else largest * scale).max())
+    values, largest = stored_values(name, raw.view(_FLOATS[kind.name]), kind.name)
+    write_part(out, shared, values, kind, None)
+    return largest
+
+
+def _check_finite(name: str, fits: NDArray[np.bool_], what: str, found: str) -> None:
+    if not np.all(fits):
+        token, head, at = np.argwhere(~fits)[0][:3]
+        raise ValueRangeError(
+            f"{name}: got {found} in token {token}, KV head {head}, {what} {at}; expected finite ones"
+        )

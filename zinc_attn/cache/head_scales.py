@@ -1,0 +1,43 @@
+"""The scales of a cache's heads: what fp8_e4m3's values are multiplied by."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import check_array
+from ..errors import ArgumentError, ShapeError, ValueRangeError
+from ..storage import storage_types
+
+# fp8_e4m3's magnitudes are 2**-9 to 448, so that every value is within the bounds of inputs.
+LEAST: Final = 2.0**-31
+MOST: Final = 2.0**51
+
+
+def check_head_scales(
+    dtype: str, num_layers: int, kv_heads: int, k_scale: Any, v_scale: Any
+) -> NDArray[np.float32] | None:
+    """(num_layers, 2, kv_heads) float32 scales of K's and V's heads, 1 where none are given.
+
+    None for types without them, whose scale must not be given: ArgumentError. k_scale, v_scale: see ``KVCache``.
+    """
+    kinds = storage_types(dtype)
+    found = np.ones((num_layers, 2, kv_heads), np.float32)
+    for at, (name, scale) in enumerate((("k_scale", k_scale), ("v_scale", v_scale))):
+        if scale is None:
+            continue
+        if not kinds[at].head_scale:
+            raise ArgumentError(f"{name}: got one for {kinds[at].name}, expected None; only fp8_e4m3 has head scales")
+        given = check_array(name, scale)
+        if given.dtype.kind not in "iuf":
+            raise ArgumentError(f"{name}: got dtype {given.dtype}, expected numbers")
+        if given.shape not in ((), (kv_heads,), (num_layers, kv_heads)):
+            raise ShapeError(
+                f"{name}: got shape {given.shape}, expected a number, ({kv_heads},) or ({num_layers}, {kv_heads})"
+            )
+        found[:, at] = given
+    if not np.all((found >= LEAST) & (found <= MOST)):
+        raise ValueRangeError("k_scale, v_scale: got a scale beyond these bounds, expected 2**-31 to 2**51")
+    return found if any(kind.head_scale for kind in kinds) else None

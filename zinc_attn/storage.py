@@ -1,0 +1,71 @@
+"""The types in which a cache stores K and V, and what the words of each are; needs no NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .limits import BLOCK
+
+IQ4_NL: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's table
+FP8_UNIT: Final = 256.0  # an fp8_e4m3 value is as much times the float16 of the same exponent bits and mantissa
+
+
+@dataclass(frozen=True)
+class StorageType:
+    """A type of stored values.
+
+    bits: of a value. halves: float16 numbers that a block of 32 dimensions has besides its values: a scale, or a scale
+    and a minimum; 0 for types without blocks. fifth_bits: whether a block has a word of them, bit i its dimension i's.
+    head_scale: whether a value is multiplied by the float32 scale of its head.
+    """
+
+    name: str
+    bits: int
+    halves: int = 0
+    fifth_bits: bool = False
+    head_scale: bool = False
+
+    @property
+    def quantized(self) -> bool:
+        """Whether rows are rounded to what the type has, whatever their dtype."""
+        return self.halves > 0 or self.head_scale
+
+    def value_words(self, dims: int) -> int:
+        """uint32 words of the values of a row of ``dims`` dimensions, a multiple of 8."""
+        return dims * self.bits // 32
+
+    def scale_words(self, dims: int) -> int:
+        """uint32 words of what its blocks have besides: scales and minima, two a word, then fifth bits."""
+        blocks = -(-dims // BLOCK)
+        return -(-blocks * self.halves // 2) + blocks * self.fifth_bits
+
+
+# A type's index is the value of the specialization constants k_storage and v_storage. Block types are ggml's: in q4_0,
+# q5_0 and q8_0 a value is scale * (q - offset), in q4_1 and q5_1 scale * q + minimum, in iq4_nl scale * table[q].
+STORAGE: Final = {
+    one.name: one
+    for one in (
+        StorageType("f32", 32),
+        StorageType("f16", 16),
+        StorageType("bf16", 16),
+        StorageType("q8_0", 8, 1),
+        StorageType("fp8_e4m3", 8, head_scale=True),
+        StorageType("q5_1", 4, 2, fifth_bits=True),
+        StorageType("q5_0", 4, 1, fifth_bits=True),
+        StorageType("q4_1", 4, 2),
+        StorageType("q4_0", 4, 1),
+        StorageType("iq4_nl", 4, 1),
+    )
+}
+
+
+def storage_types(dtype: str) -> tuple[StorageType, StorageType]:
+    """The types of K and of V. dtype: a name that ``storage_dtype`` made."""
+    k, _, v = dtype.partition("/")
+    return STORAGE[k], STORAGE[v or k]
+
+
+def storage_index(one: StorageType) -> int:
+    """The value of the specialization constant for a type."""
+    return list(STORAGE).index(one.name)
