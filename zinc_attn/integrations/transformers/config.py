@@ -100,6 +100,8 @@ def _shape(config: Any, kind: str) -> AttnShape:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if config.model_type == "falcon":
+        kv_heads = config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
     if config.model_type == "mimo_v2_flash" and kind == "sliding_attention":
         kv_heads *= 2  # as the model's class has it; no field of its config says so
     return AttnShape(heads, kv_heads, head_dim, getattr(config, "v_head_dim", None) or head_dim)
