@@ -197,6 +197,12 @@ def _mpt(
         key, value = past_key_values.update(key, value, module.layer_idx)
     if attention_mask is not None and not hasattr(attention_mask, "zinc"):
         attention_mask = ~attention_mask  # MptModel takes a 4-D mask for one that is not 0 where a key is hidden
+        rows, keys = attention_mask.shape[-2:]
+        if attention_mask.triu(keys - rows + 1).any():
+            raise UnsupportedError(
+                "attention_mask: shows a row a key behind its position, to which MPT's ALiBi adds, expected a mask "
+                "that hides later keys; from such keys this package subtracts, as FlashAttention does"
+            )
     kept = mask_pattern(attention_mask).kept
     if kept is not None and np.any(np.diff(kept.astype(np.int8), axis=1) < 0):
         raise UnsupportedError(

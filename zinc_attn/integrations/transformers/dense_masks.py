@@ -91,8 +91,9 @@ class DenseMask:
         The rows are those of the last keys.
         """
         rows, seen = self.values.shape[1], self.seen
-        used: Bools = seen.any(axis=2) | seen[:, :, seen.shape[2] - rows :].any(axis=1)
-        return ~used
+        sees, is_seen = seen.any(axis=2), seen[:, :, seen.shape[2] - rows :].any(axis=1)
+        unused: Bools = np.logical_not(np.logical_or(sees, is_seen))
+        return unused
 
     def of_rows(self, kept: Bools | None, window: int | None) -> RowMasks:
         """What the rows of an expanded mask see beyond the causal rule and the window, padding taken out.
