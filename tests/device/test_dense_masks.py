@@ -32,6 +32,7 @@ LOWEST = torch.finfo(torch.float32).min
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", CONFIGS["gemma2"]),  # a softcap, and a window in every other layer
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**CONFIGS["deepseek_v3"], "experts_implementation": "eager"}),
     "gemma4": ("Gemma4ForCausalLM", {**CONFIGS["gemma4_text"], "vocab_size_per_layer_input": UNTIED["vocab_size"]}),
 }
 
@@ -127,6 +128,20 @@ def test_logits_are_those_of_transformers(name: str, device: za.Device) -> None:
         got = run(model, held)
     for parts in (got, run(model, transformers.DynamicCache())):
         assert all((a - b).abs().max() <= BOUND for a, b in zip(parts, want, strict=True))
+
+
+@ONE
+@pytest.mark.parametrize("latent", [False, True])
+def test_latent_attention(latent: bool, device: za.Device) -> None:
+    """Expanded and absorbed."""
+    ids, then, model = prompt(N), prompt(5, seed=7), model_of("deepseek_v3", "eager")
+    steps = (ids, bias(prefix(N))), (then, bias(tree(5, N + 5)))
+    own = transformers.DynamicCache()
+    want = [model(x, attention_mask=mask, past_key_values=own).logits for x, mask in steps]
+    model = model_of("deepseek_v3")
+    with cache_of(model, device, latent=latent) as held:
+        for (x, mask), one in zip(steps, want, strict=True):
+            assert (model(x, attention_mask=mask, past_key_values=held).logits - one).abs().max() <= BOUND
 
 
 @ONE

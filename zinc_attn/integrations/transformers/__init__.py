@@ -27,6 +27,7 @@ except ImportError as error:
 from .adapters import adapt
 from .attention import attention_forward
 from .cache import ZincCache
+from .hard_coded import ADAPTABLE
 from .layer import AttendedCall, ZincLayer
 from .masks import attention_mask
 from .registration import register
@@ -34,6 +35,7 @@ from .rows import CompressedRows, ZincRows
 from .tensors import NAME
 
 __all__ = [
+    "ADAPTABLE",
     "NAME",
     "AttendedCall",
     "CompressedRows",
