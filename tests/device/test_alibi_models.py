@@ -25,7 +25,7 @@ from zinc_attn import errors  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.integrations.transformers import adapters  # noqa: E402
 
-BOUND = 1e-4  # of logits of order 10, float32 through two layers; 2.2e-5 is the largest deviation that was measured
+BOUND = 1e-4  # of logits of order 10, float32 through two layers; 1.8e-5 is the largest deviation that was measured
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
 UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
 KEYS = "vocab_size", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"

@@ -292,6 +292,8 @@ def test_masks_that_are_sliced_in_another_way_are_ordinary_tensors() -> None:
     assert not hasattr(mask[:, :5], "zinc") and not hasattr(mask & mask, "zinc") and not hasattr(mask.float(), "zinc")
     with pytest.raises(IndexError):
         mask[:, :, :-1, :]
+    dense = hf.attention_mask(2, 4, 4, mask_function=transformers.masking_utils.bidirectional_mask_function)
+    assert dense[:, :, -1:, :].shape == (2, 1, 1, 4) and not hasattr(dense[:, :, -1:, :], "zinc")
 
 
 def changed(mask: Any, at: tuple[int, ...], value: float) -> Any:

@@ -50,11 +50,11 @@ class MaskPattern:
 
 
 class PatternMask(torch.Tensor):
-    """A mask (batch, keys) of this module, with its ``MaskPattern`` as ``zinc``.
+    """A mask of this module, with its ``MaskPattern`` as ``zinc``.
 
-    A model may index it as the 4-D mask of other attention implementations to keep the last rows only, as Gemma 4 does
-    before layers that share keys and values. The pattern holds for any number of last rows. Any other operation gives
-    an ordinary tensor.
+    A model may index a mask (batch, keys) as the 4-D mask of other attention implementations to keep the last rows
+    only, as Gemma 4 does before layers that share keys and values: the pattern holds for any number of last rows. Any
+    other operation gives an ordinary tensor.
     """
 
     zinc: MaskPattern
@@ -68,7 +68,7 @@ class PatternMask(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__getitem__" and _keeps_last_rows(args[1]):
+        if getattr(func, "__name__", "") == "__getitem__" and args[0].ndim == 2 and _keeps_last_rows(args[1]):
             return args[0]
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -104,32 +104,6 @@ def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
     ShapeError: a 2-D mask does not cover all keys.
     """
     refuse_hard_coded(config)
-    return adapted_attention_mask(
-        batch_size,
-        q_length,
-        kv_length,
-        q_offset,
-        kv_offset,
-        mask_function,
-        attention_mask,
-        use_vmap,
-        device,
-    )
-
-
-def adapted_attention_mask(  # noqa: PLR0913 - as above
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Any = None,
-    use_vmap: bool = False,
-    device: Any = "cpu",
-    **_: Any,
-) -> Any:
-    """``attention_mask`` for a model of any class, of which it is known that the mask reaches attention "zinc"."""
     batch_size = check_int("batch_size", batch_size, 0, MAX_CONTEXT)
     q_length = check_int("q_length", q_length, 0, MAX_CONTEXT)
     kv_length = check_int("kv_length", kv_length, 0, MAX_CONTEXT)
@@ -156,6 +130,11 @@ def adapted_attention_mask(  # noqa: PLR0913 - as above
         return PatternMask.of(torch.from_numpy(seen[:, None]).to(device), pattern)
     mask = one.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
     return PatternMask.of(mask, MaskPattern(kept, window))
+
+
+def adapted_attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """``attention_mask`` for a model whose attention modules hand the mask to attention "zinc", whatever its class."""
+    return attention_mask(*args, **kwargs)
 
 
 def mask_pattern(mask: Any) -> MaskPattern:
