@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -308,6 +309,21 @@ def test_what_a_model_raises_is_one_line(
     assert error == (
         "zinc-attn: error: model: a forward of LlamaForCausalLM failed: RuntimeError: strides of something"
     )
+
+
+def test_models_with_alibi_are_adapted(
+    checkpoints: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is the model's own, at every layout and page size; what needs its own attention refuses it."""
+    path = checkpoints("bloom")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        want = model.generate(torch.arange(1, 31)[None], max_new_tokens=8, do_sample=False)[0, 30:].tolist()
+    asked = ("--prompt-ids", ",".join(map(str, range(1, 31))), "--max-new-tokens", 8)
+    assert run("generate", "--model", path, *asked, "--selfcheck") == 0
+    assert [int(x) for x in re.findall(r"\d+", capsys.readouterr().out.splitlines()[0])] == want
+    assert run("validate", "--model", path, "--contexts", 32) == 2
+    assert "validate: got bloom of type bloom, whose attention is adapted, expected" in capsys.readouterr().err
 
 
 # --- validate ----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Model presets, and the config.json files that people have."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ KIMI_LINEAR = {
     "num_hidden_layers": 4,
     "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 128},
 }
+LONGCAT = {
+    "model_type": "longcat_flash",
+    "num_layers": 28,
+    "num_attention_heads": 64,
+    **{key: value for key, value in LATENT.items() if key != "num_hidden_layers"},
+    "v_head_dim": 128,
+}
+MISTRAL_4 = {**LATENT, "num_attention_heads": 32, "num_hidden_layers": 36, "kv_lora_rank": 256, "qk_nope_head_dim": 64}
+MISTRAL_4 |= {"v_head_dim": 128, "head_dim": 128}
+BLOOM = {"model_type": "bloom", "n_head": 32, "n_layer": 30, "hidden_size": 4096}
+MPT = {"model_type": "mpt", "n_heads": 32, "n_layers": 30, "d_model": 4096, "max_seq_len": 2048}
+FALCON = {"model_type": "falcon", "num_attention_heads": 64, "num_hidden_layers": 24, "hidden_size": 4096}
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -113,6 +126,16 @@ NO_HEADS = f"without num_attention_heads, expected a Hugging Face config.json th
         ),
         (KIMI_LINEAR, "128/128/192/128", (1, 0, None)),
         ({**DEEPSEEK_V3, "layer_group_size": 6}, "128/128/192/128", (10, 0, None)),
+        (LONGCAT, "64/64/192/128", (56, 0, None)),
+        ({**LONGCAT, "num_hidden_layers": 56}, "64/64/192/128", (56, 0, None)),
+        (MISTRAL_4, "32/32/128", (36, 0, None)),
+        (BLOOM, "32/32/128", (30, 0, None)),
+        ({**BLOOM, "n_head": 8, "num_attention_heads": 32}, "32/32/128", (30, 0, None)),
+        (MPT, "32/32/128", (30, 0, None)),
+        ({"model_type": "falcon", "n_head": 64, "n_layer": 24, "hidden_size": 4096}, "64/1/64", (24, 0, None)),
+        ({**FALCON, "multi_query": False, "num_kv_heads": 8}, "64/64/64", (24, 0, None)),
+        ({**FALCON, "new_decoder_architecture": True, "num_kv_heads": 8}, "64/8/64", (24, 0, None)),
+        ({**FALCON, "new_decoder_architecture": True}, "64/64/64", (24, 0, None)),
     ],
 )
 def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int, int | None]) -> None:
@@ -158,6 +181,8 @@ def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int,
             {**LLAMA, "kv_lora_rank": 512},
             f"qk_nope_head_dim: missing, expected an int; {ADVICE}",
         ),
+        ({**LONGCAT, "model_type": "other"}, f"num_hidden_layers: missing, expected an int; {ADVICE}"),
+        ({**LONGCAT, "num_layers": None}, f"num_layers: missing, expected an int; {ADVICE}"),
         (
             {**DEEPSEEK_V3, "index_topk": 2048},
             "index_topk: sparse attention to chosen keys, expected attention to all keys or a window",
@@ -213,6 +238,15 @@ def test_find_model(tmp_path: Path) -> None:
         ("llama-3.1-8b", 32, "32/8/128", None),
         ("codellama-34b", 48, "64/8/128", None),
         ("smollm2-135m", 30, "9/3/64", None),
+        ("glm-4.7-flash", 47, "20/20/256", 47 * 20),
+        ("glm-4.7-flash-latent", 47, "20/1/576/512/latent", 52.875),
+        ("deepseek-v3", 61, "128/128/192/128", 61 * 80),
+        ("deepseek-v3-latent", 61, "128/1/576/512/latent", 68.625),
+        ("kimi-k2", 61, "64/64/192/128", 61 * 40),
+        ("kimi-k2-latent", 61, "64/1/576/512/latent", 68.625),
+        ("mistral-small-4", 36, "32/32/128", 36 * 16),
+        ("mistral-small-4-latent", 36, "32/1/320/256/latent", 22.5),
+        ("mimo-v2-flash", 48, "64/4/192/128", None),
     ],
 )
 def test_presets(name: str, layers: int, shape: str, kib: int | None) -> None:
@@ -231,7 +265,23 @@ def test_the_tokens_that_a_model_was_made_for(tmp_path: Path) -> None:
 
 
 def test_every_preset_is_in_the_table() -> None:
-    assert len(PRESETS) == 10
+    assert len(PRESETS) == 19
+
+
+def test_presets_are_what_their_configs_say(tmp_path: Path) -> None:
+    """But for the maximum context and, in MiMo's case, what the config does not say."""
+    kimi = {**DEEPSEEK_V3, "num_attention_heads": 64}
+    for name, config in (
+        ("deepseek-v3", DEEPSEEK_V3),
+        ("glm-4.7-flash", GLM_4_7_FLASH),
+        ("kimi-k2", kimi),
+        ("mistral-small-4", MISTRAL_4),
+    ):
+        found = from_config(write(tmp_path, config))
+        assert replace(found, name=name, max_context=PRESETS[name].max_context) == PRESETS[name]
+    mimo = {**MIMO_V2, "num_hidden_layers": 48, "hybrid_layer_pattern": [0, *[1] * 4, 0, *([1] * 5 + [0]) * 7]}
+    found, preset = from_config(write(tmp_path, mimo)), PRESETS["mimo-v2-flash"]
+    assert replace(found, name=preset.name, note=preset.note) == preset
 
 
 def test_slug() -> None:

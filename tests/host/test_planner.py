@@ -192,6 +192,10 @@ def test_sizes_on_a_device(text, sizes):
             {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": 257, "latent": True}},
             "v_head_dim: got 257, expected at most head_dim = 256",
         ),
+        (
+            {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": None, "latent": False}},
+            "AttnShape.v_head_dim: got None, expected an int",
+        ),
         ({"surprise": 1}, "expected ['begin', 'boundaries'"),
     ],
 )

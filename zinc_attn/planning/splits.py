@@ -205,6 +205,8 @@ class SplitPlan:
                 f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim, "
                 "and of v_head_dim and latent where V is not like K"
             )
+        if "v_head_dim" in shape:  # for which AttnShape, unlike a file, may have None
+            check_int("AttnShape.v_head_dim", shape["v_head_dim"], 1)
         sizes = data["leaves_per_state"], data["q_len"], data["begin"]
         return cls(data["context_len"], AttnShape(**shape), data["boundaries"], *sizes)
 

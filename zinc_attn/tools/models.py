@@ -16,6 +16,19 @@ _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_c
 _FULL: Final = ("full_attention", "attention")  # entries of layer_types
 _WINDOWED: Final = ("sliding_attention", "chunked_attention")
 _ALTERNATING: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}  # where old files do not state the pattern
+_GPT_NAMES: Final = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_embed": "hidden_size"}
+_NAMES: Final = {  # a model type's own names of fields
+    "bloom": _GPT_NAMES,
+    "falcon": _GPT_NAMES,
+    "mpt": {
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "d_model": "hidden_size",
+        "max_seq_len": "max_position_embeddings",
+    },
+}
+_EXPANDED: Final = "latent attention, with K and V expanded for every head"
+_ABSORBED: Final = "latent attention, absorbed: all heads attend the compressed rows"
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,22 @@ class ModelPreset:
     windowed_layers: int = 0
     window: int | None = None
     max_context: int | None = None
+
+
+def _latent(
+    name: str, layers: int, expanded: AttnShape, compressed: tuple[int, int], max_context: int | None = None
+) -> tuple[ModelPreset, ModelPreset]:
+    """A model with multi-head latent attention as its config.json describes it, and NAME-latent.
+
+    compressed: kv_lora_rank and qk_rope_head_dim. The latter preset has the shape of the absorbed form, which caches
+    the compressed rows.
+    """
+    rank, rotated = compressed
+    absorbed = AttnShape(expanded.q_heads, 1, rank + rotated, rank, latent=True)
+    return (
+        ModelPreset(name, expanded, layers, _EXPANDED, max_context=max_context),
+        ModelPreset(f"{name}-latent", absorbed, layers, _ABSORBED, max_context=max_context),
+    )
 
 
 PRESETS: Final = {
@@ -65,6 +94,18 @@ PRESETS: Final = {
         ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32, max_context=131_072),
         ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48, max_context=16_384),
         ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30, max_context=8_192),
+        *_latent("glm-4.7-flash", 47, AttnShape(20, 20, 256), (512, 64), max_context=202_752),
+        *_latent("deepseek-v3", 61, AttnShape(128, 128, 192, 128), (512, 64), max_context=163_840),
+        *_latent("kimi-k2", 61, AttnShape(64, 64, 192, 128), (512, 64)),
+        *_latent("mistral-small-4", 36, AttnShape(32, 32, 128), (256, 64)),
+        ModelPreset(
+            "mimo-v2-flash",
+            AttnShape(64, 4, 192, 128),
+            9,
+            "9 of 48 layers; the others are 64/8/192/128, with attention sinks",
+            39,
+            129,
+        ),
     )
 }
 
@@ -84,10 +125,12 @@ def from_config(path: str | Path) -> ModelPreset:
 
     Heads: num_attention_heads, num_key_value_heads (absent: as many), head_dim (absent: hidden_size /
     num_attention_heads), v_head_dim (absent: head_dim); in Gemma 4's full layers global_head_dim and
-    num_global_key_value_heads. With kv_lora_rank, the shape is that of expanded K and V: num_attention_heads,
-    qk_nope_head_dim + qk_rope_head_dim, v_head_dim. Layers: num_hidden_layers; which of them attend: layer_types,
-    full_attention_interval, layer_group_size, hybrid_layer_pattern, linear_attn_config, sliding_window_pattern or
-    sliding_window. ArgumentError names the file and the key.
+    num_global_key_value_heads; in Falcon num_kv_heads, multi_query and new_decoder_architecture. With kv_lora_rank, the
+    shape is that of expanded K and V: num_attention_heads, qk_nope_head_dim + qk_rope_head_dim, v_head_dim. The names
+    that BLOOM, Falcon and MPT have for these (n_head, n_heads, d_model and others) are known. Layers:
+    num_hidden_layers, in LongCat twice num_layers; which of them attend: layer_types, full_attention_interval,
+    layer_group_size, hybrid_layer_pattern, linear_attn_config, sliding_window_pattern or sliding_window. ArgumentError
+    names the file and the key.
     """
     file, data = read_config(path)
     config = _text_part(data)
@@ -125,6 +168,8 @@ def _text_part(data: Any) -> Mapping[str, Any] | None:
     """The object that states num_attention_heads: ``data`` or a text part nested in it."""
     if not isinstance(data, dict):
         return None
+    names = _NAMES.get(str(data.get("model_type")), {})
+    data = {new: data[old] for old, new in names.items() if old in data} | data
     nested = (_text_part(data.get(key)) for key in _TEXT_PARTS)
     return next((part for part in nested if part is not None), data if "num_attention_heads" in data else None)
 
@@ -145,23 +190,39 @@ def _preset(config: Mapping[str, Any], name: str) -> ModelPreset:
     if config.get("index_topk"):
         raise ArgumentError("index_topk: sparse attention to chosen keys, expected attention to all keys or a window")
     shape = _latent_shape(config) if config.get("kv_lora_rank") else _shape(config)
-    layers = _count(config, "num_hidden_layers")
+    layers = _layer_count(config)
     full, windowed = _layers(config, layers)
     if not full:
         raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
     notes = [f"{full} of {layers} layers"] if full < layers else []
     if config.get("kv_lora_rank"):
-        notes.append("latent attention, with K and V expanded for every head")
+        notes.append(_EXPANDED)
     most = config.get("max_position_embeddings")
     most = most if isinstance(most, int) and most > 0 else None
     window = _window(config) if windowed else None
     return ModelPreset(name, shape, full, "; ".join(notes), windowed, window, most)
 
 
+def _layer_count(config: Mapping[str, Any]) -> int:
+    """The layers of a model; LongCat's have two attentions each, and each of these counts as one."""
+    if config.get("model_type") == "longcat_flash" and config.get("num_hidden_layers") is None:
+        return 2 * _count(config, "num_layers")
+    return _count(config, "num_hidden_layers")
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """KV heads of a model with ``heads`` query heads."""
+    if config.get("model_type") != "falcon":
+        return _count(config, "num_key_value_heads", heads)
+    if config.get("new_decoder_architecture"):
+        return _count(config, "num_kv_heads", heads)
+    return heads if config.get("multi_query") is False else 1
+
+
 def _shape(config: Mapping[str, Any]) -> AttnShape:
     """The shape of the layers with full attention."""
     heads = _count(config, "num_attention_heads")
-    kv_heads = _count(config, "num_key_value_heads", heads)
+    kv_heads = _kv_heads(config, heads)
     if config.get("head_dim") is None:
         hidden = _count(config, "hidden_size")
         if hidden % heads:

@@ -56,15 +56,19 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     softcap: float | None = None,
     s_aux: Any = None,
     is_causal: bool | None = None,
+    alibi: Any = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
     """The attention function of "zinc": causal attention of new rows, from a ZincCache or over all of key and value.
 
     query: (batch, q_heads, q_len, head_dim); key: (batch, kv_heads, tokens, head_dim); value: (batch, kv_heads, tokens,
-    v_head_dim); float32, float16 or bfloat16; attention_mask: None, or 2-D (batch, tokens). sliding_window: how many
-    keys a row sees at most, its own included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,).
-    Returns (batch, q_len, q_heads, v_head_dim) of query's dtype, and None for the weights. Rows at padding columns are
-    0.
+    v_head_dim); float32, float16 or bfloat16; attention_mask: None, or 2-D (batch, tokens), or (batch, heads, q_len, n)
+    of the last n tokens in place of the causal rule: bool, True where the row sees the key, or of a float dtype, added
+    to the scores; batch, heads and q_len may be 1, and heads may not differ. sliding_window: how many keys a row sees
+    at most, its own included; softcap: of the scores; s_aux: attention sinks, raw logits (q_heads,); alibi: slopes
+    (q_heads,), by which scores become score - slope * distance.
+    Returns (batch, q_len, q_heads, v_head_dim) of query's dtype, and None for the weights. Rows at padding columns, and
+    rows from which a 4-D mask hides every key, are 0.
     UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
     package's other errors are raised as by ``zinc_attn.attention``.
     """
@@ -73,11 +77,9 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     _refuse_tensors(module, query, key, value)
     if isinstance(scaling, torch.Tensor) and scaling.ndim == 0:
         scaling = scaling.item()
-    sinks = None
-    if s_aux is not None:
-        sinks = dense_tensor("s_aux", s_aux).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+    heads = _per_head("s_aux", s_aux), _per_head("alibi", alibi)
     options = AttentionOptions(
-        check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), sinks
+        check_scale(scaling, query.shape[-1]), check_window(sliding_window), check_softcap(softcap), *heads
     )
     pattern = mask_pattern(attention_mask)
     if isinstance(key, ZincRows):
@@ -85,6 +87,14 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     else:
         out = _attend_uploaded(query, key, value, pattern, options)
     return torch.from_numpy(out).to(query.device, query.dtype), None
+
+
+def _per_head(name: str, x: Any) -> F32 | None:
+    """A number per query head as float32 (q_heads,), or None."""
+    if x is None:
+        return None
+    found: F32 = dense_tensor(name, x).detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+    return found
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> None:
@@ -143,17 +153,21 @@ def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, opt
         _warn_once()
     masks.check_window(pattern, options.window, keys)
     arguments = {"scale": options.scale, **options.arguments()}
-    if pattern.kept is None:
-        if q_len > keys:
-            raise ShapeError(f"key: got {keys} tokens for {q_len} query rows, expected at least as many")
-        return np.stack([attention(q[i], k[i], v[i], **arguments) for i in range(batch)])
-    kept = pattern.kept
-    if kept.shape != (batch, keys):
-        raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({batch}, {keys})")
-    masks.check_gaps(kept, options.window)
+    if q_len > keys:
+        raise ShapeError(f"key: got {keys} tokens for {q_len} query rows, expected at least as many")
+    kept, dense = pattern.kept, None
+    if kept is not None:
+        if kept.shape != (batch, keys):
+            raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({batch}, {keys})")
+        masks.check_gaps(kept, options.window)
+    if pattern.dense is not None:
+        dense = pattern.dense.expanded(batch, q_len, keys).of_rows(kept, options.window)
+        arguments |= {"causal": dense.causal, "allow_empty": True}
     out = np.zeros((*q.shape[:3], v.shape[3]), np.float32)
-    for i, columns in enumerate(kept):
+    for i in range(batch):
+        columns = np.ones(keys, np.bool_) if kept is None else kept[i]
         rows = columns[keys - q_len :]  # the queries are the last columns
         if rows.any():
-            out[i, rows] = attention(q[i, rows], k[i, columns], v[i, columns], **arguments)
+            mask = None if dense is None else dense.masks[i]
+            out[i, rows] = attention(q[i, rows], k[i, columns], v[i, columns], mask=mask, **arguments)
     return out

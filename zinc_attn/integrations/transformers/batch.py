@@ -13,8 +13,9 @@ from ...checks import check_int
 from ...decode.attention import Attention
 from ...errors import ArgumentError, ShapeError, UnsupportedError
 from ...shapes import AttnShape
+from .dense_masks import RowMasks
 from .groups import LayerGroup
-from .masks import Columns, MaskPattern
+from .masks import Columns
 from .tensors import F32, host_array
 
 
@@ -49,12 +50,23 @@ class BatchRows:
         if self.columns and self.size != rows:
             raise ShapeError(f"batch: got {rows} rows, expected the {self.size} that the cache holds; reset() it first")
 
-    def check_padding(self, pattern: MaskPattern, rows: int, columns: int) -> Columns | None:
+    def with_padding(self, new: Columns, columns: int) -> Columns | None:
+        """Which of ``columns`` columns are tokens, of which the last are new unless a layer has seen all of them.
+
+        new: (rows, n), False where the new token is padding. None where all columns are tokens.
+        """
+        fresh = columns - self.columns
+        if fresh <= 0:
+            return None if self.kept is None else self.kept[:, :columns]
+        before = np.ones((len(new), self.columns), np.bool_) if self.kept is None else self.kept
+        kept = np.concatenate([before, new[:, new.shape[1] - fresh :]], axis=1)
+        return None if kept.all() else kept
+
+    def check_padding(self, kept: Columns | None, rows: int, columns: int) -> Columns | None:
         """Return which of ``columns`` columns are tokens, (rows, columns), or None where all are.
 
-        UnsupportedError: the mask changes a column that an earlier call has stored or dropped already.
+        kept: what the mask says. UnsupportedError: it changes a column that an earlier call has stored or dropped.
         """
-        kept = pattern.kept
         if kept is not None and kept.shape != (rows, columns):
             raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({rows}, {columns})")
         if kept is self.kept:
@@ -147,22 +159,28 @@ def append_and_attend(
     query: Any,
     new: tuple[Any, Any | None] | None,
     kept: Columns | None,
+    dense: RowMasks | None = None,
 ) -> F32:
     """Append ``new`` keys and values and attend, in one submission for the batch: (batch, q_len, q_heads, v_head_dim).
 
     new: of a latent shape k alone, and None. layer: the index in the KVCache; kept: (batch, q_len), False at padding,
-    whose output is 0; None: there is none.
+    whose output is 0; None: there is none. dense: in place of the causal rule; rows that see no key have output 0.
     """
     q = host_array(query)
     k, v = (None if x is None else host_array(x) for x in new or (None, None))
     found = np.zeros((*q.shape[:3], attend.cache.shape.v_head_dim), np.float32)
+    live = list(range(len(q))) if kept is None else [i for i, columns in enumerate(kept) if columns.any()]
+    options: dict[str, Any] = {}
+    if dense is not None:
+        options = {"causal": dense.causal, "allow_empty": True}
+        if any(mask is not None for mask in dense.masks):
+            options["mask"] = [dense.masks[i] for i in live]
     if kept is None:
         ks, vs = (None if x is None else list(x) for x in (k, v))
-        attend(list(q), sequences, layer, ks, vs, out=list(found))
+        attend(list(q), sequences, layer, ks, vs, out=list(found), **options)
         return found
-    live = [i for i, columns in enumerate(kept) if columns.any()]
     ks, vs = (None if x is None else [x[i][kept[i]] for i in live] for x in (k, v))
-    outs = attend([q[i][kept[i]] for i in live], [sequences[i] for i in live], layer, ks, vs)
+    outs = attend([q[i][kept[i]] for i in live], [sequences[i] for i in live], layer, ks, vs, **options)
     for i, one in zip(live, outs, strict=True):
         found[i, kept[i]] = one
     return found

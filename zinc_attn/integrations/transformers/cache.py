@@ -284,10 +284,15 @@ class ZincCache(Cache):
             )
         new = layer.pending  # None where another module attends the rows of a layer that has appended them
         begin = layer.columns - (n if new is None else 0)
-        kept = self._batch.check_padding(pattern, batch, begin + n)
+        given, dense = pattern.kept, None
+        if pattern.dense is not None:
+            dense = pattern.dense.expanded(batch, n, begin + n)
+            given = self._batch.with_padding(~dense.padding(), begin + n) if given is None else given
+        kept = self._batch.check_padding(given, batch, begin + n)
         check_window(pattern, options.window, begin + n)
         if kept is not None:
             check_gaps(kept, options.window)
+        masks = None if dense is None else dense.of_rows(kept, options.window)
         if new is not None:
             tokens = (begin, begin + n) if kept is None else _longest_row(kept, begin)
             self._room.check_row(*tokens)
@@ -296,7 +301,7 @@ class ZincCache(Cache):
             self._batch.start(self._groups.values(), batch)
         sequences, new_kept = self._batch.sequences[shape], None if kept is None else kept[:, begin:]
         with self._room.named():
-            out = append_and_attend(attend, index, sequences, query, new, new_kept)
+            out = append_and_attend(attend, index, sequences, query, new, new_kept, masks)
         layer.pending = None
         if new is not None:
             layer.columns += n

@@ -16,16 +16,22 @@ from .tensors import F32
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """The scale of a layer's call, and what changes its scores; sinks: float32 (q_heads,) or None."""
+    """The scale of a layer's call, and what changes its scores; sinks, alibi: float32 (q_heads,) or None."""
 
     scale: float
     window: int | None
     softcap: float | None
     sinks: F32 | None
+    alibi: F32 | None = None
+
+    @property
+    def shared(self) -> tuple[float, float | None, bytes | None]:
+        """What an Attention has once for all layers."""
+        return self.scale, self.softcap, None if self.alibi is None else self.alibi.tobytes()
 
     def arguments(self) -> dict[str, Any]:
         """Return the options that are set, without the scale, as arguments of ``zinc_attn.attention``."""
-        named = {"window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+        named = {"window": self.window, "softcap": self.softcap, "sinks": self.sinks, "alibi": self.alibi}
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -40,12 +46,15 @@ class ConfiguredAttention:
 
 @dataclass(eq=False)
 class LayerGroup:
-    """The layers of one shape: their KVCache, and an Attention for each scale and softcap, of which most have one."""
+    """The layers of one shape: their KVCache, and an Attention for each scale, softcap and ALiBi slopes.
+
+    Most models have one of each.
+    """
 
     shape: AttnShape
     layers: list[int]
     cache: KVCache | None = None
-    calls: dict[tuple[float, float | None], ConfiguredAttention] = field(default_factory=dict)
+    calls: dict[tuple[float, float | None, bytes | None], ConfiguredAttention] = field(default_factory=dict)
 
     @property
     def kv_cache(self) -> KVCache:
@@ -64,7 +73,7 @@ class LayerGroup:
         The first call decides for all layers: the others are assumed to have its options. A layer that calls with
         different ones gets a new Attention, in which the other layers keep their options.
         """
-        index, key = self.layers.index(layer), (options.scale, options.softcap)
+        index, key = self.layers.index(layer), options.shared
         found = self.calls.get(key)
         if found is None:
             windows, sinks = [options.window] * len(self.layers), [options.sinks] * len(self.layers)
@@ -80,6 +89,8 @@ class LayerGroup:
             arguments["sinks"] = sinks
         if options.softcap is not None:
             arguments["softcap"] = options.softcap
+        if options.alibi is not None:
+            arguments["alibi"] = options.alibi
         made = ConfiguredAttention(Attention(self.kv_cache, scale=options.scale, **arguments), windows, sinks)
         if found is not None:
             found.attention.close()

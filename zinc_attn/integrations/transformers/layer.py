@@ -28,8 +28,8 @@ class AttendedCall:
     query: (batch, q_heads, q_len, head_dim) as the model made it. new: k (batch, kv_heads, q_len, head_dim) and v
     (batch, kv_heads, q_len, v_head_dim), None where the module attends the rows of an earlier call. out: (batch, q_len,
     q_heads, v_head_dim) float32, before it is rounded to query's dtype; an observer that keeps it copies it. seconds:
-    the call's time on the host's clock. Where the layer's shape is latent, query and out are those of the absorbed
-    form, which the compressed rows k have attended, and v is None.
+    the call's time on the host's clock; pattern: what its mask says. Where the layer's shape is latent, query and out
+    are those of the absorbed form, which the compressed rows k have attended, and v is None.
     """
 
     layer: int
@@ -38,6 +38,7 @@ class AttendedCall:
     options: AttentionOptions
     out: F32
     seconds: float
+    pattern: MaskPattern
 
 
 class ZincLayer(CacheLayerMixin):
@@ -135,9 +136,14 @@ class ZincLayer(CacheLayerMixin):
             )
 
     def check_query(self, query: Any, rows: ZincRows) -> None:
-        """Refuse a query that does not have the shape of the config, or that is for other rows."""
+        """Refuse a query that does not have the shape of the config, or that is for other rows.
+
+        Where the rows have been appended, for another layer that shares them, the query may be of the last ones.
+        """
         expected = rows.shape[0], self.expanded.q_heads, rows.shape[2], self.expanded.head_dim
-        if tuple(query.shape) != expected:
+        got = tuple(query.shape)
+        last = self.pending is None and len(got) == 4 and 0 < got[2] < expected[2]
+        if got != expected and not (last and got[:2] + got[3:] == expected[:2] + expected[3:]):
             raise ShapeError(f"query of layer {self.index}: got shape {tuple(query.shape)}, expected {expected}")
 
     def attend(
@@ -160,7 +166,7 @@ class ZincLayer(CacheLayerMixin):
         cache, new, begin = self.cache, self.pending, perf_counter()
         out = cache.attend(self, query, key, pattern, options)
         if cache.observer is not None:
-            cache.observer(AttendedCall(self.index, query, new, options, out, perf_counter() - begin))
+            cache.observer(AttendedCall(self.index, query, new, options, out, perf_counter() - begin, pattern))
         return out if absorption is None else absorption.output(out)
 
     def cut(self, columns: int) -> None:

@@ -1,6 +1,7 @@
 """The mask function: a mask says which columns are padding, and which window a layer's rows see.
 
-A column is a position in the batch's matrix of tokens (batch, columns), padding included.
+A column is a position in the batch's matrix of tokens (batch, columns), padding included. A mask that is neither causal
+nor a causal sliding window is dense: see ``dense_masks``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from ...checks import check_bool, check_int, shown
 from ...errors import ArgumentError, ShapeError, UnsupportedError, ValueRangeError
 from ...limits import MAX_CONTEXT
+from .dense_masks import DenseMask
+from .hard_coded import refuse_hard_coded
 from .tensors import dense_tensor
 from .upstream import (
     causal_mask_function,
@@ -36,12 +39,48 @@ class MaskPattern:
     """What a mask says.
 
     kept: (batch, keys), False at padding, or None where no column is padding; window: how many keys a row sees, its own
-    included, or None for all before it; window_known: False for a mask that says nothing about the window.
+    included, or None for all before it; window_known: False for a mask that says nothing about the window. dense: the
+    keys that each row sees and what is added to their scores, in place of the causal rule; None for the causal rule.
     """
 
     kept: Columns | None
     window: int | None
     window_known: bool = True
+    dense: DenseMask | None = None
+
+
+class PatternMask(torch.Tensor):
+    """A mask of this module, with its ``MaskPattern`` as ``zinc``.
+
+    A model may index a mask (batch, keys) as the 4-D mask of other attention implementations to keep the last rows
+    only, as Gemma 4 does before layers that share keys and values: the pattern holds for any number of last rows. Any
+    other operation gives an ordinary tensor.
+    """
+
+    zinc: MaskPattern
+
+    @classmethod
+    def of(cls, mask: Any, pattern: MaskPattern) -> PatternMask:
+        """``mask``, which says what ``pattern`` does."""
+        made: PatternMask = mask.as_subclass(cls)
+        made.zinc = pattern
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__getitem__" and args[0].ndim == 2 and _keeps_last_rows(args[1]):
+            return args[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _keeps_last_rows(index: Any) -> bool:
+    """Whether this indexes a mask (batch, heads, rows, keys) and keeps all of it but the first rows."""
+    whole = slice(None)
+    if not isinstance(index, tuple) or len(index) != 4 or any(index[axis] != whole for axis in (0, 1, 3)):
+        return False
+    rows = index[2]
+    return isinstance(rows, slice) and rows.stop is None and rows.step is None and (rows.start or 0) <= 0
 
 
 def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
@@ -54,13 +93,17 @@ def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
     attention_mask: Any = None,
     use_vmap: bool = False,
     device: Any = "cpu",
+    config: Any = None,
     **_: Any,
 ) -> Any:
     """The mask function of "zinc": a bool tensor (batch, keys), False at padding, that knows the layer's window.
 
-    The arguments are those that transformers' AttentionMaskInterface passes. UnsupportedError: the pattern is neither
-    causal nor a causal sliding window; ShapeError: a 2-D mask does not cover all keys.
+    Of a pattern that is neither causal nor a causal sliding window it is (batch, 1, rows, keys), True where the row
+    sees the key. The arguments are those that transformers' AttentionMaskInterface passes. UnsupportedError: the keys
+    are those of a static cache, or the model computes its attention itself and would add this mask to its scores;
+    ShapeError: a 2-D mask does not cover all keys.
     """
+    refuse_hard_coded(config)
     batch_size = check_int("batch_size", batch_size, 0, MAX_CONTEXT)
     q_length = check_int("q_length", q_length, 0, MAX_CONTEXT)
     kv_length = check_int("kv_length", kv_length, 0, MAX_CONTEXT)
@@ -75,29 +118,38 @@ def attention_mask(  # noqa: PLR0913 - transformers decides on the parameters
             "expected the last key to be the last query's; use a ZincCache or a DynamicCache, not a static one"
         )
     rows, keys = range(q_begin, q_begin + q_length), range(kv_begin, kv_begin + kv_length)
-    window = _window(mask_function, rows, keys, use_vmap)
+    window, seen = _window_or_seen(mask_function, batch_size, rows, keys, use_vmap)
     kept = None if attention_mask is None else _kept_keys(attention_mask, batch_size, keys)
     try:
         one = torch.ones((1, 1), dtype=torch.bool, device=device)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # torch raises all of these for a bad device
         raise ArgumentError(f"device: got {shown(device)}, expected a torch device: {error}") from error
+    if seen is not None:
+        seen = seen if kept is None else seen & kept[:, None]
+        pattern = MaskPattern(kept, None, window_known=False, dense=DenseMask(seen))
+        return PatternMask.of(torch.from_numpy(seen[:, None]).to(device), pattern)
     mask = one.expand(batch_size, kv_length) if kept is None else torch.from_numpy(kept).to(device)
-    mask.zinc = MaskPattern(kept, window)
-    return mask
+    return PatternMask.of(mask, MaskPattern(kept, window))
+
+
+def adapted_attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """``attention_mask`` for a model whose attention modules hand the mask to attention "zinc", whatever its class."""
+    return attention_mask(*args, **kwargs)
 
 
 def mask_pattern(mask: Any) -> MaskPattern:
-    """Read the mask that the attention function was given: ours, a 2-D tensor, or None."""
+    """Read the mask that the attention function was given: ours, a 2-D or 4-D tensor, or None."""
     if mask is None:
         return MaskPattern(None, None, window_known=False)
     found = getattr(mask, "zinc", None)
     if isinstance(found, MaskPattern):
         return found
     shape = tuple(dense_tensor("attention_mask", mask).shape)
+    if len(shape) == 4:
+        return MaskPattern(None, None, window_known=False, dense=DenseMask.of(mask))
     if len(shape) != 2:
-        raise UnsupportedError(
-            f"attention_mask: got shape {shape}, expected a 2-D mask (batch, tokens) or none; the pattern of a 4-D "
-            'mask is not recognized, use attn_implementation="sdpa" with it'
+        raise ShapeError(
+            f"attention_mask: got shape {shape}, expected none, (batch, tokens) or (batch, heads, rows, tokens)"
         )
     return MaskPattern(_kept_columns(mask), None, window_known=False)
 
@@ -147,49 +199,47 @@ def _kept_columns(mask: Any) -> Columns | None:
     return None if kept.all() else kept.copy()  # a copy, because the caller may change the mask later
 
 
-def _window(pattern: Callable[..., Any], rows: range, keys: range, use_vmap: bool) -> int | None:
-    """Return the window of a causal pattern, or None where a row sees all keys before it.
+def _window_or_seen(
+    pattern: Callable[..., Any], batch: int, rows: range, keys: range, use_vmap: bool
+) -> tuple[int | None, Columns | None]:
+    """Return the window of a causal pattern, None where a row sees all keys before it, and None.
 
-    rows, keys: positions. The two functions that transformers makes are recognized, all others are evaluated.
-    UnsupportedError: the pattern is not causal, or not a window.
+    Of another pattern: None, and which keys each row sees, (batch, rows, keys). rows, keys: positions. The two
+    functions that transformers makes are recognized, all others are evaluated.
     """
     if pattern is causal_mask_function:
-        return None
+        return None, None
     cells = [cell.cell_contents for cell in getattr(pattern, "__closure__", None) or ()]
     if getattr(pattern, "__code__", None) is sliding_window_causal_mask_function(1).__code__ and len(cells) == 1:
         parts = cells[0]  # the tuple that and_masks was given: sliding_window_overlay's function and the causal one
         if len(parts) == 2 and parts[1] is causal_mask_function:
             overlay = parts[0]
             if getattr(overlay, "__code__", None) is sliding_window_overlay(1).__code__:
-                return int(overlay.__closure__[0].cell_contents)
-    return _evaluated_window(pattern, rows, keys, use_vmap)
+                return int(overlay.__closure__[0].cell_contents), None
+
+    def seen(begin: int, end: int) -> Columns:
+        """Which keys the rows [begin, end) of the call see in each batch row."""
+        sizes = max(batch, 1), end - begin, len(keys), rows.start + begin, keys.start
+        found = sdpa_mask(*sizes, pattern, allow_is_causal_skip=False, use_vmap=use_vmap)
+        array: Columns = found[:, 0].numpy()
+        return array
+
+    found, window = _evaluated_window(seen, rows, keys)
+    return (window, None) if found else (None, np.ascontiguousarray(seen(0, len(rows))))
 
 
-def _evaluated_window(pattern: Callable[..., Any], rows: range, keys: range, use_vmap: bool) -> int | None:
-    """Do what ``_window`` does for any pattern. The last row tells the window, which all other rows must have."""
+def _evaluated_window(seen: Callable[[int, int], Columns], rows: range, keys: range) -> tuple[bool, int | None]:
+    """Whether a pattern is causal, and its window. The last row tells the window, which all other rows must have."""
     window = None
     positions = np.arange(keys.start, keys.stop)
     edges = [*range(0, len(rows), _BLOCK_ROWS), len(rows)]
     for begin, end in reversed(list(pairwise(edges))):
-        got = sdpa_mask(
-            1,
-            end - begin,
-            len(keys),
-            rows.start + begin,
-            keys.start,
-            pattern,
-            allow_is_causal_skip=False,
-            use_vmap=use_vmap,
-        )[0, 0].numpy()
+        got = seen(begin, end)
         if end == len(rows):
-            first = int(np.argmax(got[-1]))
+            first = int(np.argmax(got[0, -1]))
             window = len(keys) - first if first else None
         row = rows.start + np.arange(begin, end)[:, None]
         want = (positions <= row) & (positions > row - (window or keys.stop + 1))
-        if not np.array_equal(got, want):
-            raise UnsupportedError(
-                "attention_mask: got a pattern that is neither causal nor a causal sliding window (bidirectional, "
-                'chunked, packed or blockwise), expected one of the two; use attn_implementation="sdpa" for this model '
-                "or input"
-            )
-    return window
+        if not np.all(got == want):  # in every batch row
+            return False, None
+    return True, window

@@ -4,6 +4,7 @@ The interface that it implements: transformers' AttentionInterface, AttentionMas
 """
 
 import torch
+import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
 from transformers.masking_utils import (
@@ -12,9 +13,11 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
     sliding_window_overlay,
 )
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 __all__ = [
     "DYNAMIC_LAYER_TYPE_MAPPING",
+    "MODEL_MAPPING",
     "AttentionInterface",
     "AttentionMaskInterface",
     "Cache",
@@ -27,4 +30,5 @@ __all__ = [
     "sliding_window_causal_mask_function",
     "sliding_window_overlay",
     "torch",
+    "transformers",
 ]

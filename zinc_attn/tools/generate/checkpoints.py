@@ -83,7 +83,7 @@ def _loaded(folder: Path, name: str, config: Any, **options: Any) -> HFModel:
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
-        attn_implementation=integration().NAME,
+        attn_implementation=_implementation(config),
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
@@ -91,6 +91,20 @@ def _loaded(folder: Path, name: str, config: Any, **options: Any) -> HFModel:
         **options,
     )
     _check_weights(type(model).__name__, report)
+    return _attending(name, model)
+
+
+def _implementation(config: Any) -> str:
+    """The attn_implementation to make a model with: "zinc" unless ``_attending`` is what makes it attend through it."""
+    hf = integration()
+    return "eager" if config.model_type in hf.ADAPTABLE else str(hf.NAME)
+
+
+def _attending(name: str, model: Any) -> HFModel:
+    """A model made with ``_implementation``, in evaluation mode, with attention "zinc"."""
+    hf = integration()
+    if model.config.model_type in hf.ADAPTABLE:
+        hf.adapt(model)
     return HFModel(name, model.eval())
 
 
@@ -113,7 +127,7 @@ def build_model(path: str | Path, seed: int = 0) -> HFModel:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     _model_type(file)
-    hf = integration()
+    integration()
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -123,8 +137,8 @@ def build_model(path: str | Path, seed: int = 0) -> HFModel:
         check_memory(_weights_bytes(config, dtype), "random weights")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=hf.NAME, dtype=dtype)
-    return HFModel(file.resolve().parent.name if file.name == "config.json" else file.stem, model.eval())
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=_implementation(config), dtype=dtype)
+        return _attending(file.resolve().parent.name if file.name == "config.json" else file.stem, model)
 
 
 def load_tokenizer(path: str | Path) -> Any | None:
@@ -185,5 +199,5 @@ def _weights_bytes(config: Any, dtype: Any) -> int:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, attn_implementation=integration().NAME, dtype=dtype)
+        empty = AutoModelForCausalLM.from_config(config, attn_implementation=_implementation(config), dtype=dtype)
     return sum(one.numel() * one.element_size() for one in empty.parameters())

@@ -50,6 +50,14 @@ class HFModel:
                 f"{what}: got {tokens:,} tokens, expected at most max_position_embeddings = {most:,} of {self.name}"
             )
 
+    def check_selectable(self, what: str) -> None:
+        """UnsupportedError for a model that ``adapt`` has changed, whose own attention cannot be selected again."""
+        if self.model.config.model_type in integration().ADAPTABLE:
+            raise UnsupportedError(
+                f"{what}: got {self.name} of type {self.model.config.model_type}, whose attention is adapted, expected "
+                "a model that calls transformers' AttentionInterface; generate takes it"
+            )
+
     def logits(self, ids: Any, cache: Any) -> Any:
         """Run one forward of token ids (1, n) on a cache, and return the last one's float32 logits (vocab,).
 

@@ -92,10 +92,12 @@ def measure_perplexity(
     """Eager's perplexity of the tokens, and that with a cache of each dtype; the first token is given.
 
     model: with float32 weights (``load_model(path, float32=True)``). LimitError: more tokens than it has positions.
+    UnsupportedError: its own attention cannot be selected.
     """
     import torch
     from transformers import DynamicCache
 
+    model.check_selectable("perplexity")
     model.check_positions(len(ids), "context")
     hf, tokens = integration(), torch.tensor([list(ids)])
     reference, runs = _Sums(EAGER), [_Sums(dtype) for dtype in dtypes]

@@ -24,7 +24,7 @@ class Call:
 
     q, out: float32 (q_len, q_heads, head_dim). k, v: torch tensors (kv_heads, q_len, head_dim) of the model's dtype,
     None where the module attends the rows of an earlier call, and v also where the layer's shape is latent. options:
-    scale, window, softcap and sinks.
+    scale, window, softcap, sinks and ALiBi slopes.
     """
 
     layer: int

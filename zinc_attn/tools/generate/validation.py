@@ -118,8 +118,10 @@ def validate(
     """Decode the last STEPS positions of each context with every layout; compare bits, and outputs with float64.
 
     A context is filled once, and every layout decodes a fork. on_context: called with each result as it is ready.
-    ArgumentError: contexts below STEPS. LimitError: contexts beyond the model's positions.
+    ArgumentError: contexts below STEPS. LimitError: contexts beyond the model's positions. UnsupportedError: a model
+    with ALiBi, which the float64 reference lacks.
     """
+    model.check_selectable("validate")
     for context in contexts:
         check_int("contexts", context, STEPS)
         model.check_positions(context, "contexts")

@@ -1,0 +1,333 @@
+"""Masks (batch, heads, rows, keys): prefixes, trees, biases and packed texts, with a ZincCache and without.
+
+A bool mask is compared with sdpa's attention and a float one with eager's, which adds it; BOUND is that of
+test_transformers.py. Where a mask says no more than the causal rule, the bits are those of a call without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+
+from tiny_models import CONFIGS, UNTIED, prompt  # noqa: E402
+
+import zinc_attn as za  # noqa: E402
+from zinc_attn import errors  # noqa: E402
+from zinc_attn.integrations import transformers as hf  # noqa: E402
+from zinc_attn.integrations.transformers.dense_masks import DenseMask  # noqa: E402
+
+BOUND = 1e-4
+N = 45  # tokens of a text
+ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
+UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
+RNG = np.random.default_rng(4)
+LOWEST = torch.finfo(torch.float32).min
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", CONFIGS["gemma2"]),  # a softcap, and a window in every other layer
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**CONFIGS["deepseek_v3"], "experts_implementation": "eager"}),
+    "gemma4": ("Gemma4ForCausalLM", {**CONFIGS["gemma4_text"], "vocab_size_per_layer_input": UNTIED["vocab_size"]}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(one_thread: None) -> Iterator[None]:
+    hf.register()
+    with torch.no_grad():
+        yield
+
+
+@cache
+def loaded(name: str) -> Any:
+    kind, changes = MODELS[name]
+    model = getattr(transformers, kind)
+    torch.manual_seed(11)
+    return model(model.config_class(**{**UNTIED, **changes})).eval()
+
+
+def model_of(name: str, attn: str = "zinc") -> Any:
+    model = loaded(name)
+    model.set_attn_implementation(attn)
+    return model
+
+
+def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
+    return hf.ZincCache(model.config, 128, device=device, page_size=32, **options)
+
+
+def causal(rows: int, keys: int, window: int | None = None) -> Any:
+    """(1, 1, rows, keys) of the last rows."""
+    distance = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)
+    return ((distance >= 0) & (distance < (window or keys)))[None, None]
+
+
+def prefix(rows: int) -> Any:
+    """The first 20 tokens see each other, also those behind them."""
+    mask = causal(rows, rows)
+    mask[..., :20, :20] = True
+    return mask
+
+
+def tree(rows: int, keys: int) -> Any:
+    """The last rows are tokens of a tree, which see their ancestors and all keys before the tree."""
+    parent = [None, 0, 0, 1, 2][:rows]
+    mask = torch.ones(rows, keys, dtype=torch.bool)
+    mask[:, keys - rows :] = torch.eye(rows, dtype=torch.bool)
+    for row, above in enumerate(parent):
+        if above is not None:
+            mask[row, keys - rows :] |= mask[above, keys - rows :]
+    return mask[None, None]
+
+
+def bias(mask: Any, fill: float = LOWEST) -> Any:
+    """A number for each key that a row sees, and ``fill`` for the others."""
+    values = torch.from_numpy(RNG.standard_normal(tuple(mask.shape)).astype(np.float32))
+    return torch.where(mask, values, torch.full((), fill))
+
+
+def bits(x: Any) -> Any:
+    return x.contiguous().view(torch.int32)
+
+
+MASKS = {
+    "prefix": (prefix(N), "sdpa"),
+    "tree": (torch.cat([causal(N - 5, N), tree(5, N)], dim=2), "sdpa"),
+    "bias": (bias(causal(N, N)), "eager"),
+    "bias of a prefix": (bias(prefix(N), -torch.inf), "eager"),
+    "window": (causal(N, N, 16), "sdpa"),
+    "of two batch rows": (torch.cat([prefix(N), causal(N, N)]), "sdpa"),
+    "half precision": (torch.zeros(1, 4, N, N, dtype=torch.bfloat16).masked_fill(~prefix(N), -3.3895e38), "eager"),
+}
+
+
+@UNCACHED
+@ONE
+@pytest.mark.parametrize("name", MASKS)
+def test_logits_are_those_of_transformers(name: str, device: za.Device) -> None:
+    """The prompt in one call, then the tokens of a tree, then one token without a mask."""
+    mask, other = MASKS[name]
+    ids = prompt(N, len(mask))
+    then = prompt(5, len(mask), seed=7)
+    more = tree(5, N + 5)
+    given = torch.zeros(more.shape).masked_fill(~more, LOWEST) if other == "eager" else more
+
+    def run(model: Any, held: Any) -> list[Any]:
+        steps = (ids, mask), (then, given.expand(len(mask), -1, -1, -1)), (then[:, :1], None)
+        return [model(x, attention_mask=m, past_key_values=held).logits for x, m in steps]
+
+    want = run(model_of("llama", other), transformers.DynamicCache())
+    model = model_of("llama")
+    with cache_of(model, device, max_batch=2) as held:
+        got = run(model, held)
+    for parts in (got, run(model, transformers.DynamicCache())):
+        assert all((a - b).abs().max() <= BOUND for a, b in zip(parts, want, strict=True))
+
+
+@ONE
+@pytest.mark.parametrize("latent", [False, True])
+def test_latent_attention(latent: bool, device: za.Device) -> None:
+    """Expanded and absorbed."""
+    ids, then, model = prompt(N), prompt(5, seed=7), model_of("deepseek_v3", "eager")
+    steps = (ids, bias(prefix(N))), (then, bias(tree(5, N + 5)))
+    own = transformers.DynamicCache()
+    want = [model(x, attention_mask=mask, past_key_values=own).logits for x, mask in steps]
+    model = model_of("deepseek_v3")
+    with cache_of(model, device, latent=latent) as held:
+        for (x, mask), one in zip(steps, want, strict=True):
+            assert (model(x, attention_mask=mask, past_key_values=held).logits - one).abs().max() <= BOUND
+
+
+@ONE
+def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
+    """The bits are those of no mask; and the device gets none."""
+    for mask in (causal(5, 9), torch.zeros(1, 1, 5, 9).masked_fill(~causal(5, 9), LOWEST)):
+        found = DenseMask.of(mask).expanded(2, 5, 9).of_rows(None, None)
+        assert found.causal and found.masks == [None, None]
+    found = DenseMask.of(causal(5, 9, 3)).expanded(1, 5, 9).of_rows(None, 3)
+    assert found.causal and found.masks == [None]
+    tail = DenseMask.of(tree(5, 60)).expanded(1, 5, 60).of_rows(None, None)
+    assert tail.causal and tail.masks[0] is not None and tail.masks[0].shape == (5, 4)  # from the first that hides
+    ids, model = prompt(N), model_of("llama")
+    with cache_of(model, device) as plain, cache_of(model, device) as held:
+        for at, end in ((0, 30), (30, 31), (31, 45)):
+            want = model(ids[:, at:end], past_key_values=plain).logits
+            got = model(ids[:, at:end], attention_mask=causal(end - at, end), past_key_values=held).logits
+            assert torch.equal(bits(got), bits(want))
+
+
+@ONE
+def test_masks_of_the_last_keys(device: za.Device) -> None:
+    """A tree's mask of its own tokens has the bits of the whole mask."""
+    ids, then, model = prompt(40), prompt(5, seed=7), model_of("llama")
+    found = []
+    for mask in (tree(5, 45), tree(5, 45)[..., -5:], tree(5, 45)[..., -7:]):
+        with cache_of(model, device) as held:
+            model(ids, past_key_values=held)
+            found.append(model(then, attention_mask=mask, past_key_values=held).logits)
+    assert torch.equal(bits(found[0]), bits(found[1])) and torch.equal(bits(found[0]), bits(found[2]))
+
+
+@ONE
+def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
+    """A token that no row sees, and that sees none, is padding, as in the 2-D mask that the next call has."""
+    ids, model = prompt(20, 2), model_of("llama")
+    flat = torch.ones(2, 21, dtype=torch.long)
+    flat[1, :6] = 0
+    mask = causal(20, 20) & flat[:, None, None, :20].bool()
+    with cache_of(model, device, max_batch=2) as plain, cache_of(model, device, max_batch=2) as held:
+        want = model(ids, attention_mask=flat[:, :20], past_key_values=plain).logits
+        got = model(ids, attention_mask=mask, past_key_values=held).logits
+        assert torch.equal(bits(got), bits(want)) and [len(one) for one in held.sequences[0]] == [20, 14]
+        more = {"attention_mask": flat}
+        want, got = (model(ids[:, :1], past_key_values=one, **more).logits for one in (plain, held))
+        assert torch.equal(bits(got), bits(want))
+        text = "batch row 1 sees a token that is padding in the 2-D mask, or that no row saw when the cache was given"
+        with pytest.raises(errors.UnsupportedError, match=text):
+            model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 22), past_key_values=held)
+        model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool), past_key_values=held)
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+    return hf.attention_forward(torch.nn.Module(), q, k, v, mask, **options)[0]
+
+
+def rows_of(n: int, batch: int = 1, heads: int = 4) -> tuple[Any, Any, Any]:
+    rng = torch.Generator().manual_seed(5)
+    q, *kv = (torch.randn(batch, size, n, 64, generator=rng) for size in (heads, 2, 2))
+    return q, kv[0], kv[1]
+
+
+@UNCACHED
+@ONE
+def test_rows_that_see_no_key_are_0(device: za.Device) -> None:
+    q, k, v = rows_of(9)
+    mask = causal(9, 9)
+    mask[..., 4, :] = False
+    model = model_of("llama")
+    with cache_of(model, device) as held:
+        cached = attend(q, *held.update(k, v, 0), mask)
+    whole = attend(q, k, v, None)
+    for out in (cached, attend(q, k, v, mask)):
+        assert not out[:, 4].any() and torch.equal(bits(out[:, 5:]), bits(whole[:, 5:]))
+
+
+@ONE
+def test_windows_and_masks(device: za.Device) -> None:
+    """A layer's window holds besides its mask, which has to hide what the window does."""
+    ids = prompt(N)
+    near = torch.arange(N)[:, None] - torch.arange(N) < 24
+    masks = {"full_attention": prefix(N), "sliding_attention": prefix(N) & near}
+    added = {kind: torch.zeros(mask.shape).masked_fill(~mask, LOWEST) for kind, mask in masks.items()}
+    want = model_of("gemma2", "eager")(ids, attention_mask=added).logits
+    model = model_of("gemma2")
+    with cache_of(model, device) as held:
+        got = model(ids, attention_mask=masks, past_key_values=held).logits
+        assert (got - want).abs().max() <= BOUND
+        held.reset()
+        with pytest.raises(
+            errors.UnsupportedError, match="batch row 0 sees a key that a layer's sliding_window of 24 "
+        ):
+            model(ids, attention_mask=masks["full_attention"], past_key_values=held)
+
+
+@UNCACHED
+@ONE
+@pytest.mark.parametrize("kind", ["blocks", "chunks", "bidirectional"])
+def test_patterns_of_transformers(kind: str, device: za.Device) -> None:
+    """Blocks that see each other, of the second batch row alone; with padding in front of it."""
+    m = transformers.masking_utils
+    blocks = torch.tensor([[-1] * 12, [-1] * 5 + [0] * 4 + [-1] * 3])
+    pattern = {
+        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(blocks)),
+        "chunks": m.chunked_causal_mask_function(5, torch.tensor([0, 2])),
+        "bidirectional": m.bidirectional_mask_function,
+    }[kind]
+    flat = torch.ones(2, 12, dtype=torch.bool)
+    flat[1, :2] = False
+    want = m.sdpa_mask(2, 12, 12, mask_function=pattern, attention_mask=flat, allow_is_causal_skip=False)
+    mask = hf.attention_mask(2, 12, 12, mask_function=pattern, attention_mask=flat)
+    assert torch.equal(mask, want) and mask.zinc.dense.of_rows(None, None).causal == (kind == "chunks")
+    q, k, v = rows_of(12, 2)
+    spread = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    exact = torch.nn.functional.scaled_dot_product_attention(q, *spread, attn_mask=want).transpose(1, 2)
+    exact[~flat] = 0  # padding, which may see tokens in transformers
+    with cache_of(model_of("llama"), device, max_batch=2) as held:
+        cached = attend(q, *held.update(k, v, 0), mask)
+    for out in (cached, attend(q, k, v, mask)):
+        assert (out - exact).abs().max() < 1e-6
+
+
+@UNCACHED
+def test_packed_texts(device: za.Device) -> None:
+    """Position ids that begin again make transformers separate the texts."""
+    ids, positions = prompt(20), torch.cat([torch.arange(12), torch.arange(8)])[None]
+    want = model_of("llama", "eager")(ids, position_ids=positions, use_cache=False).logits
+    got = model_of("llama")(ids, position_ids=positions, use_cache=False).logits
+    assert (got - want).abs().max() <= BOUND
+
+
+@UNCACHED
+@ONE
+def test_gemma_4_leaves_out_rows_of_layers_that_share_keys(device: za.Device) -> None:
+    """generate needs the last token's logits only, so transformers slices the mask before these layers."""
+    ids = prompt(40)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": None}
+    want = model_of("gemma4", "eager").generate(ids, **options)
+    model = model_of("gemma4")
+    with cache_of(model, device) as held:
+        assert torch.equal(model.generate(ids, past_key_values=held, **options), want)
+    assert torch.equal(model.generate(ids, **options), want)
+
+
+def test_masks_that_are_sliced_in_another_way_are_ordinary_tensors() -> None:
+    mask = hf.attention_mask(2, 4, 9, 5)
+    assert mask[:, :, -1:, :] is mask and mask[:, :, 0:, :] is mask
+    assert not hasattr(mask[:, :5], "zinc") and not hasattr(mask & mask, "zinc") and not hasattr(mask.float(), "zinc")
+    with pytest.raises(IndexError):
+        mask[:, :, :-1, :]
+    dense = hf.attention_mask(2, 4, 4, mask_function=transformers.masking_utils.bidirectional_mask_function)
+    assert dense[:, :, -1:, :].shape == (2, 1, 1, 4) and not hasattr(dense[:, :, -1:, :], "zinc")
+
+
+def changed(mask: Any, at: tuple[int, ...], value: float) -> Any:
+    mask = mask.float()
+    mask[at] = value
+    return mask
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "heads": (
+        causal(3, 3).repeat(1, 4, 1, 1) & torch.arange(4)[:, None, None].bool(),
+        errors.UnsupportedError,
+        "heads",
+    ),
+    "dtype": (causal(3, 3).long(), errors.DTypeError, "got a 4-D mask of torch.int64, expected bool, float32"),
+    "NaN": (changed(causal(3, 3), (0, 0, 1, 1), torch.nan), errors.ValueRangeError, "got a NaN, "),
+    "infinity": (changed(causal(3, 3), (0, 0, 1, 1), torch.inf), errors.ValueRangeError, "got a NaN, "),
+    "magnitude": (changed(causal(3, 3), (0, 0, 1, 1), -1e30), errors.ValueRangeError, "or a magnitude beyond 2"),
+    "rows": (causal(2, 3), errors.ShapeError, r"1 batch rows, 2 rows and 3 keys, expected 1, 3 and 3, or the last of"),
+    "keys": (causal(3, 4), errors.ShapeError, "3 rows and 4 keys"),
+    "few keys": (causal(3, 3)[..., 1:], errors.ShapeError, "at least the 3 new ones"),
+    "batch": (causal(3, 3).expand(2, 1, 3, 3), errors.ShapeError, "2 batch rows"),
+    "axes": (causal(3, 3)[0], errors.ShapeError, r"got shape \(1, 3, 3\), expected none, \(batch, tokens\) or \(bat"),
+}
+
+
+@ONE
+@pytest.mark.parametrize("name", REFUSED)
+def test_masks_that_are_refused(name: str, device: za.Device) -> None:
+    mask, error, text = REFUSED[name]
+    q, k, v = rows_of(3)
+    with cache_of(model_of("llama"), device) as held:
+        new = held.update(k, v, 0)
+        for keys in ((k, v), new):
+            with pytest.raises(error, match=text):
+                attend(q, *keys, mask)
+        assert held.get_seq_length() == 0

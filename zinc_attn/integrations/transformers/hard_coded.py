@@ -1,0 +1,39 @@
+"""Models whose attention is written in their own class and never calls the attention function that one selects."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+from ...errors import UnsupportedError
+from .tensors import NAME
+from .upstream import MODEL_MAPPING
+
+ADAPTABLE: Final = ("bloom", "falcon", "mpt")  # the model types that ``adapt`` takes
+
+
+def refuse_hard_coded(config: Any) -> None:
+    """UnsupportedError where a model of this config would add a mask of "zinc" to scores of its own.
+
+    Nothing is refused where the config's model class is not known.
+    """
+    if config is None or not _is_hard_coded(config.__class__):
+        return
+    kind = config.model_type
+    advice = "call adapt(model) of zinc_attn.integrations.transformers" if kind in ADAPTABLE else 'use "eager"'
+    raise UnsupportedError(
+        f"attn_implementation: got {NAME!r} for a model of type {kind}, which computes its attention itself, expected "
+        f"a model that calls transformers' AttentionInterface; load it without attn_implementation, and {advice}"
+    )
+
+
+@functools.cache
+def _is_hard_coded(kind: type) -> bool:
+    """Whether transformers says that the attention of the model class of a config class cannot be selected."""
+    model: Any = MODEL_MAPPING.get(kind, None)
+    model = model[0] if isinstance(model, tuple) else model
+    if not hasattr(model, "_can_set_attn_implementation"):
+        return False
+    can = model._can_set_attn_implementation()
+    # transformers keeps what it has read in the class's source, and nothing where there is no source
+    return not can and getattr(model, "_can_set_attn_implementation_cached_value", None) is False
