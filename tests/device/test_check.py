@@ -64,6 +64,8 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
         ("9/3/64 bf16 65", {9}),
         ("4/2/64 q8_0 1100 softcap=3+scale=0.3+sinks", set()),
         ("4/2/64 f16 700 window=100+softcap=3+sinks", {8}),
+        ("4/2/64/32 bf16 70 rising noncausal", {9}),
+        ("4/2/64 f16 1 mask=blind", {8, 9}),
     ],
 )
 def test_what_a_case_shows(device: za.Device, case: str, missing: set[int]) -> None:

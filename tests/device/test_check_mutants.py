@@ -125,7 +125,7 @@ MUTANTS = {
 }
 DEFAULT = (
     *("maximum of earlier rounds", "a node's maximum", "the cut-off by one", "the flush of merges", "order in a chunk"),
-    *("a sink's weight of o", "a window by one", "a page shift", "a mask's first key", "a copied page's V"),
+    *("a window by one", "a page shift", "a mask's first key", "a copied page's V"),
 )
 
 
