@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from broken_shaders import Change, break_kernels
 
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import terminal
 from zinc_attn.distributed import fold
-from zinc_attn.kernels import declarations as kernels
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
@@ -28,7 +27,6 @@ from zinc_attn.tools.check.properties import COMPUTE_UNITS
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "1000", "--layouts", "1,7,auto,size:100")
 
 
@@ -66,6 +64,8 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
         ("9/3/64 bf16 65", {9}),
         ("4/2/64 q8_0 1100 softcap=3+scale=0.3+sinks", set()),
         ("4/2/64 f16 700 window=100+softcap=3+sinks", {8}),
+        ("4/2/64/32 bf16 70 rising noncausal", {9}),
+        ("4/2/64 f16 1 mask=blind", {8, 9}),
     ],
 )
 def test_what_a_case_shows(device: za.Device, case: str, missing: set[int]) -> None:
@@ -220,7 +220,6 @@ def test_a_fold_of_shards_in_another_order_fails(
 
 # --- broken kernels ----------------------------------------------------------------------------------------
 
-Change = tuple[str, str, str, int]  # file, text, its replacement, how often it occurs
 VALUE_LOOP = """\
                 precise vec2 pv = v[i] * p;
                 precise vec2 sum = o[h * PAIRS + i] + pv;
@@ -238,44 +237,23 @@ FUSED = """\
                 precise vec2 fused = sum + (rest + lost);
                 o[h * PAIRS + i] = fused;
 """
-FMA: list[Change] = [("values.glsl", VALUE_LOOP, FUSED, 1)]
+FMA = [Change("values.glsl", VALUE_LOOP, FUSED)]
 # leaves counted from the last key backwards: right but for the rounding, and another sum for every new token
-SLIDING: list[Change] = [
-    (
+SLIDING = [
+    Change(
         "item.glsl",
         "min(item.limit - first_key, KEYS_PER_LEAF));",
         "index == 0u ? (item.limit - 1u) % KEYS_PER_LEAF + 1u : KEYS_PER_LEAF);",
-        1,
     ),
-    (
+    Change(
         "cache.glsl",
         "uint token = leaf.index * KEYS_PER_LEAF + key;",
         "uint slide = (item.limit - 1u) % KEYS_PER_LEAF + 1u;\n"
         "    uint token = leaf.index * KEYS_PER_LEAF + key - (leaf.index == 0u ? 0u : KEYS_PER_LEAF - slide);",
-        1,
     ),
-    ("cache.glsl", "uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;", "uint tile = token / TILE;", 1),
-    ("cache.glsl", "TILE == KEYS_PER_LEAF ? key : token % TILE);", "token % TILE);", 1),
+    Change("cache.glsl", "uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;", "uint tile = token / TILE;"),
+    Change("cache.glsl", "TILE == KEYS_PER_LEAF ? key : token % TILE);", "token % TILE);"),
 ]
-
-
-def break_kernels(changes: list[Change], builds: str, folder: Path) -> Path:
-    """A SPIR-V folder in which the kernels of pass 1 with ``builds`` in their name are changed."""
-    sources, spirv = folder / "shaders", folder / "spirv"
-    shutil.copytree(ROOT / "shaders", sources)
-    shutil.copytree(device_module.SPIRV, spirv)
-    for name, old, new, count in changes:
-        text = (sources / name).read_text()
-        assert text.count(old) == count, f"{name} no longer has {old!r} {count} times: change this test with it"
-        (sources / name).write_text(text.replace(old, new))
-    broken = [d for d in kernels.MODULES if d.source == "attend.comp" and builds in d.name]
-    for decl in broken:
-        out, defines = spirv / decl.file, [f"-D{d}" for d in decl.defines]
-        command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", *defines, "-o", str(out), decl.source]
-        done = subprocess.run(command, cwd=sources, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
-    assert broken
-    return spirv
 
 
 @pytest.fixture
@@ -300,7 +278,7 @@ def test_a_broken_kernel_fails(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, builds, tmp_path))
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path, builds))
     assert run(reopened, *SMALL) == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 1000")

@@ -14,9 +14,11 @@ from zinc_attn.cli import app as cli
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.check import cases, record
+from zinc_attn.tools.check import cases, data, record
 from zinc_attn.tools.check.__main__ import main as write_record
-from zinc_attn.tools.check.cases import Case, Data, Masking
+from zinc_attn.tools.check.cases import Case
+from zinc_attn.tools.check.data import KINDS, MASKS, ROWS, Data
+from zinc_attn.tools.check.masking import Masking
 from zinc_attn.tools.check.outcome import compare
 from zinc_attn.tools.harness.bits import Output
 
@@ -36,11 +38,11 @@ def splitmix64(name: str, i: int) -> int:
 
 
 def test_words_are_splitmix64() -> None:
-    assert cases.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
+    assert data.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
 
 
 def test_values_are_three_fields_of_a_word() -> None:
-    got = cases.values("b", (3, 5))
+    got = data.values("b", (3, 5))
     field = (1 << 21) - 1
     for i, x in enumerate(got.reshape(-1)):
         w = splitmix64("b", i)
@@ -49,14 +51,14 @@ def test_values_are_three_fields_of_a_word() -> None:
 
 
 def test_values_are_nearly_normal_and_a_prefix_of_more() -> None:
-    long, short = (cases.values("c", (n, 64)) for n in (8192, 100))
+    long, short = (data.values("c", (n, 64)) for n in (8192, 100))
     assert np.array_equal(long[:100], short)
     assert abs(float(long.mean())) < 0.01 and abs(float(long.std()) - 1) < 0.01 and float(abs(long).max()) < 3
 
 
 def test_dtypes_round_the_same_values() -> None:
-    exact = cases.values("d", (1000,))
-    half, brain = (cases.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
+    exact = data.values("d", (1000,))
+    half, brain = (data.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
     assert half.dtype == np.float16 and np.array_equal(half, exact.astype(np.float16))
     bits = exact.view(np.uint32).astype(np.uint64)
     low, up = bits & ~np.uint64(0xFFFF), bits & np.uint64(0xFFFF)
@@ -67,8 +69,44 @@ def test_dtypes_round_the_same_values() -> None:
 
 def test_query_heads_are_sharper_by_turns() -> None:
     q = Data.make(SHAPE, "f16", 1).q
-    assert q.shape == (cases.ROWS, 4, 64)
-    assert np.array_equal(q[:, 3], 8 * cases.values("4/2/64 q", q.shape)[:, 3])
+    assert q.shape == (ROWS, 4, 64)
+    assert np.array_equal(q[:, 3], 8 * data.values("4/2/64 q", q.shape)[:, 3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_every_kind_is_stored_as_it_is_and_a_prefix_of_more(kind: str, dtype: str) -> None:
+    long, short = (Data.make(SHAPE, dtype, tokens, kind) for tokens in (700, 256))
+    for a, b, held in zip(long.prefix(256), short, (*long.stored_as(dtype).prefix(256),), strict=True):
+        assert np.array_equal(a, b) and np.array_equal(a, held)
+
+
+def test_leaf_maxima_move_along_the_context() -> None:
+    """In log2 units, of the first head: the kinds differ in where the largest scores are."""
+    found = {}
+    for kind in KINDS:
+        made = Data.make(SHAPE, "f16", 16 * 64, kind)
+        scores = made.k[:, 0].astype(np.float64) @ made.q[-1, 0].astype(np.float64) / 8 * np.log2(np.e)
+        found[kind] = scores.reshape(16, 64).max(axis=1)
+    assert np.ptp(found["normal"]) < 4 and np.ptp(found["cancelling"]) < 4
+    assert found["rising"][-1] - found["rising"][0] > 30 and found["falling"][0] - found["falling"][-1] > 30
+    assert abs(np.diff(found["jumping"])).max() > 250
+    assert np.array_equal(np.rint(found["fading"]), np.repeat(3 * np.arange(8), 2))
+
+
+def test_cancelling_values_leave_only_roundings() -> None:
+    made = Data.make(SHAPE, "f16", 256, "cancelling")
+    assert np.array_equal(made.k, made.k.reshape(2, 128, 2, 64)[:, ::-1].reshape(made.k.shape))
+    out = record.oracle_output(Case(SHAPE, "f16", 256, kind="cancelling"), made).out
+    assert 0 < np.abs(out).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_rows_mask_depends_on_its_position_alone(kind: str) -> None:
+    three, one = data.mask_of(kind, 3, 301), data.mask_of(kind, 1, 300)
+    behind = three.shape[1] - one.shape[1] - 1  # keys that the mask of three rows has before the other's
+    assert np.array_equal(three[1, behind:-1], one[0]) and one.shape[1] == (300 if kind in ("random", "f16") else 100)
+    assert np.all(three[1, :behind] == (True if three.dtype == bool else 0))
 
 
 # --- the committed record ----------------------------------------------------------------------------------
@@ -125,6 +163,7 @@ def test_sampled_heads_are_the_last_ones(masking: str) -> None:
         ("sinks", Masking(sinks=True)),
         ("window=128+sinks", Masking(128, sinks=True)),
         ("window=1+softcap=2.5+scale=-0.1+sinks", Masking(1, 2.5, -0.1, True)),
+        ("sinks+alibi+mask=tree+noncausal", Masking(sinks=True, alibi=True, mask="tree", causal=False)),
     ],
 )
 def test_masking_has_one_text(text: str, masking: Masking) -> None:
@@ -132,18 +171,20 @@ def test_masking_has_one_text(text: str, masking: Masking) -> None:
     assert Masking.parse(" + ".join(reversed(text.split("+")))) == masking
     case = Case(SHAPE, "f16", 5, masking)
     assert Case.parse(str(case)) == case and (str(case) == "4/2/64 f16 5") == (text == "none")
+    rising = case._replace(kind="rising")
+    assert Case.parse(str(rising)) == rising and str(rising).startswith("4/2/64 f16 5 rising")
 
 
 def test_every_masking_option_changes_the_bits() -> None:
-    texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks"]
-    matrix = Case.matrix("4/2/64", "f16", "100", ",".join(texts))
+    texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks", "alibi", *(f"mask={kind}" for kind in MASKS)]
+    matrix = Case.matrix("4/2/64", "f16", "150", ",".join(texts))
     assert [str(case.masking) for case in matrix] == texts
     assert len({record.oracle_output(case, case.data()).digest() for case in matrix}) == len(texts)
 
 
 def test_sinks_are_seeded() -> None:
     sinks = Case(SHAPE, "f16", 5, Masking(sinks=True)).options()["sinks"]
-    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * cases.values("4/2/64 sinks", (4,)))
+    assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * data.values("4/2/64 sinks", (4,)))
 
 
 # --- digests -----------------------------------------------------------------------------------------------
@@ -211,15 +252,16 @@ def test_missing_record_file(tmp_path: Path) -> None:
     [
         (
             ["--quick", "--dtypes", "f16"],
-            "quick: got --quick with --shapes, --dtypes, --contexts or --masking, expected either",
+            "quick: got --quick with --shapes, --dtypes, --contexts, --masking or --data, expected either",
         ),
         *(
             (
                 ["--masking", f"none,{text}"],
-                f"masking: got '{text}', expected none, or words joined by + of window=KEYS, softcap=X, scale=X and "
-                "sinks, each once (window=128+sinks)",
+                f"masking: got '{text}', expected none, or words joined by + of window=KEYS, softcap=X, scale=X, "
+                "sinks, alibi, noncausal and mask=KIND (of random, tree, blind, f32, f16), each once "
+                "(window=128+sinks)",
             )
-            for text in ("x", "", "window", "window=1.5", "sinks=1", "none+sinks", "sinks+sinks")
+            for text in ("x", "", "window", "window=1.5", "sinks=1", "none+sinks", "sinks+sinks", "mask=x")
         ),
         (["--masking", "window=0"], "window: got 0, expected an int from 1 to 4611686018427387904"),
         (
@@ -227,6 +269,10 @@ def test_missing_record_file(tmp_path: Path) -> None:
             "softcap: got 0, expected a number from 2**-40 to 2**60, or None for no cap",
         ),
         (["--masking", "scale=nan"], "scale: got nan, expected a finite float32 number"),
+        (
+            ["--data", "rising,up"],
+            "data: got 'up', expected some of normal, rising, falling, jumping, cancelling, fading",
+        ),
         (["--dtypes", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
         (["--contexts", "x"], "contexts: got 'x', expected numbers of keys such as 1k,32k,5000 (k = 1024)"),
         (

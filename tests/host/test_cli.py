@@ -174,8 +174,8 @@ def test_kv_file(tmp_path: Path) -> None:
 def test_tools_that_attend_k_and_v_refuse_a_latent_shape(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ArgumentError, match="shape: got 4/1/72/40/latent, expected one whose V is stored"):
         Inputs.normal(AttnShape(4, 1, 72, 40, latent=True), 70, "f16")
-    assert cli.main(["check", "--shapes", "4/1/72/40/latent"]) == 2
-    assert "use 4/1/72/40, or plan, rdna4 and export" in capsys.readouterr().err
+    assert cli.main(["sweep", "--shape", "4/1/72/40/latent"]) == 2
+    assert "use 4/1/72/40, or plan, check, rdna4 and export" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ def to_blocks(q: Bytes, halves: NDArray[np.float16], kind: StorageType) -> Bytes
     return np.concatenate(parts, axis=-1)
 
 
+def token_count(k: Any) -> int:
+    """Tokens of encoded rows, at least one."""
+    keys = check_array("k", k)
+    if not keys.ndim or not keys.size:
+        raise ShapeError(f"k: got shape {keys.shape}, expected (tokens, kv_heads, bytes), at least one token")
+    return len(keys)
+
+
 def encoded_rows(k: Any, v: Any, shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, float]:
     """The rows (tokens, kv_heads, words) of encoded k and v, as ``rows`` lays them out, and max |k|.
 
@@ -68,14 +76,11 @@ def encoded_rows(k: Any, v: Any, shape: AttnShape, dtype: str, scales: F32 | Non
     if (v is None) != shape.latent:
         what = "None: the values of a latent cache are part of k" if shape.latent else "the bytes of V's rows"
         raise ArgumentError(f"v: got {'None' if v is None else 'an array'}, expected {what}")
-    keys = check_array("k", k)
-    if not keys.ndim or not keys.size:
-        raise ShapeError(f"k: got shape {keys.shape}, expected (tokens, kv_heads, bytes), at least one token")
-    words = np.zeros((len(keys), shape.kv_heads, row_format(shape, dtype).words), np.uint32)
+    words = np.zeros((token_count(k), shape.kv_heads, row_format(shape, dtype).words), np.uint32)
     k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_scale, v_scale = (None, None) if scales is None else scales
-    largest = _write("k", k_values, k_shared, keys, shape.head_dim, k_type, k_scale)
+    largest = _write("k", k_values, k_shared, k, shape.head_dim, k_type, k_scale)
     if not shape.latent:
         _write("v", v_values, v_shared, v, shape.v_head_dim, v_type, v_scale)
     return words, largest

@@ -26,7 +26,7 @@ from ..runtime.refusals import no_room
 from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from . import rows
-from .encoded import encoded_rows
+from .encoded import encoded_rows, token_count
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
@@ -297,10 +297,10 @@ class KVCache:
         """
         with self.lock:
             self.check_sequence(sequence)
-            scales = self.scales_of(self.check_layer(layer))
-            words, largest = encoded_rows(k, v, self.shape, self.dtype, scales)
+            scales, tokens = self.scales_of(self.check_layer(layer)), token_count(k)
             try:
-                reservation = self.hold(sequence, layer, len(words))
+                reservation = self.hold(sequence, layer, tokens)
+                words, largest = encoded_rows(k, v, self.shape, self.dtype, scales)
                 self.copy_pages(reservation.copies)
                 self.write_rows(sequence, layer, reservation, words)
                 self.commit([reservation], largest)

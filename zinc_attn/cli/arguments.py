@@ -48,11 +48,15 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", choices=RUNTIMES, help=runtime)
 
 
+def installed_runtimes() -> str:
+    """The dispatchers that are installed, as --runtimes takes them."""
+    return ",".join(RUNTIMES if importlib.util.find_spec("kp") else ("vulkan",))
+
+
 def add_runtimes_argument(parser: argparse.ArgumentParser) -> None:
     """--runtimes, whose default is every dispatcher that is installed."""
-    installed = RUNTIMES if importlib.util.find_spec("kp") else ("vulkan",)
-    names = ",".join(installed)
-    parser.add_argument("--runtimes", default=names, metavar="LIST", help="dispatchers (default: %(default)s)")
+    text = "dispatchers (default: %(default)s)"
+    parser.add_argument("--runtimes", default=installed_runtimes(), metavar="LIST", help=text)
 
 
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str) -> list[Device]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +14,13 @@ from ..errors import ArgumentError
 from ..runtime.device import list_devices
 from ..tools.check import Case, check
 from ..tools.check.cases import CONTEXTS, DTYPES, SHAPES
+from ..tools.check.data import KINDS, MASKS
 from ..tools.check.outcome import PROPERTIES, Fault, Outcome
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, describe, load_record, make_entry, record_text
 from ..tools.harness.files import write_file
 from ..tools.harness.split_spec import parse_split_specs
-from .arguments import Subparsers, add_command, add_runtimes_argument, open_devices
+from .arguments import Subparsers, add_command, installed_runtimes, open_devices
 from .terminal import progress_bar, say_written
 
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
@@ -30,7 +32,8 @@ def add_check(subparsers: Subparsers) -> None:
         subparsers,
         "check",
         "show that the output bits never change",
-        "Seeded cases, the same on every machine, some with a window, a softcap, sinks or another scale. Each\n"
+        "Seeded cases, the same on every machine: scores of one size, or such that rise, fall, jump, fade or\n"
+        "cancel along the context, some with a window, a softcap, sinks, a bias, a mask or another scale. Each\n"
         "varies the run, the split layout, the compute-unit count, the batch, the prefill chunks, the pages, the\n"
         "stored dtype, whether keys that rows share are attended once (counted where the device does so), and the\n"
         "devices that hold the sequence (from 513 keys on: all devices and dispatchers of the run together, or\n"
@@ -44,18 +47,22 @@ def add_check(subparsers: Subparsers) -> None:
         "  zinc-attn check --quick\n"
         "  zinc-attn check --devices all --contexts 8k,32k --dtypes f16 --layouts 1,8,auto\n"
         "  zinc-attn check --shapes 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
+        "  zinc-attn check --shapes 32/8/192/128,20/1/576/512/latent --data rising,jumping --contexts 1k\n"
         "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a small fixed set of cases, in place of the matrix")
-    add("--shapes", metavar="LIST", help=f"Q/KV/D (default: {SHAPES})")
+    add("--shapes", metavar="LIST", help=f"Q/KV/D, Q/KV/DK/DV or Q/KV/DK/DV/latent (default: {SHAPES})")
     add("--dtypes", metavar="LIST", help=f"dtypes of K and V (default: {DTYPES})")
     add("--contexts", metavar="LIST", help=f"numbers of keys, k = 1024 (default: {CONTEXTS})")
-    masking = "none, or some of window=KEYS, softcap=X, scale=X, sinks, joined by +"
+    add("--data", metavar="LIST", help=f"how scores go along the context: {', '.join(KINDS)} (default: normal)")
+    masks = "|".join(MASKS)
+    masking = f"none, or some of window=KEYS, softcap=X, scale=X, sinks, alibi, mask={masks}, noncausal, joined by +"
     add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
     add("--layouts", default=LAYOUTS, metavar="LIST", help="splits, auto or size:KEYS (default: %(default)s)")
     add("--devices", metavar="LIST", help="all, or indices or pieces of names (default: the best one)")
-    add_runtimes_argument(parser)
+    runtimes = f"dispatchers (default: {installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else vulkan)"
+    add("--runtimes", metavar="LIST", help=runtimes)
     add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
     add("--against", metavar="FILE", type=Path, help="compare with another machine's digests, too")
     add("--json", action="store_true", help="JSON lines on stdout, one per case, then one per device")
@@ -75,7 +82,8 @@ def run_check(args: argparse.Namespace) -> int:
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        devices = open_devices(stack, chosen_devices(args.devices), args.runtimes)
+        quick = os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan" if args.quick else None
+        devices = open_devices(stack, chosen_devices(args.devices), args.runtimes or quick or installed_runtimes())
         with progress_bar() as progress:
             outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
         entries = []
@@ -93,11 +101,13 @@ def run_check(args: argparse.Namespace) -> int:
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
     """The cases that the options name."""
-    asked = args.shapes, args.dtypes, args.contexts, args.masking
+    asked = args.shapes, args.dtypes, args.contexts, args.masking, args.data
     if args.quick and any(asked):
-        raise ArgumentError("quick: got --quick with --shapes, --dtypes, --contexts or --masking, expected either")
+        options = "--shapes, --dtypes, --contexts, --masking or --data"
+        raise ArgumentError(f"quick: got --quick with {options}, expected either")
     if any(asked):
-        return Case.matrix(*(a or b for a, b in zip(asked, (SHAPES, DTYPES, CONTEXTS, "none"), strict=True)))
+        defaults = SHAPES, DTYPES, CONTEXTS, "none", "normal"
+        return Case.matrix(*(a or b for a, b in zip(asked, defaults, strict=True)))
     return Case.quick() if args.quick else Case.default()
 
 

@@ -9,9 +9,9 @@ from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cache.kv_cache import KVCache
-from ...cache.rows import stored
 from ...cache.sequence import Sequence
 from ...canonical.constants import KEYS_PER_NODE
 from ...distributed.attention import ShardedAttention
@@ -19,11 +19,12 @@ from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
 from ...planning.splits import SplitPlan, plan_splits
 from ...runtime.device import Device
-from ..harness.bits import Output
+from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
-from .cases import ROWS, Case, Data, words
+from .cases import Case
+from .data import KINDS, ROWS, Data, words
 from .outcome import Outcome
 from .record import COMMITTED, RECORD, Digests, judge, load_record
 
@@ -60,8 +61,8 @@ def check(
     outcomes: list[Outcome] = []
     steps = Steps(progress, len(cases) * len(devices))
 
-    def same_values(case: Case) -> tuple[str, str]:
-        return str(case.shape), case.dtype
+    def same_values(case: Case) -> tuple[str, str, int]:
+        return str(case.shape), case.dtype, KINDS.index(case.kind)
 
     for _, group in groupby(sorted(cases, key=same_values), key=same_values):
         mine = sorted(group, key=lambda case: (case.context, str(case)))
@@ -70,8 +71,8 @@ def check(
             first: Outcome | None = None
             for device in devices:
                 steps.begin(f"{case} on {device.info.name}")
-                data = data or Data.make(case.shape, case.dtype, mine[-1].context)
-                cut = data._replace(k=data.k[: case.context], v=data.v[: case.context])
+                data = data or Data.make(case.shape, case.dtype, mine[-1].context, case.kind)
+                cut = data.prefix(case.context)
                 beside = [other for other in devices if other is not device]
                 outcome = examine(device, case, cut, splits, beside, observer)
                 judge(outcome, cut, known)
@@ -121,7 +122,7 @@ class _Examination:
         """Properties 1 to 9, where the case can show them."""
         case, data = self.case, self.data
         with self._filled(case, data, 256, spare=SPARE * (case.context < LONG)) as (attention, seq):
-            self.outcome.result = attention.output(data.q[-1], seq)
+            self.outcome.result = self._output(attention, data.q[-1], seq)
             self._repeats(attention, seq)
             self._layouts(attention, seq, splits)
             self._batches(attention, seq)
@@ -129,9 +130,8 @@ class _Examination:
             self._cascades(attention, seq)
         self._pages()
         if case.dtype != "f32":
-            same = data._replace(**dict(zip("kv", stored(data.k, data.v, case.dtype), strict=True)))
-            with self._filled(case._replace(dtype="f32"), same, 256) as (attention, seq):
-                self.outcome.compare(7, "stored as f32", attention.output(data.q[-1], seq))
+            with self._filled(case._replace(dtype="f32"), data.stored_as(case.dtype), 256) as (attention, seq):
+                self.outcome.compare(7, "stored as f32", self._output(attention, data.q[-1], seq))
         if case.context > KEYS_PER_NODE:  # a single node has one place
             self._shards([self.device, *(beside or [self.device])], at_once)
 
@@ -160,11 +160,27 @@ class _Examination:
             with closing(attention):
                 yield attention, seq
 
+    def _output(self, attention: PlannedAttention, q: F32, seq: Sequence, *new: NDArray[Any]) -> Output:
+        """The output of a call that appends ``new``."""
+        return self._outputs(attention, [q], [seq], *([x] for x in new))[0]
+
+    def _outputs(
+        self, attention: PlannedAttention, queries: list[F32], seqs: list[Sequence], *new: list[NDArray[Any]]
+    ) -> list[Output]:
+        """The outputs of a call on a batch, each with the mask of its rows."""
+        added = [len(x) for x in new[0]] if new else [0] * len(seqs)
+        calls = [
+            self.case.masking.call(1 if q.ndim == 2 else len(q), len(seq) + count)
+            for q, seq, count in zip(queries, seqs, added, strict=True)
+        ]
+        masks = [call["mask"] for call in calls] if self.case.masking.mask else None
+        return attention.outputs(queries, seqs, *new, causal=self.case.masking.causal, mask=masks)
+
     def _repeats(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 1: the call again, with another query in between."""
         for i in (2, 3):
-            attention.output(self.data.q[0], seq)
-            self.outcome.compare(1, f"run {i}", attention.output(self.data.q[-1], seq))
+            self._output(attention, self.data.q[0], seq)
+            self.outcome.compare(1, f"run {i}", self._output(attention, self.data.q[-1], seq))
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
         """Properties 2 and 3: every layout, and the split rule for other numbers of compute units."""
@@ -172,38 +188,47 @@ class _Examination:
         rules |= {(3, f"{units} compute units"): self._by_units(units) for units in COMPUTE_UNITS}
         for (prop, variation), rule in rules.items():
             attention.lay_out(rule)
-            self.outcome.compare(prop, variation, attention.output(self.data.q[-1], seq))
+            self.outcome.compare(prop, variation, self._output(attention, self.data.q[-1], seq))
         attention.lay_out(self.split_rule)
 
     def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
-        """Property 4: beside other sequences and queries, whose outputs must be what they are alone, too."""
+        """Property 4: beside other sequences and queries, whose outputs must be what they are alone, too.
+
+        And property 6: a sequence that shared its pages, and copied the last one when it appended to it.
+        """
         q = self.data.q
         seqs, queries = [seq.fork(), seq.fork(), seq], [q[:1], q[1], q[-1]]
         seqs[0].truncate(len(seq) // 3)
         seqs[1].truncate(len(seq) - 1)
-        alone = [attention.output(queries[i], seqs[i]) for i in (0, 1)]
+        alone = [self._output(attention, queries[i], seqs[i]) for i in (0, 1)]
         for name, order in (("first of 3", (2, 0, 1)), ("last of 3", (1, 0, 2)), ("second of 2", (1, 2))):
-            got = attention.outputs([queries[i] for i in order], [seqs[i] for i in order])
+            got = self._outputs(attention, [queries[i] for i in order], [seqs[i] for i in order])
             for i, one in zip(order, got, strict=True):
                 want = (*alone, self.outcome.result)[i]
                 self.outcome.compare(4, name if i == 2 else f"the others, {name}", one, want)
+        if len(seq) < LONG:  # a longer one leaves no page for the copy
+            _append(attention.cache, seqs[1], self.data, len(seq) - 1, len(seq), 1)
+            self.outcome.compare(6, "copied page", self._output(attention, q[-1], seqs[1]))
         seqs[0].free()
         seqs[1].free()
 
     def _chunks(self, attention: PlannedAttention, seq: Sequence) -> Output:
         """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
-        data = self.data
+        data, causal = self.data, self.case.masking.causal
         n = len(seq)
         count, tail = min(ROWS, n), min(TAIL, n)
         q, begin = data.q[-count:], n - count
-        at_once = attention.output(q, seq)
+        at_once = self._output(attention, q, seq)
         self.outcome.compare(5, f"last of {count} rows", Output(at_once.out[-1], at_once.lse[-1]))
         for piece, ends in ((tail, {count}), (37, {1, count}), (11, {*range(1, count + 1)})):
             seq.truncate(n - tail)
-            _append(attention.cache, seq, data, n - tail, begin, piece)
-            for at, end in pairwise((0, *sorted(ends))):
-                new = slice(begin + at, begin + end)
-                got = attention.output(q[at:end], seq, data.k[new], data.v[new])
+            _append(attention.cache, seq, data, n - tail, begin if causal else n, piece)
+            slices = list(pairwise((0, *sorted(ends))))
+            if not causal:  # a row sees the keys of those after it, too: all are there, and the rows are the last ones
+                slices = [(count - end, count) for _, end in slices]
+            for at, end in slices:
+                new = data.rows(begin + at, begin + end) if causal else ()
+                got = self._output(attention, q[at:end], seq, *new)
                 want = Output(at_once.out[at:end], at_once.lse[at:end])
                 self.outcome.compare(5, f"rows {at} to {end - 1} of {count} appended and attended", got, want)
         return at_once
@@ -220,7 +245,7 @@ class _Examination:
         seqs = [seq.fork(), seq, seq.fork(), seq.fork()]
         seqs[0].truncate(n - n // 3)
         for branch in (seqs[0], seqs[3]):
-            attention.cache.append(branch, 0, data.v[:tail], data.k[:tail])
+            attention.cache.append(branch, 0, *(-x for x in data.rows(0, tail)))
         batch = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]], seqs
         chunk = [data.q[-min(ROWS, n) :]], [seq]
         tried = [("sequence", self.split_rule, *batch), ("one sequence, chunk", self.split_rule, *chunk)]
@@ -229,14 +254,14 @@ class _Examination:
         for name, rule, queries, of in tried:
             others = [-q for q in queries]
             attention.lay_out(rule)
-            attention.outputs(others, of)
+            self._outputs(attention, others, of)
             if not attention.shared:
                 continue
             attention.lay_out(rule, cascade=False)
-            want = attention.outputs(queries, of)
-            attention.outputs(others, of)  # leaves other partial states than those that must be made now
+            want = self._outputs(attention, queries, of)
+            self._outputs(attention, others, of)  # leaves other partial states than those that must be made now
             attention.lay_out(rule)
-            for i, pair in enumerate(zip(attention.outputs(queries, of), want, strict=True)):
+            for i, pair in enumerate(zip(self._outputs(attention, queries, of), want, strict=True)):
                 self.outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
 
     def _pages(self) -> None:
@@ -244,28 +269,34 @@ class _Examination:
         for page, shuffled in ((16, True), (1024, False)):
             with self._filled(self.case, self.data, page, shuffled=shuffled) as (attention, seq):
                 variation = f"pages of {page}{', shuffled' * shuffled}"
-                self.outcome.compare(6, variation, attention.output(self.data.q[-1], seq))
+                self.outcome.compare(6, variation, self._output(attention, self.data.q[-1], seq))
 
     def _shards(self, devices: Seq[Device], at_once: Output) -> None:
         """Property 9: nodes of 512 keys, dealt unevenly to shards on ``devices``, the first of which folds.
 
         at_once: the output of the last rows, which are appended and attended; then the last one by itself.
         """
-        case, data, rows = self.case, self.data, len(at_once.lse)
-        begin = len(data.k) - rows
+        case, data = self.case, self.data
+        rows = len(at_once.lse) if case.masking.causal else 0  # a shard appends the rows that are attended
+        n, begin = len(data.k), len(data.k) - rows
         weights = [1.0 + i % 2 for i in range(len(devices))]
         with ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as sharded:
             self.observer.sharded(sharded)
             with closing(ShardedAttention(sharded, **case.options())) as attention:
                 seq = sharded.new_sequence()
                 _append(sharded, seq, data, 0, begin, PIECE)
-                new = data.q[-rows:], seq, 0, data.k[begin:], data.v[begin:]
                 where = "shards on " + " and ".join(map(title, devices))
-                self.outcome.compare(9, f"{where}, rows", Output(*attention(*new, return_lse=True)), at_once)
-                self.outcome.compare(9, where, Output(*attention(data.q[-1], seq, 0, return_lse=True)))
+
+                def attend(q: F32, *new: NDArray[Any]) -> Output:
+                    mask = case.masking.call(len(q.reshape(-1, *q.shape[-2:])), n)["mask"]
+                    return Output(*attention(q, seq, 0, *new, return_lse=True, mask=mask))
+
+                if rows:
+                    self.outcome.compare(9, f"{where}, rows", attend(data.q[-rows:], *data.rows(begin, n)), at_once)
+                self.outcome.compare(9, where, attend(data.q[-1]))
 
 
 def _append(kv_cache: Any, seq: Any, data: Data, begin: int, end: int, piece: int) -> None:
     """Append the tokens [begin, end) of ``data``, at most ``piece`` at a time."""
     for at, until in pairwise((*range(begin, end, piece), end)):
-        kv_cache.append(seq, 0, data.k[at:until], data.v[at:until])
+        kv_cache.append(seq, 0, *data.rows(at, until))

@@ -15,7 +15,8 @@ from ...errors import ArgumentError
 from ...runtime.device import Device, build_record
 from ..harness.bits import ORACLE_PRODUCTS, Output, oracle
 from ..harness.progress import Progress, Steps
-from .cases import Case, Data
+from .cases import Case
+from .data import Data
 from .outcome import Fault, Outcome
 
 RECORD: Final = Path(__file__).parents[1] / "reference_record.json"
@@ -33,7 +34,8 @@ def run_digest(digests: Digests) -> str:
 def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
     """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
     sampled = case.context * case.shape.q_heads * case.shape.head_dim > products
-    return oracle(data.q[-1], data.k, data.v, case.dtype, 1 if sampled else None, case.options())
+    masking = {**case.options(), **case.masking.call(1, case.context)}
+    return oracle(data.q[-1], data.k, data.v, case.dtype, 1 if sampled else None, masking)
 
 
 def judge(outcome: Outcome, data: Data, known: Mapping[str, Digests]) -> None:

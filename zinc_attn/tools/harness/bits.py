@@ -45,15 +45,14 @@ def oracle(
     """
     held = k.shape[1]
     group, options = q.shape[-2] // held, dict(masking or {})
-    sinks = options.get("sinks")
+    by_head = {name: options[name] for name in ("sinks", "alibi") if options.get(name) is not None}
     parts = []
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        if sinks is not None:
-            options["sinks"] = sinks[served]
+        options |= {name: x[served] for name, x in by_head.items()}
         parts.append(reference.emulate(q[..., served, :], keys, values, **options))
     out, lse = zip(*parts, strict=True)
     return Output(np.concatenate(out, axis=-2), np.concatenate(lse, axis=-1))

@@ -41,11 +41,12 @@ def parse_contexts(text: str, name: str = "contexts") -> list[int]:
 
 
 def check_stored_v(shape: AttnShape) -> AttnShape:
-    """``shape`` if its V is stored. ArgumentError: it is latent, and tools attend K and V that are given apart."""
+    """``shape`` if its V is stored. ArgumentError: it is latent, and the tool attends K and V that are given apart."""
     if shape.latent:
         apart = AttnShape(shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim)
         raise ArgumentError(
-            f"shape: got {shape}, expected one whose V is stored; use {apart}, or plan, rdna4 and export, which take it"
+            f"shape: got {shape}, expected one whose V is stored; use {apart}, or plan, check, rdna4 and export, which "
+            "take it"
         )
     return shape
 

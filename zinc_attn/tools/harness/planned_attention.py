@@ -40,10 +40,6 @@ class PlannedAttention(Attention):
         out = workspace.tensors.out
         self.device.runtime.write(out, np.full(out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
-    def output(self, q: F32, seq: Sequence, k: Any = None, v: Any = None) -> Output:
-        """The output of a call on one sequence."""
-        return Output(*self(q, seq, 0, k, v, return_lse=True, allow_empty=True))
-
-    def outputs(self, queries: list[F32], seqs: list[Sequence]) -> list[Output]:
-        """The outputs of a call on a batch, one per sequence."""
-        return list(map(Output, *self(queries, seqs, 0, return_lse=True, allow_empty=True)))
+    def outputs(self, queries: list[F32], seqs: list[Sequence], *new: list[Any], **call: Any) -> list[Output]:
+        """The outputs of a call on a batch, one per sequence. new: what it appends, k and v; call: its keywords."""
+        return list(map(Output, *self(queries, seqs, 0, *new, return_lse=True, allow_empty=True, **call)))

@@ -1,0 +1,51 @@
+"""SPIR-V of changed shaders, which devices that are opened afterwards load where ``runtime.device.SPIRV`` names it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.runtime import device as device_module
+
+SHADERS = Path(__file__).resolve().parents[1] / "shaders"
+
+
+class Change(NamedTuple):
+    """In a file of shaders/, ``old``, which occurs there once, becomes ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+def break_kernels(changes: Sequence[Change], folder: Path, builds: str = "") -> Path:
+    """A SPIR-V folder with the changes in every module that they concern and that has ``builds`` in its name."""
+    sources, spirv = folder / "shaders", folder / "spirv"
+    shutil.copytree(SHADERS, sources)
+    shutil.copytree(device_module.SPIRV, spirv)
+    for file, old, new in changes:
+        text = (sources / file).read_text()
+        assert text.count(old) == 1, f"{file} no longer has {old!r} once: change this test with it"
+        (sources / file).write_text(text.replace(old, new))
+    changed = {change.file for change in changes}
+    broken = [d for d in kernels.MODULES if changed & _files(d.source) and builds in d.name]
+    for decl in broken:
+        defines = [f"-D{d}" for d in decl.defines]
+        command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", *defines, "-o", str(spirv / decl.file)]
+        done = subprocess.run([*command, decl.source], cwd=sources, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    assert broken
+    return spirv
+
+
+def _files(source: str) -> set[str]:
+    """The file and what it includes."""
+    found = {source}
+    for name in re.findall(r'^#include "(.*)"', (SHADERS / source).read_text(), re.MULTILINE):
+        found |= _files(name)
+    return found

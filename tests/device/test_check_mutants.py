@@ -1,0 +1,276 @@
+"""``check --quick`` sees every slip of the kernels: a table of small changes to the shaders, each of which it reports.
+
+A change is one token, or as few as make one slip. The default run has some of them, ``--full`` all. No change makes an
+access out of bounds or a loop that does not end, so no driver can crash or hang.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from broken_shaders import SHADERS, Change, break_kernels
+from support import FULL
+
+import zinc_attn as za
+from zinc_attn.runtime import device as device_module
+from zinc_attn.tools import check
+from zinc_attn.tools.check import Case
+from zinc_attn.tools.check.cases import QUICK
+from zinc_attn.tools.check.record import RECORD, load_record
+from zinc_attn.tools.harness.bits import Output
+from zinc_attn.tools.harness.split_spec import parse_split_specs
+
+RISING, FALLING = "9/3/64 f16 2200 rising window=1900", "9/3/64 f16 2200 falling sinks"
+CANCELLING, BLIND = "9/3/64 f16 1300 cancelling", "9/3/64 f16 90 mask=blind"
+FADING, FADING_F32 = "9/3/64 f16 902 fading", "9/3/64 f32 1152 fading"
+SOFTCAP, WINDOW = "9/3/64 f16 1100 softcap=20+scale=0.25+sinks", "9/3/64 f16 1700 window=1200+sinks"
+BIASES, NONCAUSAL = "9/3/64 f16 700 jumping alibi+mask=f16", "9/3/64 f16 600 cancelling mask=f32+noncausal"
+SIZES, LATENT, RATIO = "6/2/67/133 f16 577 rising", "2/1/72/40/latent f16 577 rising", "128/1/64 f16 130 jumping"
+WIDE, Q8_0, BF16 = "32/8/128 f16 129", "16/2/256 q8_0 577", "9/3/64 bf16 300"
+FIVE_BITS, FOUR_BITS = "9/3/64 q5_1/q4_0 300 rising", "9/3/64 q4_1/q5_0 300"
+IQ4_NL, FP8 = "6/2/72/40 iq4_nl/fp8_e4m3 130", "9/3/64 fp8_e4m3/q5_1 90"
+
+
+class Mutant(NamedTuple):
+    """What breaks, a text of the file and its replacement, the quick case that reports it, and the property."""
+
+    breaks: str
+    old: str
+    new: str
+    case: str
+    prop: int = 10
+
+    def __str__(self) -> str:
+        return self.breaks
+
+
+MUTANTS = {
+    "merge.comp": (
+        Mutant("maximum of earlier rounds", "total_m = max(total_m, other)", "total_m = other", FALLING),
+        Mutant("maximum of the total", "before = total_m, top", "before = EMPTY_M, top", FALLING),
+        Mutant("a state is before itself", "t < before_end", "t <= before_end", RISING),
+        Mutant("a leaf is before itself", "t < in_node", "t <= in_node", RISING),
+        Mutant("nodes end at leaves", "leaves ? lane - in_node : lane", "lane", RISING),
+        Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
+        Mutant("the last leaves", "? skip + count : 0u", "? count : 0u", RISING),
+        Mutant("a node's weight", "LEAVES_PER_NODE + n].y", "LEAVES_PER_NODE + n].x", CANCELLING),
+        Mutant("order of leaves", "n * LEAVES_PER_NODE + t;", "n * LEAVES_PER_NODE + (t ^ 1u);", CANCELLING),
+        Mutant("order of nodes", "= node_o[n] * node_w;", "= node_o[n ^ 1u] * node_w;", CANCELLING),
+        Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", WIDE),
+    ),
+    "emit.glsl": (
+        Mutant("a node's maximum", "node_m[h] = max(m_old, m[h]);", "node_m[h] = m[h];", FALLING, 2),
+        Mutant("a node's weights", "merge(l_old, w.x, l[h], w.y)", "merge(l_old, w.x, l[h], w.x)", RISING, 2),
+    ),
+    "attend.comp": (
+        Mutant("where a state begins", "_state - 1u)) == 0u;", "_state - 1u)) == 1u;", CANCELLING, 2),
+        Mutant("where a state ends", "(((index + 1u) &", "(((index + 2u) &", CANCELLING, 2),
+    ),
+    "weights.glsl": (
+        Mutant("rounding of a maximum", "m[h] = roundEven(", "m[h] = ceil(", FADING),
+        Mutant("a quarter of the keys' maximum", "weights[at + 1u]), max", "weights[at]), max", FADING),
+        Mutant("order of the weights", "sum + weights[(t + part", "sum + weights[(60u - t + part", CANCELLING),
+        Mutant("a hidden key", "if (MASK != 0u) {", "if (MASK == 7u) {", BLIND),
+    ),
+    "state.glsl": (
+        Mutant("the cut-off by one", "d < CUTOFF ?", "d <= CUTOFF ?", FADING),
+        Mutant("the flush at its bound", "lessThan(", "lessThanEqual(", FADING),
+        Mutant(
+            "the flush of merges", "vec2 sum = x + b;\n    return flush(sum);", "vec2 sum = x + b; return sum;", FADING
+        ),
+        Mutant("the flush of out", ": flush(quotient)", ": quotient", FADING),
+        Mutant("a step of the polynomial", "y = y + EXP2_C5;", "y = y + EXP2_C6;", CANCELLING),
+        Mutant("a Newton step", "i < 3;", "i < 2;", CANCELLING),
+        Mutant("the low part of ln 2", "y = y + low;", "y = y - low;", RISING),
+        Mutant("a sink's maximum", "    m = max(m, whole);", "    m = whole;", WINDOW),
+        Mutant("a sink's weight of o", "return w.x;", "return 1.0;", FALLING),
+    ),
+    "contract.glsl": (
+        Mutant("the cut-off a step lower", "CUTOFF -48.0", "CUTOFF -49.0", FADING),
+        Mutant("a coefficient's last bit", "EXP2_C2 0.240226477", "EXP2_C2 0.240226492", CANCELLING),
+        Mutant("where tanh's formula changes", "TANH_SMALL 0.600000024", "TANH_SMALL 0.7", SOFTCAP),
+    ),
+    "scores.glsl": (
+        Mutant("order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING),
+        Mutant("the key behind the last", "lane + WAVE < leaf.count", "lane + WAVE <= leaf.count", BF16),
+    ),
+    "bias.glsl": (
+        Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
+        Mutant("ALiBi's position on a shard", " + item.key_shift", "", BIASES, 9),
+        Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
+        Mutant("a mask's unit", "uintBitsToFloat(word) * LOG2E", "uintBitsToFloat(word) * 1.0", BIASES),
+    ),
+    "item.glsl": (
+        Mutant("a window by one", "max(item.first, first_key)", "max(item.first + 1u, first_key)", WINDOW),
+        Mutant("the last key", "min(item.limit - first_key,", "min(item.limit - 1u - first_key,", CANCELLING),
+        Mutant("the last heads of a group", "group - HEADS);", "group - HEADS - 1u);", RATIO),
+        Mutant("a row of several", "row + h / ROW_HEADS, item", "row + h % ROW_HEADS, item", CANCELLING, 8),
+    ),
+    "values.glsl": (
+        Mutant("the flush of leaves", "o[i] = flush(o[i]);", "o[i] = o[i];", FADING_F32),
+        Mutant("a pair of a shared word", "slice * PAIRS + i : i)", "slice * PAIRS : i)", FOUR_BITS),
+        Mutant("the block of a slice", "slice * SLICE / BLOCK", "slice * SLICE / 64u", FIVE_BITS),
+    ),
+    "cache.glsl": (
+        Mutant("a page shift", "(tile >> shift)", "(tile >> (shift + 1u))", CANCELLING),
+        Mutant("a tile in its page", "tile & ((1u << shift) - 1u)", "tile & ((1u << shift) - 2u)", CANCELLING),
+        Mutant("a token in a small tile", "key : token % TILE", "key : token % (TILE / 2u)", CANCELLING, 6),
+        Mutant("a chunk of latent V", "+ at % CHUNK_WORDS;", "+ at % 2u;", LATENT),
+        Mutant("where K has fifth bits", "K_PAIRED + block);", "K_PAIRED);", FIVE_BITS),
+        Mutant(
+            "a minimum of K",
+            "found.minimum = both.y;\n    }\n    if (K_",
+            "found.minimum = both.x;\n    }\n    if (K_",
+            FIVE_BITS,
+        ),
+        Mutant("where V has scales", "v_shared_word(where, block / 2u)", "v_shared_word(where, block / 4u)", Q8_0),
+    ),
+    "storage.glsl": (
+        Mutant("a scale of q8_0", "k_block(where, chunk / 4u)", "k_block(where, chunk / 8u)", Q8_0),
+        Mutant("the last bit of bfloat16", "w & 0xFFFF0000u", "w & 0xFFFE0000u", BF16),
+        Mutant("a mantissa of fp8", "(both & 0x7F00u) << 15", "(both & 0x7E00u) << 15", FP8),
+        Mutant("a sign of fp8", "(both & 0x80u) << 8", "(both & 0x80u) << 7", FP8),
+        Mutant("the table of iq4_nl", "8u * (q & 3u)", "8u * (q & 1u)", IQ4_NL),
+        Mutant("a fifth bit's place", "fifth >> 1 & 1u) << 4", "fifth >> 1 & 1u) << 3", FIVE_BITS),
+        Mutant("the offset of q4_0", "STORAGE_Q4_0 ? 8 :", "STORAGE_Q4_0 ? 7 :", FIVE_BITS),
+        Mutant("the offset of q5_0", "STORAGE_Q5_0 ? 16 :", "STORAGE_Q5_0 ? 15 :", FOUR_BITS),
+        Mutant("the minimum of q4_1", "x + block.minimum;", "x - block.minimum;", FOUR_BITS),
+        Mutant("the fifth bits of a chunk", "8u * (chunk % 4u)", "8u * (chunk % 2u)", FIVE_BITS),
+    ),
+    "append.comp": (
+        Mutant("a new token's tile", "tile & ((1u << shift) - 1u)", "tile & ((1u << shift) - 2u)", CANCELLING),
+        Mutant("a new token's scales", "TILE * K_VALUES + i * TILE", "TILE * K_VALUES + i * 32u", Q8_0),
+    ),
+    "copy.comp": (Mutant("a copied page's V", "= v[source * V_TILE", "= v[target * V_TILE", CANCELLING, 6),),
+}
+DEFAULT = (
+    *("maximum of earlier rounds", "a node's maximum", "the cut-off by one", "the flush of merges", "order in a chunk"),
+    *("a window by one", "a page shift", "a mask's first key", "a copied page's V"),
+)
+
+
+class Neutral(NamedTuple):
+    """A change that changes no bit, why, and a case that would be the first to show it."""
+
+    file: str
+    old: str
+    new: str
+    why: str
+    case: str
+
+    def __str__(self) -> str:
+        return f"{self.old} to {self.new}".replace("\n    ", " ")
+
+
+NEUTRAL = (
+    Neutral("state.glsl", "l < 0.25", "l <= 0.25", "l is 0 without keys, otherwise at least 2**-0.5", BLIND),
+    Neutral(
+        *("state.glsl", "float sum = x + b;\n    return flush(sum);", "float sum = x + b; return sum;"),
+        "only l is merged by the scalar function, and it is 0 or at least 2**-0.5, far above the flush",
+        FADING,
+    ),
+    Neutral(
+        "state.glsl",
+        "vec2 sum = x + b;",
+        "vec2 sum = b + x;",
+        "a sum of two does not depend on their order",
+        CANCELLING,
+    ),
+    Neutral(
+        "state.glsl", "int(max(d, CUTOFF))", "int(max(d, -60.0))", "below the cut-off the power is not used", FADING
+    ),
+    Neutral("weights.glsl", "c01 + c23", "c23 + c01", "a sum of two does not depend on their order", CANCELLING),
+    Neutral(
+        *("values.glsl", "leaf.begin & ~(KEYS_AHEAD - 1u)", "0u"),
+        "keys before a window were written and have weight 0: what is added is a zero, to a sum that began as +0",
+        WINDOW,
+    ),
+    Neutral(
+        *("merge.comp", "skip = unit % BATCH", "skip = unit % LEAVES_PER_NODE"),
+        "batches that begin at any node hold whole nodes, and states are folded in ascending order in either case",
+        RISING,
+    ),
+    Neutral(
+        "merge.comp", "min(dim, V_DIM - 2u)", "min(dim, V_DIM - 1u)", "V_DIM is even, and the result is halved", SIZES
+    ),
+    Neutral(
+        *("softcap.glsl", "x < 0.0 ?", "x <= 0.0 ?"),
+        "the sign of a score of 0: its weight is C0 = 1, its maximum is 0, and lse adds an exponent to it",
+        SOFTCAP,
+    ),
+    Neutral(
+        *("contract.glsl", "TANH_MAX 32.0", "TANH_MAX 40.0"),
+        "2**(-2 x log2 e) is below the cut-off, so 0, for every x above 17",
+        SOFTCAP,
+    ),
+)
+
+TABLE = [(file, mutant) for file, mutants in MUTANTS.items() for mutant in mutants]
+CHOSEN = [(file, mutant) for file, mutant in TABLE if FULL or mutant.breaks in DEFAULT]
+ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # every dispatcher runs the same SPIR-V
+
+
+@pytest.fixture
+def index(device: za.Device) -> int:
+    """The device that is opened anew with changed shaders. The cases fill the merge's rounds of a CPU device."""
+    if device.info.kind != "cpu":
+        pytest.skip("the quick cases have one round of states on a GPU; the default cases have several")
+    if shutil.which("glslangValidator") is None:
+        pytest.skip("glslangValidator is not installed")
+    return device.info.index
+
+
+def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
+    """Each text occurs once, and the cases are those of --quick."""
+    changes = [(file, mutant.old, mutant.case) for file, mutant in TABLE]
+    for file, old, case in changes + [(one.file, one.old, one.case) for one in NEUTRAL]:
+        assert (SHADERS / file).read_text().count(old) == 1, f"{file}: {old}"
+        assert case in QUICK
+    names = [mutant.breaks for _, mutant in TABLE]
+    assert len(set(names)) == len(names) >= 20 and set(DEFAULT) <= set(names)
+
+
+@ONE
+@pytest.mark.parametrize(("file", "mutant"), CHOSEN, ids=[str(mutant) for _, mutant in CHOSEN])
+def test_a_mutant_is_caught(
+    index: int, file: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    changes = [Change(file, mutant.old, mutant.new)]
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
+    with za.Device.open(index, runtime="vulkan") as device:
+        assert mutant.prop in failing(device, Case.parse(mutant.case), mutant.prop)
+
+
+@ONE
+@pytest.mark.parametrize("one", NEUTRAL if FULL else NEUTRAL[-1:], ids=str)
+def test_a_change_that_changes_no_bit(
+    index: int, one: Neutral, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels([Change(one.file, one.old, one.new)], tmp_path))
+    with za.Device.open(index, runtime="vulkan") as device:
+        assert not failing(device, Case.parse(one.case), 10)
+
+
+def failing(device: za.Device, case: Case, prop: int) -> set[int]:
+    """The properties that fail. For 2 and 10 only what ``check`` compares for these, which compiles few pipelines."""
+    if prop not in (2, 10):
+        (outcome,) = check.check([device], [case], parse_split_specs("auto"))
+        return {fault.property for fault in outcome.faults}
+    committed = {name: digest for digests in load_record(RECORD).values() for name, digest in digests.items()}
+    found = zip((10, 2), base_results(device, case), strict=True)
+    return {prop for prop, output in found if output.digest() != committed[str(case)]}
+
+
+def base_results(device: za.Device, case: Case) -> Iterator[Output]:
+    """The output by the split rule, then that of one split."""
+    data, tokens = case.data(), case.context
+    call = {**case.masking.call(1, tokens), "return_lse": True, "allow_empty": True}
+    with za.KVCache(device, case.shape, 1, -(-tokens // 256) * 256, case.dtype, 256) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, *data.rows(0, tokens))
+        for splits in (None, 1):
+            yield Output(*za.Attention(cache, num_splits=splits, **case.options())(data.q[-1], seq, 0, **call))
