@@ -15,7 +15,7 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.tools import export
-from zinc_attn.tools.export import evaluate, evaluate_all, formulas, meanings
+from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
 
 SHAPE = za.AttnShape(4, 2, 64)  # that of the page, whose numbers follow
 LAYERS, PAGES, PAGE_SIZE, TOKENS, NEW = 2, 12, 64, 129, 2
@@ -153,9 +153,10 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
 
 def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     kind = "cpu" if device.info.kind == "cpu" else "gpu"
-    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0, "dtype": "f16"}
+    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0}
+    names |= describe.storage_names("f16")
     names["page_size"] = PAGE_SIZE
-    names |= {"value_bits": 16, "values_per_word": 2, "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
+    names |= {"layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
     names |= evaluate_all(formulas.SIZES, names)
     names |= {"items": 5, "rows": 2, "appends": NEW, "copies": LAYERS}
     grids = {row["kernel"].strip("`").split("_")[0]: row["workgroups"] for row in tables("A call in words")[-1]}

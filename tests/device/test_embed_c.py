@@ -279,7 +279,7 @@ def no_leaf_end(data):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 2}, "got version 2, expected 3; export it with the zinc-attn that this library was written for"),
+        ({"version": 2}, "got version 2, expected 4; export it with the zinc-attn that this library was written for"),
         ({"format": "other"}, "got format other, expected zinc_attn export"),
         ({"shapes": []}, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
         ({"kernels": []}, "it has no kernel append"),
