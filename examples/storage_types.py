@@ -7,6 +7,7 @@ host's work for a prompt of 4,096 tokens of one layer.
 """
 
 import argparse
+from contextlib import ExitStack
 from time import perf_counter
 
 import numpy as np
@@ -48,11 +49,12 @@ def main() -> None:
     """Print the table."""
     shape, dtypes = za.AttnShape.parse(args.shape), [dtype.strip() for dtype in args.dtypes.split(",")]
     (context,) = parse_contexts(args.context, "context")
-    with za.Device.open(args.device, runtime=args.runtime) as device:
-        calls, quantizing, caches = [], [], []
+    with ExitStack() as stack:
+        device = stack.enter_context(za.Device.open(args.device, runtime=args.runtime))
+        calls, quantizing = [], []
         for dtype in dtypes:
             data = Inputs.normal(shape, context, dtype)
-            cache = za.KVCache(device, shape, 1, context, dtype)
+            cache = stack.enter_context(za.KVCache(device, shape, 1, context, dtype))
             seq, attn = cache.new_sequence(), za.Attention(cache)
             cache.append(seq, 0, data.k, data.v)
             got, lse = attn(data.q, seq, 0, return_lse=True)
@@ -60,7 +62,6 @@ def main() -> None:
             for mine, want in zip((got, lse), oracle(data.q, data.k, data.v, dtype, 1), strict=True):
                 assert np.array_equal(mine[heads].view(np.uint32), want.view(np.uint32)), dtype
             quantizing.append(quantizing_ms(shape, data, dtype))
-            caches.append(cache)
 
             def call(attn: za.Attention = attn, q: np.ndarray = data.q, seq: za.Sequence = seq) -> float:
                 begin = perf_counter()
@@ -70,17 +71,17 @@ def main() -> None:
             calls.append(call)
         times = [float(np.median(taken)) for taken in in_turns(calls, args.repeats, 0, 1)]
         print(
-            f"{device.info.name} ({device.info.driver}), {device.runtime.name}, {shape}, {context:,} keys, one layer;"
+            f"{device.info.name} ({device.info.driver}), {device.runtime.name}; {shape}, {context:,} keys; bits equal;"
         )
-        print(f"bits equal; medians of {args.repeats} in turns; quantizing {PROMPT:,} tokens on the host\n")
+        print(
+            f"bits equal; medians of {args.repeats} in turns; quantizing {min(PROMPT, context):,} tokens on the host\n"
+        )
         print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms | quantizing, ms |")
         print("|---" * 6 + "|")
         for dtype, ms, host_ms in zip(dtypes, times, quantizing, strict=True):
             made = predict(za.plan_splits(context, shape, dtype=dtype), CARDS["r9700"], dtype)
             share = f"{made.total_us:.0f} | {100 * made.ideal_us / made.total_us:.0f} %"
             print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} | {host_ms:.0f} |")
-        for cache in caches:
-            cache.close()
 
 
 try:
