@@ -65,7 +65,7 @@ class Options(c.Structure):
     _fields_ = [
         ("manifest", c.c_char_p),
         ("device", c.c_char_p),
-        *((name, c.c_uint32) for name in ("q_heads", "kv_heads", "head_dim")),
+        *((name, c.c_uint32) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")),
         ("dtype", c.c_int),
     ]
 
@@ -80,8 +80,9 @@ class Call(c.Structure):
         *((name, c.c_void_p) for name in ("q", "out", "lse")),
         *((name, c.c_double) for name in ("scale", "softcap")),
         ("window", c.c_uint32),
-        ("sinks", c.c_void_p),
-        ("splits", c.c_uint32),
+        ("noncausal", c.c_bool),
+        *((name, c.c_void_p) for name in ("sinks", "alibi", "mask")),
+        *((name, c.c_uint32) for name in ("mask_keys", "splits")),
     ]
 
 

@@ -11,7 +11,9 @@
 #include "work.h"
 #include "zinc_attn.h"
 
-enum { APPEND, SINGLE, LOOP, SINGLE_CAPPED, LOOP_CAPPED, MERGE, COPY, PIPELINES };
+/* Pass 1 has a pipeline for each sum of the flags: the build, and what becomes of scores. */
+enum { LOOP = 1, CAPPED = 2, SLOPED = 4, MASKED = 8, VARIANTS = 16 };
+enum { APPEND, MERGE, COPY, ATTEND, PIPELINES = ATTEND + VARIANTS };
 enum { WORK, Q, ROWS, STATES, OUT, SCRATCH };
 static const char *const SCRATCH_NAMES[SCRATCH] = {"work", "q", "rows", "states", "out"};
 
@@ -28,7 +30,7 @@ struct za_attn {
 
 struct za_cache {
     uint32_t layers, pages; /* pages of a layer */
-    struct buffer k, v;     /* (layers, pages, page_words) words */
+    struct buffer k, v;     /* (layers, pages, words of a page) */
     double largest_k;
 };
 
@@ -73,11 +75,12 @@ struct za_trace za_trace(const struct za_attn *attn) { return attn->trace; }
 /* --- caches ------------------------------------------------------------------------------------------ */
 
 struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages) {
-    uint64_t bytes = 4 * (uint64_t)attn->shape.page_words * pages, limit;
+    uint64_t k_bytes = 4 * (uint64_t)attn->shape.k_page_words * pages, limit;
+    uint64_t v_bytes = 4 * (uint64_t)attn->shape.v_page_words * pages, bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
     limit = attn->gpu.properties.limits.maxStorageBufferRange;
     if (!layers || !pages || layers > UINT32_MAX / pages || bytes > limit || layers > limit / bytes) {
-        za_fail("cache: got %u layers of %u pages, %llu bytes of K a layer; %s takes %llu bytes in one storage buffer, "
-                "so make a cache of at most %llu layers, and others for the rest", layers, pages,
+        za_fail("cache: got %u layers of %u pages, %llu bytes of K or V a layer; %s takes %llu bytes in one storage "
+                "buffer, so make a cache of at most %llu layers, and others for the rest", layers, pages,
                 (unsigned long long)bytes, attn->gpu.properties.deviceName, (unsigned long long)limit,
                 (unsigned long long)(bytes ? limit / bytes : 0));
         return NULL;
@@ -86,8 +89,8 @@ struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t p
     if (!cache) za_fail("out of memory");
     if (!cache) return NULL;
     *cache = (struct za_cache){.layers = layers, .pages = pages};
-    if (za_buffer_make(&attn->gpu, layers * bytes, false, "k", &cache->k) &&
-        za_buffer_make(&attn->gpu, layers * bytes, false, "v", &cache->v))
+    if (za_buffer_make(&attn->gpu, layers * k_bytes, false, "k", &cache->k) &&
+        za_buffer_make(&attn->gpu, layers * v_bytes, false, "v", &cache->v))
         return cache;
     za_cache_free(attn, cache);
     return NULL;
@@ -104,13 +107,16 @@ void za_cache_free(struct za_attn *attn, struct za_cache *cache) {
 
 static bool need_pipeline(struct za_attn *attn, int which) {
     if (attn->pipelines[which].handle) return true;
-    static const char *const names[PIPELINES] = {"append", "attend_single", "attend_loop", "attend_single",
-                                                 "attend_loop", "merge", "copy"};
-    bool capped = which == SINGLE_CAPPED || which == LOOP_CAPPED;
+    static const char *const names[ATTEND] = {"append", "merge", "copy"};
+    int flags = which < ATTEND ? 0 : which - ATTEND;
+    const char *name = which < ATTEND ? names[which] : flags & LOOP ? "attend_loop" : "attend_single";
     bool few = which == MERGE && attn->gpu.properties.limits.maxComputeWorkGroupInvocations < 8 * WAVE;
     struct kernel kernel;
-    bool ok = za_kernel_load(&attn->manifest, &attn->shape, names[which], &kernel) &&
-              (!capped || za_kernel_set(&kernel, "softcap", 1)) && (!few || za_kernel_set(&kernel, "lanes", WAVE)) &&
+    bool ok = za_kernel_load(&attn->manifest, &attn->shape, name, &kernel) &&
+              (!(flags & CAPPED) || za_kernel_set(&kernel, "softcap", 1)) &&
+              (!(flags & SLOPED) || za_kernel_set(&kernel, "alibi", 1)) &&
+              (!(flags & MASKED) || za_kernel_set(&kernel, "mask", 1)) &&
+              (!few || za_kernel_set(&kernel, "lanes", WAVE)) &&
               za_pipeline_make(&attn->gpu, &kernel, &attn->pipelines[which]);
     za_kernel_free(&kernel);
     return ok;
@@ -134,7 +140,7 @@ static bool need_buffers(struct za_attn *attn, const struct za_call *call, const
         [Q] = (uint64_t)call->q_len * shape->q_heads * shape->head_dim,
         [ROWS] = (uint64_t)call->new_rows * shape->token_words,
         [STATES] = layout->single_pass ? 0 : (uint64_t)call->q_len * layout->states_per_row * shape->state_words,
-        [OUT] = (uint64_t)call->q_len * shape->q_heads * (shape->head_dim + 1),
+        [OUT] = (uint64_t)call->q_len * shape->q_heads * (shape->v_head_dim + 1),
     };
     for (int i = 0; i < SCRATCH; ++i)
         if (!need_buffer(attn, i, words[i] ? words[i] : 1)) return false;
@@ -142,8 +148,8 @@ static bool need_buffers(struct za_attn *attn, const struct za_call *call, const
 }
 
 static int attend_of(const struct layout *layout, const struct za_call *call) {
-    if (call->softcap != 0) return layout->loop ? LOOP_CAPPED : SINGLE_CAPPED;
-    return layout->loop ? LOOP : SINGLE;
+    return ATTEND + (layout->loop ? LOOP : 0) + (call->softcap != 0 ? CAPPED : 0) + (call->alibi ? SLOPED : 0) +
+           (call->mask_keys ? MASKED : 0);
 }
 
 /* --- a call ------------------------------------------------------------------------------------------ */
@@ -155,9 +161,8 @@ static bool fill(struct za_attn *attn, struct za_cache *cache, const struct za_c
     const struct row_format format = {
         .dtype = attn->dtype,
         .kv_heads = attn->shape.kv_heads,
-        .head_dim = attn->shape.head_dim,
-        .value_words = attn->shape.value_words,
-        .scale_words = attn->shape.scale_words,
+        .k = attn->shape.k,
+        .v = attn->shape.v,
         .min_input = m->min_input,
         .max_input = m->max_input,
     };
@@ -195,7 +200,7 @@ static bool submit(struct za_attn *attn, const struct za_cache *cache, const str
         return false;
     if (call->q_len && !layout->single_pass) {
         za_commands_barrier(gpu, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, VK_ACCESS_SHADER_READ_BIT); /* states */
-        if (!za_commands_dispatch(gpu, &pipelines[MERGE], merged, (attn->shape.head_dim + dims - 1) / dims,
+        if (!za_commands_dispatch(gpu, &pipelines[MERGE], merged, (attn->shape.v_head_dim + dims - 1) / dims,
                                   attn->shape.q_heads, call->q_len))
             return false;
     }
@@ -216,8 +221,8 @@ bool za_run(struct za_attn *attn, struct za_cache *cache, const struct za_call *
     cache->largest_k = largest_k;
     size_t n = (size_t)call->q_len * shape->q_heads;
     const float *out = attn->scratch[OUT].mapped;
-    if (n) memcpy(call->out, out, 4 * n * shape->head_dim);
-    if (n && call->lse) memcpy(call->lse, out + n * shape->head_dim, 4 * n);
+    if (n) memcpy(call->out, out, 4 * n * shape->v_head_dim);
+    if (n && call->lse) memcpy(call->lse, out + n * shape->v_head_dim, 4 * n);
     return true;
 }
 

@@ -8,7 +8,7 @@
 
 #include "zinc_attn.h"
 
-enum { HEADER_BYTES = 64, HEADER_WORDS = HEADER_BYTES / 4, MOST = 1 << 20 };
+enum { VERSION = 3, HEADER_WORDS = 19, MOST = 1 << 20 };
 
 bool complain(const char *format, ...) {
     va_list arguments;
@@ -37,15 +37,22 @@ static char *read_all(const char *path, size_t *size) {
     return data;
 }
 
-/* Bytes of q, and of k and v together, of one step and layer. */
+/* Bytes of q, of k or v, and of all three, of one step and layer. */
 static uint64_t q_bytes(const struct input *in, const struct step *step) {
     return 4 * (uint64_t)step->q_len * in->q_heads * in->head_dim;
 }
 
-static uint64_t kv_bytes(const struct input *in, const struct step *step) {
-    uint64_t values = (uint64_t)step->new_rows * in->kv_heads * in->head_dim;
-    return values * (in->dtype == ZA_F16 || in->dtype == ZA_BF16 ? 2 : 4) * 2;
+/* dims: head_dim for k, v_head_dim for v. */
+static uint64_t row_bytes(const struct input *in, const struct step *step, uint32_t dims) {
+    uint64_t values = (uint64_t)step->new_rows * in->kv_heads * dims;
+    return values * (in->dtype == ZA_F16 || in->dtype == ZA_BF16 ? 2 : 4);
 }
+
+static uint64_t layer_bytes(const struct input *in, const struct step *step) {
+    return q_bytes(in, step) + row_bytes(in, step, in->head_dim) + row_bytes(in, step, in->v_head_dim);
+}
+
+static uint64_t mask_bytes(const struct step *step) { return 4 * (uint64_t)step->q_len * step->mask_keys; }
 
 /* The header's numbers, and where the arrays behind it lie. `expected` becomes the bytes of the whole file. */
 static bool read_header(const char *path, struct input *in, size_t size, uint64_t *expected) {
@@ -53,42 +60,51 @@ static bool read_header(const char *path, struct input *in, size_t size, uint64_
     if (size < sizeof words || memcmp(in->file, "ZINCCASE", 8) != 0)
         return complain("%s: not a file of make_case.py", path);
     memcpy(words, in->file, sizeof words); /* see make_case.py */
-    if (words[2] != 2) return complain("%s: got version %u, expected 2", path, words[2]);
-    in->q_heads = words[3], in->kv_heads = words[4], in->head_dim = words[5], in->dtype = words[6];
-    in->layers = words[7], in->steps = words[8], in->splits = words[9], in->window = words[10];
-    memcpy(&in->scale, words + 12, sizeof in->scale);
-    memcpy(&in->softcap, words + 14, sizeof in->softcap);
-    if (in->q_heads > 1024 || in->kv_heads > 1024 || in->head_dim > 512 || in->head_dim % 2 ||
-        in->dtype >= ZA_DTYPES || in->layers > 1024 || in->steps > MOST)
-        return complain("%s: got shape %u/%u/%u, dtype %u, %u layers and %u steps, which is beyond what it may have",
-                        path, in->q_heads, in->kv_heads, in->head_dim, in->dtype, in->layers, in->steps);
-    uint64_t sinks = words[11] ? in->q_heads : 0;
-    *expected = sizeof words + sizeof(struct step) * (uint64_t)in->steps + 4 * sinks;
+    if (words[2] != VERSION) return complain("%s: got version %u, expected %d", path, words[2], VERSION);
+    in->q_heads = words[3], in->kv_heads = words[4], in->head_dim = words[5], in->v_head_dim = words[6];
+    in->dtype = words[7], in->layers = words[8], in->steps = words[9], in->splits = words[10], in->window = words[11];
+    in->noncausal = words[14] != 0;
+    memcpy(&in->scale, words + 15, sizeof in->scale);
+    memcpy(&in->softcap, words + 17, sizeof in->softcap);
+    if (in->q_heads > 1024 || in->kv_heads > 1024 || in->head_dim > 1024 || in->v_head_dim > 1024 ||
+        in->head_dim % 2 || in->v_head_dim % 2 || in->dtype >= ZA_DTYPES || in->layers > 1024 || in->steps > MOST)
+        return complain("%s: got shape %u/%u/%u/%u, dtype %u, %u layers and %u steps, which is beyond what it may have",
+                        path, in->q_heads, in->kv_heads, in->head_dim, in->v_head_dim, in->dtype, in->layers,
+                        in->steps);
+    size_t sinks = words[12] ? in->q_heads : 0, alibi = words[13] ? in->q_heads : 0;
+    *expected = sizeof words + sizeof(struct step) * (uint64_t)in->steps + 4 * (sinks + alibi);
     if (size < *expected) return complain("%s: got %zu bytes, which end within the steps", path, size);
     in->step = (const struct step *)(const void *)(in->file + sizeof words);
-    in->sinks = sinks ? (const float *)(const void *)(in->step + in->steps) : NULL;
-    in->values = (const char *)(in->step + in->steps) + 4 * sinks;
+    const float *behind = (const float *)(const void *)(in->step + in->steps);
+    in->sinks = sinks ? behind : NULL;
+    in->alibi = alibi ? behind + sinks : NULL;
+    in->masks = behind + sinks + alibi;
     return true;
 }
 
 bool input_read(const char *path, struct input *in) {
     size_t size = 0;
-    uint64_t expected = 0, tokens = 0;
+    uint64_t expected = 0, tokens = 0, masks = 0;
     *in = (struct input){0};
     in->file = read_all(path, &size);
     if (!in->file || !read_header(path, in, size, &expected)) return false;
-    for (uint32_t i = 0; i < in->steps; ++i) {
+    for (uint32_t i = 0; i < in->steps && expected < INT32_MAX; ++i) { /* no file is larger */
         const struct step *step = &in->step[i];
         tokens += step->new_rows;
-        if (step->sequence > in->sequences || step->q_len > MOST || tokens > MOST)
-            return complain("%s: step %u: got sequence %u, %u new rows and %u query rows, expected at most sequence %u "
-                            "and %u rows", path, i, step->sequence, step->new_rows, step->q_len, in->sequences, MOST);
+        if (step->sequence > in->sequences || step->q_len > MOST || tokens > MOST || step->mask_keys > MOST)
+            return complain("%s: step %u: got sequence %u, %u new rows, %u query rows and a mask of %u keys, expected "
+                            "at most sequence %u and %u rows and keys", path, i, step->sequence, step->new_rows,
+                            step->q_len, step->mask_keys, in->sequences, MOST);
         if (step->sequence == in->sequences) ++in->sequences;
-        expected += in->layers * (q_bytes(in, step) + kv_bytes(in, step));
+        masks += mask_bytes(step);
+        expected += mask_bytes(step) + in->layers * layer_bytes(in, step);
     }
-    if (size == expected) return true;
-    return complain("%s: got %zu bytes, expected %llu for shape %u/%u/%u and %u steps", path, size,
-                    (unsigned long long)expected, in->q_heads, in->kv_heads, in->head_dim, in->steps);
+    if (size == expected) {
+        in->values = (const char *)in->masks + masks;
+        return true;
+    }
+    return complain("%s: got %zu bytes, expected %llu for shape %u/%u/%u/%u and %u steps", path, size,
+                    (unsigned long long)expected, in->q_heads, in->kv_heads, in->head_dim, in->v_head_dim, in->steps);
 }
 
 void input_free(struct input *in) {
@@ -98,7 +114,7 @@ void input_free(struct input *in) {
 
 struct values input_next(const struct input *in, const struct step *step, const char **at) {
     struct values found = {.q = (const float *)(const void *)*at, .k = *at + q_bytes(in, step)};
-    found.v = (const char *)found.k + kv_bytes(in, step) / 2;
-    *at += q_bytes(in, step) + kv_bytes(in, step);
+    found.v = (const char *)found.k + row_bytes(in, step, in->head_dim);
+    *at += layer_bytes(in, step);
     return found;
 }

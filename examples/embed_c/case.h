@@ -10,21 +10,24 @@
 struct step {
     uint32_t sequence; /* from 0 on; one that no step had before is forked from the one before it */
     uint32_t new_rows, q_len;
+    uint32_t mask_keys; /* the last keys, which the step's mask is for; 0: it has none */
 };
 
 struct values {
     const float *q;    /* (q_len, q_heads, head_dim) */
-    const void *k, *v; /* (new_rows, kv_heads, head_dim), as struct za_call takes them */
+    const void *k, *v; /* (new_rows, kv_heads, head_dim), v's v_head_dim, as struct za_call takes them */
 };
 
 struct input {
-    uint32_t q_heads, kv_heads, head_dim, dtype; /* dtype: an enum za_dtype */
+    uint32_t q_heads, kv_heads, head_dim, v_head_dim, dtype; /* dtype: an enum za_dtype */
     uint32_t layers, steps, sequences, splits, window;
+    bool noncausal;
     double scale, softcap;
-    const float *sinks;      /* (q_heads), or NULL */
-    const struct step *step; /* (steps) */
-    const char *values;      /* behind them, by step and layer: q, k, v */
-    char *file;              /* which all of these lie in */
+    const float *sinks, *alibi; /* (q_heads), or NULL */
+    const struct step *step;    /* (steps) */
+    const float *masks;         /* by step: (q_len, mask_keys), for all layers */
+    const char *values;         /* behind them, by step and layer: q, k, v */
+    char *file;                 /* which all of these lie in */
 };
 
 /* False, with a line on stderr, for a file that is none of make_case.py. */

@@ -15,6 +15,21 @@ static bool check_floats(const struct manifest *m, const char *name, const float
     return true;
 }
 
+/* What is added to scores: finite, or -inf for a key that a row does not see. */
+static bool check_mask(const struct manifest *m, const struct za_call *call) {
+    size_t n = (size_t)call->q_len * call->mask_keys;
+    if (call->mask_keys > call->tokens)
+        return za_fail("mask_keys: got %u, expected at most the %u tokens", call->mask_keys, call->tokens);
+    if (n && !call->mask) return za_fail("mask: got NULL, expected q_len * mask_keys = %zu numbers", n);
+    for (size_t i = 0; i < n; ++i) {
+        if (!(fabsf(call->mask[i]) <= m->max_input) && call->mask[i] != -INFINITY)
+            return za_fail("mask[%zu, %zu]: got %g, expected at most %g, or -INFINITY for a key that the row does not "
+                           "see", i / call->mask_keys, i % call->mask_keys, (double)call->mask[i],
+                           (double)m->max_input);
+    }
+    return true;
+}
+
 static bool check_numbers(const struct manifest *m, const struct za_call *call, uint32_t layers) {
     if (call->layer >= layers) return za_fail("layer: got %u, expected one below %u", call->layer, layers);
     if (call->tokens > MAX_TOKENS) return za_fail("tokens: got %u, expected at most %d", call->tokens, MAX_TOKENS);
@@ -40,7 +55,8 @@ bool za_check_call(const struct manifest *m, const struct shape *shape, const st
             return za_fail("page_table[%u]: got %u, expected a page below %u", i, call->page_table[i], pages);
     }
     return check_floats(m, "q", call->q, (size_t)call->q_len * shape->q_heads * shape->head_dim) &&
-           (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads));
+           (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads)) &&
+           (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads)) && check_mask(m, call);
 }
 
 bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call,

@@ -6,7 +6,7 @@
 #include "manifest.h"
 #include "zinc_attn.h"
 
-/* The numbers of a call, its page table, and the values of q and sinks. layers, pages: of the cache. */
+/* The numbers of a call, its page table, and the values of q, sinks, slopes and masks. layers, pages: of the cache. */
 bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t layers,
                    uint32_t pages);
 

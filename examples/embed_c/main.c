@@ -3,8 +3,8 @@
        embed [-d NAME] [-w] MANIFEST_DIR CASE...
 
    MANIFEST_DIR is what `zinc-attn export MANIFEST_DIR --shape ...` wrote, a CASE what make_case.py wrote. Results go to
-   CASE.out: by step and layer, out (q_len, q_heads, head_dim) and lse (q_len, q_heads), float32. -w prints the words of
-   every call's work buffer. Exit status 0, or 2 with one line on stderr.
+   CASE.out: by step and layer, out (q_len, q_heads, v_head_dim) and lse (q_len, q_heads), float32. -w prints the words
+   of every call's work buffer. Exit status 0, or 2 with one line on stderr.
 
    Of the library it uses zinc_attn.h alone. The page tables are its own: a page belongs to every sequence whose table
    names it, and a sequence that is about to write to a page of several gets a copy of its own first. */
@@ -86,8 +86,9 @@ static bool grow(struct run *run, struct sequence *seq, uint32_t new_rows) {
 
 /* --- steps ------------------------------------------------------------------------------------------- */
 
-/* Append and attend in every layer. The tokens count once all layers have them. */
-static bool run_step(struct run *run, uint32_t number, const char **values) {
+/* Append and attend in every layer. The tokens count once all layers have them. masks, values: of this step; they move
+   on to those of the next. */
+static bool run_step(struct run *run, uint32_t number, const float **masks, const char **values) {
     const struct input *in = run->in;
     const struct step *step = &in->step[number];
     if (step->sequence == run->count) fork_sequence(run);
@@ -107,19 +108,24 @@ static bool run_step(struct run *run, uint32_t number, const char **values) {
             .q_len = step->q_len,
             .q = of.q,
             .out = run->results,
-            .lse = run->results + rows * in->head_dim,
+            .lse = run->results + rows * in->v_head_dim,
             .scale = in->scale,
             .softcap = in->softcap,
             .window = in->window,
+            .noncausal = in->noncausal,
             .sinks = in->sinks,
+            .alibi = in->alibi,
+            .mask = *masks,
+            .mask_keys = step->mask_keys,
             .splits = in->splits,
         };
         if (!za_run(run->attn, run->cache, &call)) return complain("%s", za_error());
         print_words(run, "layer", layer);
-        size_t n = rows * (in->head_dim + 1);
+        size_t n = rows * (in->v_head_dim + 1);
         if (fwrite(run->results, 4, n, run->out) != n) return complain("the results cannot be written");
     }
     seq->tokens += step->new_rows;
+    *masks += (size_t)step->q_len * step->mask_keys;
     return true;
 }
 
@@ -133,7 +139,7 @@ static bool run_make(struct run *run) {
     run->pages = pages_needed(in, run->page_size);
     run->sequences = calloc(in->sequences + 1, sizeof *run->sequences);
     run->users = calloc(run->pages, sizeof *run->users);
-    run->results = malloc(4 * ((size_t)rows * in->q_heads * (in->head_dim + 1) + 1));
+    run->results = malloc(4 * ((size_t)rows * in->q_heads * (in->v_head_dim + 1) + 1));
     bool ok = run->sequences && run->users && run->results;
     for (uint32_t i = 0; ok && i < in->sequences; ++i)
         ok = (run->sequences[i].table = calloc(run->pages, sizeof(uint32_t))) != NULL;
@@ -158,8 +164,9 @@ static bool run_case(struct za_attn *attn, const struct input *in, const char *p
     snprintf(out, length, "%s.out", path);
     run.out = fopen(out, "wb");
     bool ok = run.out ? run_make(&run) : complain("%s: cannot be written", out);
+    const float *masks = in->masks;
     const char *values = in->values;
-    for (uint32_t i = 0; ok && i < in->steps; ++i) ok = run_step(&run, i, &values);
+    for (uint32_t i = 0; ok && i < in->steps; ++i) ok = run_step(&run, i, &masks, &values);
     if (run.out && fclose(run.out) != 0 && ok) ok = complain("%s: cannot be written", out);
     struct za_trace trace = za_trace(attn);
     if (ok)
@@ -173,9 +180,10 @@ static bool run_case(struct za_attn *attn, const struct input *in, const char *p
 /* The library for the case's shape; it serves the cases that follow, which must have the same. */
 static bool need_attn(struct za_attn **attn, struct za_options *options, const struct input *in, const char *path) {
     struct za_options wanted = {options->manifest, options->device, in->q_heads, in->kv_heads, in->head_dim,
-                                (enum za_dtype)in->dtype};
+                                in->v_head_dim, (enum za_dtype)in->dtype};
     if (*attn && (wanted.q_heads != options->q_heads || wanted.kv_heads != options->kv_heads ||
-                  wanted.head_dim != options->head_dim || wanted.dtype != options->dtype))
+                  wanted.head_dim != options->head_dim || wanted.v_head_dim != options->v_head_dim ||
+                  wanted.dtype != options->dtype))
         return complain("%s: its shape or dtype is not that of the first case", path);
     if (*attn) return true;
     *options = wanted;

@@ -3,11 +3,14 @@
     .venv/bin/python examples/embed_c/make_case.py build/case --shape 16/2/256 --dtype f16 --layers 3 --prompt 300
 
 A prompt goes in chunks, every row of which is attended; then it is forked, and each fork decodes tokens of its own.
+With --tree, each step of a fork is a tree of speculative tokens, whose mask says which of them follow each other.
 
-The file, little-endian: "ZINCCASE", then uint32 version, q_heads, kv_heads, head_dim, dtype (0 f32, 1 f16, 2 bf16, 3
-q8_0), layers, steps, splits (0: the split rule), window (0: none), sinks (1: there are some), then float64 scale and
-softcap (0: none); three uint32 a step, its sequence, new rows and query rows; sinks (q_heads) float32; then, by step
-and layer, q (query rows, q_heads, head_dim) float32, k and v (new rows, kv_heads, head_dim), float32 for f32 and q8_0.
+The file, little-endian: "ZINCCASE", then uint32 version, q_heads, kv_heads, head_dim, v_head_dim, dtype (0 f32, 1 f16,
+2 bf16, 3 q8_0), layers, steps, splits (0: the split rule), window (0: none), sinks and alibi (1: there are some),
+noncausal (1: rows see what is behind them), then float64 scale and softcap (0: none); four uint32 a step, its sequence,
+new rows, query rows and the keys of its mask (0: none); sinks, then slopes (q_heads) float32; by step, its mask (query
+rows, keys) float32; then, by step and layer, q (query rows, q_heads, head_dim) float32, k (new rows, kv_heads,
+head_dim) and v (new rows, kv_heads, v_head_dim), float32 for f32 and q8_0.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 import zinc_attn as za
 from zinc_attn.cache.rows import stored
 
+VERSION = 3  # of the file
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16, "q8_0": np.float32}  # of k and v in the file
 
 
@@ -40,7 +44,7 @@ class Step(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What a step gives a layer: q (q_len, q_heads, head_dim); k, v (new_rows, kv_heads, head_dim)."""
+    """What a step gives a layer: q (q_len, q_heads, head_dim); k, v (new_rows, kv_heads, head_dim or v_head_dim)."""
 
     q: NDArray[Any]
     k: NDArray[Any]
@@ -49,7 +53,8 @@ class Values(NamedTuple):
 
 @dataclass
 class Case:
-    """The steps of a run and their values, by step and layer; options: keyword arguments of the oracle."""
+    """The steps of a run and their values, by step and layer; options: keyword arguments of the oracle; masks: by the
+    number of a step that has one, (q_len, n) float32 of the last n keys, for all layers."""
 
     shape: za.AttnShape
     dtype: str
@@ -58,6 +63,7 @@ class Case:
     values: list[list[Values]]
     splits: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    masks: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
     def drawn(
@@ -65,14 +71,15 @@ class Case:
     ) -> Case:
         """A case of normally distributed values."""
 
-        def draw(rows: int, heads: int) -> NDArray[Any]:
-            return rng.standard_normal((rows, heads, shape.head_dim), np.float32)
+        def draw(*size: int) -> NDArray[Any]:
+            return rng.standard_normal(size, np.float32)
 
         values = [
             [
                 Values(
-                    draw(step.q_len, shape.q_heads),
-                    *(draw(step.new_rows, shape.kv_heads).astype(DTYPES[dtype]) for _ in "kv"),
+                    draw(step.q_len, shape.q_heads, shape.head_dim),
+                    draw(step.new_rows, shape.kv_heads, shape.head_dim).astype(DTYPES[dtype]),
+                    draw(step.new_rows, shape.kv_heads, shape.v_head_dim).astype(DTYPES[dtype]),
                 )
                 for _ in range(layers)
             ]
@@ -82,19 +89,27 @@ class Case:
 
     def write(self, path: Path) -> None:
         """Write the file. The scale is 1 / sqrt(head_dim)."""
-        shape, sinks, softcap = self.shape, self.options.get("sinks"), self.options.get("softcap") or 0.0
-        numbers = (2, shape.q_heads, shape.kv_heads, shape.head_dim, list(DTYPES).index(self.dtype))
-        numbers += (self.layers, len(self.steps), self.splits, self.options.get("window") or 0, int(sinks is not None))
-        head = struct.pack("<8s10I2d", b"ZINCCASE", *numbers, 1 / math.sqrt(shape.head_dim), softcap)
-        arrays = [np.array(self.steps, "<u4"), np.array([] if sinks is None else sinks, "<f4")]
+        shape, options = self.shape, self.options
+        heads = [options.get(name) for name in ("sinks", "alibi")]
+        numbers = [VERSION, shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim]
+        numbers += [list(DTYPES).index(self.dtype), self.layers, len(self.steps), self.splits]
+        numbers += [options.get("window") or 0, *(int(one is not None) for one in heads)]
+        numbers += [int(not options.get("causal", True))]
+        scale = 1 / math.sqrt(shape.head_dim)
+        head = struct.pack("<8s13I2d", b"ZINCCASE", *numbers, scale, options.get("softcap") or 0.0)
+        widths = [self.masks[i].shape[1] if i in self.masks else 0 for i in range(len(self.steps))]
+        arrays: list[NDArray[Any]] = [np.column_stack([np.array(self.steps), widths]).astype("<u4")]
+        arrays += [np.array(one, "<f4") for one in heads if one is not None]
+        arrays += [np.array(self.masks[i], "<f4") for i in sorted(self.masks)]
         arrays += [array for step in self.values for layer in step for array in layer]
         path.write_bytes(head + b"".join(array.tobytes() for array in arrays))
 
     def results(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """The oracle's out (q_len, q_heads, head_dim) and lse (q_len, q_heads), by step and layer."""
-        nothing = [np.zeros((0, self.shape.kv_heads, self.shape.head_dim), np.float32)] * 2
+        """The oracle's out (q_len, q_heads, v_head_dim) and lse (q_len, q_heads), by step and layer."""
+        shape = self.shape
+        nothing = [np.zeros((0, shape.kv_heads, dim), np.float32) for dim in (shape.head_dim, shape.v_head_dim)]
         sequences: list[list[list[NDArray[Any]]]] = []  # by sequence and layer: K and V of its tokens, as stored
-        for step, of_step in zip(self.steps, self.values, strict=True):
+        for i, (step, of_step) in enumerate(zip(self.steps, self.values, strict=True)):
             if step.sequence == len(sequences):
                 sequences.append(list(sequences[-1]) if sequences else [nothing] * self.layers)
             for layer, (q, k, v) in enumerate(of_step):
@@ -102,7 +117,8 @@ class Case:
                     both = zip(sequences[step.sequence][layer], stored(k, v, self.dtype), strict=True)
                     sequences[step.sequence][layer] = [np.concatenate(pair) for pair in both]
                 if step.q_len:
-                    yield za.reference.emulate(q, *sequences[step.sequence][layer], **self.options)
+                    keys, values = sequences[step.sequence][layer]
+                    yield za.reference.emulate(q, keys, values, mask=self.masks.get(i), **self.options)
 
 
 def digest(case: Case) -> str:
@@ -110,11 +126,25 @@ def digest(case: Case) -> str:
     return hashlib.sha256(b"".join(x.tobytes() for pair in case.results() for x in pair)).hexdigest()
 
 
+def slopes(heads: int) -> NDArray[np.float32]:
+    """ALiBi's slopes of a power of two of heads; of others the same formula, which is as good here."""
+    return np.exp2(-8 * np.arange(1, heads + 1) / heads).astype(np.float32)
+
+
+def tree_mask(rng: np.random.Generator, tokens: int) -> NDArray[np.float32]:
+    """The mask (tokens, tokens) of a random tree: a token follows one of those before it, and sees what that one sees
+    and itself."""
+    seen = np.eye(tokens, dtype=bool)
+    for token in range(1, tokens):
+        seen[token] |= seen[rng.integers(token)]
+    return np.where(seen, np.float32(0), np.float32(-np.inf))
+
+
 def main() -> None:
     """Write the file, print the digest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--shape", default="16/2/256", metavar="Q/KV/D")
+    parser.add_argument("--shape", default="16/2/256", metavar="Q/KV/D[/V]")
     parser.add_argument("--dtype", default="f16", choices=DTYPES, help="of K and V in the cache (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--prompt", type=int, default=150, metavar="N", help="tokens (default: %(default)s)")
@@ -125,16 +155,22 @@ def main() -> None:
     parser.add_argument("--window", type=int, metavar="N")
     parser.add_argument("--softcap", type=float, metavar="X")
     parser.add_argument("--sinks", action="store_true", help="random ones")
+    parser.add_argument("--alibi", action="store_true", help="slopes of ALiBi")
+    parser.add_argument("--noncausal", action="store_true", help="rows see what is behind them, too")
+    parser.add_argument("--tree", type=int, metavar="N", help="a fork decodes N tokens a step, with a mask of a tree")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     args = parser.parse_args()
     shape, rng = za.AttnShape.parse(args.shape), np.random.default_rng(args.seed)
     sizes = [min(args.chunk, args.prompt - at) for at in range(0, args.prompt, args.chunk)]
     steps = [Step(0, n, n) for n in sizes]
     steps += [Step(fork, 0, 1) for fork in range(1, args.forks)]  # all forks before one grows
-    steps += [Step(fork, 1, 1) for _ in range(args.tokens) for fork in range(args.forks)]
-    options = {"window": args.window, "softcap": args.softcap}
+    first, each = len(steps), args.tree or 1
+    steps += [Step(fork, each, each) for _ in range(args.tokens) for fork in range(args.forks)]
+    masks = {i: tree_mask(rng, each) for i in range(first, len(steps))} if args.tree else {}
+    options = {"window": args.window, "softcap": args.softcap, "causal": not args.noncausal}
     options["sinks"] = rng.standard_normal(shape.q_heads, dtype=np.float32) if args.sinks else None
-    case = Case.drawn(rng, shape, args.dtype, args.layers, steps, splits=args.splits, options=options)
+    options["alibi"] = slopes(shape.q_heads) if args.alibi else None
+    case = Case.drawn(rng, shape, args.dtype, args.layers, steps, splits=args.splits, options=options, masks=masks)
     case.write(args.file)
     print(f"{digest(case)}  {args.file}.out")
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "json.h"
+#include "rows.h"
 #include "zinc_attn.h"
 
 enum { MANIFEST_VERSION = 4, MAX_SPEC = 16 };
@@ -16,13 +17,13 @@ struct work_layout {
     uint32_t header_words, item_words, row_words, append_words, copy_words;
     struct {
         uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, first_page;
+            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, alibi_table, first_page;
     } header;
     struct {
         uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
     } item;
     struct {
-        uint32_t state, count, unit, leaves_per_state, position;
+        uint32_t state, count, unit, leaves_per_state, position, mask, mask_begin, mask_end;
     } row;
     struct {
         uint32_t position, page_table;
@@ -42,8 +43,9 @@ struct manifest {
 
 /* One entry of the manifest's shapes: the numbers of a shape, dtype and page size on a kind of device. */
 struct shape {
-    uint32_t q_heads, kv_heads, head_dim, page_size, compute_units;
-    uint32_t group, head_chunks, value_words, scale_words, token_words, page_words, page_tiles, state_words;
+    uint32_t q_heads, kv_heads, head_dim, v_head_dim, page_size, compute_units;
+    uint32_t group, head_chunks, token_words, k_page_words, v_page_words, page_tiles, state_words;
+    struct row_part k, v; /* of a row */
     const struct json *specialization;
 };
 

@@ -44,9 +44,9 @@ static float value_at(enum za_dtype dtype, const void *values, size_t i) {
 }
 
 /* False if a value of k (or v) is none that the dtype takes. */
-static bool check_values(const struct row_format *f, const char *name, const void *values, uint32_t tokens,
-                         double *largest) {
-    size_t dims = f->head_dim, heads = f->kv_heads, n = (size_t)tokens * heads * dims;
+static bool check_values(const struct row_format *f, const char *name, const void *values, uint32_t dims,
+                         uint32_t tokens, double *largest) {
+    size_t heads = f->kv_heads, n = (size_t)tokens * heads * dims;
     double most = f->dtype == ZA_F16 ? 65504 : f->dtype == ZA_Q8_0 ? (double)Q8_MAX : (double)f->max_input;
     for (size_t i = 0; i < n; ++i) {
         double x = (double)value_at(f->dtype, values, i);
@@ -62,9 +62,10 @@ float za_flushed(float min_input, float x) { return fabsf(x) < min_input ? 0 : x
 
 /* --- encodings of K (or V) of one token and KV head -------------------------------------------------- */
 
-static void encode_q8_0(const struct row_format *f, const float *x, int8_t *quants, uint8_t *scales) {
-    memset(scales, 0, 4 * (size_t)f->scale_words);
-    for (uint32_t block = 0; block < f->head_dim / BLOCK; ++block, x += BLOCK, quants += BLOCK) {
+static void encode_q8_0(const struct row_format *f, const struct row_part *part, const float *x, int8_t *quants,
+                        uint8_t *scales) {
+    memset(scales, 0, 4 * (size_t)part->scale_words);
+    for (uint32_t block = 0; block < part->dims / BLOCK; ++block, x += BLOCK, quants += BLOCK) {
         float largest = 0;
         for (int i = 0; i < BLOCK; ++i) largest = fmaxf(largest, fabsf(za_flushed(f->min_input, x[i])));
         float step = largest / 127.0F, inverse = step > 0 ? 1.0F / step : 0;
@@ -75,23 +76,25 @@ static void encode_q8_0(const struct row_format *f, const float *x, int8_t *quan
     }
 }
 
-static void encode_bf16(const struct row_format *f, const uint16_t *bits, uint32_t *out) {
-    for (uint32_t i = 0; i < f->head_dim; ++i) {
+static void encode_bf16(const struct row_format *f, const struct row_part *part, const uint16_t *bits, uint32_t *out) {
+    for (uint32_t i = 0; i < part->dims; ++i) {
         uint16_t kept = fabsf(value_at(ZA_BF16, bits, i)) < f->min_input ? 0 : bits[i];
         memcpy((char *)out + 2 * (size_t)i, &kept, sizeof kept);
     }
 }
 
-/* The values from element `at` on. */
-static void encode(const struct row_format *f, const void *values, size_t at, uint32_t *out, uint32_t *scales) {
+/* The values of row number `row`. */
+static void encode(const struct row_format *f, const struct row_part *part, const void *values, size_t row,
+                   uint32_t *out, uint32_t *scales) {
+    size_t at = row * part->dims;
     if (f->dtype == ZA_F16) {
-        memcpy(out, (const uint16_t *)values + at, 2 * (size_t)f->head_dim);
+        memcpy(out, (const uint16_t *)values + at, 2 * (size_t)part->dims);
     } else if (f->dtype == ZA_BF16) {
-        encode_bf16(f, (const uint16_t *)values + at, out);
+        encode_bf16(f, part, (const uint16_t *)values + at, out);
     } else if (f->dtype == ZA_Q8_0) {
-        encode_q8_0(f, (const float *)values + at, (int8_t *)out, (uint8_t *)scales);
+        encode_q8_0(f, part, (const float *)values + at, (int8_t *)out, (uint8_t *)scales);
     } else {
-        for (uint32_t i = 0; i < f->head_dim; ++i) {
+        for (uint32_t i = 0; i < part->dims; ++i) {
             float kept = za_flushed(f->min_input, ((const float *)values)[at + i]);
             memcpy(out + i, &kept, sizeof kept);
         }
@@ -100,23 +103,27 @@ static void encode(const struct row_format *f, const void *values, size_t at, ui
 
 /* --- rows -------------------------------------------------------------------------------------------- */
 
-bool za_row_words(enum za_dtype dtype, uint32_t head_dim, uint32_t *value_words, uint32_t *scale_words) {
+bool za_row_words(enum za_dtype dtype, uint32_t dims, struct row_part *part) {
     static const uint32_t bytes[ZA_DTYPES] = {[ZA_F32] = 4, [ZA_F16] = 2, [ZA_BF16] = 2, [ZA_Q8_0] = 1};
-    *value_words = head_dim * bytes[dtype] / 4;
-    *scale_words = dtype == ZA_Q8_0 ? (head_dim + 2 * BLOCK - 1) / (2 * BLOCK) : 0;
-    if (dtype == ZA_Q8_0 && head_dim % BLOCK)
-        return za_fail("dtype: got q8_0 at head_dim %u, expected a head_dim that is a multiple of 32", head_dim);
+    uint32_t scales = dtype == ZA_Q8_0 ? (dims + 2 * BLOCK - 1) / (2 * BLOCK) : 0;
+    *part = (struct row_part){dims, dims * bytes[dtype] / 4, scales};
+    if (dtype == ZA_Q8_0 && dims % BLOCK)
+        return za_fail("dtype: got q8_0 at head_dim %u, expected a head_dim that is a multiple of 32", dims);
     return true;
 }
 
 bool za_rows_encode(const struct row_format *f, const void *k, const void *v, uint32_t tokens, uint32_t *out,
                     double *largest_k) {
     double largest_v = 0;
-    if (!check_values(f, "k", k, tokens, largest_k) || !check_values(f, "v", v, tokens, &largest_v)) return false;
-    size_t values = f->value_words, scales = f->scale_words, rows = (size_t)tokens * f->kv_heads;
-    for (size_t row = 0; row < rows; ++row, out += 2 * (values + scales)) {
-        encode(f, k, row * f->head_dim, out, out + 2 * values);
-        encode(f, v, row * f->head_dim, out + values, out + 2 * values + scales);
+    if (!check_values(f, "k", k, f->k.dims, tokens, largest_k) ||
+        !check_values(f, "v", v, f->v.dims, tokens, &largest_v))
+        return false;
+    size_t rows = (size_t)tokens * f->kv_heads;
+    for (size_t row = 0; row < rows; ++row) {
+        uint32_t *v_out = out + f->k.value_words, *scales = v_out + f->v.value_words;
+        encode(f, &f->k, k, row, out, scales);
+        encode(f, &f->v, v, row, v_out, scales + f->k.scale_words);
+        out = scales + f->k.scale_words + f->v.scale_words;
     }
     return true;
 }

@@ -19,8 +19,9 @@ struct seen {
 };
 
 static struct seen keys_of(const struct za_call *call, uint32_t row) {
-    uint32_t limit = call->tokens + 1 + row > call->q_len ? call->tokens + 1 + row - call->q_len : 0;
-    return (struct seen){call->window && limit > call->window ? limit - call->window : 0, limit};
+    uint32_t behind = call->tokens + 1 + row > call->q_len ? call->tokens + 1 + row - call->q_len : 0; /* its own */
+    uint32_t first = call->window && behind > call->window ? behind - call->window : 0;
+    return (struct seen){first, call->noncausal ? call->tokens : behind};
 }
 
 /* The manifest's split_rule.first_that_holds. Any other layout gives the same bits. */
@@ -90,7 +91,7 @@ struct layout za_layout(const struct manifest *m, const struct shape *shape, con
 
 /* Words where the parts of a call's work buffer begin. */
 struct parts {
-    uint64_t rows, appends, pages, sinks, end;
+    uint64_t rows, appends, pages, sinks, alibi, mask, end;
 };
 
 static struct parts parts_of(const struct manifest *m, const struct shape *shape, const struct za_call *call,
@@ -100,7 +101,9 @@ static struct parts parts_of(const struct manifest *m, const struct shape *shape
     at.appends = at.rows + (uint64_t)call->q_len * m->work.row_words;
     at.pages = at.appends + (uint64_t)call->new_rows * m->work.append_words;
     at.sinks = at.pages + ceil_div(call->tokens, shape->page_size);
-    at.end = at.sinks + (call->sinks && call->q_len ? shape->q_heads : 0);
+    at.alibi = at.sinks + (call->sinks && call->q_len ? shape->q_heads : 0);
+    at.mask = at.alibi + (call->alibi && call->q_len ? shape->q_heads : 0);
+    at.end = at.mask + (uint64_t)call->q_len * call->mask_keys;
     return at;
 }
 
@@ -136,7 +139,8 @@ static void write_header(const struct manifest *m, const struct shape *shape, co
         write_float(&work[at->header.softcap], call->softcap);
         write_float(&work[at->header.softcap_inverse], 1.0 / (double)(float)call->softcap);
     }
-    if (parts->end > parts->sinks) work[at->header.sink_table] = (uint32_t)parts->sinks;
+    if (parts->alibi > parts->sinks) work[at->header.sink_table] = (uint32_t)parts->sinks;
+    if (parts->mask > parts->alibi) work[at->header.alibi_table] = (uint32_t)parts->alibi;
 }
 
 /* Item and row records of every query row. */
@@ -165,8 +169,24 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
         record[at->row.count] = units > unit ? units - unit : 0;
         record[at->row.unit] = unit;
         record[at->row.leaves_per_state] = l->leaves_per_state;
-        record[at->row.position] = most(call->tokens + row, call->q_len) - call->q_len;
+        record[at->row.position] = call->tokens + row - call->q_len; /* an int32 */
+        if (!call->mask_keys) continue;
+        record[at->row.mask] = (uint32_t)(parts->mask + (uint64_t)row * call->mask_keys);
+        record[at->row.mask_begin] = call->tokens - call->mask_keys;
+        record[at->row.mask_end] = call->tokens;
     }
+}
+
+/* What the heads and the rows have: sinks, slopes, masks. */
+static void write_tables(const struct manifest *m, const struct za_call *call, const struct parts *parts,
+                         uint32_t *work) {
+    for (uint64_t i = parts->sinks; i < parts->alibi; ++i) {
+        float sink = za_flushed(m->min_input, call->sinks[i - parts->sinks]) * (float)LOG2E; /* in float */
+        memcpy(&work[i], &sink, sizeof sink);
+    }
+    for (uint64_t i = parts->alibi; i < parts->mask; ++i) /* in double, rounded once */
+        write_float(&work[i], (double)call->alibi[i - parts->alibi] * LOG2E);
+    if (parts->end > parts->mask) memcpy(&work[parts->mask], call->mask, 4 * (size_t)(parts->end - parts->mask));
 }
 
 void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call,
@@ -182,10 +202,7 @@ void za_work_write(const struct manifest *m, const struct shape *shape, const st
         record[at->append.page_table] = (uint32_t)parts.pages;
     }
     for (uint64_t i = parts.pages; i < parts.sinks; ++i) work[i] = call->page_table[i - parts.pages];
-    for (uint64_t i = parts.sinks; i < parts.end; ++i) {
-        float sink = za_flushed(m->min_input, call->sinks[i - parts.sinks]) * (float)LOG2E; /* in float */
-        memcpy(&work[i], &sink, sizeof sink);
-    }
+    write_tables(m, call, &parts, work);
 }
 
 uint64_t za_copy_words(const struct manifest *m, uint32_t pairs) {

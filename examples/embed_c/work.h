@@ -1,5 +1,5 @@
 /* The layout of a call, and the words of its work buffer: header, item records, row records, append records, page ids,
-   sinks. docs/c-hosts.md goes through them with numbers. */
+   sinks, ALiBi slopes, masks. docs/c-hosts.md goes through them with numbers. */
 #ifndef WORK_H
 #define WORK_H
 

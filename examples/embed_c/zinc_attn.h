@@ -25,6 +25,7 @@ struct za_options {
     const char *manifest; /* the folder that `zinc-attn export` wrote, for this shape and dtype */
     const char *device;   /* a piece of the device's name; NULL: the best one, a discrete GPU before all others */
     uint32_t q_heads, kv_heads, head_dim;
+    uint32_t v_head_dim; /* the size of V and out; 0: head_dim */
     enum za_dtype dtype; /* in which K and V are stored */
 };
 
@@ -42,19 +43,26 @@ struct za_call {
     const uint32_t *page_table; /* token t lies in page page_table[t / page_size]; ids are below the cache's pages */
 
     uint32_t new_rows; /* tokens [tokens - new_rows, tokens) are appended before the call attends */
-    const void *k, *v; /* (new_rows, kv_heads, head_dim): float for ZA_F32 and for ZA_Q8_0, which the library quantizes;
-                          for ZA_F16 and ZA_BF16 uint16_t, the bits of the values */
+    const void *k, *v; /* (new_rows, kv_heads, head_dim), v's v_head_dim: float for ZA_F32 and for ZA_Q8_0, which the
+                          library quantizes; for ZA_F16 and ZA_BF16 uint16_t, the bits of the values */
 
-    uint32_t q_len; /* query rows, those of tokens [tokens - q_len, tokens); each sees its own key and those before. A
-                       row that sees no key, as where tokens is 0, gives out 0 and lse -inf (or what the sinks give) */
+    uint32_t q_len; /* query rows, those of tokens [tokens - q_len, tokens); each sees its own key and those before,
+                       see noncausal and mask. A row that sees no key, as where tokens is 0, gives out 0 and lse -inf
+                       (or what the sinks give) */
     const float *q; /* (q_len, q_heads, head_dim) */
-    float *out;     /* (q_len, q_heads, head_dim) */
+    float *out;     /* (q_len, q_heads, v_head_dim) */
     float *lse;     /* (q_len, q_heads): natural log of the sum of exp(score), or NULL where it is not wanted */
 
     double scale;       /* of the scores, for example 1 / sqrt(head_dim) */
     double softcap;     /* scores become softcap * tanh(score / softcap); 0: they stay as they are */
     uint32_t window;    /* keys that a row sees at most, its own among them; 0: all */
+    bool noncausal;     /* rows see the keys behind their own, too */
     const float *sinks; /* (q_heads) logits that join the softmax without a value; NULL: none */
+    const float *alibi; /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
+    const float *mask;  /* (q_len, mask_keys): is added to the scores of the sequence's last mask_keys keys, the new
+                           ones among them; -INFINITY for a key that the row does not see. It hides or changes keys that
+                           the row would see without it, and leaves the keys before them as they are */
+    uint32_t mask_keys; /* 0: no mask */
     uint32_t splits;    /* number of pieces that the keys are cut into; 0: the split rule. Never shows in the bits. */
 };
 

@@ -92,6 +92,17 @@ def test_of_one_call(any_device: za.Device) -> None:
             assert equal(attn.submit(Q, seq, 0, K[:130], V[:130], **call).result(), want)
 
 
+@pytest.mark.parametrize("causal", (True, False))
+def test_rows_before_the_first_key_have_negative_positions(device: za.Device, causal: bool) -> None:
+    """Their distances are in the lse, and next to a sink in the output."""
+    options = {"alibi": SLOPES, "sinks": np.linspace(-2, 2, 6, dtype=np.float32)}
+    call = {"causal": causal, "return_lse": True, "allow_empty": True}
+    want = reference.emulate(Q, K[:3], V[:3], causal=causal, **options)
+    assert equal(za.attention(Q, K[:3], V[:3], device, **options, **call), want)
+    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
+        assert equal(za.Attention(cache, **options)(Q, cache.new_sequence(), 0, K[:3], V[:3], **call), want)
+
+
 BEHIND = np.ones((5, 130), bool)
 BEHIND[2, :128] = False  # row 2 is at position 127
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {

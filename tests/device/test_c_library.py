@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import ctypes as c
+import itertools
 
 import numpy as np
 import pytest
 from c_host import LIBRARY, SHIM, WRAP, Call, Options, Trace, library, make_case, needs_compiler, page_words, tables
+from support import differing
 
 import zinc_attn as za
-from zinc_attn.decode.scoring import Scoring
+from zinc_attn.decode.scoring import Scoring, check_alibi
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.tools import export
-from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
+from zinc_attn.tools.export import evaluate, evaluate_all, formulas, meanings
+from zinc_attn.tools.export.describe import storage_names
 
 SHAPE = za.AttnShape(4, 2, 64)  # that of the page, whose numbers follow
 LAYERS, PAGES, PAGE_SIZE, TOKENS, NEW = 2, 12, 64, 129, 2
+
+PAGE_SLOPES = np.exp2(-1.0 - np.arange(4)).astype(np.float32)
+PAGE_MASK = np.array([[0, 0], [-np.inf, 0]], np.float32)
+SLOPES = np.exp2(-2.0 * np.arange(4)).astype(np.float32)
+MASK = np.linspace(-3, 3, 2 * TOKENS, dtype=np.float32).reshape(2, TOKENS)  # also as (2, 7), of the last 7 keys
+MASK[0, 9] = -np.inf
 
 pytestmark = needs_compiler
 
@@ -41,7 +50,7 @@ class Library:
         self.open()
 
     def open(self):
-        options = Options(*self.names, 4, 2, 64, 1)
+        options = Options(*self.names, 4, 2, 64, 0, 1)
         self.attn = c.c_void_p(self.c.za_open(c.byref(options)))
         assert self.attn, self.error
         self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, PAGES))
@@ -52,14 +61,14 @@ class Library:
         return self.c.za_error().decode()
 
     def run(self, q, k, v, table, tokens, layer=1, **more):
-        """out and lse of a call, or None where it is refused."""
+        """out and lse of a call, or None where it is refused. Arrays in ``more`` are float32."""
         q, k, v, table = (np.ascontiguousarray(x) for x in (q, k, v, np.array(table, np.uint32)))
         out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
         call = Call(layer=layer, tokens=tokens, new_rows=len(k), q_len=len(q), scale=0.125)
         call.page_table, call.k, call.v, call.q = map(address, (table, k, v, q))
         call.out, call.lse = address(out), address(lse)
         for name, value in more.items():
-            setattr(call, name, value)
+            setattr(call, name, address(value) if isinstance(value, np.ndarray) else value)
         return (out, lse) if self.c.za_run(self.attn, self.cache, c.byref(call)) else None
 
     def words(self):
@@ -86,49 +95,66 @@ def opened(tmp_path_factory, device):
     made.close()
 
 
-def page_call(opened, inputs, layer=1):
+def page_call(opened, inputs, layer=1, **more):
     """The call of the page: the first 127 tokens are there, the last two are new."""
     q, k, v = inputs
     assert opened.run(q[:0], k[:-NEW], v[:-NEW], (11, 10), TOKENS - NEW, layer), opened.error
-    return opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, layer)
+    return opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, layer, **more)
 
 
 # --- docs/c-hosts.md -----------------------------------------------------------------------------------------
 
 
-def test_the_words_of_the_page_are_those_of_the_package(device, inputs):
+def words_of_page(biased):
+    """The words of the page's call; with slopes and a mask, where they differ."""
+    plain = page_words("A call in words")
+    changed = page_words("Slopes and masks") if biased else plain[:0]
+    both = zip(plain, changed, strict=False)
+    assert not any(old and new for old, new in both)  # they only fill in words that are 0
+    found = np.zeros(max(len(plain), 111 if biased else 0), np.uint32)
+    found[: len(plain)] = plain
+    found[: len(changed)] |= changed
+    return found.tolist()
+
+
+@pytest.mark.parametrize("biased", (False, True))
+def test_the_words_of_the_page_are_those_of_the_package(device, inputs, biased):
     """The call's submission as the planner makes it, in a workspace that has room for it and no more."""
     q, k, v = inputs
+    alibi, mask = (PAGE_SLOPES, PAGE_MASK) if biased else (None, None)
     seen, order = [], range(PAGES - 1, -1, -1)
     with za.KVCache(device, SHAPE, LAYERS, PAGES * PAGE_SIZE, "f16", PAGE_SIZE, page_order=order) as cache:
-        attention = za.Attention(cache, observer=lambda submission, workspace: seen.append(submission))
+        attention = za.Attention(cache, alibi=alibi, observer=lambda submission, workspace: seen.append(submission))
         sequence = cache.new_sequence()
         for layer in range(LAYERS):
             cache.append(sequence, layer, k[:-NEW], v[:-NEW])
         for layer in range(LAYERS):
-            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:])
+            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:], mask=mask)
         submission = seen[-1]
-        sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables")}
+        sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables", "masks")}
         key = submission.key._replace(**sizes, states=2 * 3)
         tensors = SharedTensors(device)
-        workspace = Workspace.make(key, cache, Scoring(0.125), Tensors.shared(key, cache, tensors))
+        workspace = Workspace.make(
+            key, cache, Scoring(0.125, alibi=check_alibi(alibi, 4)), Tensors.shared(key, cache, tensors)
+        )
         workspace.fill(submission)
         workspace.upload_words(1)
         found = workspace.work.words.tolist()
         workspace.close()
         tensors.close()
-    assert found == page_words("A call in words").tolist()
+    assert found == words_of_page(biased)
 
 
-def test_the_words_of_the_page_are_those_of_the_library(opened, inputs):
+@pytest.mark.parametrize("biased", (False, True))
+def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, biased):
     """And its bits are the oracle's; the calls of two layers differ in one word."""
-    words = []
+    words, options = [], {"alibi": PAGE_SLOPES, "mask": PAGE_MASK} if biased else {}
     for layer in range(LAYERS):
-        out, lse = page_call(opened, inputs, layer)
+        out, lse = page_call(opened, inputs, layer, **options, mask_keys=2 * biased)
         words.append(opened.words())
-        want, want_lse = za.reference.emulate(*inputs)
+        want, want_lse = za.reference.emulate(*inputs, **options)
         assert np.array_equal(out, want) and np.array_equal(lse, want_lse)
-    assert words[1].tolist() == page_words("A call in words").tolist()
+    assert words[1].tolist() == words_of_page(biased)
     assert np.flatnonzero(words[0] != words[1]).tolist() == [kernels.HEADER.index("first_page")]
     trace = opened.c.za_trace(opened.attn)
     assert (trace.splits, trace.leaves_per_state, trace.loop) == (3, 1, False)
@@ -153,10 +179,8 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
 
 def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     kind = "cpu" if device.info.kind == "cpu" else "gpu"
-    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0}
-    names |= describe.storage_names("f16")
-    names["page_size"] = PAGE_SIZE
-    names |= {"layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
+    names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0, "page_size": PAGE_SIZE}
+    names |= {**storage_names("f16"), "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
     names |= evaluate_all(formulas.SIZES, names)
     names |= {"items": 5, "rows": 2, "appends": NEW, "copies": LAYERS}
     grids = {row["kernel"].strip("`").split("_")[0]: row["workgroups"] for row in tables("A call in words")[-1]}
@@ -178,6 +202,45 @@ def test_the_page_s_call_has_the_same_splits_everywhere(kind):
     assert (plan.num_splits, plan.leaves_per_state) == (3, 1)
 
 
+# --- what becomes of scores ----------------------------------------------------------------------------------
+
+
+def random_mask(rng, rows, keys):
+    values = rng.standard_normal((rows, keys), np.float32)
+    return np.where(rng.random((rows, keys)) < 0.4, np.float32(-np.inf), values)
+
+
+@pytest.mark.parametrize("splits", (0, 7))
+@pytest.mark.parametrize("window,softcap,sinks", ((None, None, None), (40, None, SLOPES), (70, 5.0, None)))
+def test_biases_masks_and_rows_that_are_not_causal(opened, inputs, rng, splits, window, softcap, sinks):
+    """Every combination, for masks of all keys, of some, and of a single one; rows that see no key among them."""
+    q, k, v = inputs
+    page_call(opened, inputs)
+    masks = [None, *(random_mask(rng, 2, n) for n in (1, 2, 60, TOKENS)), np.full((2, TOKENS), -np.inf, np.float32)]
+    for causal, alibi, mask in itertools.product((True, False), (None, SLOPES), masks):
+        options = {"window": window, "softcap": softcap, "sinks": sinks, "alibi": alibi, "mask": mask}
+        more = {name: value for name, value in options.items() if value is not None}
+        keys = 0 if mask is None else mask.shape[1]
+        more |= {"noncausal": not causal, "mask_keys": keys, "splits": splits}
+        found = opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS, **more)
+        assert found is not None, opened.error
+        want = za.reference.emulate(q, k, v, causal=causal, **options)
+        assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), (causal, alibi is None, keys)
+
+
+def test_more_rows_than_keys(opened, inputs, rng):
+    """Rows before the first token: blind where they are causal, and at position 0 for ALiBi."""
+    q = rng.standard_normal((5, 4, 64), np.float32)
+    k, v = inputs.k[:3], inputs.v[:3]
+    for causal, mask in itertools.product((True, False), (None, random_mask(rng, 5, 2))):
+        options = {"alibi": SLOPES, "mask": mask}
+        more = {"mask_keys": 2, **options} if mask is not None else {"alibi": SLOPES}
+        found = opened.run(q, k, v, (5,), 3, noncausal=not causal, **more)
+        assert found is not None, opened.error
+        want = za.reference.emulate(q, k, v, causal=causal, **options)
+        assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), (causal, mask)
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +256,13 @@ def test_the_page_s_call_has_the_same_splits_everywhere(kind):
         ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
         ({"softcap": -1.0}, "softcap: got -1, expected 9.09495e-13 to 1.15292e+18, or 0 for none"),
         ({"softcap": np.nan}, "softcap: got nan, expected 9.09495e-13"),
+        ({"alibi": SLOPES * np.float32(2.0**62)}, "alibi[0]: got 4.61169e+18"),
+        ({"alibi": SLOPES * np.float32("nan")}, "alibi[0]: got nan, expected at most 1.15292e+18"),
+        ({"mask_keys": 3}, "mask: got NULL, expected q_len * mask_keys = 6 numbers"),
+        ({"mask": MASK, "mask_keys": TOKENS + 1}, "mask_keys: got 130, expected at most the 129 tokens"),
+        ({"mask": MASK * np.float32("nan"), "mask_keys": 7}, "mask[0, 0]: got nan, expected at most 1.15292e+18, or "),
+        ({"mask": -MASK, "mask_keys": 7}, "mask[1, 2]: got inf, expected at most 1.15292e+18, or -INFINITY for a key "),
+        ({"mask": MASK + np.float32(2.0**61), "mask_keys": 7}, "mask[0, 0]: got 2.30584e+18, expected at most "),
         ({"q": np.nan}, "q[1]: got nan, expected at most 1.15292e+18"),
         ({"q": 2.0**61}, "q[1]: got 2.30584e+18, expected at most 1.15292e+18"),
         ({"k": np.inf}, "k[0, 0, 1]: got inf, expected a finite value of at most 65504"),
@@ -230,13 +300,15 @@ def test_other_refusals(opened, tmp_path):
     assert "cache: got 1000 layers of 1048576 pages, " in opened.error and "make a cache of at most 0" in opened.error
     assert not opened.c.za_cache_make(opened.attn, 0, 1)
     for dtype, shape in ((4, (4, 2, 64)), (1, (0, 2, 64))):
-        options = Options(b"nowhere", None, *shape, dtype)
+        options = Options(b"nowhere", None, *shape, 0, dtype)
         assert not opened.c.za_open(c.byref(options))
         assert opened.error.startswith("options: got shape ")
     export.export(tmp_path, [za.AttnShape(1, 1, 64)], dtype="q8_0")
-    options = Options(str(tmp_path).encode(), None, 1, 1, 64, 1)
-    assert not opened.c.za_open(c.byref(options))
-    assert opened.error.endswith("it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16")
+    for v_head_dim, text in ((0, "1/1/64"), (64, "1/1/64"), (32, "1/1/64/32")):
+        options = Options(str(tmp_path).encode(), None, 1, 1, 64, v_head_dim, 1)
+        assert not opened.c.za_open(c.byref(options))
+        want = f"it has no sizes for shape {text}, f16; export it with --shape {text} --dtype f16"
+        assert opened.error.endswith(want)
 
 
 def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):

@@ -36,6 +36,13 @@ MASKS = (  # window, softcap, sinks
     (3000, 2.0, True),
     (None, 30.0, False),
 )
+BIASES = (  # ALiBi, not causal, masks, and masks that are not of the whole context
+    {"alibi": True},
+    {"causal": False},
+    {"masks": 1.0},
+    {"alibi": True, "causal": False, "masks": 0.4},
+    {"alibi": True, "masks": 0.4, "window": 100, "softcap": 3.0, "sinks": True},
+)
 # (sequence, new rows, query rows): a prompt in chunks of which some rows are attended, or none; a fork at the end of a
 # page, which looks, and both grow; then a fork of the fork within a page, and both grow
 RUN = ((0, 70, 9), (0, 57, 0), (0, 1, 1), (1, 0, 2), (0, 1, 1), (1, 1, 1), (1, 99, 5), (2, 2, 2), (1, 1, 1))
@@ -155,13 +162,29 @@ def run(program, *args):
     return done
 
 
+def biased(rng, shape, dtype, **options):
+    """RUN in two layers with an entry of BIASES; masks: of which part of the keys."""
+    steps, sequences, masks = [Step(*s) for s in RUN], [], {}
+    for i, step in enumerate(steps):
+        if step.sequence == len(sequences):
+            sequences.append(sequences[-1] if sequences else 0)
+        sequences[step.sequence] += step.new_rows
+        size = step.q_len, int(sequences[step.sequence] * options.get("masks", 0))
+        if i % 3 != 2 and all(size):
+            masks[i] = np.where(rng.random(size) < 0.3, np.float32(-np.inf), rng.standard_normal(size, np.float32))
+    given = {name: options.get(name) for name in ("window", "softcap")} | {"causal": options.get("causal", True)}
+    given |= {"alibi": make_case.slopes(shape.q_heads) if "alibi" in options else None}
+    given |= {"sinks": rng.standard_normal(shape.q_heads, np.float32) if "sinks" in options else None}
+    return Case.drawn(rng, shape, dtype, 2, steps, options=given, masks=masks)
+
+
 def results(case, path):
     """out and lse of each step and layer of a case, from the file that the program wrote."""
     data, at, found = np.fromfile(f"{path}.out", np.float32), 0, []
     for step, of_step in zip(case.steps, case.values, strict=True):
         for _ in of_step if step.q_len else ():
             heads = step.q_len * case.shape.q_heads
-            ends = at + heads * case.shape.head_dim, at + heads * (case.shape.head_dim + 1)
+            ends = at + heads * case.shape.v_head_dim, at + heads * (case.shape.v_head_dim + 1)
             found.append((data[at : ends[0]], data[ends[0] : ends[1]]))
             at = ends[1]
     assert at == len(data)
@@ -213,6 +236,31 @@ def test_storage_types_have_the_bits_of_attention(embed, device, rng, tmp_path, 
                     out, lse = attention(q, sequences[step.sequence], layer, return_lse=True)
                     got = next(at)
                     assert not (differing(got[0], out) or differing(got[1], lse))
+
+
+@pytest.mark.parametrize("any_device", [(d, r) for d, r in DRIVERS if r == "vulkan"], indirect=True, ids="-".join)
+@pytest.mark.parametrize("shape,dtype", (("8/2/64", "f16"), ("6/2/96/64", "q8_0"), ("6/3/64/160", "f32")))
+def test_biases_masks_and_sizes_of_v_have_the_oracle_s_bits(embed, any_device, rng, tmp_path, shape, dtype):
+    shape = za.AttnShape.parse(shape)
+    export.export(tmp_path, [shape], dtype=dtype, page_size=64)
+    cases = [biased(rng, shape, dtype, **options) for options in BIASES]
+    paths = [tmp_path / f"case{i}" for i in range(len(cases))]
+    for case, path in zip(cases, paths, strict=True):
+        case.write(path)
+    done = run(embed, "-d", any_device.info.name, tmp_path, *paths)
+    assert done.returncode == 0, done.stderr
+    assert [file_digest(f"{path}.out") for path in paths] == list(map(make_case.digest, cases))
+
+
+def test_make_case_has_a_switch_for_each_of_them(embed, small, tmp_path):
+    """A tree of tokens a step, ALiBi, rows that are not causal, and V of its own size."""
+    export.export(tmp_path, [za.AttnShape(4, 2, 64, 32)], page_size=64)
+    for i, switches in enumerate((["--tree", "5", "--alibi"], ["--noncausal"])):
+        path, shape = tmp_path / f"case{i}", ["--shape", "4/2/64/32", "--prompt", "70"]
+        made = [sys.executable, str(EXAMPLE / "make_case.py"), str(path), *shape, *switches]
+        digest = subprocess.run(made, capture_output=True, text=True, check=True).stdout.split()[0]
+        done = run(embed, *small.on, tmp_path, path)
+        assert done.returncode == 0 and file_digest(f"{path}.out") == digest, done.stderr
 
 
 def test_the_run_of_the_page(embed, small, tmp_path):
@@ -279,7 +327,7 @@ def no_leaf_end(data):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 2}, "got version 2, expected 4; export it with the zinc-attn that this library was written for"),
+        ({"version": 3}, "got version 3, expected 4; export it with the zinc-attn that this library was written for"),
         ({"format": "other"}, "got format other, expected zinc_attn export"),
         ({"shapes": []}, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
         ({"kernels": []}, "it has no kernel append"),
@@ -288,12 +336,13 @@ def no_leaf_end(data):
         (no_head_chunks, "it has no complete entry for the shape; export it again"),
         (
             wide_rows,
-            "got 1 words of values and 0 of scales in a row of K, 64 in a token, expected 32, 0 and 64 for f16",
+            "got 1 and 32 words of values and 0 and 0 of scales in a row of K and V, 64 in a token, expected 32, 32, "
+            "0, 0 and 64 for f16; export it again",
         ),
         (
             filled_up,
-            "got head_dim 64, which the cache fills up to 80 in K and 64 in V, expected one that it holds as it is; "
-            "choose a multiple of 16, and of 32 above 512",
+            "got head_dim 64 and v_head_dim 64, which the cache fills up to 80 in K and 64 in V, expected ones that it "
+            "holds as they are; choose multiples of 16, and of 32 above 512",
         ),
         (latent, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
         (narrow_v, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
@@ -342,23 +391,31 @@ def test_a_case_that_is_no_good_is_refused(checked, small, tmp_path):
     def words(*values):
         return struct.pack(f"<{len(values)}I", *values)
 
-    assert f"got {len(good) - 1} bytes, expected {len(good)} for shape 1/1/64 and 2 steps" in message(0, b"", good[:-1])
+    step, q = 76, 76 + 2 * 16  # where the steps begin, and the values, of two steps without masks
+    shape = "shape 1/1/64/64 and 2 steps"
+    assert f"got {len(good) - 1} bytes, expected {len(good)} for {shape}" in message(0, b"", good[:-1])
     assert f"got {len(good) + 2} bytes, expected" in message(0, b"", good + b"\0\0")
-    for size in (0, 7, 63):
+    for size in (0, 7, 75):
         assert "not a file of make_case.py" in message(0, b"", good[:size])
-    assert "got 70 bytes, which end within the steps" in message(0, b"", good[:70])
-    assert "got version 9, expected 2" in message(8, words(9))
-    for at in range(12, 36, 4):  # heads, head size, dtype, layers, steps
+    assert "got 90 bytes, which end within the steps" in message(0, b"", good[:90])
+    assert "got version 9, expected 3" in message(8, words(9))
+    for at in range(12, 40, 4):  # heads, head sizes, dtype, layers, steps
         assert "beyond what it may have" in message(at, words(0xFFFFFFFF))
-    assert "step 0: got sequence 1, 65 new rows and 1 query rows, expected at most sequence 0" in message(64, words(1))
-    assert "step 1: got sequence 1, 4294967295 new rows" in message(80, words(0xFFFFFFFF))
-    assert "options: got shape 0/1/64" in message(12, words(0), good[:88] + good[88 + 4 * 128 :])
-    assert "q[0]: got nan, expected at most" in message(88, struct.pack("<f", np.nan))
+    assert "step 0: got sequence 1, 65 new rows, 1 query rows and a mask of 0 keys" in message(step, words(1))
+    assert "step 1: got sequence 1, 4294967295 new rows" in message(step + 20, words(0xFFFFFFFF))
+    assert "and a mask of 4294967295 keys, expected at most" in message(step + 12, words(0xFFFFFFFF))
+    assert f"got {len(good)} bytes, expected {len(good) + 4 * 9} for {shape}" in message(step + 12, words(9))
+    assert "options: got shape 0/1/64" in message(12, words(0), good[:q] + good[q + 4 * 128 :])
+    assert "q[0]: got nan, expected at most" in message(q, struct.pack("<f", np.nan))
     assert "v[0, 0, 63]: got inf, expected a finite value" in message(len(good) - 2, struct.pack("<e", np.inf))
-    assert "whose scores may overflow" in message(48, struct.pack("<d", 1e30))
-    assert "got softcap -1, expected" in message(56, struct.pack("<d", -1)).replace("softcap: got", "got softcap")
-    masked = good[:44] + words(1) + good[48:88] + struct.pack("<f", np.inf) + good[88:]
-    assert "sinks[0]: got inf" in message(0, b"", masked)
+    assert "whose scores may overflow" in message(60, struct.pack("<d", 1e30))
+    assert "softcap: got -1, expected" in message(68, struct.pack("<d", -1))
+    for at, name in ((48, "sinks"), (52, "alibi")):
+        longer = good[:at] + words(1) + good[at + 4 : q] + struct.pack("<f", np.inf) + good[q:]
+        assert f"{name}[0]: got inf" in message(0, b"", longer)
+    for keys, said in ((1, "mask[0, 0]: got nan"), (66, "mask_keys: got 66, expected at most the 65 tokens")):
+        longer = good[: step + 12] + words(keys) + good[step + 16 : q] + struct.pack("<f", np.nan) * keys + good[q:]
+        assert said in message(0, b"", longer)
     assert "its shape or dtype is not that of the first case" in refused_later(checked, small, path)
     assert "cannot be read: No such file" in refused(checked, *small.on, small.kernels, tmp_path / "none")
     assert "cannot be read" in refused(checked, *small.on, tmp_path / "none", small.case)

@@ -81,6 +81,74 @@ def test_a_window_that_begins_within_a_node(host, rng):
         call.close()
 
 
+@pytest.mark.parametrize("causal", (True, False), ids=("causal", "not_causal"))
+@pytest.mark.parametrize("alibi", (None, np.exp2(-np.arange(1, 5)).astype(np.float32)), ids=("plain", "alibi"))
+def test_each_step_has_a_mask_of_its_own(host, rng, causal, alibi):
+    """Trees of three tokens: masks of several widths, none, and another one for each layer."""
+    manager, device = host
+    k = rng.standard_normal((2, 700, 2, 64), np.float32).astype(np.float16)
+    with za.KVCache(device, SHAPE, 2, 1024, "f16", page_size=64) as cache:
+        attn, seq, sequence = za.Attention(cache, alibi=alibi), cache.new_sequence(), manager.sequence()
+        tensor = manager.tensor_t(np.zeros(3 * SHAPE.q_heads * SHAPE.head_dim, np.float32))
+        new = [manager.tensor_t(np.zeros(3 * cache.row_words, np.uint32)) for _ in k]
+        sequence.record(kp.OpTensorSyncDevice([tensor, *new]))
+        options = {"causal": causal, "mask_keys": 600}
+        calls = [attn.record(sequence, tensor, seq, layer, new[layer], **options) for layer in range(2)]
+        for n, width in ((3, 3), (60, 0), (67, 67), (580, 3), (583, None), (586, 569), (640, 600), (643, "each")):
+            at = len(seq)
+            for layer in range(2 if at < n - 3 else 0):
+                cache.append(seq, layer, k[layer, at : n - 3], k[layer, at : n - 3])
+            q = rng.standard_normal((3, SHAPE.q_heads, SHAPE.head_dim), np.float32)
+            tensor.data()[:] = q.reshape(-1)
+            for layer, words in enumerate(new):
+                words.data()[:] = rows.encode(*[k[layer, n - 3 : n]] * 2, cache.shape, "f16").reshape(-1)
+            masks = [None, np.array([[1, 0, 1], [1, 1, 0], [0, 1, 1]], bool)]
+            if width is None:
+                masks = [None, None]
+            elif width != "each":
+                values = rng.standard_normal((3, width), np.float32)
+                masks = [np.where(rng.random((3, width)) < 0.3, np.float32(-np.inf), values)] * 2
+            for call in calls:
+                call.allow_empty = n == 3  # such a mask may hide all that there is
+            with calls[0].step(calls[1], mask=masks if width == "each" else masks[0]):
+                sequence.eval()
+            for layer, call in enumerate(calls):
+                keys = k[layer, :n]
+                want = za.reference.emulate(q, keys, keys, alibi=alibi, causal=causal, mask=masks[layer])
+                got = call.out.data().view(np.uint32)
+                assert np.array_equal(got, np.concatenate([x.reshape(-1) for x in want]).view(np.uint32)), (n, layer)
+        for call in calls:
+            call.close()
+
+
+def test_refused_masks_leave_the_sequence(host):
+    cache, seq, _, _, sequence, (first, second) = recorded(*host, mask_keys=2)
+    plain = recorded(*host)[-1][0]
+    refused = (
+        (np.ones((1, 2), bool), errors.ShapeError, r"^mask: got shape \(1, 2\), .* of which there are 1$"),
+        (np.ones((2, 1), bool), errors.ShapeError, r"^mask: got shape \(2, 1\), expected \(1, n\)"),
+        (np.ones((1, 1), np.int32), errors.DTypeError, "^mask: "),
+        (np.full((1, 1), np.nan, np.float32), errors.ValueRangeError, "^mask: got a NaN"),
+        (np.zeros((1, 1), bool), errors.ArgumentError, "^mask: row 0 sees no key"),
+        ([None], errors.ArgumentError, r"^mask: got 1 entries, expected an array or one per call \(2\)$"),
+    )
+    for mask, error, text in refused:
+        with pytest.raises(error, match=text), first.step(second, mask=mask):
+            pytest.fail("the step began")
+    for _ in range(3):
+        with first.step(second, mask=np.ones((1, 1), bool)):
+            sequence.eval()
+    with pytest.raises(errors.LimitError, match=r"^mask: got 3 keys, expected at most mask_keys = 2$"):
+        first.step(second, mask=np.ones((1, 3), bool)).__enter__()
+    with pytest.raises(errors.ArgumentError, match=r"^mask: got one, expected None: no call of the step was "):
+        plain.step(mask=np.ones((1, 1), bool)).__enter__()
+    assert seq.lengths == (3, 3)
+    for name, value in (("mask_keys", -1), ("mask_keys", cache.pool.capacity + 1), ("causal", 2)):
+        with pytest.raises(errors.ArgumentError, match=f"^{name}: got {value}"):
+            recorded(*host, **{name: value})
+    cache.pool.check([seq.pages])
+
+
 def test_a_failed_step_leaves_the_sequence(host):
     cache, seq, _, _, sequence, (first, second) = recorded(*host)
     with first.step(second):

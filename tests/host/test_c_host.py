@@ -26,10 +26,15 @@ from zinc_attn.cache import rows
 from zinc_attn.shapes import AttnShape, row_format
 
 
+class RowPart(c.Structure):
+    _fields_ = [(name, c.c_uint32) for name in ("dims", "value_words", "scale_words")]
+
+
 class RowFormat(c.Structure):
     _fields_ = [
         ("dtype", c.c_int),
-        *((name, c.c_uint32) for name in ("kv_heads", "head_dim", "value_words", "scale_words")),
+        ("kv_heads", c.c_uint32),
+        *((name, RowPart) for name in "kv"),
         *((name, c.c_float) for name in ("min_input", "max_input")),
     ]
 
@@ -44,14 +49,16 @@ def codec(tmp_path_factory):
 
 def encode(codec, k, v, dtype):
     """The words of rows, and the largest magnitude of k; a message where the codec refuses them."""
-    n, kv_heads, head_dim = k.shape
-    values, scales = c.c_uint32(), c.c_uint32()
-    if not codec.za_row_words(DTYPES.index(dtype), head_dim, c.byref(values), c.byref(scales)):
-        return codec.za_error().decode()
-    row = row_format(AttnShape(kv_heads, kv_heads, head_dim), dtype)
-    assert (values.value, scales.value) == (row.k_values, row.k_scales) == (row.v_values, row.v_scales)
-    form = RowFormat(DTYPES.index(dtype), kv_heads, head_dim, values.value, scales.value, 2.0**-40, 2.0**60)
-    out = np.full((n, kv_heads, 2 * (values.value + scales.value)), 0xDEADBEEF, np.uint32)
+    n, kv_heads, _ = k.shape
+    parts = RowPart(), RowPart()
+    for x, part in zip((k, v), parts, strict=True):
+        if not codec.za_row_words(DTYPES.index(dtype), x.shape[2], c.byref(part)):
+            return codec.za_error().decode()
+    row = row_format(AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2]), dtype)
+    assert (parts[0].value_words, parts[0].scale_words) == (row.k_values, row.k_scales)
+    assert (parts[1].value_words, parts[1].scale_words) == (row.v_values, row.v_scales)
+    form = RowFormat(DTYPES.index(dtype), kv_heads, *parts, 2.0**-40, 2.0**60)
+    out = np.full((n, kv_heads, sum(part.value_words + part.scale_words for part in parts)), 0xDEADBEEF, np.uint32)
     largest = c.c_double(0)
     pointers = [x.ctypes.data_as(c.c_void_p) for x in (k, v)]
     if codec.za_rows_encode(c.byref(form), *pointers, n, out.ctypes.data_as(c.c_void_p), c.byref(largest)):
@@ -74,14 +81,14 @@ def awkward(rng, shape, dtype):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", (64, 80, 96, 512, 576))
-def test_rows_have_the_bits_of_the_package(codec, rng, dtype, head_dim):
-    if dtype == "q8_0" and head_dim % 32:
+@pytest.mark.parametrize("k_dim,v_dim", ((64, 64), (80, 80), (96, 96), (512, 512), (576, 576), (192, 128), (96, 160)))
+def test_rows_have_the_bits_of_the_package(codec, rng, dtype, k_dim, v_dim):
+    if dtype == "q8_0" and k_dim % 32:
         return
     with np.errstate(over="ignore"):
-        k, v = (awkward(rng, (64, 2, head_dim), dtype) for _ in "kv")
+        k, v = (awkward(rng, (64, 2, dim), dtype) for dim in (k_dim, v_dim))
     stored = [rows.stored_values(name, x, dtype) for name, x in (("k", k), ("v", v))]
-    want = rows.encode(stored[0][0], stored[1][0], AttnShape(2, 2, head_dim), dtype)
+    want = rows.encode(stored[0][0], stored[1][0], AttnShape(2, 2, k_dim, v_dim), dtype)
     words, largest = encode(codec, k, v, dtype)
     assert np.array_equal(words, want)
     assert largest == stored[0][1]

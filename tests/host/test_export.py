@@ -252,7 +252,8 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
             item = [evaluate(meanings.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
             if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
                 items.append(item)
-        records.append([evaluate(meanings.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW])
+        record = [evaluate(meanings.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW]
+        records.append([value % 2**32 for value in record])  # the position is an int32
     names["items"] = len(items)
     assert (written["items"], written["rows"]) == (items, records)
     assert 4 * written["words"] == evaluate(formulas.BUFFERS["work"][0], names)

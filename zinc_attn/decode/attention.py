@@ -20,7 +20,7 @@ from ..checks import check_bool, check_int, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
-from .host_sequence import RecordedAttention
+from .host_sequence import RecordedAttention, RecordOptions
 from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
 from .requests import CallArguments, CallRequest, Checked, Columns, check_columns, check_requests, hold_places
@@ -270,7 +270,7 @@ class Attention:
         layer = self.cache.check_layer(layer)
         return layer, check_requests(self.cache, columns, self.scale, layer)
 
-    def record(
+    def record(  # noqa: PLR0913  (public; all but the tensors, seq and layer have a default)
         self,
         sequence: Any,
         q: Any,
@@ -280,13 +280,16 @@ class Attention:
         *,
         max_tokens: int | None = None,
         allow_empty: bool = False,
+        causal: bool = True,
+        mask_keys: int = 0,
     ) -> RecordedAttention:
         """Record this call's operations behind what a host's kp.Sequence already holds; nothing is evaluated.
 
         q: the host's kp tensor of float32 (q_len, q_heads, k_dim), zeros behind head_dim; rows: None to attend only, or
         its tensor of the new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV
         head, K then V); max_tokens: the longest context that the recording serves, None for all that fit; allow_empty
-        as in a call.
+        and causal as in a call; mask_keys: of how many last keys a step may give a mask at most, with
+        ``call.step(mask=...)``; steps without one may come in between.
         The host orders its own writes of q and rows: uploaded by OpTensorSyncDevice, or written by a dispatch and then
         named in an OpTensorSyncLocal. Checks of their values are the host's. It runs the sequence inside
         ``with call.step():`` and must not use ``seq`` or the cache's tensors while it runs.
@@ -298,8 +301,9 @@ class Attention:
             made_by_kp = type(given).__module__.split(".")[0] == "kp" and type(given).__name__ == kind
             if not made_by_kp and not (name == "rows" and given is None):
                 raise ArgumentError(f"{name}: got {shown(given)}, expected a kp.{kind}")
-        allow_empty = check_bool("allow_empty", allow_empty)
+        flags = check_bool("allow_empty", allow_empty), check_bool("causal", causal)
+        options = RecordOptions(max_tokens, *flags, mask_keys)
         with self.cache.lock:
             layer = self.cache.check_layer(layer)
             self.cache.check_sequence(seq)
-            return RecordedAttention(self._runner, sequence, q, seq, layer, rows, max_tokens, allow_empty)
+            return RecordedAttention(self._runner, sequence, q, seq, layer, rows, options)

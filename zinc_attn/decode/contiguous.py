@@ -171,7 +171,7 @@ def _work_buffer(
     work.items[:] = items
     work.items["page_table"] = work.tables_at
     work.rows[:] = row_records(visible, plan)
-    work.rows["position"] = np.maximum(kv.tokens - plan.q_len + np.arange(plan.q_len), 0)
+    work.rows["position"] = (kv.tokens - plan.q_len + np.arange(plan.q_len)).astype(np.uint32)
     if mask is not None:
         width = mask.words.shape[1]
         work.rows["mask"] = work.masks_at + np.arange(plan.q_len) * width

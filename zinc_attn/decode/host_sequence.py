@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..cache.pages import StepError
 from ..cache.reservation import Reservation
@@ -20,12 +21,22 @@ from ..planning.call import (
     SplitLayout,
     SubmissionPlanner,
 )
+from ..planning.items import Mask
 from ..planning.sizes import power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_splits
 from ..runtime.protocol import HostSequences, Use
-from .requests import check_seen
+from .requests import check_mask_bytes, check_seen, mask_words
 from .runner import CallRunner
 from .workspace import Tensors, TensorWords, Workspace
+
+
+class RecordOptions(NamedTuple):
+    """Keywords of ``Attention.record``."""
+
+    max_tokens: int | None = None
+    allow_empty: bool = False
+    causal: bool = True
+    mask_keys: int = 0
 
 
 class RecordedAttention:
@@ -43,16 +54,18 @@ class RecordedAttention:
         seq: Sequence,
         layer: int,
         rows: Any,
-        max_tokens: int | None,
-        allow_empty: bool,
+        options: RecordOptions,
     ) -> None:
         cache, runtime = runner.cache, runner.cache.device.runtime
         assert isinstance(runtime, HostSequences)
-        self.runner, self.seq, self.layer, self.allow_empty = runner, seq, layer, allow_empty
+        self.runner, self.seq, self.layer = runner, seq, layer
+        self.allow_empty, self.causal = options.allow_empty, options.causal
         self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.k_dim)
         self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.row_words)
         most = cache.pool.capacity  # whole pages: a sequence can have more tokens than the cache's capacity
-        self.max_tokens = check_int("max_tokens", most if max_tokens is None else max_tokens, 1, most)
+        self.max_tokens = check_int("max_tokens", most if options.max_tokens is None else options.max_tokens, 1, most)
+        self.mask_keys = check_int("mask_keys", options.mask_keys, 0, self.max_tokens)
+        check_mask_bytes("mask_keys", self.q_len * self.mask_keys, cache)
         self.window = runner.scorings.of(layer).window
         key = self._key()
         words, owned = TensorWords.of(key, cache), []
@@ -89,6 +102,7 @@ class RecordedAttention:
             appends=self.count,
             tables=power_of_two(cache.pool.pages_for(self.max_tokens)),
             scoring=self.runner.scorings.number[self.layer],
+            masks=power_of_two(self.q_len * self.mask_keys) if self.mask_keys else 0,
         )
 
     @property
@@ -97,10 +111,12 @@ class RecordedAttention:
         return self._workspace.tensors.out.tensor  # type: ignore[attr-defined]  # a KomputeBuffer
 
     @contextmanager
-    def step(self, *later: RecordedAttention) -> Iterator[None]:
+    def step(self, *later: RecordedAttention, mask: Any = None) -> Iterator[None]:
         """Around one evaluation of the host's sequence: the new rows count when the block ends without an error.
 
         later: the calls of later layers that the same sequence holds, in order; with them the layers must be in step.
+        mask: see ``Attention``, of this step alone and at most as wide as the calls' ``mask_keys``: an array for all
+        calls that were recorded with some, or a list with an array or None for each call.
         """
         cache = self.runner.cache
         with cache.lock:
@@ -108,9 +124,11 @@ class RecordedAttention:
             if any(call.seq is not self.seq for call in later):
                 raise ArgumentError("later: got a call of another sequence, expected calls of this one's layers")
             calls = (self, *later)
+            masks = _masks(calls, mask)
             appending = [call for call in calls if call.count]
-            for call in calls:
-                call._check(appending[0].count if appending else 0)
+            checked = [
+                call._check(appending[0].count if appending else 0, one) for call, one in zip(calls, masks, strict=True)
+            ]
             held: Reservation | None = None
             if appending:  # one for all layers: all of them get their rows, or none
                 also = tuple(call.layer for call in appending[1:])
@@ -118,8 +136,8 @@ class RecordedAttention:
             try:
                 if held is not None:
                     cache.copy_pages(held.copies)
-                for call in calls:
-                    call._begin(held)
+                for call, words in zip(calls, checked, strict=True):
+                    call._begin(held, words)
                 yield
                 if held is not None:
                     held.commit()
@@ -127,9 +145,9 @@ class RecordedAttention:
                 if held is not None:
                     held.rollback()
 
-    def _check(self, count: int) -> None:
-        """LimitError beyond max_tokens; StepError where it appends another number of rows than ``count``; ArgumentError
-        where a query row sees no key."""
+    def _check(self, count: int, mask: Any) -> Mask | None:
+        """The words of the step's mask. LimitError beyond max_tokens or mask_keys; StepError where it appends another
+        number of rows than ``count``; ArgumentError where a query row sees no key."""
         length = self.seq.pages.length(self.layer)
         tokens = length + self.count
         if tokens > self.max_tokens:
@@ -139,14 +157,18 @@ class RecordedAttention:
                 f"layer {self.layer}: got {self.count} tokens at length {length}, expected {count}, as many as the "
                 "step's other layers append"
             )
+        words = mask_words(mask, self.q_len, tokens)
+        if words is not None and words.words.shape[1] > self.mask_keys:
+            raise LimitError(f"mask: got {words.words.shape[1]} keys, expected at most mask_keys = {self.mask_keys}")
         if not self.allow_empty:
-            check_seen(self.q_len, tokens)
+            check_seen(self.q_len, tokens, self.causal, words, self.window)
+        return words
 
-    def _begin(self, held: Reservation | None) -> None:
+    def _begin(self, held: Reservation | None, mask: Mask | None) -> None:
         """Fill the work words for the rows that ``held`` has places for."""
         tokens = self.seq.pages.length(self.layer) + self.count
         table = self.seq.table(held if self.count else None)
-        self._fill(Request(self.q_len, tokens, self.count, table))
+        self._fill(Request(self.q_len, tokens, self.count, table, causal=self.causal, mask=mask))
 
     def _fill(self, request: Request) -> None:
         """The work words for the sequence's length."""
@@ -171,6 +193,17 @@ class RecordedAttention:
         self._workspace.close()
         for buffer in (self._workspace.tensors.states, self._workspace.tensors.out):
             buffer.close()
+
+
+def _masks(calls: Seq[RecordedAttention], mask: Any) -> list[Any]:
+    """The mask of each call of a step, or None."""
+    if not isinstance(mask, (list, tuple)):
+        if mask is not None and not any(call.mask_keys for call in calls):
+            raise ArgumentError("mask: got one, expected None: no call of the step was recorded with mask_keys")
+        return [mask if call.mask_keys else None for call in calls]
+    if len(mask) != len(calls):
+        raise ArgumentError(f"mask: got {len(mask)} entries, expected an array or one per call ({len(calls)})")
+    return list(mask)
 
 
 def _count(name: str, unit: str, what: str, tensor: Any, size: int) -> int:

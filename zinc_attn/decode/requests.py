@@ -179,11 +179,16 @@ def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -
 def set_mask(request: CallRequest, mask: Any, tokens: int) -> None:
     """Check a request's mask of the last keys of a sequence of ``tokens`` keys, and keep it as words."""
     request.mask = mask_words(mask, len(request.q), tokens)
-    limit = request.sequence.cache.device.info.max_buffer_bytes // 2
-    if request.mask is not None and request.mask.words.nbytes > limit:
+    if request.mask is not None:
+        check_mask_bytes("mask", request.mask.words.size, request.sequence.cache)
+
+
+def check_mask_bytes(name: str, words: int, cache: KVCache) -> None:
+    """Refuse a mask of more than half of the largest buffer, which holds the call's records, too."""
+    limit = cache.device.info.max_buffer_bytes // 2
+    if 4 * words > limit:
         raise LimitError(
-            f"mask: got {request.mask.words.nbytes:,} bytes as float32, expected at most {limit:,}; attend fewer rows "
-            "at a time"
+            f"{name}: got {4 * words:,} bytes as float32, expected at most {limit:,}; attend fewer rows at a time"
         )
 
 

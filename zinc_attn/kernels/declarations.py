@@ -99,7 +99,8 @@ ITEM: Final = (
 )
 ITEM_WORDS: Final = 12
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit. With ALiBi
-# or a mask, pass 1 reads the row's position, and where the mask of keys at positions [mask_begin, mask_end) lies.
+# or a mask, pass 1 reads the row's position, an int that is negative for rows before the first key, and where the mask
+# of keys at positions [mask_begin, mask_end) lies.
 ROW: Final = ("state", "count", "unit", "leaves_per_state", "position", "mask", "mask_begin", "mask_end")
 ROW_WORDS: Final = 8
 # A new token: its position in its sequence (or NO_TOKEN), and the word where the sequence's page table begins.

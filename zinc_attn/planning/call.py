@@ -334,7 +334,8 @@ class SubmissionPlanner:
             request, count = self.requests[one.request], one.end - one.begin
             mine, row = rows[row : row + count], row + count
             end = request.tokens if request.end is None else request.end
-            mine["position"] = np.maximum(end - request.q_len + np.arange(one.begin, one.end), 0)
+            positions = end - request.q_len + np.arange(one.begin, one.end)  # negative for rows before the first key
+            mine["position"] = positions.astype(np.uint32)
             if request.mask is not None:
                 words = request.mask.words[one.begin : one.end]
                 width = words.shape[1]

@@ -113,7 +113,11 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "row.unit": ("uint32", "first // unit_keys", "absolute index of the first state's unit"),
     "row.leaves_per_state": ("uint32", "leaves_per_state", "leaves per state, as in the row's items"),
-    "row.position": ("uint32", "max(context_len - q_len + row, 0)", "the row's own position; read where alibi is 1"),
+    "row.position": (
+        "int32",
+        "context_len - q_len + row",
+        "the row's own position, negative for rows before the first key; read where alibi is 1",
+    ),
     "row.mask": (
         "uint32",
         "0",
