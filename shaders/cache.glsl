@@ -109,13 +109,6 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     return v_words4[first / 4u];
 }
 
-// What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.
-struct Block {
-    float scale;
-    float minimum;
-    uint fifth;
-};
-
 // Word `i` of what the blocks of a K row share, and of a V row.
 uint k_shared_word(uvec2 where, uint i) {
     if (in_rows(where)) {
@@ -132,35 +125,4 @@ uint v_shared_word(uvec2 where, uint i) {
         return upload_word(where.y, UPLOAD_V_SCALES + i);
     }
     return v_words1[where.x * V_TILE_WORDS + TILE * V_VALUES + where.y * V_SCALES + i];
-}
-
-// Block `block` of a K row, and of a V row.  Types without blocks get the scale of the head, which is 1 but for fp8_e4m3.
-Block k_block(uvec2 where, uint block) {
-    Block found = Block(head_scales.x, 0.0, 0u);
-    if (K_HALVES == 1u) {
-        found.scale = unpackHalf2x16(k_shared_word(where, block / 2u))[block & 1u];
-    } else if (K_HALVES == 2u) {
-        vec2 both = unpackHalf2x16(k_shared_word(where, block));
-        found.scale = both.x;
-        found.minimum = both.y;
-    }
-    if (K_SCALES > K_PAIRED) {
-        found.fifth = k_shared_word(where, K_PAIRED + block);
-    }
-    return found;
-}
-
-Block v_block(uvec2 where, uint block) {
-    Block found = Block(head_scales.y, 0.0, 0u);
-    if (V_HALVES == 1u) {
-        found.scale = unpackHalf2x16(v_shared_word(where, block / 2u))[block & 1u];
-    } else if (V_HALVES == 2u) {
-        vec2 both = unpackHalf2x16(v_shared_word(where, block));
-        found.scale = both.x;
-        found.minimum = both.y;
-    }
-    if (V_SCALES > V_PAIRED) {
-        found.fifth = v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
-    }
-    return found;
 }

@@ -43,9 +43,14 @@ void find_scores(Item item, Leaf leaf) {
     uint q_heads = work[HEADER_Q_HEADS];
     [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
         vec4 k0a[CHUNKS_AHEAD], k0b[CHUNKS_AHEAD], k1a[CHUNKS_AHEAD], k1b[CHUNKS_AHEAD];
+        Block block0, block1;  // all chunks in flight lie in a block of four
+        if (K_BITS <= 8u) {
+            block0 = k_block(key0, c / 4u);
+            block1 = k_block(key1, c / 4u);
+        }
         for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
-            load_k(key0, c + j, k0a[j], k0b[j]);
-            load_k(key1, c + j, k1a[j], k1b[j]);
+            load_k(key0, c + j, block0, k0a[j], k0b[j]);
+            load_k(key1, c + j, block1, k1a[j], k1b[j]);
         }
         for (uint h = 0u; h < HEADS; ++h) {
             uvec2 vector = vector_of(item, h);

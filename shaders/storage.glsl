@@ -15,6 +15,50 @@ vec2 from_half_words(uint storage, uint w) {
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
 }
 
+// What the dimensions of a block share: a value is scale * q, or scale * q + minimum.  fifth: their fifth bits.
+struct Block {
+    float scale;
+    float minimum;
+    uint fifth;
+};
+
+// The scale and the minimum of a word, kept from being folded into every product, as in from_half_words.
+vec2 both_halves(uint w) {
+    vec2 x = unpackHalf2x16(w);
+    return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
+}
+
+// Block `block` of a K row, and of a V row.  Types without blocks get the scale of the head, which is 1 but for fp8_e4m3.
+Block k_block(uvec2 where, uint block) {
+    Block found = Block(head_scales.x, 0.0, 0u);
+    if (K_HALVES == 1u) {
+        found.scale = unpackHalf2x16(k_shared_word(where, block / 2u))[block & 1u];
+    } else if (K_HALVES == 2u) {
+        vec2 both = both_halves(k_shared_word(where, block));
+        found.scale = both.x;
+        found.minimum = both.y;
+    }
+    if (K_SCALES > K_PAIRED) {
+        found.fifth = k_shared_word(where, K_PAIRED + block);
+    }
+    return found;
+}
+
+Block v_block(uvec2 where, uint block) {
+    Block found = Block(head_scales.y, 0.0, 0u);
+    if (V_HALVES == 1u) {
+        found.scale = unpackHalf2x16(v_shared_word(where, block / 2u))[block & 1u];
+    } else if (V_HALVES == 2u) {
+        vec2 both = both_halves(v_shared_word(where, block));
+        found.scale = both.x;
+        found.minimum = both.y;
+    }
+    if (V_SCALES > V_PAIRED) {
+        found.fifth = v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
+    }
+    return found;
+}
+
 // fp8_e4m3 values 2 i and 2 i + 1 of a word, times 1 / 256: the exponent bits and the mantissa as a float16's.
 vec2 from_fp8(uint w, uint i) {
     uint both = w >> (16u * i);
@@ -54,8 +98,8 @@ vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// Dimensions 8 chunk ... 8 chunk + 7 of one key.
-void load_k(uvec2 where, uint chunk, out vec4 low, out vec4 high) {
+// Dimensions 8 chunk ... 8 chunk + 7 of one key, which lie in `block`.
+void load_k(uvec2 where, uint chunk, Block block, out vec4 low, out vec4 high) {
     uvec4 w = k_chunk(where, chunk, 0u);
     if (K_STORAGE == STORAGE_F32) {
         low = uintBitsToFloat(w);
@@ -64,7 +108,6 @@ void load_k(uvec2 where, uint chunk, out vec4 low, out vec4 high) {
         low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
         high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
     } else {
-        Block block = k_block(where, chunk / 4u);
         uint fifth = block.fifth >> (8u * (chunk % 4u)), more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
         low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
         high = vec4(quantized(K_STORAGE, more, first, fifth >> 4, block),

@@ -96,6 +96,7 @@ MUTANTS = {
     ),
     "scores.glsl": (
         Mutant("order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING),
+        Mutant("a scale of q8_0", "block0 = k_block(key0, c / 4u)", "block0 = k_block(key0, c / 8u)", Q8_0),
         Mutant("the key behind the last", "lane + WAVE < leaf.count", "lane + WAVE <= leaf.count", BF16),
     ),
     "bias.glsl": (
@@ -120,6 +121,8 @@ MUTANTS = {
         Mutant("a tile in its page", "tile & ((1u << shift) - 1u)", "tile & ((1u << shift) - 2u)", CANCELLING),
         Mutant("a token in a small tile", "key : token % TILE", "key : token % (TILE / 2u)", CANCELLING, 6),
         Mutant("a chunk of latent V", "+ at % CHUNK_WORDS;", "+ at % 2u;", LATENT),
+    ),
+    "storage.glsl": (
         Mutant("where K has fifth bits", "K_PAIRED + block);", "K_PAIRED);", FIVE_BITS),
         Mutant(
             "a minimum of K",
@@ -128,9 +131,6 @@ MUTANTS = {
             FIVE_BITS,
         ),
         Mutant("where V has scales", "v_shared_word(where, block / 2u)", "v_shared_word(where, block / 4u)", Q8_0),
-    ),
-    "storage.glsl": (
-        Mutant("a scale of q8_0", "k_block(where, chunk / 4u)", "k_block(where, chunk / 8u)", Q8_0),
         Mutant("the last bit of bfloat16", "w & 0xFFFF0000u", "w & 0xFFFE0000u", BF16),
         Mutant("a mantissa of fp8", "(both & 0x7F00u) << 15", "(both & 0x7E00u) << 15", FP8),
         Mutant("a sign of fp8", "(both & 0x80u) << 8", "(both & 0x80u) << 7", FP8),

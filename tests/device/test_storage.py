@@ -15,6 +15,7 @@ from zinc_attn import errors, reference
 from zinc_attn.cache import blocks, encoded
 from zinc_attn.cache.files import CacheFileError
 from zinc_attn.cache.rows import stored
+from zinc_attn.canonical.partial import PartialStateError
 from zinc_attn.storage import STORAGE
 
 SHAPE = za.AttnShape(4, 2, 64, 96)
@@ -67,6 +68,38 @@ def test_scales_are_a_heads_and_a_layers(device: za.Device, tmp_path: Path) -> N
         with pytest.raises(errors.ValueRangeError, match=r"v: .* in KV head 0, .* 0\.5; give a larger v_scale"):
             cache.append(one, 0, K[:1] * 0, np.full((1, 2, 96), 225, np.float32))
         assert len(one) == 206
+
+
+@ONE
+def test_states_of_other_scales_do_not_fold(device: za.Device) -> None:
+    parts = []
+    k, v = np.concatenate([K, K]), np.concatenate([V, V])
+    for scale, nodes, mine in ((1.0, [0], slice(0, 512)), (0.125, [1], slice(512, 600))):
+        with za.KVCache(device, SHAPE, 1, 1024, "fp8_e4m3", 64, k_scale=scale) as cache:
+            seq = cache.new_sequence()
+            cache.append(seq, 0, k[mine], v[mine])
+            parts.append(za.Attention(cache).partial(Q[:1], seq, 0, nodes=nodes, tokens=600))
+    with pytest.raises(PartialStateError):
+        za.fold(parts)
+
+
+@ONE
+def test_a_file_whose_filling_is_no_number_is_refused(
+    device: za.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels multiply it by 0."""
+    shape = za.AttnShape(2, 1, 20)
+    with za.KVCache(device, shape, 1, 64, "f16", 16) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, *np.ones((2, 3, 1, 20), np.float16))
+        seq.save(tmp_path / "fine")
+        held = cache.read_rows(seq, 0, 0, 3)
+        held.view(np.float16)[1, 0, 20] = np.nan
+        monkeypatch.setattr(cache, "read_rows", lambda *_: held)
+        seq.save(tmp_path / "bad")
+        cache.load(tmp_path / "fine")
+        with pytest.raises(CacheFileError, match="a value that no cache stores"):
+            cache.load(tmp_path / "bad")
 
 
 @ONE

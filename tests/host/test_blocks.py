@@ -97,6 +97,22 @@ def test_encoded_rows_are_those_of_their_values(name: str) -> None:
         assert np.array_equal(encoded.to_blocks(*back, kind).reshape(3, 2, -1), raw[0])
 
 
+def test_zeros_of_either_sign() -> None:
+    """Zeros of either sign make one block, the first of equal minima counts, and other rows do not change a row."""
+    zeros = np.zeros((1, 32), np.float32)
+    for name in ("q4_0", "q5_0", "iq4_nl", "q8_0"):
+        made = [blocks.quantize(x, STORAGE[name]) for x in (zeros, -zeros)]
+        assert made[0][0].tobytes() == made[1][0].tobytes() and made[0][1].tobytes() == made[1][1].tobytes()
+    mixed = np.where(np.arange(32) == 0, 0.0, np.where(np.arange(32) % 2, 1.0, -0.0)).astype(np.float32)[None]
+    for name in ("q4_1", "q5_1"):
+        assert blocks.quantize(mixed, STORAGE[name])[1][0, 1].tobytes() == bytes(2)
+    alone, beside = np.full((2, 1, 32), -0.0, np.float32), np.full((2, 1, 32), -0.0, np.float32)
+    beside[1] = 2.0**-50
+    for name in STORAGE:
+        first = [rows.stored_values("k", x, name, True)[0][0].tobytes() for x in (alone, beside)]
+        assert first[0] == first[1], name
+
+
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_stored_magnitudes_are_bounded(name: str) -> None:
     """By the largest one that ``stored_values`` tells, so that scores stay finite."""
@@ -108,7 +124,7 @@ def test_stored_magnitudes_are_bounded(name: str) -> None:
     for block in (np.full((1, 32), most), np.full((1, 32), -most), np.where(np.arange(32) % 2, most, -most)[None]):
         assert np.all(np.isfinite(blocks.quantize(block.astype(np.float32), STORAGE[name])[1]))
         rows.stored_values("k", block.astype(np.float32)[None], name)
-    with pytest.raises(errors.ValueRangeError, match=f"k: got a magnitude of .*, a {name} cache takes at most"):
+    with pytest.raises(errors.ValueRangeError, match=rf"k\[0, 0, 0\]: got .*, a cache of {name} takes at most"):
         rows.stored_values("k", np.full((1, 1, 32), 1.01 * most, np.float32), name)
 
 
@@ -205,9 +221,16 @@ def test_encoded_blocks_are_whole() -> None:
     [
         ("f16", 1.0, None, errors.ArgumentError, "k_scale: got one for f16, expected None"),
         ("fp8_e4m3/q8_0", 0.5, 0.5, errors.ArgumentError, "v_scale: got one for q8_0"),
-        ("fp8_e4m3", [1, 2, 3], None, errors.ShapeError, r"k_scale: got shape \(3,\), .* \(2,\) or \(4, 2\)"),
-        ("fp8_e4m3", 0.0, None, errors.ValueRangeError, "k_scale, v_scale: got a scale beyond"),
-        ("fp8_e4m3", 1.0, float("nan"), errors.ValueRangeError, "k_scale, v_scale"),
+        ("fp8_e4m3", [1, 2, 3], None, errors.ShapeError, r"k_scale: got shape \(3,\), .* \(2,\), \(4, 1\) or \(4, 2\)"),
+        ("fp8_e4m3", 0.0, None, errors.ValueRangeError, "k_scale: got 0, expected a scale from"),
+        ("fp8_e4m3", 1.0, float("nan"), errors.ValueRangeError, "v_scale: got nan, expected a scale from"),
+        (
+            "fp8_e4m3",
+            [[1.0, 1e300], [1, 1], [1, 1], [1, 1]],
+            None,
+            errors.ValueRangeError,
+            r"k_scale\[0\]\[1\]: got 1e",
+        ),
         ("fp8_e4m3", "1", None, errors.ArgumentError, "k_scale: got dtype"),
     ],
 )

@@ -9,8 +9,8 @@ operation; q is what is stored, and d and m are stored as float16, rounded to ne
     iq4_nl  d = sum(x**2 * t * x) / sum(x**2 * t * t), ascending, where t = IQ4_NL[q] is the entry nearest to
             x * (1 / (x_e / IQ4_NL[0])), the larger one of two
 
-x_e is the first value of the largest magnitude; 1 / d counts as 0 where d is 0. A row whose size is no multiple of 32
-is filled up with zeros. Source: ggml's quantize_row_*_ref.
+x_e is the first value of the largest magnitude, min and max the first ones; 1 / d counts as 0 where d is 0. A row whose
+size is no multiple of 32 is filled up with zeros. Source: ggml's quantize_row_*_ref.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from ..storage import IQ4_NL, StorageType
 F32 = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
-_F16_MAX: Final = 65504.0
+F16_MAX: Final = 65504.0
 # The largest magnitude whose scale and minimum are float16 numbers.
 MOST: Final = {
-    "q8_0": 127 * _F16_MAX,
-    "q5_1": _F16_MAX,
-    "q5_0": 16 * _F16_MAX,
-    "q4_1": _F16_MAX,
-    "q4_0": 8 * _F16_MAX,
-    "iq4_nl": 100 * _F16_MAX,
+    "q8_0": 127 * F16_MAX,
+    "q5_1": F16_MAX,
+    "q5_0": 16 * F16_MAX,
+    "q4_1": F16_MAX,
+    "q4_0": 8 * F16_MAX,
+    "iq4_nl": 100 * F16_MAX,
 }
 FP8: Final = np.dtype(float8_e4m3fn)
-GROWTH: Final = 1.125  # a stored magnitude is at most so many times the largest given one; iq4_nl's scale is fitted
+# A stored magnitude is at most so many times the largest given one, as iq4_nl's scale is fitted. Where the scale is a
+# subnormal float16 it may be three times a tiny magnitude, for which MAX_SCORE leaves room.
+GROWTH: Final = 1.125
 _TABLE: Final = np.array(IQ4_NL, np.float32)
 _BETWEEN: Final = _TABLE[:-1] + _TABLE[1:]  # from half of it on, the next entry is nearer
-_IQ4_EPSILON: Final = np.float32(1e-15)  # smaller magnitudes count as 0
 
 
 def in_blocks(x: NDArray[np.generic]) -> F32:
@@ -62,8 +63,8 @@ def quantize(x: F32, kind: StorageType) -> tuple[NDArray[np.uint8], NDArray[np.f
         return q, d[..., None].astype(np.float16)
     levels = 31 if kind.fifth_bits else 15
     if kind.halves == 2:
-        least = x.min(axis=-1)
-        d = (x.max(axis=-1) - least) / np.float32(levels)
+        least = _at(x, x.argmin(axis=-1))
+        d = (_at(x, x.argmax(axis=-1)) - least) / np.float32(levels)
         shifted = x - least[..., None]
         scaled = np.multiply(shifted, _inverse(d)[..., None], out=shifted)
         scaled += np.float32(0.5)
@@ -127,9 +128,13 @@ def _inverse(d: F32) -> F32:
 
 
 def _extreme(x: F32) -> F32:
-    """The first value of the largest magnitude of each block."""
-    at = np.abs(x).argmax(axis=-1)[..., None]
-    return np.take_along_axis(x, at, axis=-1)[..., 0]
+    """The first value of the largest magnitude of each block, and +0 where all are zeros of either sign."""
+    return _at(x, np.abs(x).argmax(axis=-1)) + np.float32(0.0)
+
+
+def _at(x: F32, at: NDArray[np.intp]) -> F32:
+    """Element ``at`` of each block."""
+    return np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
 
 
 def _integers(x: F32, most: int) -> NDArray[np.uint8]:
@@ -140,7 +145,6 @@ def _integers(x: F32, most: int) -> NDArray[np.uint8]:
 def _nonlinear(x: F32) -> tuple[NDArray[np.uint8], F32]:
     """iq4_nl's numbers and scales."""
     extreme = _extreme(x)
-    extreme[np.abs(extreme) < _IQ4_EPSILON] = 0
     step = extreme / _TABLE[0]
     scaled = x * _inverse(step)[..., None]
     q = np.searchsorted(_BETWEEN, scaled + scaled, side="right").astype(np.uint8)

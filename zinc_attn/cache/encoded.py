@@ -1,14 +1,14 @@
-"""Rows that are stored already: the bytes of a llama.cpp cache, or of any other, taken over as they are.
+"""Rows that are stored already: the bytes of a llama.cpp cache, or of any other.
 
 k and v are uint8 (tokens, kv_heads, bytes), a head's row of head_dim values after the other. Block types have ggml's
 blocks of 32 values, in this order: the float16 d, the float16 m (q4_1, q5_1), 32 fifth bits (q5_0, q5_1), the values of
 4 bits in 16 bytes, byte i with value i in its low half and value i + 16 in its high half. Other types have their
-values, little-endian.
+values, little-endian; f32 and bf16 magnitudes below 2**-40 count as 0, as in every row.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from .rows import F32, Words, row_parts, stored_values, write_part
 
 Bytes = NDArray[np.uint8]
 
+PIECE: Final = 1 << 20  # values that are decoded together, for the largest of them
 _FLOATS: Final = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": BFLOAT16}
 
 
@@ -60,67 +61,89 @@ def to_blocks(q: Bytes, halves: NDArray[np.float16], kind: StorageType) -> Bytes
     return np.concatenate(parts, axis=-1)
 
 
-def token_count(k: Any) -> int:
-    """Tokens of encoded rows, at least one."""
+def token_count(k: Any, v: Any, shape: AttnShape, dtype: str) -> int:
+    """Tokens of encoded rows, at least one, whose arrays are such as the cache takes. A latent shape has no v.
+
+    Typed refusals: an array of another shape or dtype, or blocks of a size that has none.
+    """
+    if (v is None) != shape.latent:
+        what = "None: the values of a latent cache are part of k" if shape.latent else "the bytes of V's rows"
+        raise ArgumentError(f"v: got {'None' if v is None else 'an array'}, expected {what}")
+    k_type, v_type = storage_types(dtype)
     keys = check_array("k", k)
     if not keys.ndim or not keys.size:
         raise ShapeError(f"k: got shape {keys.shape}, expected (tokens, kv_heads, bytes), at least one token")
+    given = [("k", keys, k_type, shape.head_dim)]
+    if not shape.latent:
+        given.append(("v", check_array("v", v), v_type, shape.v_head_dim))
+    for name, array, kind, dims in given:
+        if kind.halves and dims % BLOCK:
+            raise ArgumentError(
+                f"{name}: got encoded rows of {dims} values, expected a multiple of {BLOCK} for {kind.name}; use "
+                "append for other sizes"
+            )
+        if array.dtype != np.uint8:
+            raise DTypeError(f"{name}: got dtype {array.dtype}, expected uint8, the bytes of {kind.name} rows")
+        want = (len(keys), shape.kv_heads, row_bytes(kind, dims))
+        if array.shape != want:
+            raise ShapeError(
+                f"{name}: got shape {array.shape}, expected (tokens, kv_heads, bytes) {want} for {kind.name}"
+            )
     return len(keys)
 
 
 def encoded_rows(k: Any, v: Any, shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, float]:
     """The rows (tokens, kv_heads, words) of encoded k and v, as ``rows`` lays them out, and max |k|.
 
-    A latent shape has no v. scales: see ``rows.encode_into``. Typed refusals as in ``_write``.
+    scales: see ``rows.encode_into``. Typed refusals: those of ``token_count``, and ValueRangeError for a scale, a
+    minimum or a value that is no finite number.
     """
-    if (v is None) != shape.latent:
-        what = "None: the values of a latent cache are part of k" if shape.latent else "the bytes of V's rows"
-        raise ArgumentError(f"v: got {'None' if v is None else 'an array'}, expected {what}")
-    words = np.zeros((token_count(k), shape.kv_heads, row_format(shape, dtype).words), np.uint32)
+    tokens = token_count(k, v, shape, dtype)
+    words = np.zeros((tokens, shape.kv_heads, row_format(shape, dtype).words), np.uint32)
     k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
-    k_type, v_type = storage_types(dtype)
-    k_scale, v_scale = (None, None) if scales is None else scales
-    largest = _write("k", k_values, k_shared, k, shape.head_dim, k_type, k_scale)
-    if not shape.latent:
-        _write("v", v_values, v_shared, v, shape.v_head_dim, v_type, v_scale)
+    (k_type, v_type), (k_scale, v_scale) = storage_types(dtype), (None, None) if scales is None else scales
+    largest, most = 0.0, max(1, PIECE // max(k_values[0].size * 32 // k_type.bits, 1))
+    for at in range(0, tokens, most):
+        part = slice(at, at + most)
+        k_part = _Part("k", at, k_values[part], k_shared[part], k_type, k_scale)
+        largest = max(largest, k_part.write(check_array("k", k)[part]))
+        if not shape.latent:
+            _Part("v", at, v_values[part], v_shared[part], v_type, v_scale).write(check_array("v", v)[part])
     return words, largest
 
 
-def _write(name: str, out: Words, shared: Words, x: Any, dims: int, kind: StorageType, scale: F32 | None) -> float:
-    """Write encoded rows of K or V and return their largest magnitude.
+class _Part(NamedTuple):
+    """The words of some tokens of K or V: values and what their blocks share, (tokens, kv_heads, words) each.
 
-    out: (tokens, kv_heads, words) of the values; shared: of what their blocks share. Typed refusals: an array of
-    another shape or dtype, a scale, a minimum or a value that is no finite number.
+    first: the first token's place among those of the call.
     """
-    if kind.halves and dims % BLOCK:
-        raise ArgumentError(
-            f"{name}: got encoded rows of {dims} values, expected a multiple of {BLOCK} for {kind.name}"
-        )
-    array = check_array(name, x)
-    if array.dtype != np.uint8:
-        raise DTypeError(f"{name}: got dtype {array.dtype}, expected uint8, the bytes of {kind.name} rows")
-    want = (*out.shape[:2], row_bytes(kind, dims))
-    if array.shape != want:
-        raise ShapeError(f"{name}: got shape {array.shape}, expected (tokens, kv_heads, bytes) {want} for {kind.name}")
-    raw = np.ascontiguousarray(array)
-    if kind.halves:
-        q, halves = from_blocks(raw.reshape(*want[:2], -1, block_bytes(kind)), kind)
-        _check_finite(name, np.isfinite(halves), "block", "a scale or minimum that is not finite")
-        blocks.write(out, shared, q, halves, kind)
-        return float(np.abs(blocks.dequantize(q, halves, kind)).max())
-    if kind.head_scale:
-        _check_finite(name, (raw & 0x7F) != 0x7F, "value", "an fp8_e4m3 NaN")
-        out.view(np.uint8)[..., :dims] = raw
-        largest = (raw & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
-        return float((largest if scale is None else largest * scale).max())
-    values, largest = stored_values(name, raw.view(_FLOATS[kind.name]), kind.name)
-    write_part(out, shared, values, kind, None)
-    return largest
 
+    name: str
+    first: int
+    values: Words
+    shared: Words
+    kind: StorageType
+    scale: F32 | None
 
-def _check_finite(name: str, fits: NDArray[np.bool_], what: str, found: str) -> None:
-    if not np.all(fits):
-        token, head, at = np.argwhere(~fits)[0][:3]
-        raise ValueRangeError(
-            f"{name}: got {found} in token {token}, KV head {head}, {what} {at}; expected finite ones"
-        )
+    def write(self, array: Bytes) -> float:
+        """Write encoded rows and return their largest magnitude."""
+        raw, kind = np.ascontiguousarray(array), self.kind
+        if kind.halves:
+            q, halves = from_blocks(raw.reshape(*raw.shape[:2], -1, block_bytes(kind)), kind)
+            self._check(np.isfinite(halves), "block", "a scale or minimum that is not finite")
+            blocks.write(self.values, self.shared, q, halves, kind)
+            return float(np.abs(blocks.dequantize(q, halves, kind)).max())
+        if kind.head_scale:
+            self._check((raw & 0x7F) != 0x7F, "value", "an fp8_e4m3 NaN")
+            self.values.view(np.uint8)[..., : raw.shape[2]] = raw
+            largest = (raw & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
+            return float((largest if self.scale is None else largest * self.scale).max())
+        found, most = stored_values(self.name, raw.view(_FLOATS[kind.name]), kind.name)
+        write_part(self.values, self.shared, found, kind, None)
+        return most
+
+    def _check(self, fits: NDArray[np.bool_], what: str, found: str) -> None:
+        if not np.all(fits):
+            token, head, at = np.argwhere(~fits)[0][:3]
+            where = f"token {self.first + token}, KV head {head}, {what} {at}"
+            raise ValueRangeError(f"{self.name}: got {found} in {where}, expected numbers")

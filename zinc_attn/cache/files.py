@@ -33,6 +33,7 @@ from ..canonical.tensorfile import (
 from ..checks import check_path, plain
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
+from ..shapes import AttnShape
 from . import rows
 from .sequence_pages import SequencePages
 
@@ -224,9 +225,11 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
 def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> float:
     """max |k| of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
     largest, most = 0.0, max(1, CHECK_BYTES // (4 * cache.row_words))
+    shape = cache.shape
+    whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)  # what fills rows up, too
     for at in range(0, len(words), most):
         with np.errstate(all="ignore"):
-            found = rows.decode(words[at : at + most], cache.shape, cache.dtype, cache.scales_of(layer))
+            found = rows.decode(words[at : at + most], whole, cache.dtype, cache.scales_of(layer))
             values = [np.abs(x) for x in found]
             fits = [(x == 0) | ((x >= MIN_INPUT) & (x <= MAX_INPUT)) for x in values]
         if not all(np.all(x) for x in fits):
@@ -234,5 +237,5 @@ def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uin
                 f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {at} to {at + most - 1}; "
                 "the file is damaged"
             )
-        largest = max(largest, float(values[0].max()))
+        largest = max(largest, float(values[0][..., : shape.head_dim].max()))
     return largest

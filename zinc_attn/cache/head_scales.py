@@ -33,11 +33,16 @@ def check_head_scales(
         given = check_array(name, scale)
         if given.dtype.kind not in "iuf":
             raise ArgumentError(f"{name}: got dtype {given.dtype}, expected numbers")
-        if given.shape not in ((), (kv_heads,), (num_layers, kv_heads)):
+        if given.shape not in ((), (kv_heads,), (num_layers, 1), (num_layers, kv_heads)):
             raise ShapeError(
-                f"{name}: got shape {given.shape}, expected a number, ({kv_heads},) or ({num_layers}, {kv_heads})"
+                f"{name}: got shape {given.shape}, expected a number, ({kv_heads},), ({num_layers}, 1) or "
+                f"({num_layers}, {kv_heads})"
             )
-        found[:, at] = given
-    if not np.all((found >= LEAST) & (found <= MOST)):
-        raise ValueRangeError("k_scale, v_scale: got a scale beyond these bounds, expected 2**-31 to 2**51")
+        exact = np.asarray(given, np.float64)
+        fits = (exact >= LEAST) & (exact <= MOST)
+        if not np.all(fits):
+            where = "".join(f"[{i}]" for i in np.argwhere(~fits)[0]) if exact.ndim else ""
+            raise ValueRangeError(f"{name}{where}: got {exact[~fits][0]:g}, expected a scale from 2**-31 to 2**51")
+        found[:, at] = exact
+    found.setflags(write=False)
     return found if any(kind.head_scale for kind in kinds) else None

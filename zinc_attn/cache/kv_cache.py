@@ -297,7 +297,8 @@ class KVCache:
         """
         with self.lock:
             self.check_sequence(sequence)
-            scales, tokens = self.scales_of(self.check_layer(layer)), token_count(k)
+            scales = self.scales_of(self.check_layer(layer))
+            tokens = token_count(k, v, self.shape, self.dtype)
             try:
                 reservation = self.hold(sequence, layer, tokens)
                 words, largest = encoded_rows(k, v, self.shape, self.dtype, scales)

@@ -40,9 +40,9 @@ _BOUNDS: Final[dict[np.dtype[Any], tuple[np.unsignedinteger[Any], ...]]] = {
     _FLOAT32: (np.uint32(0x7FFFFFFF), _F32_MOST, _F32_LEAST),
 }
 _NARROW: Final = {"f16": _FLOAT16, "bf16": BFLOAT16}  # caches that take rows as they are, or round them on request
-_F16_MAX: Final = 65504.0
 _F16_OVERFLOW: Final = 65520.0  # the smallest magnitude that rounds to infinity
 _FP8_MAX: Final = 448.0
+_PIECE: Final = 1 << 20  # values that are quantized together
 _ANY: Final = "float32, float16 or bfloat16"
 _TAKES: Final = {
     "f32": _ANY,
@@ -72,7 +72,7 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
         one = magnitude.dtype.type(1)
         bits -= one  # zeros become the largest number
         if bits.min() < least - one:
-            x = as_input(x).astype(x.dtype, copy=False)
+            x = np.where(x == 0, x, as_input(x)).astype(x.dtype, copy=False)  # zeros keep their sign
     return x, float(top.view(x.dtype))
 
 
@@ -97,12 +97,14 @@ def stored_values(
         values = _narrowed(name, values, largest, narrow, round_rows)
         largest = float(narrow.type(largest))  # rounding keeps the order of magnitudes
     if kind.halves and largest > blocks.MOST[dtype]:
+        where = ", ".join(map(str, np.argwhere(np.abs(values) > blocks.MOST[dtype])[0]))
         raise ValueRangeError(
-            f"{name}: got a magnitude of {largest:g}, a {dtype} cache takes at most {blocks.MOST[dtype]:g}"
+            f"{name}[{where}]: got a magnitude of up to {largest:.9g}, a cache of {dtype} takes at most "
+            f"{blocks.MOST[dtype]:.9g}; use a bf16 or f32 cache"
         )
     if kind.head_scale and values.size:
         _check_fp8(name, values, _scale_of(scale, values))
-    return values, largest * blocks.GROWTH if kind.quantized and dtype != "q8_0" else largest
+    return values, largest * blocks.GROWTH if kind.quantized else largest
 
 
 def _scale_of(scale: F32 | None, x: NDArray[Any]) -> F32:
@@ -129,7 +131,7 @@ def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any],
         where = ", ".join(map(str, at))
         raise ValueRangeError(
             f"{name}[{where}]: got {float(x[at]):g}, a f16 cache takes magnitudes of at most "
-            f"{_F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
+            f"{blocks.F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
         )
     values = x.astype(narrow)
     if not round_rows and np.any(different := values.astype(np.float32) != x):
@@ -161,7 +163,10 @@ def write_part(out: Words, shared: Words, x: NDArray[Any], kind: StorageType, sc
     """Write values x (n, kv_heads, dims) of K or V and what their blocks share."""
     dims = x.shape[-1]
     if kind.halves:
-        blocks.write(out, shared, *blocks.quantize(blocks.in_blocks(x), kind), kind)
+        most = max(1, _PIECE // x[0].size) if len(x) else 1
+        for at in range(0, len(x), most):
+            part = slice(at, at + most)
+            blocks.write(out[part], shared[part], *blocks.quantize(blocks.in_blocks(x[part]), kind), kind)
     elif kind.head_scale:
         codes = (x / _scale_of(scale, x)).astype(blocks.FP8).view(np.uint8)
         out.view(np.uint8)[..., :dims] = codes

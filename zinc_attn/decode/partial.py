@@ -110,6 +110,8 @@ def _empty(
     cache, q_len = runner.cache, len(request.q)
     empty = empty_state((q_len, len(mine), cache.shape.q_heads), cache.shape.v_head_dim)
     text = f"{cache.shape} {tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r} {cache.dtype}"
+    if scoring.scales is not None:
+        text += f" {scoring.scales.tobytes().hex()}"
     sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
     biases = b"" if scoring.alibi is None else b"alibi" + scoring.alibi.tobytes()
     if request.mask is not None:

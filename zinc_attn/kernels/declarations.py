@@ -56,8 +56,8 @@ class KernelDecl:
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
 # A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
-# COPY) records, then page tables, sinks, ALiBi slopes and masks; all are uint words. All that changes from token to
-# token is in here, so that a recorded submission can be used again.
+# COPY) records, then page tables, sinks, ALiBi slopes, scales of heads and masks; all are uint words. All that
+# changes from token to token is in here, so that a recorded submission can be used again.
 HEADER: Final = (
     "q_heads",
     "kv_heads",  # KV heads in the K and V buffers: all of them, or a shard's
@@ -77,7 +77,7 @@ HEADER: Final = (
     "sink_table",  # word where the sinks begin, float32 bits of sink * log2(e) per query head; 0: there are none
     "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
     "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
-    "scale_table",  # word where the scales of fp8_e4m3 begin, float32 bits per KV head of row tensors: K's, then V's
+    "scale_table",  # word where fp8_e4m3's scales begin, float32 bits of 256 * scale per KV head of rows: K's, then V's
 )
 HEADER_WORDS: Final = 20
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the

@@ -1,7 +1,8 @@
 """The work buffer as NumPy sees it: record dtypes derived from the declarations, and the buffer's layout.
 
 A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
-APPEND (or COPY) record per new token (or page pair), the page tables, the attention sinks, ALiBi slopes and masks.
+APPEND (or COPY) record per new token (or page pair), the page tables, the attention sinks, ALiBi slopes, scales of
+heads and masks.
 ``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
 """
 

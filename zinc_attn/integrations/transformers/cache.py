@@ -41,7 +41,7 @@ class ZincCache(Cache):
     """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
 
     config: the model's config; capacity: tokens per batch row, with more of which a forward is a CapacityError;
-    device: a Device, None for the best one, kept open; dtype: f32, f16, bf16 or q8_0, or the dtype of torch; None for
+    device: a Device, None for the best one, kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None for
     that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
     num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
     attends its compressed rows, which are cached in place of every head's K and V. observer: called after each
@@ -81,7 +81,7 @@ class ZincCache(Cache):
             if spec.shape is None:
                 layers.append(spec.upstream_layer())
                 continue
-            spec.check_dtype(self.dtype or "f32")  # refuses q8_0 where it cannot be
+            spec.check_dtype(self.dtype or "f32")  # refuses two types for a latent shape
             if self._layout:
                 SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
             self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [])).layers.append(spec.index)
