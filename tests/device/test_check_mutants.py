@@ -148,8 +148,7 @@ MUTANTS = {
     "copy.comp": (Mutant("a copied page's V", "= v[source * V_TILE", "= v[target * V_TILE", CANCELLING, 6),),
 }
 DEFAULT = (
-    *("maximum of earlier rounds", "a node's maximum", "the cut-off by one", "the flush of merges", "order in a chunk"),
-    *("a window by one", "a page shift", "a mask's first key", "a copied page's V"),
+    *("maximum of earlier rounds", "the cut-off by one", "a window by one", "a copied page's V", "a fifth bit's place"),
 )
 
 

@@ -41,7 +41,7 @@ def run(folder: Path, *arguments: Any, model: str = "llama") -> int:
 @pytest.mark.parametrize("model", ["llama", "gemma2", "qwen3_5_moe_text", "deepseek_v3"])
 def test_the_cost_of_each_dtype(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Eager's number is that of the model's own loss, f32's is eager's, and a narrower cache costs more."""
-    assert run(folder, "--context", 300, "--json", model=model) == 0
+    assert run(folder, "--context", 300, "--json", "--dtypes", ",".join(DTYPES), model=model) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["cache"] for one in found] == ["eager", *DTYPES]
     assert all((one["context"], one["text"], one["model"]) == (300, "text.txt", model) for one in found)
