@@ -266,7 +266,7 @@ def reopened(device: za.Device) -> Any:
 
 @pytest.mark.parametrize(
     ("changes", "builds", "prop"),
-    [(FMA, "attend_", 10), (FMA, "attend_loop_", 2), (SLIDING, "attend_", 10)],
+    [(FMA, "attend_", 10), (FMA, "attend_loop", 2), (SLIDING, "attend_", 10)],
     ids=["fma", "fma in one of two builds", "sliding leaves"],
 )
 def test_a_broken_kernel_fails(

@@ -731,9 +731,9 @@ def test_harmless_arguments_pass(device: za.Device) -> None:
             "page_size: got 24",
         ),
         (
-            lambda: hf.ZincCache(transformers.LlamaConfig(**{**BASE, "head_dim": 80}), 64, dtype="q8_0"),
+            lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 64, dtype="q8_0/q9"),
             errors.ArgumentError,
-            "dtype: got q8_0 at head_dim 80",
+            "dtype: got 'q8_0/q9'",
         ),
         (
             lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 64, num_splits=0),
