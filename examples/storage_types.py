@@ -70,9 +70,7 @@ def main() -> None:
 
             calls.append(call)
         times = [float(np.median(taken)) for taken in in_turns(calls, args.repeats, 0, 1)]
-        print(
-            f"{device.info.name} ({device.info.driver}), {device.runtime.name}; {shape}, {context:,} keys; bits equal;"
-        )
+        print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}; {shape}, {context:,} keys;")
         print(
             f"bits equal; medians of {args.repeats} in turns; quantizing {min(PROMPT, context):,} tokens on the host\n"
         )
