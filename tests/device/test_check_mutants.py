@@ -113,7 +113,7 @@ MUTANTS = {
     ),
     "values.glsl": (
         Mutant("the flush of leaves", "o[i] = flush(o[i]);", "o[i] = o[i];", FADING_F32),
-        Mutant("a pair of a shared word", "slice * PAIRS + i : i)", "slice * PAIRS : i)", FOUR_BITS),
+        Mutant("a pair of a shared word", "slice * PAIRS + i : i)", "i : i)", FOUR_BITS),
         Mutant("the block of a slice", "slice * SLICE / BLOCK", "slice * SLICE / 64u", FIVE_BITS),
     ),
     "cache.glsl": (
