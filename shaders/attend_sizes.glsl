@@ -12,9 +12,11 @@ const uint PAIRS = SLICE / 2u;
 // lanes that own a slice; the others idle
 const uint VALUE_LANES = V_DIM / WHOLE_SLICE;
 // bits of a stored value of K
-const uint K_BITS = K_STORAGE == STORAGE_F32 ? 32u : (K_STORAGE <= STORAGE_BF16 ? 16u : (K_STORAGE <= STORAGE_FP8_E4M3 ? 8u : 4u));
+const uint K_BITS = K_STORAGE == STORAGE_F32 ? 32u : (K_STORAGE == STORAGE_F16 || K_STORAGE == STORAGE_BF16 ? 16u : (K_STORAGE == STORAGE_Q8_0 || K_STORAGE == STORAGE_FP8_E4M3 ? 8u : 4u));
 // float16 numbers of a block: its scale, or scale and minimum
-const uint K_HALVES = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q4_1 ? 2u : (K_STORAGE == STORAGE_Q8_0 || K_STORAGE > STORAGE_FP8_E4M3 ? 1u : 0u);
+const uint K_HALVES = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q4_1 ? 2u : (K_STORAGE == STORAGE_F32 || K_STORAGE == STORAGE_F16 || K_STORAGE == STORAGE_BF16 || K_STORAGE == STORAGE_FP8_E4M3 ? 0u : 1u);
+// 1 where a block has a word of fifth bits
+const uint K_FIFTH = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q5_0 ? 1u : 0u;
 // words of the values of one token's K of one KV head
 const uint K_VALUES = K_DIM * K_BITS / 32u;
 // blocks of a row
@@ -22,11 +24,13 @@ const uint K_BLOCKS = (K_DIM + BLOCK - 1u) / BLOCK;
 // words of their float16 numbers
 const uint K_PAIRED = (K_BLOCKS * K_HALVES + 1u) / 2u;
 // the same with their fifth bits
-const uint K_SCALES = K_STORAGE == STORAGE_Q5_1 || K_STORAGE == STORAGE_Q5_0 ? K_PAIRED + K_BLOCKS : K_PAIRED;
+const uint K_SCALES = K_PAIRED + K_BLOCKS * K_FIFTH;
 // bits of a stored value of V
-const uint V_BITS = V_STORAGE == STORAGE_F32 ? 32u : (V_STORAGE <= STORAGE_BF16 ? 16u : (V_STORAGE <= STORAGE_FP8_E4M3 ? 8u : 4u));
+const uint V_BITS = V_STORAGE == STORAGE_F32 ? 32u : (V_STORAGE == STORAGE_F16 || V_STORAGE == STORAGE_BF16 ? 16u : (V_STORAGE == STORAGE_Q8_0 || V_STORAGE == STORAGE_FP8_E4M3 ? 8u : 4u));
 // float16 numbers of a block: its scale, or scale and minimum
-const uint V_HALVES = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q4_1 ? 2u : (V_STORAGE == STORAGE_Q8_0 || V_STORAGE > STORAGE_FP8_E4M3 ? 1u : 0u);
+const uint V_HALVES = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q4_1 ? 2u : (V_STORAGE == STORAGE_F32 || V_STORAGE == STORAGE_F16 || V_STORAGE == STORAGE_BF16 || V_STORAGE == STORAGE_FP8_E4M3 ? 0u : 1u);
+// 1 where a block has a word of fifth bits
+const uint V_FIFTH = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q5_0 ? 1u : 0u;
 // words of the values of one token's V of one KV head
 const uint V_VALUES = V_DIM * V_BITS / 32u;
 // blocks of a row
@@ -34,7 +38,7 @@ const uint V_BLOCKS = (V_DIM + BLOCK - 1u) / BLOCK;
 // words of their float16 numbers
 const uint V_PAIRED = (V_BLOCKS * V_HALVES + 1u) / 2u;
 // the same with their fifth bits
-const uint V_SCALES = V_STORAGE == STORAGE_Q5_1 || V_STORAGE == STORAGE_Q5_0 ? V_PAIRED + V_BLOCKS : V_PAIRED;
+const uint V_SCALES = V_PAIRED + V_BLOCKS * V_FIFTH;
 // words of a chunk of K
 const uint CHUNK_WORDS = CHUNK * K_BITS / 32u;
 // stored words of a lane's slice of a value row; several lanes share a word that has more

@@ -28,35 +28,30 @@ vec2 both_halves(uint w) {
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
 }
 
-// Block `block` of a K row, and of a V row.  Types without blocks get the scale of the head, which is 1 but for fp8_e4m3.
+// A block from the word of its float16 numbers (one of two blocks, or its own) and its fifth bits.  Types without blocks
+// have the scale of the head, which is 1 but for fp8_e4m3.
+Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth) {
+    if (halves == 0u) {
+        return Block(head_scale, 0.0, fifth);
+    }
+    if (halves == 1u) {
+        return Block(unpackHalf2x16(word)[block & 1u], 0.0, fifth);
+    }
+    vec2 both = both_halves(word);
+    return Block(both.x, both.y, fifth);
+}
+
+// Block `block` of a K row, and of a V row.
 Block k_block(uvec2 where, uint block) {
-    Block found = Block(head_scales.x, 0.0, 0u);
-    if (K_HALVES == 1u) {
-        found.scale = unpackHalf2x16(k_shared_word(where, block / 2u))[block & 1u];
-    } else if (K_HALVES == 2u) {
-        vec2 both = both_halves(k_shared_word(where, block));
-        found.scale = both.x;
-        found.minimum = both.y;
-    }
-    if (K_SCALES > K_PAIRED) {
-        found.fifth = k_shared_word(where, K_PAIRED + block);
-    }
-    return found;
+    uint word = K_HALVES == 0u ? 0u : k_shared_word(where, block * K_HALVES / 2u);
+    uint fifth = K_FIFTH == 0u ? 0u : k_shared_word(where, K_PAIRED + block);
+    return block_of(K_HALVES, head_scales.x, block, word, fifth);
 }
 
 Block v_block(uvec2 where, uint block) {
-    Block found = Block(head_scales.y, 0.0, 0u);
-    if (V_HALVES == 1u) {
-        found.scale = unpackHalf2x16(v_shared_word(where, block / 2u))[block & 1u];
-    } else if (V_HALVES == 2u) {
-        vec2 both = both_halves(v_shared_word(where, block));
-        found.scale = both.x;
-        found.minimum = both.y;
-    }
-    if (V_SCALES > V_PAIRED) {
-        found.fifth = v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
-    }
-    return found;
+    uint word = V_HALVES == 0u ? 0u : v_shared_word(where, block * V_HALVES / 2u);
+    uint fifth = V_FIFTH == 0u ? 0u : v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
+    return block_of(V_HALVES, head_scales.y, block, word, fifth);
 }
 
 // fp8_e4m3 values 2 i and 2 i + 1 of a word, times 1 / 256: the exponent bits and the mantissa as a float16's.

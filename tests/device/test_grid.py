@@ -25,7 +25,13 @@ SIZES = (
     *((576, 512, True), (320, 256, True), (80, 65, True)),
 )
 ELSEWHERE = tuple((size, size, False) for size in (64, 80, 96, 128, 192, 256, 512))
-PAIRS = ("q8_0/q4_0", "f16/q5_1", "q4_1/iq4_nl", "q5_0/fp8_e4m3", "bf16/f32")  # first: the last sizes are latent
+PAIRS = (
+    "q8_0/q4_0",
+    "f16/q5_1",
+    "q4_1/iq4_nl",
+    "q5_0/fp8_e4m3",
+    "bf16/f32",
+)  # before single types, as the last sizes are latent
 TYPES = (*PAIRS, *STORAGE)
 MASKS = ("none", "causal", "random", "tree")
 BIASES = tuple(product((False, True), repeat=3))  # alibi, softcap, sinks

@@ -88,7 +88,7 @@ def test_encoded_rows_are_those_of_their_values(name: str) -> None:
             raw.append((x / scales[at][:, None]).astype(blocks.FP8).view(np.uint8))
         else:
             raw.append(x.astype({"f32": np.float32}.get(name, x.dtype)).view(np.uint8))
-    got, largest = encoded.encoded_rows(raw[0], raw[1], SHAPE, name, scales)
+    got, largest = encoded.encoded_rows(raw, SHAPE, name, scales)
     assert np.array_equal(got, want)
     keys, held = rows.decode(got, SHAPE, name, scales)
     assert largest == np.abs(keys).max() and held.shape == v.shape
@@ -173,6 +173,10 @@ def block_of(name: str, **given: Any) -> dict[str, Any]:
     return {"k": k, "v": v} | given
 
 
+def rows_of(name: str, k: Any, v: Any) -> tuple[NDArray[np.uint32], float]:
+    return encoded.encoded_rows(encoded.check_encoded(k, v, SHAPE, name), SHAPE, name, None)
+
+
 @pytest.mark.parametrize(
     ("name", "given", "error", "text"),
     [
@@ -187,10 +191,10 @@ def block_of(name: str, **given: Any) -> dict[str, Any]:
 def test_encoded_rows_that_do_not_fit(name: str, given: dict[str, Any], error: Any, text: str) -> None:
     arguments = block_of(name, **given)
     if error is None:
-        assert encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)[1] > 0
+        assert rows_of(name, **arguments)[1] > 0
         return
     with pytest.raises(error, match=text):
-        encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)
+        rows_of(name, **arguments)
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -200,20 +204,30 @@ def test_scales_that_are_no_numbers(name: str, bits: int) -> None:
     size, at = encoded.block_bytes(STORAGE[name]), 2 * (STORAGE[name].halves - 1)  # the last half: m where there is one
     arguments["v"][2, 1, size + at : size + at + 2] = np.array([bits], "<u2").view(np.uint8)
     with pytest.raises(errors.ValueRangeError, match=r"v: got a scale .* not finite in token 2, KV head 1, block 1"):
-        encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)
+        rows_of(name, **arguments)
 
 
 def test_encoded_values_that_are_no_numbers() -> None:
     for name, value in (("fp8_e4m3", [0xFF]), ("f16", [0, 0x7E]), ("f32", [0, 0, 0x80, 0x7F]), ("bf16", [0x80, 0xFF])):
         arguments = block_of(name)
         arguments["k"][1, 0, : len(value)] = value
-        with pytest.raises(errors.ValueRangeError, match=r"k(\[1, 0, 0\])?: got "):
-            encoded.encoded_rows(**arguments, shape=SHAPE, dtype=name, scales=None)
+        where = "k: got an fp8_e4m3 NaN in token 1, KV head 0, value 0" if name == "fp8_e4m3" else r"k\[1, 0, 0\]: got"
+        with pytest.raises(errors.ValueRangeError, match=where):
+            rows_of(name, **arguments)
+
+
+def test_a_place_is_counted_from_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded, "PIECE", 1)
+    arguments = block_of("q4_0")
+    assert np.array_equal(rows_of("q4_0", **arguments)[0][0], rows_of("q4_0", **arguments)[0][2])
+    arguments["k"][2, 1, 1] = 0x7C
+    with pytest.raises(errors.ValueRangeError, match=r"k: got a scale .* in token 2, KV head 1, block 0"):
+        rows_of("q4_0", **arguments)
 
 
 def test_encoded_blocks_are_whole() -> None:
     with pytest.raises(errors.ArgumentError, match="k: got encoded rows of 40 values, expected a multiple of 32"):
-        encoded.encoded_rows(np.ones((1, 1, 36), np.uint8), np.ones((1, 1, 36)), AttnShape(1, 1, 40), "q4_0", None)
+        encoded.check_encoded(np.ones((1, 1, 36), np.uint8), np.ones((1, 1, 36)), AttnShape(1, 1, 40), "q4_0")
 
 
 @pytest.mark.parametrize(
@@ -229,18 +243,23 @@ def test_encoded_blocks_are_whole() -> None:
             [[1.0, 1e300], [1, 1], [1, 1], [1, 1]],
             None,
             errors.ValueRangeError,
-            r"k_scale\[0\]\[1\]: got 1e",
+            r"k_scale\[0, 1\]: got 1e",
         ),
         ("fp8_e4m3", "1", None, errors.ArgumentError, "k_scale: got dtype"),
     ],
 )
 def test_head_scales_that_are_refused(dtype: str, k_scale: Any, v_scale: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
-        check_head_scales(dtype, 4, 2, k_scale, v_scale)
+        check_head_scales(dtype, SHAPE, 4, k_scale, v_scale)
 
 
 def test_head_scales() -> None:
-    assert check_head_scales("q8_0", 4, 2, None, None) is None
-    found = check_head_scales("q8_0/fp8_e4m3", 4, 2, None, [[1, 2], [3, 4], [5, 6], [7, 8]])
+    assert check_head_scales("q8_0", SHAPE, 4, None, None) is None
+    found = check_head_scales("q8_0/fp8_e4m3", SHAPE, 4, None, [[1, 2], [3, 4], [5, 6], [7, 8]])
     assert found is not None and found.shape == (4, 2, 2) and found.dtype == np.float32
     assert np.array_equal(found[:, 0], np.ones((4, 2))) and np.array_equal(found[3, 1], [7, 8])
+    latent = AttnShape(4, 2, 96, 64, latent=True)
+    found = check_head_scales("fp8_e4m3", latent, 1, [0.5, 0.25], None)
+    assert found is not None and np.array_equal(found, [[[0.5, 0.25]] * 2])
+    with pytest.raises(errors.ArgumentError, match="v_scale: got one for a latent shape, expected None"):
+        check_head_scales("fp8_e4m3", latent, 1, 0.5, 0.5)

@@ -8,7 +8,7 @@ values, little-endian; f32 and bf16 magnitudes below 2**-40 count as 0, as in ev
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from .rows import F32, Words, row_parts, stored_values, write_part
 
 Bytes = NDArray[np.uint8]
 
-PIECE: Final = 1 << 20  # values that are decoded together, for the largest of them
+PIECE: Final = 1 << 20  # bytes that are decoded together, for the largest value of them
 _FLOATS: Final = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": BFLOAT16}
 
 
@@ -61,8 +61,8 @@ def to_blocks(q: Bytes, halves: NDArray[np.float16], kind: StorageType) -> Bytes
     return np.concatenate(parts, axis=-1)
 
 
-def token_count(k: Any, v: Any, shape: AttnShape, dtype: str) -> int:
-    """Tokens of encoded rows, at least one, whose arrays are such as the cache takes. A latent shape has no v.
+def check_encoded(k: Any, v: Any, shape: AttnShape, dtype: str) -> list[Bytes]:
+    """k, and v unless the shape is latent, whose shapes and dtypes are such as the cache takes, at least one token.
 
     Typed refusals: an array of another shape or dtype, or blocks of a size that has none.
     """
@@ -89,61 +89,50 @@ def token_count(k: Any, v: Any, shape: AttnShape, dtype: str) -> int:
             raise ShapeError(
                 f"{name}: got shape {array.shape}, expected (tokens, kv_heads, bytes) {want} for {kind.name}"
             )
-    return len(keys)
+    return [array for _, array, _, _ in given]
 
 
-def encoded_rows(k: Any, v: Any, shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, float]:
-    """The rows (tokens, kv_heads, words) of encoded k and v, as ``rows`` lays them out, and max |k|.
+def encoded_rows(given: list[Bytes], shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, float]:
+    """The rows (tokens, kv_heads, words) of what ``check_encoded`` returned, as ``rows`` lays them out, and max |k|.
 
-    scales: see ``rows.encode_into``. Typed refusals: those of ``token_count``, and ValueRangeError for a scale, a
-    minimum or a value that is no finite number.
+    scales: see ``rows.encode_into``. ValueRangeError: a scale, a minimum or a value is no finite number.
     """
-    tokens = token_count(k, v, shape, dtype)
-    words = np.zeros((tokens, shape.kv_heads, row_format(shape, dtype).words), np.uint32)
+    words = np.zeros((len(given[0]), shape.kv_heads, row_format(shape, dtype).words), np.uint32)
     k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
-    (k_type, v_type), (k_scale, v_scale) = storage_types(dtype), (None, None) if scales is None else scales
-    largest, most = 0.0, max(1, PIECE // max(k_values[0].size * 32 // k_type.bits, 1))
-    for at in range(0, tokens, most):
+    kinds, factors = storage_types(dtype), (None, None) if scales is None else scales
+    places = zip("kv", (k_values, v_values), (k_shared, v_shared), kinds, factors, strict=True)
+    largest = [_write(x, *place) for x, place in zip(given, places, strict=False)]  # a latent shape has no v
+    return words, largest[0]
+
+
+def _write(raw: Bytes, name: str, values: Words, shared: Words, kind: StorageType, scale: F32 | None) -> float:
+    """Write the rows of K or V, and return their largest magnitude. shared: the words of what blocks share."""
+    if not kind.quantized:
+        found, largest = stored_values(name, np.ascontiguousarray(raw).view(_FLOATS[kind.name]), kind.name)
+        write_part(values, shared, found, kind, None)
+        return largest
+    largest, most = 0.0, max(1, PIECE // raw[0].size)
+    for at in range(0, len(raw), most):
         part = slice(at, at + most)
-        k_part = _Part("k", at, k_values[part], k_shared[part], k_type, k_scale)
-        largest = max(largest, k_part.write(check_array("k", k)[part]))
-        if not shape.latent:
-            _Part("v", at, v_values[part], v_shared[part], v_type, v_scale).write(check_array("v", v)[part])
-    return words, largest
-
-
-class _Part(NamedTuple):
-    """The words of some tokens of K or V: values and what their blocks share, (tokens, kv_heads, words) each.
-
-    first: the first token's place among those of the call.
-    """
-
-    name: str
-    first: int
-    values: Words
-    shared: Words
-    kind: StorageType
-    scale: F32 | None
-
-    def write(self, array: Bytes) -> float:
-        """Write encoded rows and return their largest magnitude."""
-        raw, kind = np.ascontiguousarray(array), self.kind
-        if kind.halves:
-            q, halves = from_blocks(raw.reshape(*raw.shape[:2], -1, block_bytes(kind)), kind)
-            self._check(np.isfinite(halves), "block", "a scale or minimum that is not finite")
-            blocks.write(self.values, self.shared, q, halves, kind)
-            return float(np.abs(blocks.dequantize(q, halves, kind)).max())
+        piece = np.ascontiguousarray(raw[part])
         if kind.head_scale:
-            self._check((raw & 0x7F) != 0x7F, "value", "an fp8_e4m3 NaN")
-            self.values.view(np.uint8)[..., : raw.shape[2]] = raw
-            largest = (raw & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
-            return float((largest if self.scale is None else largest * self.scale).max())
-        found, most = stored_values(self.name, raw.view(_FLOATS[kind.name]), kind.name)
-        write_part(self.values, self.shared, found, kind, None)
-        return most
+            _check_finite((piece & 0x7F) != 0x7F, name, at, "value", "an fp8_e4m3 NaN")
+            values[part].view(np.uint8)[..., : raw.shape[2]] = piece
+            by_head = (piece & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
+            found = by_head if scale is None else by_head * scale
+        else:
+            q, halves = from_blocks(piece.reshape(*piece.shape[:2], -1, block_bytes(kind)), kind)
+            _check_finite(np.isfinite(halves), name, at, "block", "a scale or minimum that is not finite")
+            blocks.write(values[part], shared[part], q, halves, kind)
+            found = np.abs(blocks.dequantize(q, halves, kind))
+        largest = max(largest, float(found.max()))
+    return largest
 
-    def _check(self, fits: NDArray[np.bool_], what: str, found: str) -> None:
-        if not np.all(fits):
-            token, head, at = np.argwhere(~fits)[0][:3]
-            where = f"token {self.first + token}, KV head {head}, {what} {at}"
-            raise ValueRangeError(f"{self.name}: got {found} in {where}, expected numbers")
+
+def _check_finite(fits: NDArray[np.bool_], name: str, first: int, what: str, found: str) -> None:
+    """Refuse what does not fit. first: the token that ``fits`` begins with."""
+    if not np.all(fits):
+        token, head, at = np.argwhere(~fits)[0][:3]
+        raise ValueRangeError(
+            f"{name}: got {found} in token {first + token}, KV head {head}, {what} {at}, expected numbers"
+        )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_array
 from ..errors import ArgumentError, ShapeError, ValueRangeError
+from ..shapes import AttnShape
 from ..storage import storage_types
 
 # fp8_e4m3's magnitudes are 2**-9 to 448, so that every value is within the bounds of inputs.
@@ -17,13 +18,16 @@ MOST: Final = 2.0**51
 
 
 def check_head_scales(
-    dtype: str, num_layers: int, kv_heads: int, k_scale: Any, v_scale: Any
+    dtype: str, shape: AttnShape, num_layers: int, k_scale: Any, v_scale: Any
 ) -> NDArray[np.float32] | None:
     """(num_layers, 2, kv_heads) float32 scales of K's and V's heads, 1 where none are given.
 
-    None for types without them, whose scale must not be given: ArgumentError. k_scale, v_scale: see ``KVCache``.
+    None for types without them, whose scale must not be given: ArgumentError. A latent shape's V has K's scales, and
+    takes none. k_scale, v_scale: see ``KVCache``.
     """
-    kinds = storage_types(dtype)
+    kinds, kv_heads = storage_types(dtype), shape.kv_heads
+    if shape.latent and v_scale is not None:
+        raise ArgumentError("v_scale: got one for a latent shape, expected None: its V is part of its K")
     found = np.ones((num_layers, 2, kv_heads), np.float32)
     for at, (name, scale) in enumerate((("k_scale", k_scale), ("v_scale", v_scale))):
         if scale is None:
@@ -41,8 +45,10 @@ def check_head_scales(
         exact = np.asarray(given, np.float64)
         fits = (exact >= LEAST) & (exact <= MOST)
         if not np.all(fits):
-            where = "".join(f"[{i}]" for i in np.argwhere(~fits)[0]) if exact.ndim else ""
+            where = f"[{', '.join(map(str, np.argwhere(~fits)[0]))}]" if exact.ndim else ""
             raise ValueRangeError(f"{name}{where}: got {exact[~fits][0]:g}, expected a scale from 2**-31 to 2**51")
         found[:, at] = exact
+    if shape.latent:
+        found[:, 1] = found[:, 0]
     found.setflags(write=False)
     return found if any(kind.head_scale for kind in kinds) else None

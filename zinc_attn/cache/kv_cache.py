@@ -26,7 +26,7 @@ from ..runtime.refusals import no_room
 from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from . import rows
-from .encoded import encoded_rows, token_count
+from .encoded import check_encoded, encoded_rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
@@ -87,7 +87,7 @@ class KVCache:
             raise ArgumentError(f"shape: got {type(shape).__name__}, expected an AttnShape")
         self.max_sequences = None if max_sequences is None else check_int("max_sequences", max_sequences, 1)
         self.row = row_format(shape, dtype)  # words of a token's row, per KV head
-        self.head_scales = check_head_scales(dtype, self.num_layers, shape.kv_heads, k_scale, v_scale)
+        self.head_scales = check_head_scales(dtype, shape, self.num_layers, k_scale, v_scale)
         page_size = check_int("page_size", page_size, 16)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         self.tile = min(KEYS_PER_LEAF, page_size)
@@ -297,11 +297,10 @@ class KVCache:
         """
         with self.lock:
             self.check_sequence(sequence)
-            scales = self.scales_of(self.check_layer(layer))
-            tokens = token_count(k, v, self.shape, self.dtype)
+            given = check_encoded(k, v, self.shape, self.dtype)
             try:
-                reservation = self.hold(sequence, layer, tokens)
-                words, largest = encoded_rows(k, v, self.shape, self.dtype, scales)
+                reservation = self.hold(sequence, self.check_layer(layer), len(given[0]))
+                words, largest = encoded_rows(given, self.shape, self.dtype, self.scales_of(layer))
                 self.copy_pages(reservation.copies)
                 self.write_rows(sequence, layer, reservation, words)
                 self.commit([reservation], largest)

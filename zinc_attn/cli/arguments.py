@@ -59,9 +59,12 @@ def add_runtimes_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtimes", default=installed_runtimes(), metavar="LIST", help=text)
 
 
-def open_devices(stack: ExitStack, names: list[Any], runtimes: str) -> list[Device]:
-    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtimes. ``stack`` closes them."""
-    chosen = dict.fromkeys(name.strip() for name in runtimes.split(","))
+def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:
+    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtimes, or on the default one.
+
+    ``stack`` closes them.
+    """
+    chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
     return [stack.enter_context(Device.open(name, runtime=runtime)) for name in names for runtime in chosen]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,8 +81,8 @@ def run_check(args: argparse.Namespace) -> int:
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        quick = os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan" if args.quick else None
-        devices = open_devices(stack, chosen_devices(args.devices), args.runtimes or quick or installed_runtimes())
+        runtimes = args.runtimes or (None if args.quick else installed_runtimes())
+        devices = open_devices(stack, chosen_devices(args.devices), runtimes)
         with progress_bar() as progress:
             outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
         entries = []

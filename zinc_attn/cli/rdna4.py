@@ -6,10 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
+from ..dtypes import storage_dtype
+from ..errors import ArgumentError
 from ..runtime.device import SPIRV
 from ..tools.rdna4 import (
     FAMILIES,
     UNEQUAL_SHAPES,
+    USUAL,
     Spec,
     compile_variants,
     isa_text,
@@ -38,6 +41,7 @@ def add_rdna4(subparsers: Subparsers) -> None:
     add("--family", default="gfx1201", choices=FAMILIES)
     add("--json", action="store_true", help="every number, one object per variant")
     add("--shape", metavar="Q/KV/D,…", help="the variants of these shapes (default: those of the preset models)")
+    add("--dtypes", metavar="LIST", help=f"storage types of --shape (default: {','.join(USUAL)})")
     add("--isa", metavar="KERNEL:HEAD_DIM:HEADS", help="print one variant's program")
     add("--spirv", type=Path, default=SPIRV, help="folder of the modules (default: the shipped ones)")
     parser.set_defaults(run=run_rdna4)
@@ -51,8 +55,12 @@ def run_rdna4(args: argparse.Namespace) -> int:
     if args.isa:
         print(isa_text(Spec.parse(args.isa), args.family, args.spirv))
         return 0
-    specs = [spec for shape in parse_shapes(args.shape) for spec in specs_for(shape)] if args.shape else None
-    reports = compile_variants(specs and list(dict.fromkeys(specs)), args.family, args.spirv)
+    if args.dtypes and not args.shape:
+        raise ArgumentError("dtypes: got --dtypes without --shape, expected both, or neither")
+    dtypes = [storage_dtype(text.strip()) for text in args.dtypes.split(",")] if args.dtypes else USUAL
+    shapes = parse_shapes(args.shape) if args.shape else []
+    specs = list(dict.fromkeys(spec for shape in shapes for spec in specs_for(shape, dtypes=dtypes)))
+    reports = compile_variants(specs or None, args.family, args.spirv)
     print(json.dumps([r.to_dict() for r in reports], indent=1) if args.json else table(reports))
     broken = violations(reports)
     for sentence in broken:

@@ -155,10 +155,6 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     ka, k_max = checked_values("k", ka)
     va, _ = checked_values("v", va)
     check_score_bound(q_max, k_max, shape.head_dim, scoring.scale)
-    if num_splits is not None and split_size is not None:
-        raise ArgumentError(
-            f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one of the two"
-        )
     device = default_device() if device is None else device
     if not isinstance(device, Device):
         raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
@@ -184,7 +180,10 @@ def _planned(
     info: DeviceInfo, k: NDArray[Any], shape: AttnShape, q_len: int, window: int | None, **sizes: int | None
 ) -> SplitPlan:
     """The layout of a call: that of ``sizes``, num_splits or split_size, or of the split rule where both are None."""
-    if all(size is None for size in sizes.values()):
+    given = [shown(size) for size in sizes.values() if size is not None]
+    if len(given) > 1:
+        raise ArgumentError(f"{', '.join(sizes)}: got {', '.join(given)}, expected at most one of the two")
+    if not given:
         return plan_splits(len(k), shape, info.compute_units, DTYPES[k.dtype], q_len, info.kind, window)
     return SplitPlan.fixed(len(k), shape, q_len=q_len, window=window, **sizes)
 

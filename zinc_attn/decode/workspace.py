@@ -18,7 +18,7 @@ from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels import declarations
 from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
-from ..kernels.records import ROW, HeadTables, Records, WorkBuffer
+from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
 from ..runtime.device import Device
@@ -143,8 +143,8 @@ class Workspace:
         """A workspace with new work buffers. A failed call leaves none."""
         shape, runtime = cache.shape, cache.device.runtime
         work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
-        biases = HeadTables(alibi=scoring.alibi, scales=scoring.scales)
-        shared = WorkBuffer(key.shared, key.rows, 0, key.tables, biases, key.masks) if key.shared else None
+        heads = scoring.heads._replace(sinks=None)  # which pass 2 alone reads
+        shared = WorkBuffer(key.shared, key.rows, 0, key.tables, heads, key.masks) if key.shared else None
         made = cls(key, cache, tensors, work, shared)
         for one in (work, shared):
             if one is not None:

@@ -136,10 +136,11 @@ class ShardedAttention:
             ]
 
         parts = list(call.run_on_shards(attend).values())
+        if allow_empty:
+            return parts
+        window = next(iter(self._attention.values())).window_of(call.layer)
         for (_, mask), state, end in zip(rows, parts[0], call.ends, strict=True):
-            if not allow_empty:
-                window = next(iter(self._attention.values())).window_of(call.layer)
-                check_seen(len(state.o), end, True, mask_words(mask, len(state.o), end), window)
+            check_seen(len(state.o), end, True, mask_words(mask, len(state.o), end), window)
         return parts
 
     def _exchanged(self, call: Call, parts: list[list[PartialState]]) -> list[tuple[PartialState, ...]]:

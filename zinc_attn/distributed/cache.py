@@ -92,7 +92,7 @@ class ShardedKVCache:
         dtype, rounds = storage_dtype(dtype), check_bool("round_rows", round_rows)
         self.devices, self.shape, self.dtype = list(devices), shape, dtype
         self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
-        scales = check_head_scales(dtype, self.num_layers, shape.kv_heads, k_scale, v_scale)
+        scales = check_head_scales(dtype, shape, self.num_layers, k_scale, v_scale)
         self._capacity = capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
         shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given

@@ -142,13 +142,14 @@ def _glsl(node: ast.expr, within: int) -> str:
             return f"{value}u"
         case ast.IfExp(test=test, body=body, orelse=orelse):
             text, level = f"{_glsl(test, 1)} ? {_glsl(body, 1)} : {_glsl(orelse, 1)}", 0
-        case (
-            ast.BinOp(left=left, op=op, right=right)
-            | ast.Compare(left=left, ops=[op], comparators=[right])
-            | ast.BoolOp(op=op, values=[left, right])
-        ) if type(op) in _OPERATORS:
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
+            type(op) in _OPERATORS
+        ):
             symbol, level = _OPERATORS[type(op)]
             text = f"{_glsl(left, level)} {symbol} {_glsl(right, level + 1)}"
+        case ast.BoolOp(op=ast.Or() as op, values=values):
+            symbol, level = _OPERATORS[type(op)]
+            text = f" {symbol} ".join(_glsl(value, level) for value in values)
         case _:
             known = ", ".join(symbol for symbol, _ in _OPERATORS.values())
             raise ValueError(

@@ -31,25 +31,25 @@ KNOWN: Final = {
 }
 
 
+def _by_type(of: str, attribute: str) -> str:
+    """The value of an attribute of ``StorageType`` for the type of K or V, as an expression."""
+    values: dict[int, list[str]] = {}
+    for one in STORAGE.values():
+        values.setdefault(int(getattr(one, attribute)), []).append(f"{of}_STORAGE == STORAGE_{one.name.upper()}")
+    *named, (last, _) = sorted(values.items(), key=lambda item: len(item[1]))  # the most frequent value needs no test
+    return "".join(f"{value} if {' or '.join(tests)} else " for value, tests in named) + str(last)
+
+
 def _words(of: str) -> dict[str, tuple[str, str]]:
     """The formulas of a stored row of K or V, as ``storage.StorageType`` has them."""
-    storage = f"{of}_STORAGE"
-    fifth = f"{storage} == STORAGE_Q5_1 or {storage} == STORAGE_Q5_0"
-    scaled = f"1 if {storage} == STORAGE_Q8_0 or {storage} > STORAGE_FP8_E4M3 else 0"
     return {
-        f"{of}_BITS": (
-            f"32 if {storage} == STORAGE_F32 else 16 if {storage} <= STORAGE_BF16 else 8 if {storage} <= "
-            "STORAGE_FP8_E4M3 else 4",
-            f"bits of a stored value of {of}",
-        ),
-        f"{of}_HALVES": (
-            f"2 if {storage} == STORAGE_Q5_1 or {storage} == STORAGE_Q4_1 else {scaled}",
-            "float16 numbers of a block: its scale, or scale and minimum",
-        ),
+        f"{of}_BITS": (_by_type(of, "bits"), f"bits of a stored value of {of}"),
+        f"{of}_HALVES": (_by_type(of, "halves"), "float16 numbers of a block: its scale, or scale and minimum"),
+        f"{of}_FIFTH": (_by_type(of, "fifth_bits"), "1 where a block has a word of fifth bits"),
         f"{of}_VALUES": (f"{of}_DIM * {of}_BITS // 32", f"words of the values of one token's {of} of one KV head"),
         f"{of}_BLOCKS": (f"({of}_DIM + BLOCK - 1) // BLOCK", "blocks of a row"),
         f"{of}_PAIRED": (f"({of}_BLOCKS * {of}_HALVES + 1) // 2", "words of their float16 numbers"),
-        f"{of}_SCALES": (f"{of}_PAIRED + {of}_BLOCKS if {fifth} else {of}_PAIRED", "the same with their fifth bits"),
+        f"{of}_SCALES": (f"{of}_PAIRED + {of}_BLOCKS * {of}_FIFTH", "the same with their fifth bits"),
     }
 
 

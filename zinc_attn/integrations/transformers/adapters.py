@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -135,9 +135,19 @@ def _slopes(bias: Any, model: str) -> Any:
     return torch.from_numpy(slopes.astype(np.float32))
 
 
-def _dropout(module: Any, rate: float) -> float:
-    """The rate that the module's attention has now, which attention "zinc" refuses unless it is 0."""
-    return rate if module.training else 0.0
+def _attended(
+    module: Any, rows: Sequence[Any], past: Any, mask: Any, *, dropout: float, scaling: float, **options: Any
+) -> Any:
+    """What the module's new rows (query, key, value) attend to, heads side by side: (batch, q_len, q_heads * head_dim).
+
+    past: the cache, or None; dropout: the rate while training, which attention "zinc" refuses unless it is 0.
+    """
+    query, key, value = rows
+    if past is not None:
+        key, value = past.update(key, value, module.layer_idx)
+    rate = dropout if module.training else 0.0
+    out, _ = attention_forward(module, query, key, value, mask, dropout=rate, scaling=scaling, **options)
+    return out.flatten(2)
 
 
 def _bloom_bias(model: Any) -> Any:
@@ -156,21 +166,17 @@ def _bloom(  # noqa: PLR0913 - BloomAttention.forward's parameters
     output_attentions: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, None]:
-    query, key, value = module._reshape(module.query_key_value(hidden_states))
-    if layer_past is not None:
-        key, value = layer_past.update(key, value, module.layer_idx)
-    out, _ = attention_forward(
+    out = _attended(
         module,
-        query,
-        key,
-        value,
+        module._reshape(module.query_key_value(hidden_states)),
+        layer_past,
         attention_mask,
-        dropout=_dropout(module, module.attention_dropout.p),
+        dropout=module.attention_dropout.p,
         scaling=module.inv_norm_factor,
         alibi=slopes * module.beta,
         output_attentions=output_attentions,
     )
-    out = module.dense(out.flatten(2))
+    out = module.dense(out)
     out = torch.nn.functional.dropout(out, p=module.hidden_dropout, training=module.training)
     return residual + out, None
 
@@ -192,9 +198,7 @@ def _mpt(
     if module.clip_qkv:
         qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)
     heads = (*hidden_states.shape[:2], module.n_heads, module.head_dim)
-    query, key, value = (x.reshape(heads).transpose(1, 2) for x in qkv.chunk(3, dim=2))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, module.layer_idx)
+    new = [x.reshape(heads).transpose(1, 2) for x in qkv.chunk(3, dim=2)]
     if attention_mask is not None and not hasattr(attention_mask, "zinc"):
         attention_mask = ~attention_mask  # MptModel takes a 4-D mask for one that is not 0 where a key is hidden
         rows, keys = attention_mask.shape[-2:]
@@ -209,11 +213,8 @@ def _mpt(
             "attention_mask: got padding behind a token, which MPT's ALiBi counts as positions, expected padding in "
             'front of the tokens; use padding_side="left"'
         )
-    dropout = _dropout(module, module.attn_dropout_p)
-    out, _ = attention_forward(
-        module, query, key, value, attention_mask, dropout=dropout, scaling=module.softmax_scale, alibi=slopes
-    )
-    return module.out_proj(out.flatten(2)), None
+    rates = {"dropout": module.attn_dropout_p, "scaling": module.softmax_scale}
+    return module.out_proj(_attended(module, new, past_key_values, attention_mask, **rates, alibi=slopes)), None
 
 
 def _falcon_bias(model: Any) -> Any:
@@ -246,20 +247,17 @@ def _falcon(  # noqa: PLR0913 - FalconAttention.forward's parameters
     if slopes is None:
         rotate = inspect.getmodule(type(module)).apply_rotary_pos_emb  # type: ignore[union-attr]
         query, key = rotate(query, key, *position_embeddings)
-    if layer_past is not None:
-        key, value = layer_past.update(key, value, module.layer_idx)
-    out, _ = attention_forward(
+    out = _attended(
         module,
-        query,
-        key,
-        value,
+        (query, key, value),
+        layer_past,
         attention_mask,
-        dropout=_dropout(module, module.attention_dropout.p),
+        dropout=module.attention_dropout.p,
         scaling=module.inv_norm_factor,
         alibi=None if slopes is None else slopes * module.inv_norm_factor,  # which scales Falcon's bias, too
         output_attentions=output_attentions,
     )
-    return module.dense(out.flatten(2)), None
+    return module.dense(out), None
 
 
 _FAMILIES: Final = (

@@ -2,11 +2,12 @@
 
 from .compiler import compile_variants, isa_text, missing
 from .gates import table, violations
-from .variants import FAMILIES, UNEQUAL_SHAPES, Spec, specs_for, unequal_specs
+from .variants import FAMILIES, UNEQUAL_SHAPES, USUAL, Spec, specs_for, unequal_specs
 
 __all__ = [
     "FAMILIES",
     "UNEQUAL_SHAPES",
+    "USUAL",
     "Spec",
     "compile_variants",
     "isa_text",
