@@ -26,12 +26,22 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
         yield opened
 
 
-@pytest.fixture
-def commands_on_best_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run on the machine's best device."""
+@pytest.fixture(scope="session")
+def best_device_index() -> int | None:
+    """The index of the machine's best device other than SwiftShader; None where there is no other."""
     others = [d for d in za.list_devices() if "SwiftShader" not in d.name]
-    if others and "ZINC_ATTN_DEVICE" not in os.environ:
-        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(machine.choose(others).index))
+    return machine.choose(others).index if others else None
+
+
+@pytest.fixture(autouse=True)
+def _default_device(monkeypatch: pytest.MonkeyPatch, best_device_index: int | None) -> None:
+    """What names no device runs on the machine's best one, in this process and in those that a test starts.
+
+    SwiftShader may be the first of several CPU devices, and keeps no compiled code: every process, and every device
+    that is opened, would compile its kernels anew. Tests of SwiftShader name it.
+    """
+    if best_device_index is not None and "ZINC_ATTN_DEVICE" not in os.environ:
+        monkeypatch.setenv("ZINC_ATTN_DEVICE", str(best_device_index))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import zinc_attn as za  # noqa: E402
 from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("commands_on_best_device", "one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread")
 TURNS = ("the sea is wide", "a bit never moves", "the sky is blue; ä€")
 SETTINGS = generate.Settings(max_new_tokens=9)
 

@@ -27,7 +27,7 @@ from zinc_attn.tools.generate import checks, generation  # noqa: E402
 from zinc_attn.tools.generate.hf_model import quiet  # noqa: E402
 
 RUN = ("--runtime", "vulkan")
-pytestmark = pytest.mark.usefixtures("commands_on_best_device", "one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

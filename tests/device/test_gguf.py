@@ -22,7 +22,7 @@ pytest.importorskip("gguf", reason="pip install 'zinc-attn[gguf]'")
 from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("commands_on_best_device", "one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

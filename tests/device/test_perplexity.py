@@ -18,7 +18,7 @@ from zinc_attn.dtypes import EXPECTED  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("commands_on_best_device", "one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = ("f32", "f16", "bf16", "q8_0")
 
 

@@ -586,7 +586,7 @@ k, v = (np.random.default_rng(i).standard_normal((3000, 2, 64)).astype(np.float1
 q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
 layers = 2 if mode == "mismatch" and comm.rank == 1 else 1
 try:
-    cache = za.ShardedKVCache([za.Device.open(0)], shape, layers, 4096, comm=comm, weights=[1.0], timeout_s=5)
+    cache = za.ShardedKVCache([za.Device.open()], shape, layers, 4096, comm=comm, weights=[1.0], timeout_s=5)
     attn, seq = za.ShardedAttention(cache), cache.new_sequence()
     for at, n in ((0, 2500), (2500, 1), (2501, 499)):
         if mode == "error" and comm.rank == 1 and at == 2500:
@@ -648,7 +648,7 @@ q = np.random.default_rng(3).standard_normal((6, 64)).astype(np.float32)
 file = open(f"{sys.argv[1]}/{comm.rank}.txt", "w")
 
 def make(nodes, timeout_s):
-    device = za.Device.open(0)
+    device = za.Device.open()
     return za.ShardedKVCache([device], shape, 1, nodes * 512, comm=comm, weights=[1.0], timeout_s=timeout_s)
 
 def said(call):

@@ -24,7 +24,7 @@ from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 from zinc_attn.tools.generate.trace import first_difference  # noqa: E402
 
-pytestmark = [pytest.mark.models, pytest.mark.usefixtures("commands_on_best_device", "one_thread")]
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).parents[2]
 TEXTS = (generate.TEXT, ROOT / "LICENSE", ROOT / "docs" / "determinism.md")
 STORY = "Tell me a long story about a ship, a storm and a lighthouse."
