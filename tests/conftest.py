@@ -1,9 +1,10 @@
-"""Shared by host and device tests: seeded inputs, and NumPy that raises where a value would go wrong."""
+"""Shared by host and device tests: seeded inputs, NumPy that raises where a value would go wrong, and who runs what."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,3 +23,39 @@ def _numpy_raises() -> Iterator[None]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
+
+
+# What takes longest, in this order: it is begun first, so that no process is left alone with it at the end.
+LONGEST = (
+    "swiftshader",
+    *(f"tests/device/test_{name}.py" for name in ("validation", "check", "cache", "transformers", "bits", "grid")),
+)
+
+
+def work_unit(nodeid: str) -> str:
+    """Which tests one process runs together: those of a file, which share kernels, and those of SwiftShader.
+
+    lavapipe's compiled kernels reach another process through Mesa's cache on disk, but only once they are there, and
+    two processes that run one file would compile them at the same time. SwiftShader keeps none on disk at all.
+    """
+    return "swiftshader" if "swiftshader" in nodeid else nodeid.split("::", maxsplit=1)[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """pytest-xdist hands out whole units, the longest ones first. (Its loadgroup needs a pytest before 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return work_unit(nodeid)
+
+    config.option.loadscopereorder = False  # the order of the collection, see below
+    return Units(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # behind pytest's own order, which is by the parameters of session fixtures
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The units of LONGEST first."""
+    places = {unit: at for at, unit in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(work_unit(item.nodeid), len(places)))

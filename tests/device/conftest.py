@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 from support import DRIVERS, FULL, RUNTIMES, open_device
@@ -13,17 +15,22 @@ from zinc_attn.runtime import devices as machine
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
-    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names."""
-    with open_device("default", request.param) as opened:
-        yield opened
+def opened() -> Iterator[Callable[[str, str], za.Device]]:
+    """A device by driver and dispatcher, opened once for all tests of this process: it keeps what it has compiled."""
+    with ExitStack() as stack:
+        yield cache(lambda driver, runtime: stack.enter_context(open_device(driver, runtime)))
 
 
 @pytest.fixture(scope="session")
-def any_device(request: pytest.FixtureRequest) -> Iterator[za.Device]:
+def device(request: pytest.FixtureRequest, opened: Callable[[str, str], za.Device]) -> za.Device:
+    """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names."""
+    return opened("default", request.param)
+
+
+@pytest.fixture(scope="session")
+def any_device(request: pytest.FixtureRequest, opened: Callable[[str, str], za.Device]) -> za.Device:
     """Every driver, on the dispatchers that ``pytest_generate_tests`` names."""
-    with open_device(*request.param) as opened:
-        yield opened
+    return opened(*request.param)
 
 
 @pytest.fixture(scope="session")
@@ -73,15 +80,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:
     return names.replace(",", " ").split() if isinstance(names, str) else names
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """SwiftShader's tests go to one process: it keeps no compiled code that a second one could use."""
-    if "swiftshader" in item.name:
-        item.add_marker(pytest.mark.xdist_group("swiftshader"))
-
-
-@pytest.hookimpl(trylast=True)  # behind pytest's own order by device
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first, so that the other process has something to do beside it."""
-    items.sort(key=lambda item: item.path.name != "test_validation.py")

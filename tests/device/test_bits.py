@@ -58,8 +58,9 @@ def table() -> list[Any]:
     for driver in dict.fromkeys((*DRIVERS, SLOW)):
         shapes: tuple[str, ...] = (*MODEL_SHAPES.values(), *OTHER_SHAPES) if FULL else CI_SHAPES
         contexts: tuple[int, ...] = (*SHORT, *LONG) if FULL else CI_CONTEXTS
-        if driver[0] == "swiftshader" and not FULL:  # lavapipe runs the other lengths: what differs is the compiler
-            contexts = (1, 65, 1000)
+        if driver != ("default", "vulkan") and not FULL:  # which runs the other lengths
+            contexts = (1, 65, 1000) if driver[0] == "swiftshader" else (0, 65, 1000)
+            shapes = shapes if driver[0] == "swiftshader" else shapes[:2]  # a dispatcher does not know a shape
         if driver == SLOW:
             shapes, contexts = (shapes[:9], (1, 65, 129, 1000)) if FULL else (("16/2/256", "9/3/64"), (65,))
         for shape in shapes:
@@ -130,7 +131,6 @@ def test_bits_equal_the_oracle(any_device: za.Device, shape: str, dtype: str, co
     check_all_layouts(any_device, shape, context, dtype, "normal")
 
 
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("kind", ("sharp", "extreme", "equal", "zeros", "subnormal", "cancelling"))
 @pytest.mark.parametrize("dtype", ("f16", "f32"))
 @pytest.mark.parametrize("shape", ("16/2/256", "9/3/64") if FULL else ("9/3/64",))
@@ -150,10 +150,14 @@ def test_bits_at_131072_keys(device: za.Device) -> None:
     check_all_layouts(device, "16/2/256" if FULL else "8/1/256", 131072, "f16", "normal", plans)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [("16/2/256", "f16"), ("9/3/80", "f16")] + [("11/1/64", "f32")] * FULL)
+FOR_GPUS = [("4/2/256", "f16"), ("9/3/80", "f16"), *((("16/2/256", "f16"), ("11/1/64", "f32")) if FULL else ())]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), FOR_GPUS)
 def test_bits_of_the_builds_for_gpus(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
 ) -> None:
+    """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
     monkeypatch.setattr(dispatches, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
     monkeypatch.setattr(dispatches, "merge_lanes", lambda kind: 256)
     for context in (65, 1000):

@@ -332,16 +332,16 @@ def with_cache(cache: za.KVCache, use: Any, *args: Any, **kwargs: Any) -> Any:
 
 def test_fixed_layouts_and_dtypes_do_not_show(device: za.Device) -> None:
     """One input, f16 or f32, in every layout: one output."""
-    outs = {}
+    outs, shape = {}, za.AttnShape(6, 2, 64)
     for dtype in ("f16", "f32"):
-        cache = za.KVCache(device, SMALL, 1, 1024, dtype, 64)
+        cache = za.KVCache(device, shape, 1, 1024, dtype, 64)
         for layout in ({}, {"num_splits": 1}, {"num_splits": 3}, {"split_size": 100}):
             attn, seq, found = za.Attention(cache, **layout), cache.new_sequence(), []
             rng = np.random.default_rng(5)
             for n in (700, 1, 30):
-                k, v = new_rows(rng, n, SMALL, "f16")
+                k, v = new_rows(rng, n, shape, "f16")
                 k, v = (k, v) if dtype == "f16" else (k.astype(np.float32), v.astype(np.float32))
-                found.append(attn(new_q(rng, min(n, 20), SMALL), seq, 0, k=k, v=v, return_lse=True))
+                found.append(attn(new_q(rng, min(n, 20), shape), seq, 0, k=k, v=v, return_lse=True))
             outs[dtype, tuple(layout.items())] = found
             seq.free()
         cache.close()
@@ -350,11 +350,11 @@ def test_fixed_layouts_and_dtypes_do_not_show(device: za.Device) -> None:
         for got, want in zip(found, first, strict=True):
             same(got, want, label)
     rng = np.random.default_rng(5)
-    k, v = new_rows(rng, 700, SMALL, "f16")
-    same(first[0], reference.emulate(new_q(rng, 20, SMALL), k, v), "the first chunk")
+    k, v = new_rows(rng, 700, shape, "f16")
+    same(first[0], reference.emulate(new_q(rng, 20, shape), k, v), "the first chunk")
 
 
-SHAPES = ["3/1/64", "7/1/80", "6/2/96", "16/1/112", "2/2/128", "3/1/192", "7/1/256", "4/2/512"]
+SHAPES = ["3/1/64", "7/1/80", "6/2/96", "9/1/112", "2/2/128", "3/1/192", "1/1/256", "4/2/512"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -56,7 +56,8 @@ def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtyp
         order = rng.permutation(8)
         seqs, held = [[*seqs, *others][i] for i in order], [[*held, *other_held][i] for i in order]
         attns = [za.Attention(cache), za.Attention(cache, cascade=False), za.Attention(cache, num_splits=2)]
-        for new in (0, 1, 1, 1, 3):
+        steps = (0, 1, 1, 1, 3) if FULL or "SwiftShader" not in any_device.info.name else (0, 1, 3)
+        for new in steps:  # the second and third 1 use a recording again, which no driver sees
             q_lens = [new or 1] * 8 if new != 3 else [3, 1, 40, 2, 1, 1, 5, 1]
             fresh = [rng.standard_normal((2, n if new else 0, shape.kv_heads, shape.head_dim)) for n in q_lens]
             fresh = [x.astype(np.float16) for x in fresh]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from c_host import EXAMPLE, PAGE, SANITIZE, SHIM, SOURCES, WRAP, compiled, make_case, needs_compiler, page_words
-from support import DRIVERS, differing, open_device
+from support import DRIVERS, FULL, differing, open_device
 
 import zinc_attn as za
 from zinc_attn.tools import export
@@ -238,8 +238,16 @@ def test_storage_types_have_the_bits_of_attention(embed, device, rng, tmp_path, 
                     assert not (differing(got[0], out) or differing(got[1], lse))
 
 
-@pytest.mark.parametrize("any_device", [(d, r) for d, r in DRIVERS if r == "vulkan"], indirect=True, ids="-".join)
-@pytest.mark.parametrize("shape,dtype", (("8/2/64", "f16"), ("6/2/96/64", "q8_0"), ("6/3/64/160", "f32")))
+# SwiftShader compiles everything anew in each process; its bits of the other types are proven in Python
+SIZES_OF_V = [
+    pytest.param(driver, shape, dtype, id=f"{'-'.join(driver)}-{shape}-{dtype}")
+    for driver in DRIVERS
+    for shape, dtype in (("8/2/64", "f16"), ("6/2/96/64", "q8_0"), ("6/3/64/160", "f32"))
+    if driver[1] == "vulkan" and (FULL or driver[0] == "default" or dtype == "q8_0")
+]
+
+
+@pytest.mark.parametrize(("any_device", "shape", "dtype"), SIZES_OF_V, indirect=["any_device"])
 def test_biases_masks_and_sizes_of_v_have_the_oracle_s_bits(embed, any_device, rng, tmp_path, shape, dtype):
     shape = za.AttnShape.parse(shape)
     export.export(tmp_path, [shape], dtype=dtype, page_size=64)

@@ -16,7 +16,7 @@ from zinc_attn.decode.scoring import Scoring, check_scale, check_sinks
 from zinc_attn.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 
-SHAPES = ("16/2/256", "9/3/64", "8/2/80") + (("64/8/64", "5/1/512", "16/1/128") if FULL else ())
+SHAPES = ("2/2/256", "9/3/64", "8/2/80") + (("16/2/256", "64/8/64", "5/1/512", "16/1/128") if FULL else ())
 CONTEXTS = (0, 1, 63, 64, 65, 129, 700, 1500)
 OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 128},
@@ -91,20 +91,20 @@ def test_rows_of_a_prompt(device: za.Device, name: str, causal: bool) -> None:
         assert shape.group == 2
 
 
-@pytest.mark.parametrize("page_size", (16, 256) if FULL else (16,))
+@pytest.mark.parametrize("page_size", (16, 256) if FULL else (256,))
 def test_layers_of_a_cache_score_differently(device: za.Device, page_size: int) -> None:
     """Windows and sinks per layer; tokens one by one, in chunks and in a batch; every step has the oracle's bits."""
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(9)
     windows, cap = [128, None, 3], 5.0
     sinks = [rng.standard_normal(6).astype(np.float32), None, rng.standard_normal(6).astype(np.float32) * 9]
-    with za.KVCache(device, shape, 3, 2048, "f32", page_size) as cache:
+    with za.KVCache(device, shape, 3, 2048, "f16", page_size) as cache:
         attn = za.Attention(cache, window=windows, softcap=cap, sinks=sinks)
         fixed = za.Attention(cache, window=windows, softcap=cap, sinks=sinks, num_splits=3)
         seqs = [cache.new_sequence(), cache.new_sequence()]
-        held = [[np.zeros((2, 0, 2, 64), np.float32) for _ in windows] for _ in seqs]
+        held = [[np.zeros((2, 0, 2, 64), np.float16) for _ in windows] for _ in seqs]
         for step, lengths in enumerate(((100, 7), (1, 1), (1, 1), (260, 62), (1, 1), (1, 1), (1, 1), (513, 1), (1, 1))):
             for layer in range(3):
-                fresh = [rng.standard_normal((2, n, 2, 64)).astype(np.float32) for n in lengths]
+                fresh = [rng.standard_normal((2, n, 2, 64)).astype(np.float16) for n in lengths]
                 held_now = [np.concatenate([held[i][layer], fresh[i]], axis=1) for i in range(2)]
                 qs = [rng.standard_normal((n, 6, 64)).astype(np.float32) for n in lengths]
                 outs, lses = attn(qs, seqs, layer, [f[0] for f in fresh], [f[1] for f in fresh], return_lse=True)
@@ -161,7 +161,7 @@ def test_a_window_reads_only_its_keys(device: za.Device) -> None:
 
 
 @pytest.mark.parametrize("kind", ("normal", "sharp", "extreme"))
-@pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))
+@pytest.mark.parametrize("text", ("16/2/256" if FULL else "2/2/256", "9/3/64"))  # one head compiles faster than 8
 def test_close_to_float64(device: za.Device, text: str, kind: str) -> None:
     shape = za.AttnShape.parse(text)
     for name in OPTIONS:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,17 +33,16 @@ from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, Zinc
 SHAPE = za.AttnShape(6, 2, 64)
 
 
-@pytest.fixture(scope="module", params=("two runtimes", "two drivers", "three"))
-def devices(request: pytest.FixtureRequest) -> Iterator[list[za.Device]]:
-    names = {
-        "two runtimes": (("default", "vulkan"), ("default", "kompute")),
-        "two drivers": (("default", "vulkan"), ("swiftshader", "vulkan")),
-        "three": (("swiftshader", "vulkan"), ("default", "vulkan"), ("default", "kompute")),
-    }
-    found = [open_device(*name) for name in names[request.param]]
-    yield found
-    for device in found:
-        device.close()
+DEVICES = {
+    "two runtimes": (("default", "vulkan"), ("default", "kompute")),
+    "default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan")),
+    "swiftshader and two runtimes": (("swiftshader", "vulkan"), ("default", "vulkan"), ("default", "kompute")),
+}
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def devices(request: pytest.FixtureRequest, opened: Callable[[str, str], za.Device]) -> list[za.Device]:
+    return [opened(*name) for name in DEVICES[request.param]]
 
 
 WINDOW = {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}
