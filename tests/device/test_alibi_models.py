@@ -79,7 +79,7 @@ def adapted(name: str) -> Any:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    return hf.ZincCache(model.config, 128, device=device, **{"page_size": 32, **options})
+    return hf.ZincCache(model.config, 128, device=device, **{"page_size": 64, **options})
 
 
 def generate(model: Any, ids: Any, **options: Any) -> tuple[Any, Any]:

@@ -268,7 +268,7 @@ def ways_of(device: za.Device, page_size: int) -> tuple[Callable[[Way], None], .
     if slow and device.runtime.name == "kompute":
         return (by_forks,) if page_size == 16 and FULL else ()  # compiles every recording anew
     if slow:
-        return ((by_tokens, by_batches, by_forks) if FULL else (by_tokens, by_batches)) if page_size == 64 else ()
+        return ((by_tokens, by_batches, by_forks) if FULL else (by_batches,)) if page_size == 64 else ()
     if FULL:
         some = {16: (by_chunks, by_forks, by_files), 64: WAYS, 256: (by_chunks, by_batches, by_rollbacks)}
         return some[page_size]

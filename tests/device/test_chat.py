@@ -64,7 +64,7 @@ def common_length(a: list[int], b: list[int]) -> int:
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_turns_are_those_of_a_fresh_prefill(model: generate.HFModel, device: za.Device, chunk: int | None) -> None:
     """And a turn prefills only what the cache lacks."""
-    settings = generate.Settings(max_new_tokens=9, prefill_chunk=chunk, page_size=16)
+    settings = generate.Settings(max_new_tokens=9, prefill_chunk=chunk, page_size=64)
     messages: list[tuple[str, str]] = []
     held: list[int] = []
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, settings) as talk:

@@ -59,7 +59,7 @@ def model_of(name: str, attn: str = "zinc") -> Any:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    return hf.ZincCache(model.config, 128, device=device, page_size=32, **options)
+    return hf.ZincCache(model.config, 128, device=device, page_size=64, **options)
 
 
 def causal(rows: int, keys: int, window: int | None = None) -> Any:

@@ -200,14 +200,15 @@ def test_digests_are_python_s_and_the_oracle_s(embed, inputs, any_device):
     """Every context and layout, both builds of pass 1, several layers, rows and forks, all by C."""
     name = any_device.info.name
     q, k, v = inputs.qkv
+    longest = 1000 if "SwiftShader" in name and not FULL else max(CONTEXTS)  # where lavapipe takes seconds
+    cases = {key: path for key, path in inputs.cases.items() if key[0] == "run" or key[0] <= longest}
     out, lse = za.attention(q[0], k[:1000], v[:1000], device=any_device, return_lse=True)
-    done = run(embed, "-d", name, inputs.kernels, *inputs.cases.values())
+    done = run(embed, "-d", name, inputs.kernels, *cases.values())
     assert done.returncode == 0, done.stderr
     head, *lines = done.stdout.splitlines()
     assert head.startswith(name)
-    assert [line.split("  ")[0] for line in lines] == [f"{path}.out" for path in inputs.cases.values()]
-    found = {key: file_digest(f"{path}.out") for key, path in inputs.cases.items()}
-    assert found == inputs.digests
+    assert [line.split("  ")[0] for line in lines] == [f"{path}.out" for path in cases.values()]
+    assert all(file_digest(f"{path}.out") == inputs.digests[key] for key, path in cases.items())
     assert {line.rsplit(" ", 1)[1] for line in lines} == {"single", "loop"}
     assert hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest() == inputs.digests[1000, 0, 0]
 
@@ -242,7 +243,7 @@ def test_storage_types_have_the_bits_of_attention(embed, device, rng, tmp_path, 
 SIZES_OF_V = [
     pytest.param(driver, shape, dtype, id=f"{'-'.join(driver)}-{shape}-{dtype}")
     for driver in DRIVERS
-    for shape, dtype in (("8/2/64", "f16"), ("6/2/96/64", "q8_0"), ("6/3/64/160", "f32"))
+    for shape, dtype in (("6/2/64", "f16"), ("6/2/96/64", "q8_0"), ("6/3/64/160", "f32"))
     if driver[1] == "vulkan" and (FULL or driver[0] == "default" or dtype == "q8_0")
 ]
 
@@ -251,7 +252,8 @@ SIZES_OF_V = [
 def test_biases_masks_and_sizes_of_v_have_the_oracle_s_bits(embed, any_device, rng, tmp_path, shape, dtype):
     shape = za.AttnShape.parse(shape)
     export.export(tmp_path, [shape], dtype=dtype, page_size=64)
-    cases = [biased(rng, shape, dtype, **options) for options in BIASES]
+    some = BIASES if FULL or dtype == "f16" else BIASES[1:4:2]  # the others have kernels that no other test compiles
+    cases = [biased(rng, shape, dtype, **options) for options in some]
     paths = [tmp_path / f"case{i}" for i in range(len(cases))]
     for case, path in zip(cases, paths, strict=True):
         case.write(path)

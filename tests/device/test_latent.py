@@ -100,7 +100,7 @@ def padded(*lengths: int) -> dict[str, Any]:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    given = {"page_size": 32, "latent": True, **options}
+    given = {"page_size": 64, "latent": True, **options}
     return hf.ZincCache(model.config, given.pop("capacity", 128), device=device, **given)
 
 

@@ -158,7 +158,7 @@ def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    return hf.ZincCache(model.config, options.pop("capacity", 256), device=device, page_size=32, **options)
+    return hf.ZincCache(model.config, options.pop("capacity", 256), device=device, page_size=64, **options)
 
 
 def generate(model: Any, ids: Any, **options: Any) -> Any:
@@ -395,7 +395,7 @@ class Layer:
     def __init__(self, device: za.Device, tokens: int, batch: int = 1, **options: Any) -> None:
         self.dtype = options.pop("torch_dtype", torch.float32)
         self.config = transformers.LlamaConfig(**BASE)
-        self.cache = hf.ZincCache(self.config, 256, device=device, page_size=32, max_batch=batch, **options)
+        self.cache = hf.ZincCache(self.config, 256, device=device, page_size=64, max_batch=batch, **options)
         rng = torch.Generator().manual_seed(5)
         q, kv = (2, batch, 4, tokens, 64), (2, batch, 2, tokens, 64)
         self.q, self.k, self.v = (torch.randn(s, generator=rng).to(self.dtype) for s in (q, kv, kv))
