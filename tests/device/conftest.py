@@ -15,22 +15,22 @@ from zinc_attn.runtime import devices as machine
 
 
 @pytest.fixture(scope="session")
-def opened() -> Iterator[Callable[[str, str], za.Device]]:
+def device_of() -> Iterator[Callable[[str, str], za.Device]]:
     """A device by driver and dispatcher, opened once for all tests of this process: it keeps what it has compiled."""
     with ExitStack() as stack:
         yield cache(lambda driver, runtime: stack.enter_context(open_device(driver, runtime)))
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest, opened: Callable[[str, str], za.Device]) -> za.Device:
+def device(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> za.Device:
     """The machine's best device, on the dispatchers that ``pytest_generate_tests`` names."""
-    return opened("default", request.param)
+    return device_of("default", request.param)
 
 
 @pytest.fixture(scope="session")
-def any_device(request: pytest.FixtureRequest, opened: Callable[[str, str], za.Device]) -> za.Device:
+def any_device(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> za.Device:
     """Every driver, on the dispatchers that ``pytest_generate_tests`` names."""
-    return opened(*request.param)
+    return device_of(*request.param)
 
 
 @pytest.fixture(scope="session")

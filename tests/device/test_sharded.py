@@ -41,8 +41,8 @@ DEVICES = {
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def devices(request: pytest.FixtureRequest, opened: Callable[[str, str], za.Device]) -> list[za.Device]:
-    return [opened(*name) for name in DEVICES[request.param]]
+def devices(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> list[za.Device]:
+    return [device_of(*name) for name in DEVICES[request.param]]
 
 
 WINDOW = {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}
