@@ -1,27 +1,45 @@
 // Pass 1 of split-KV attention (flash decoding): the states (m, l, o) of a range of leaves, for the query heads that
 // share one KV head.
 //
-// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A workgroup is one
-// wave of 32 invocations; a leaf is 64 keys.
+// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A wave is 32
+// invocations, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
 //
-//     for each leaf of the item:
-//         scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane
-//         weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
-//                   p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys      to shared memory, partly summed
-//         values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions
-//                   l[h] = sum over the leaf's keys of p[key][h]
-//         node     = merge(node, (m, l, o))                                   LOOP only
-//         write the state after the last leaf of each unit (a leaf, or a node of eight)
+//     single      one wave, one leaf, straight line
+//     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node
+//     LOOP        one wave, any range of leaves, one after another
+//
+// What a wave does for each of its leaves:
+//
+//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane
+//     weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
+//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys      to shared memory, partly summed
+//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions
+//               l[h] = sum over the leaf's keys of p[key][h]
+//     fold      node = merge(node, (m, l, o)), leaves ascending             NODE, LOOP
+//     emit      the state of each unit, a leaf or a node, when it is complete
 //
 // All HEADS query heads use a row of K or V when it is loaded, so that K and V are read once.  If their value sums are
 // more than the registers hold, the third step makes several passes over V, each for a part of every value row.
-// LOOP 0 is straight-line code for items of one leaf; LOOP 1 takes any range of leaves.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#if NODE
+#extension GL_KHR_shader_subgroup_basic : require
+#endif
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
+#if NODE
+const uint MEMBERS = LEAVES_PER_NODE;  // waves of a workgroup
+layout(local_size_x = 32, local_size_y = MEMBERS) in;
+uint member;  // the wave's number in its workgroup
+uint lane;    // the invocation's number in its wave
+uint own;     // where the wave's part of `weights` begins
+#else
+const uint MEMBERS = 1u;
+const uint own = 0u;
 layout(local_size_x = 32) in;
+#define lane gl_LocalInvocationID.x
+#endif
 layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
 layout(constant_id = ATTEND_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, whole slices of a lane
 layout(constant_id = ATTEND_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
@@ -55,9 +73,11 @@ float node_m[HEADS];    // the unit's state so far
 float node_l[HEADS];
 vec2 node_o[HEADS * PAIRS];  // unused with several passes over V: it is in the scratch tensor then
 #endif
-// [key][head]: weights.  In between, [head][key mod 4]: partial maxima and sums.  One array serves both (2 KiB for 8
-// heads), so that shared memory does not limit the waves per SIMD before the registers do.
-shared float weights[KEYS_PER_LEAF * HEADS];
+// Of each wave [key][head]: weights.  In between, [head][key mod 4]: partial maxima and sums.  At the end of NODE, pairs
+// of o.  One array serves all (2 KiB a wave for 8 heads), so that shared memory does not limit the waves per SIMD before
+// the registers do.
+const uint WAVE_WEIGHTS = KEYS_PER_LEAF * HEADS;
+shared float weights[MEMBERS * WAVE_WEIGHTS];
 
 #include "state.glsl"
 #include "item.glsl"
@@ -67,6 +87,9 @@ shared float weights[KEYS_PER_LEAF * HEADS];
 #include "weights.glsl"
 #include "values.glsl"
 #include "emit.glsl"
+#if NODE
+#include "node.glsl"
+#endif
 
 void main() {
     Item item = read_item();
@@ -74,7 +97,18 @@ void main() {
         return;
     }
     find_head_scales();
-#if LOOP
+#if NODE
+    find_place();
+    Leaf leaf = leaf_of_member(item);
+    find_scores(item, leaf);
+    find_weights(leaf);
+    find_values(item, leaf, true);
+    sum_weights();
+    fold_members();
+    if (member < HEADS) {
+        emit_vector(item, item.leaf_begin, member, 0u);
+    }
+#elif LOOP
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index);
         find_scores(item, leaf);

@@ -4,7 +4,7 @@
 vec2 biased(Item item, Leaf leaf, uint h, vec2 s) {
     uvec2 vector = vector_of(item, h);
     uint record = work[HEADER_ROW_TABLE] + vector.x * ROW_WORDS;
-    uint first = leaf.index * KEYS_PER_LEAF + gl_LocalInvocationID.x + item.key_shift;
+    uint first = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
     uvec2 position = uvec2(first, first + WAVE);
     if (ALIBI != 0u) {
         float slope = uintBitsToFloat(work[work[HEADER_ALIBI_TABLE] + vector.y]);

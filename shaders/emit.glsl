@@ -14,7 +14,7 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
         uvec2 vector = vector_of(item, h);
         uint state = state_of(item, vector.x, leaf.index);
         uint at = (state * work[HEADER_Q_HEADS] + vector.y) * V_DIM + slice * SLICE;
-        if (gl_LocalInvocationID.x >= VALUE_LANES || !is_mine(item, h)) {
+        if (lane >= VALUE_LANES || !is_mine(item, h)) {
             continue;
         }
 #if LOOP
@@ -33,7 +33,6 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
 
 // Step 3 of a leaf: to o in one pass over V, or in several to the scratch tensor.
 void find_values(Item item, Leaf leaf, bool first) {
-    uint lane = gl_LocalInvocationID.x;
     if (VALUE_PASSES == 1u) {
         sum_slice(item, leaf, lane);
         return;
@@ -64,42 +63,45 @@ void merge_into_node(bool first) {
 #define UNIT(x) x
 #endif
 
-// Write the state of the unit that holds leaf `index`.
-void emit(Item item, uint index) {
-    uint lane = gl_LocalInvocationID.x;
+// Write the state of the unit that holds leaf `index`, for query vector h, which is number `place` of the lane's arrays.
+void emit_vector(Item item, uint index, uint h, uint place) {
     uint q_heads = work[HEADER_Q_HEADS];
     bool single_pass = VALUE_PASSES == 1u && work[HEADER_SINGLE_PASS] != 0u;
-    uint lse_base = work[HEADER_ROWS] * q_heads * V_DIM;
-    uint ml_base = work[HEADER_STATE_STRIDE] * q_heads * V_DIM;
-    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        uvec2 vector = vector_of(item, h);
-        uint slot = (single_pass ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
-        bool mine = is_mine(item, h);
-        float top = UNIT(m)[h], sum = UNIT(l)[h], keep = 1.0;
-        if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
-            keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
-        }
-        if (VALUE_PASSES == 1u && mine && lane < VALUE_LANES) {
-            for (uint i = 0u; i < PAIRS; ++i) {
-                uint at = slot * V_DIM + lane * SLICE + 2u * i;
-                vec2 x = UNIT(o)[h * PAIRS + i];
-                if (single_pass) {
-                    x = normalize(x, keep, sum);
-                    result[at] = x.x;
-                    result[at + 1u] = x.y;
-                } else {
-                    states[at] = x.x;
-                    states[at + 1u] = x.y;
-                }
-            }
-        }
-        if (mine && lane == 0u) {
+    uvec2 vector = vector_of(item, h);
+    uint slot = (single_pass ? vector.x : state_of(item, vector.x, index)) * q_heads + vector.y;
+    bool mine = is_mine(item, h);
+    float top = UNIT(m)[place], sum = UNIT(l)[place], keep = 1.0;
+    if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
+        keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
+    }
+    if (VALUE_PASSES == 1u && mine && lane < VALUE_LANES) {
+        for (uint i = 0u; i < PAIRS; ++i) {
+            uint at = slot * V_DIM + lane * SLICE + 2u * i;
+            vec2 x = UNIT(o)[place * PAIRS + i];
             if (single_pass) {
-                result[lse_base + slot] = natural_lse(top, sum);
+                x = normalize(x, keep, sum);
+                result[at] = x.x;
+                result[at + 1u] = x.y;
             } else {
-                states[ml_base + 2u * slot] = top;
-                states[ml_base + 2u * slot + 1u] = sum;
+                states[at] = x.x;
+                states[at + 1u] = x.y;
             }
         }
+    }
+    if (mine && lane == 0u) {
+        if (single_pass) {
+            result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
+        } else {
+            uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+            states[at] = top;
+            states[at + 1u] = sum;
+        }
+    }
+}
+
+// The same for every vector of the workgroup.
+void emit(Item item, uint index) {
+    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+        emit_vector(item, index, h, h);
     }
 }

@@ -25,14 +25,12 @@ vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
 
 // Which of the lane's two keys the row sees.
 bvec2 present(Leaf leaf) {
-    uint lane = gl_LocalInvocationID.x;
     return bvec2(lane >= leaf.begin && lane < leaf.count, lane + WAVE >= leaf.begin && lane + WAVE < leaf.count);
 }
 
 // To dots: the scores of the lane's two keys, EMPTY_M for absent ones.
 void find_scores(Item item, Leaf leaf) {
     barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
-    uint lane = gl_LocalInvocationID.x;
     // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and uploaded rows, the last
     // key's.
     uint last = TILE == KEYS_PER_LEAF && FROM_UPLOAD == 0u ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;

@@ -41,7 +41,7 @@ void add_rows(uint slice, uint ahead, uint t) {
     for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
         unpack_v(slice, ahead + j);
         for (uint h = 0u; h < HEADS; ++h) {
-            float p = weights[(t + j) * HEADS + h];
+            float p = weights[own + (t + j) * HEADS + h];
             for (uint i = 0u; i < PAIRS; ++i) {
                 precise vec2 pv = v[i] * p;
                 precise vec2 sum = o[h * PAIRS + i] + pv;
@@ -57,7 +57,7 @@ void sum_slice(Item item, Leaf leaf, uint slice) {
     for (uint i = 0u; i < HEADS * PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
-    if (gl_LocalInvocationID.x < VALUE_LANES && count > 0u) {
+    if (lane < VALUE_LANES && count > 0u) {
         // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
         // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
         uint t = leaf.begin & ~(KEYS_AHEAD - 1u);

@@ -3,44 +3,43 @@
 // Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][head]; a lane
 // then reduces the pairs [head][key mod 4] that fall to it, and every lane combines the four results of each head.
 
-// Every lane's dots to shared memory, [key][head].
+// Every lane's dots to the wave's shared memory, [key][head].
 void share_dots() {
-    uint lane = gl_LocalInvocationID.x;
     for (uint h = 0u; h < HEADS; ++h) {
-        weights[lane * HEADS + h] = dots[h].x;
-        weights[(lane + WAVE) * HEADS + h] = dots[h].y;
+        weights[own + lane * HEADS + h] = dots[h].x;
+        weights[own + (lane + WAVE) * HEADS + h] = dots[h].y;
     }
     barrier();
 }
 
-// Every lane's parts to shared memory, [head][key mod 4].
+// Every lane's parts to the wave's shared memory, [head][key mod 4].
 void share_parts() {
     barrier();
     for (uint g = 0u; g < PARTS; ++g) {
-        weights[g * WAVE + gl_LocalInvocationID.x] = parts[g];
+        weights[own + g * WAVE + lane] = parts[g];
     }
     barrier();
 }
 
 // The head of the lane's pair g.  Lanes behind the last pair repeat the last head; nobody reads what they make.
 uint head_of_part(uint g) {
-    return min(g * (WAVE / WEIGHT_PARTIALS) + gl_LocalInvocationID.x / WEIGHT_PARTIALS, HEADS - 1u);
+    return min(g * (WAVE / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, HEADS - 1u);
 }
 
 // From dots (scores) to m, to weights in shared memory, and to parts (their partial sums).
 void find_weights(Leaf leaf) {
-    uint part_key = gl_LocalInvocationID.x % WEIGHT_PARTIALS;
+    uint part_key = lane % WEIGHT_PARTIALS;
     share_dots();
     for (uint g = 0u; g < PARTS; ++g) {
         uint head = head_of_part(g);
         parts[g] = EMPTY_M;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            parts[g] = max(parts[g], weights[(t + part_key) * HEADS + head]);
+            parts[g] = max(parts[g], weights[own + (t + part_key) * HEADS + head]);
         }
     }
     share_parts();
     for (uint h = 0u; h < HEADS; ++h) {
-        uint at = h * WEIGHT_PARTIALS;
+        uint at = own + h * WEIGHT_PARTIALS;
         m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
     }
     barrier();
@@ -56,7 +55,7 @@ void find_weights(Leaf leaf) {
         uint head = head_of_part(g);
         precise float sum = 0.0;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            sum = sum + weights[(t + part_key) * HEADS + head];
+            sum = sum + weights[own + (t + part_key) * HEADS + head];
         }
         parts[g] = sum;
     }
@@ -66,7 +65,7 @@ void find_weights(Leaf leaf) {
 void sum_weights() {
     share_parts();
     for (uint h = 0u; h < HEADS; ++h) {
-        uint at = h * WEIGHT_PARTIALS;
+        uint at = own + h * WEIGHT_PARTIALS;
         precise float c01 = weights[at] + weights[at + 1u];
         precise float c23 = weights[at + 2u] + weights[at + 3u];
         precise float sum = c01 + c23;

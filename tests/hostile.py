@@ -133,6 +133,7 @@ INNER = {
     "ShardedSequence",
     "ShardedSequence.nodes",
     "ShardedSequence.tokens",
+    "SplitPlan.build_on",
 }  # fmt: skip
 
 # Tested with a device (tests/device/test_hostile_arguments.py); all others without one.

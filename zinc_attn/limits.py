@@ -6,7 +6,7 @@ from typing import Final
 
 MAX_HEAD_DIM: Final = 576
 MAX_Q_HEADS: Final = 65535  # grid y of pass 2
-WAVE: Final = 32  # invocations of a wave; pass 1 has one to a workgroup
+WAVE: Final = 32  # invocations of a wave
 MAX_HEADS_PER_WORKGROUP: Final = 8
 MAX_ACCUMULATORS: Final = 2048  # value sums of one workgroup: what the registers of a wave hold
 MAX_VALUE_PASSES: Final = 4  # over V, where a workgroup has more sums than that

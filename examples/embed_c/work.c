@@ -143,15 +143,15 @@ static void write_header(const struct manifest *m, const struct shape *shape, co
     if (parts->mask > parts->alibi) work[at->header.alibi_table] = (uint32_t)parts->alibi;
 }
 
-/* Item and row records of every query row. */
+/* Item and row records of every query row. Rows of a split are neighbors: a GPU's caches hold its keys for all. */
 static void write_rows(const struct manifest *m, const struct za_call *call, const struct layout *l,
                        const struct parts *parts, uint32_t *work) {
     const struct work_layout *at = &m->work;
     uint32_t unit_keys = m->leaf * l->leaves_per_state, begin, end;
     uint32_t *item = work + at->header_words, *record = work + parts->rows;
-    for (uint32_t row = 0; row < call->q_len; ++row, record += at->row_words) {
-        struct seen seen = keys_of(call, row);
-        for (uint32_t i = 0; i < l->splits; ++i) {
+    for (uint32_t i = 0; i < l->splits; ++i) {
+        for (uint32_t row = 0; row < call->q_len; ++row) {
+            struct seen seen = keys_of(call, row);
             if (!item_leaves(l, m, call->tokens, seen, i, &begin, &end)) continue;
             item[at->item.row] = row;
             item[at->item.first] = seen.first;
@@ -164,6 +164,9 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
             item[at->item.leaves_per_state] = l->leaves_per_state;
             item += at->item_words;
         }
+    }
+    for (uint32_t row = 0; row < call->q_len; ++row, record += at->row_words) {
+        struct seen seen = keys_of(call, row);
         uint32_t unit = seen.first / unit_keys, units = ceil_div(seen.limit, unit_keys);
         record[at->row.state] = row * l->states_per_row + unit - l->first_unit;
         record[at->row.count] = units > unit ? units - unit : 0;

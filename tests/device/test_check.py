@@ -23,7 +23,7 @@ from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case, Observer
 from zinc_attn.tools.check.cases import QUICK
-from zinc_attn.tools.check.properties import COMPUTE_UNITS
+from zinc_attn.tools.check.properties import GPUS
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
@@ -117,7 +117,7 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
     case = Case(shape, "f16", 1000)
     outcome = check.examine(device, case, case.data(), splits, observer=Plans())
     wanted = [za.SplitPlan.fixed(1000, shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
-    wanted += [za.plan_splits(1000, shape, units) for units in COMPUTE_UNITS]
+    wanted += [za.plan_splits(1000, shape, units, node_workgroups=nodes) for units, nodes in GPUS]
     assert {plan.boundaries for plan in wanted} <= laid_out
     assert outcome.status == "pass"
 

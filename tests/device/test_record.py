@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -185,3 +187,31 @@ def test_refusals(host, device):
         other = za.KVCache(device, SHAPE, 1, 64)
         with pytest.raises(errors.RuntimeUnavailableError, match=r"expected a Device.from_kompute$"):
             za.Attention(other).record(None, None, other.new_sequence(), 0)
+
+
+@pytest.mark.parametrize("most", (4, 64))
+def test_a_grid_has_no_more_workgroups_than_the_device(host, rng, monkeypatch, most):
+    """Where the nodes of all rows are more, splits have several nodes. Rows that alone are more are refused."""
+    manager, device = host
+    cache = za.KVCache(device, SHAPE, 1, 4096, "f32", 256)
+    seq = cache.new_sequence()
+    k, v = rng.standard_normal((2, 1400, SHAPE.kv_heads, SHAPE.head_dim), np.float32)
+    cache.append(seq, 0, k, v)
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(most, 65535, 65535)))
+    attn = za.Attention(cache)
+    q = rng.standard_normal((3, SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    sequence, tensor = manager.sequence(), manager.tensor_t(q.reshape(-1))
+    sequence.record(kp.OpTensorSyncDevice([tensor]))
+    call = attn.record(sequence, tensor, seq, 0)
+    key = call._workspace.key
+    assert key.items <= most and key.build == ("loop" if most == 4 else "node")
+    with call.step():
+        sequence.eval()
+    want = za.reference.emulate(q, k, v)[0].reshape(-1)
+    assert np.array_equal(call.out.data().view(np.uint32)[: want.size], want.view(np.uint32))
+    many = manager.tensor_t(np.zeros(5 * SHAPE.q_heads * SHAPE.head_dim, np.float32))
+    if most == 4:
+        with pytest.raises(errors.LimitError, match="q: got 5 rows, expected at most 4"):
+            attn.record(manager.sequence(), many, seq, 0)
+    call.close()
+    cache.close()

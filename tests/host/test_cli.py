@@ -21,6 +21,7 @@ from zinc_attn.cli import arguments, plan, sweep_report, terminal
 from zinc_attn.cli import devices as devices_command
 from zinc_attn.cli.sweep import note_contexts
 from zinc_attn.errors import ArgumentError, NoVulkanError
+from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.shapes import AttnShape
@@ -111,11 +112,11 @@ def test_split_specs_refused(text: str) -> None:
 
 def test_split_spec_plans() -> None:
     def splits(text: str) -> int:
-        return SplitSpec.parse(text).plan(8192, SHAPE, 64, "f16", "gpu").num_splits
+        return SplitSpec.parse(text).plan(8192, SHAPE, LayoutFacts(64), "f16").num_splits
 
     assert (splits("1"), splits("7"), splits("size:2048")) == (1, 7, 4)
     assert splits("auto") == plan_splits(8192, SHAPE, 64).num_splits
-    rows = SplitSpec.parse("auto").plan(8192, SHAPE, 64, "q8_0", "gpu", q_len=4)
+    rows = SplitSpec.parse("auto").plan(8192, SHAPE, LayoutFacts(64), "q8_0", q_len=4)
     assert rows == plan_splits(8192, SHAPE, 64, "q8_0", 4)
 
 
@@ -430,7 +431,7 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.Captu
         (["--seed", "-1"], "seed: got -1, expected an int of at least 0"),
         (["--weights-ms", "nan"], "weights_ms: got nan, expected milliseconds of at least 0"),
         (["--batch", "0"], "batch: got 0, expected an int of at least 1"),
-        (["--q-len", "0"], "q_len: got 0, expected an int of at least 1"),
+        (["--q-len", "0"], "q_len: got 0, expected an int from 1 to 65536"),
         (["--q-len", "65", "--contexts", "1k,64"], "contexts: got 64, expected at least 65, the call's own rows"),
         (["--page-size", "24"], "page_size: got 24, expected a power of two from 16 to 65536"),
         (["--contiguous", "--batch", "2"], "batch: got 2, expected 1 for contiguous K and V without a cache"),

@@ -14,6 +14,8 @@ from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.cli import app as cli
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
 from zinc_attn.tools.cost import CARDS, best_splits, card_with, find_card, ideal, predict
@@ -72,7 +74,7 @@ def test_terms(shape: AttnShape, card: cost.Card) -> None:
 
 
 def test_monotone_in_the_card() -> None:
-    plan = plan_splits(32768, QWEN)
+    plan = plan_splits(2048, QWEN)
     base = predict(plan, R9700).total_us
     assert predict(plan, replace(R9700, bandwidth=800)).total_us < base
     assert predict(plan, replace(R9700, latency_ns=300)).total_us < base
@@ -86,6 +88,20 @@ def test_monotone_in_the_card() -> None:
 def test_partial_traffic_from_64k_on(shape: AttnShape, context: int) -> None:
     p = predict(plan_splits(context, shape), R9700)
     assert p.partial_bytes <= 0.04 * p.kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("16/2/256", {8: 0.80, 16: 0.84, 32: 0.88, 64: 0.91, 128: 0.916}),
+        ("20/1/576/512/latent", {32: 0.45}),
+    ],
+)
+def test_r9700_reaches_a_share_of_its_bandwidth(text: str, shares: dict[int, float]) -> None:
+    """What the split rule has to reach at these lengths, in 1,024 keys, with float16."""
+    shape = AttnShape.parse(text)
+    reached = {n: predict(plan_splits(n << 10, shape), R9700).fraction for n in shares}
+    assert not {n: share for n, share in reached.items() if share < shares[n]}
 
 
 def test_r9700_is_not_bound_by_issue() -> None:
@@ -143,12 +159,11 @@ def test_line_through_the_table() -> None:
 def test_table_is_what_the_compiler_makes() -> None:
     if why := compiler.missing():
         pytest.skip(why)
-    builds = ("single", "loop")
-    specs = [Spec(f"attend_{b}_f16", *key) for key in ISSUE for b in builds]
+    specs = [Spec(f"attend_{build}_f16", *key) for key in ISSUE for build in kernels.BUILDS]
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
-        loop = "loop" in spec.kernel
+        loop, node = "loop" in spec.kernel, "node" in spec.kernel
         row = ISSUE[spec.head_dim, spec.heads]
-        assert report.issue_per_key == pytest.approx(row[loop], abs=1), spec
+        assert report.issue_per_key == pytest.approx(row[loop], abs=1, rel=0.05 if node else 0), spec
         assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(row[2 + loop])
     dtypes = (*STORAGE, "q8_0/q4_0")
     reports = compiler.compile_variants([Spec(f"attend_loop_{dtype}", 256, 8) for dtype in dtypes])
@@ -159,7 +174,7 @@ def test_table_is_what_the_compiler_makes() -> None:
 def test_timeline() -> None:
     plan = plan_splits(8192, QWEN)
     bars = cost.timeline(plan, R9700)
-    assert len(bars) == plan.workgroups
+    assert len(bars) == 2 * plan.workgroups  # of eight waves, over two compute units each
     assert {cu for cu, *_ in bars} == set(range(64))
     assert max(end for _, _, end, _ in bars) == pytest.approx(predict(plan, R9700).pass1_us)
 
@@ -175,7 +190,9 @@ def test_cascade_counts_keys_once_per_group() -> None:
     cut = cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
     assert (cut.submissions, cut.keys_read) == ((15, 15, 2), 17 * 32768 + 32 * 256), "submissions share nothing"
     grid = cascade_layout(AttnShape(1, 1, 64), 600, 8192, 0)
-    assert grid.submissions == (511, 89), "65,535 workgroups of 128 splits a submission"
+    assert grid.submissions == (600,)
+    many = cascade_layout(AttnShape(1, 1, 64), 600, 65536, 0)
+    assert many.submissions == (511, 89), "65,535 workgroups of 128 splits a submission"
     little = cascade_layout(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
     assert little.keys_read == little.alone.keys_read, "two times five leaves are not worth a dispatch"
     wide = cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
@@ -199,7 +216,7 @@ def test_cascade_terms(shape: AttnShape) -> None:
             assert found.total_us > own / R9700.bandwidth / 1e3, "every key is read once at least"
 
 
-@pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.9, 3, 0.97), ("q8_0", 0.74, 69, 0.97)])
+@pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.82, 14, 0.97), ("q8_0", 0.7, 166, 0.93)])
 def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: float) -> None:
     """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
     found, best = [], []
@@ -212,7 +229,7 @@ def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: 
         shape, keys = AttnShape.parse(text), prefix << 10
         one = cost.predict_cascade(shape, R9700, requests, keys, suffix, dtype)
         layout = cascade_layout(shape, requests, keys, suffix, R9700.compute_units, dtype)
-        shared_us = cascade_us(replace(layout, pays=lambda saved: True), keys, R9700, dtype)
+        shared_us = cascade_us(replace(layout, pays=lambda saved, items: True), keys, R9700, dtype)
         found.append(one.speed_up)
         best.append(max(one.alone_us / shared_us, 1.0))
     assert len(found) == 1848 and min(found) > worst and sum(one < 0.97 for one in found) == slower
@@ -247,6 +264,19 @@ def test_pays_from() -> None:
 DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
 
 
+def layout_line(context: int) -> str:
+    plan = plan_splits(context, QWEN)
+    p, build = predict(plan, R9700), plan.build_on(LayoutFacts(R9700.compute_units))
+    name = f"{context >> 10}k" if context >= 1024 else context
+    times = " | ".join(f"{us:.1f} µs" for us in (p.pass1_us, p.merge_us, p.total_us))
+    return f"| {name} | {p.splits} | {build} | {times} | {100 * p.fraction:.1f} % |"
+
+
+def share_line(text: str) -> str:
+    plans = [plan_splits(512 << i, AttnShape.parse(text)) for i in range(9)]
+    return f"| {text} | {' | '.join(f'{100 * predict(plan, R9700).fraction:.1f}' for plan in plans)} |"
+
+
 def cascade_line(text: str, prefix: int, requests: int) -> str:
     p = cost.predict_cascade(AttnShape.parse(text), R9700, requests, prefix, 256)
     pays = "yes" if p.pays else "no" if p.rows_each > 1 else "–"
@@ -262,6 +292,26 @@ def shard_line(text: str, shards: int, link: str) -> str:
     least = cost.pays_from(shape, R9700, shards, cost.LINKS[link])
     times = " | ".join(f"{p.total_us:,.0f} / {p.one_us:,.0f}" for p in found)
     return f"| {text} | {shards} | {cost.LINKS[link].title} | {times} | {f'{least >> 10}k' if least else 'never'} |\n"
+
+
+def test_shares_of_the_peak_are_what_the_model_says() -> None:
+    for i in range(9):
+        assert layout_line(512 << i) in DOC
+    header, _, *rows = DOC[DOC.index("| shape | 512 |") :].split("\n\n")[0].splitlines()
+    assert len(rows) == 9 and rows == [share_line(row.split(" | ")[0].removeprefix("| ")) for row in rows], header
+
+
+def test_rows_are_what_the_model_says() -> None:
+    """Four rows take at most 1.4 times one row at 16/2/256 and 32k, and eight at most 2.6 times."""
+    header, _, *lines = DOC[DOC.index("| shape | 1 row |") :].split("\n\n")[0].splitlines()
+    counts = [int(word.split()[0]) for word in header.strip("| ").split(" | ")[1:]]
+    for line in lines:
+        text, *cells = line.strip("| ").split(" | ")
+        plans = [plan_splits(32768, AttnShape.parse(text), q_len=rows) for rows in counts]
+        times = [predict(plan, R9700).total_us for plan in plans]
+        assert cells == [f"{us / times[0]:.2f}" for us in times], text
+    by_rows = {rows: predict(plan_splits(32768, QWEN, q_len=rows), R9700).total_us for rows in (1, 4, 8)}
+    assert by_rows[4] <= 1.4 * by_rows[1] and by_rows[8] <= 2.6 * by_rows[1]
 
 
 @pytest.mark.parametrize("text", ["9/3/64", "32/8/128", "16/2/256"])

@@ -24,7 +24,7 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
+from zinc_attn.kernels.tuning import LayoutFacts, chunks_ahead, merge_lanes
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
@@ -113,7 +113,8 @@ def test_kernels_are_the_declarations(made):
         assert {c["name"]: c["fixed"] for c in constants if "fixed" in c} == dict(decl.fixed)
         assert kernel["file"] == decl.file
         assert (kernel["entry_point"], kernel["push_constants"]) == ("main", [])
-    assert [k["name"] for k in made["kernels"] if k["family"] == "attend"] == ["attend_single", "attend_loop"]
+    attends = [k["name"] for k in made["kernels"] if k["family"] == "attend"]
+    assert attends == ["attend_single", "attend_node", "attend_loop"]
     assert made["vulkan"]["storage_buffers_per_stage"] == 7
 
 
@@ -205,10 +206,11 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
         leaves = -(-context // 64)
         row = next(r for r in table if r["from"] <= context <= r["to"])
         splits = {"call": row["splits"], "leaf": leaves, "node": -(-leaves // 8)}[row["per"]]
-        plan = plan_splits(context, shape, units, kind=kind)
+        plan = plan_splits(context, shape, units, kind=kind, node_workgroups=False)
         assert (splits, row["leaves_per_state"]) == (plan.num_splits, plan.leaves_per_state), context
         for q_len, window in ((1, 0), (4, 0), (1, 100), (3, 5000)) if context <= 131072 else ((1, 0), (1, 100000)):
-            plan = plan_splits(context, shape, units, q_len=q_len, kind=kind, window=window or None)
+            device = {"kind": kind, "node_workgroups": False}
+            plan = plan_splits(context, shape, units, q_len=q_len, window=window or None, **device)
             names = {**names_of(shape, "f16", 256), "kind": kind, "compute_units": units, "q_len": q_len}
             names |= {"context_len": context, "window": window}
             for name in ("begin", "first_leaf", "leaves", "nodes"):
@@ -224,13 +226,26 @@ def test_split_tables_are_the_split_rule(shape, kind, units):
                 assert found == plan.boundaries[split], (context, split)
 
 
+@pytest.mark.parametrize("window", (None, 1, 100, 700, 5000))
+@pytest.mark.parametrize("q_len", (1, 4))
+def test_the_layout_of_node_workgroups(made, q_len, window):
+    """As the text of split_rule.node_workgroups says it."""
+    assert "begins at begin and at every multiple of 512 above it" in made["split_rule"]["node_workgroups"]
+    for context in (4, 64, 511, 512, 513, 1300, 131072):
+        plan = plan_splits(context, SHAPES[0], 64, q_len=q_len, window=window)
+        begin = max(context - q_len + 1 - window, 0) if window else 0
+        multiples = range((begin // 512 + 1) * 512, context, 512)
+        assert plan.boundaries == (begin, *multiples, context) and plan.leaves_per_state == 8
+
+
 @pytest.mark.parametrize("context,q_len", ((0, 1), (1, 1), (64, 3), (65, 1), (1000, 5), (70000, 1)))
 @pytest.mark.parametrize("layout", ({}, {"num_splits": 1}, {"num_splits": 7}, {"split_size": 700}))
 @pytest.mark.parametrize("window,sinks", ((0, False), (1, True), (130, False), (5000, True)))
 def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sinks):
     """Items, row records, header and grids, against what a recorded call writes and dispatches."""
     shape, masks = SHAPES[3], {"q_len": q_len, "window": window or None}
-    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else plan_splits(context, shape, **masks)
+    rule = plan_splits(context, shape, **masks, node_workgroups=False)
+    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else rule
     scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
     written, steps = recorded(plan, scoring)
     names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
@@ -240,7 +255,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names |= {"sink_words": shape.q_heads if sinks else 0, "alibi_words": 0, "mask_words": 0, "alibi_table": 0}
     names |= {"scale_words": 0, "scale_table": 0}
     single_pass = names["single_pass"]
-    items, records = [], []
+    items, records = {}, []
     for row in range(q_len):
         limit = max(context - q_len + 1 + row, 0)
         seen = {"row": row, "limit": limit, "first": max(limit - window, 0) if window else 0}
@@ -251,11 +266,12 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
             known["leaf_begin"] = evaluate(meanings.FIELDS["item.leaf_begin"][1], known)
             item = [evaluate(meanings.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
             if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
-                items.append(item)
+                items[split, row] = item
         record = [evaluate(meanings.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW]
         records.append([value % 2**32 for value in record])  # the position is an int32
     names["items"] = len(items)
-    assert (written["items"], written["rows"]) == (items, records)
+    assert written["items"] == [items[key] for key in sorted(items)], "rows of a split are neighbors"
+    assert written["rows"] == records
     assert 4 * written["words"] == evaluate(formulas.BUFFERS["work"][0], names)
     names["sink_table"] = written["words"] - names["sink_words"] if sinks else 0
     floats = {"score_scale", "softcap", "softcap_inverse"}
@@ -283,7 +299,7 @@ def recorded(plan, scoring):
         write=write,
         record=record,
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
-        info=SimpleNamespace(kind="discrete"),
+        info=SimpleNamespace(kind="discrete", layout_facts=LayoutFacts(64)),
     )
     device = Device(runtime)
     kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
@@ -594,8 +610,8 @@ def test_command_line(tmp_path, capsys):
     assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == load_manifest(out)
-    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 5 SPIR-V modules (")
-    assert len(list(out.glob("*.spv"))) == 5
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 6 SPIR-V modules (")
+    assert len(list(out.glob("*.spv"))) == 6
     assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
     assert cli.main(["export", str(tmp_path / "none")]) == 0
     assert load_manifest(tmp_path / "none")["shapes"] == []

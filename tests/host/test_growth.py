@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from zinc_attn import AttnShape
+from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
 from zinc_attn.planning.growth import growth_keys
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
@@ -20,12 +21,19 @@ from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
         ("9/3/64", "cpu", 2, 1, 1, 700, None),
         ("9/3/64", "discrete", 64, 5, 1, 1000, None),
         ("32/4/128", "discrete", 64, 3, 5, None, 7),
+        ("32/8/128", "one-wave", 2, 1, 1, None, None),
+        ("32/8/128", "discrete", 2, 1, 1, None, None),  # the loop build from 1,024 keys on
     ],
 )
 def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, splits, uploads):
     parsed, tokens = AttnShape.parse(shape), 3000 // q_len * q_len
     facts = DeviceFacts(parsed, kind, units, (65535, 65535, 65535), 1 << 30, 256, uploads)
-    layouts = fixed_layouts(parsed, splits, None) if splits else split_rule_layouts(parsed, units, "f16", kind)
+    device = LayoutFacts(units, "discrete", False) if kind == "one-wave" else LayoutFacts(units, kind)
+    kind = device.kind
+    if splits:
+        layouts = fixed_layouts(parsed, "f16", device, num_splits=splits, split_size=None)
+    else:
+        layouts = split_rule_layouts(parsed, "f16", device)
     options = CallOptions(layouts, window)
     found = growth_keys(tokens, batch, q_len, options, facts)
     needed = set()

@@ -19,6 +19,7 @@ from zinc_attn.cache import rows
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels import glsl
+from zinc_attn.kernels.dispatches import AttendVariant
 from zinc_attn.kernels.sizes import attend_sizes, keys_ahead, value_passes
 from zinc_attn.kernels.tuning import SHARED_HEADS, shared_rows
 from zinc_attn.runtime.device import SPIRV
@@ -89,8 +90,10 @@ def test_interface_of_the_spirv(decl):
     text = disassembled(decl.file)
     assert {int(n) for n in re.findall(r"OpDecorate %\w+ Binding (\d+)", text)} == set(range(len(decl.bindings)))
     assert {int(n) for n in re.findall(r"OpDecorate %\w+ SpecId (\d+)", text)} == set(range(len(decl.constant_names)))
-    assert "OpExecutionMode %main LocalSize 32 1 1" in text
-    assert set(re.findall(r"OpCapability (\w+)", text)) == {"Shader"}
+    node = decl is kernels.ATTEND["node"]
+    assert f"OpExecutionMode %main LocalSize 32 {8 if node else 1} 1" in text
+    assert set(re.findall(r"OpCapability (\w+)", text)) == {"Shader"} | ({"GroupNonUniform"} if node else set())
+    assert not re.findall(r"= OpGroupNonUniform\w+ ", text), "what subgroup an invocation is in, and no operation on it"
 
 
 def test_value_slices_cover_v():
@@ -308,3 +311,11 @@ def test_rows_of_any_sizes_come_back(rng, dtype, text):
         keys, values = rows.decode(words, whole, dtype)
         assert not keys[..., shape.head_dim :].any()
         assert shape.latent or not values[..., shape.v_head_dim :].any()
+
+
+def test_the_node_build_serves_one_row_in_one_pass():
+    shape = shapes.AttnShape(4, 2, 64)
+    for refused in (AttendVariant(shape, "f16", "node", "discrete", 64, rows=2),):
+        with pytest.raises(ValueError, match="the node build serves one row in one pass over V, not 2 rows of 4/2/64"):
+            refused.program()
+    assert AttendVariant(shape, "f16", "node", "discrete", 64).program()[0] is kernels.ATTEND["node"]

@@ -10,6 +10,7 @@ import pytest
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
+from zinc_attn.kernels.tuning import LayoutFacts
 
 QWEN = AttnShape(16, 2, 256)
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "32/32/128")]
@@ -17,8 +18,8 @@ SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/6
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("units", (1, 2, 32, 48, 56, 64, 108, 132))
-@pytest.mark.parametrize("kind", ("gpu", "cpu"))
-def test_rule_is_monotone_and_capped(shape, units, kind):
+@pytest.mark.parametrize(("kind", "nodes"), (("gpu", True), ("gpu", False), ("cpu", True)))
+def test_rule_is_monotone_and_capped(shape, units, kind, nodes):
     previous = 0
     for context in (
         0,
@@ -38,7 +39,7 @@ def test_rule_is_monotone_and_capped(shape, units, kind):
         131072,
         262144,
     ):
-        plan = plan_splits(context, shape, units, kind=kind)
+        plan = plan_splits(context, shape, units, kind=kind, node_workgroups=nodes)
         assert plan.num_splits >= previous
         previous = plan.num_splits
         ranges = plan.leaf_ranges()
@@ -51,9 +52,11 @@ def test_rule_is_monotone_and_capped(shape, units, kind):
 
 
 def test_one_split_up_to_the_threshold_and_one_pass():
-    assert [plan_splits(n, QWEN).num_splits for n in (0, 1, 128, 129)] == [1, 1, 1, 3]
-    assert plan_splits(128, QWEN).passes == 1
-    assert plan_splits(129, QWEN).passes == 2
+    one_wave = {n: plan_splits(n, QWEN, node_workgroups=False) for n in (0, 1, 128, 129)}
+    assert [plan.num_splits for plan in one_wave.values()] == [1, 1, 1, 3]
+    assert (one_wave[128].passes, one_wave[129].passes) == (1, 2)
+    assert [plan_splits(n, QWEN).num_splits for n in (0, 1, 512, 513, 131072)] == [1, 1, 1, 2, 256]
+    assert (plan_splits(512, QWEN).passes, plan_splits(513, QWEN).passes) == (1, 2)
 
 
 def test_fills_the_units_where_there_is_work():
@@ -107,6 +110,36 @@ def test_a_window_covers_the_leaves_that_some_row_sees(context, window, q_len):
         assert plan.begin == begin
         assert plan.states == -(-context // plan.unit_keys) - begin // plan.unit_keys
         assert SplitPlan.from_dict(plan.to_dict()) == plan
+
+
+@pytest.mark.parametrize(
+    ("context", "q_len", "dtype", "shape", "build"),
+    (
+        (0, 1, "f16", "16/2/256", "node"),
+        (64, 1, "f16", "16/2/256", "node"),
+        (131072 - 512, 1, "f16", "16/2/256", "node"),
+        (131072, 1, "f16", "16/2/256", "loop"),  # 256 nodes of 2 KV heads: eight for each of 64 compute units
+        (131072, 1, "q8_0", "16/2/256", "node"),  # half the bytes
+        (131072, 1, "f16/q4_0", "16/2/256", "node"),
+        (65536, 1, "f32", "16/2/256", "loop"),
+        (131072, 2, "f16", "16/2/256", "node"),
+        (131072, 1, "f16", "20/1/576/512/latent", "node"),  # five workgroups for the heads share the bytes
+    ),
+)
+def test_builds_of_a_gpu(context, q_len, dtype, shape, build):
+    """Workgroups of eight waves, until those of one wave keep the memory busy."""
+    plan = plan_splits(context, AttnShape.parse(shape), 64, dtype, q_len)
+    assert plan.build_on(LayoutFacts(64), dtype) == build
+    assert plan.build_on(LayoutFacts(64, "gpu", False), dtype) == plan.build
+    assert plan.build_on(LayoutFacts(2, "cpu"), dtype) == "node"
+
+
+def test_no_node_workgroups_for_longer_or_smaller_splits():
+    sizes = ({"split_size": 1024}, {"split_size": 100}, {"num_splits": 7})
+    for plan in (SplitPlan.fixed(5000, QWEN, **size) for size in sizes):
+        assert plan.build_on(LayoutFacts(64)) == plan.build == "loop"
+    assert SplitPlan(1536, QWEN, (0, 512, 1536), 8).build_on(LayoutFacts(64)) == "loop"
+    assert SplitPlan(1024, QWEN, (0, 300, 1024), 8).build_on(LayoutFacts(64)) == "node", "a node is its first key's"
 
 
 def test_builds_and_scratch():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,3 +139,40 @@ def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, erro
 )
 def test_vendor_name(vendor: int, name: str) -> None:
     assert machine.vendor_name(vendor) == name
+
+
+NODE = {"kind": 2, "invocations": 1024, "height": 1024, "shared": 65536, "subgroup": 64, "least": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "works"),
+    (
+        ({}, True),
+        ({"subgroup": 32, "least": None}, True),
+        ({"least": None}, False),  # 64 invocations, and no other size
+        ({"least": 64}, False),
+        ({"subgroup": 16, "least": None}, False),
+        ({"subgroup": 8, "least": None, "kind": 4}, True),  # a CPU
+        ({"shared": 32768}, True),  # AMD's driver for Windows
+        ({"shared": 16384}, False),
+        ({"invocations": 128}, False),
+        ({"height": 4}, False),
+    ),
+)
+def test_node_workgroups(change: dict[str, Any], works: bool) -> None:
+    facts = NODE | change
+    limits = SimpleNamespace(
+        maxComputeWorkGroupInvocations=facts["invocations"],
+        maxComputeWorkGroupSize=(1024, facts["height"], 64),
+        maxComputeSharedMemorySize=facts["shared"],
+    )
+    told = {
+        "VkPhysicalDeviceSubgroupProperties": SimpleNamespace(subgroupSize=facts["subgroup"]),
+        "VkPhysicalDeviceSubgroupSizeControlProperties": SimpleNamespace(
+            minSubgroupSize=facts["least"], maxSubgroupSize=64, requiredSubgroupSizeStages=0x20
+        ),
+    }
+    props = SimpleNamespace(limits=limits, deviceType=facts["kind"])
+    vk: Any = SimpleNamespace(properties=lambda device, *names: [props, *(told[name] for name in names)])
+    extensions = set() if facts["least"] is None else {"VK_EXT_subgroup_size_control"}
+    assert machine._node_workgroups(vk, None, extensions, 1 << 22) is works

@@ -7,7 +7,7 @@ import importlib.util
 from contextlib import ExitStack
 from typing import Any, Final
 
-from ..checks import parse_digits, shown
+from ..checks import check_int, parse_digits, shown
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..runtime.device import RUNTIMES, Device
@@ -124,6 +124,12 @@ def parse_numbers(name: str, text: str, expected: str) -> list[int]:
     if len(numbers) < len(found):
         raise ArgumentError(f"{name}: got {shown(text)}, expected {expected}")
     return numbers
+
+
+def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
+    """``2,8`` to numbers of at least ``least``, repeated ones once."""
+    found = parse_numbers(name, text, "numbers such as 2,8")
+    return [check_int(name, number, least, 1 << 16) for number in dict.fromkeys(found)]
 
 
 def parse_shapes(text: str) -> list[AttnShape]:

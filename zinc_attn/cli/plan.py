@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ArgumentError
+from ..kernels.tuning import LayoutFacts
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
@@ -24,6 +26,7 @@ from .arguments import (
     add_dtype,
     add_model_arguments,
     chosen_model,
+    parse_counts,
 )
 from .plan_modeled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modeled, run_requests, run_shards
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
@@ -40,6 +43,7 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: 
     "scratch": lambda r: binary_size(r["scratch_bytes"]),
     "fingerprint": lambda r: r["fingerprint"][:12],
 }
+ROWS: Final = {"rows": lambda r: str(r["q_len"])}  # a column where --rows is given
 
 
 def add_plan(subparsers: Subparsers) -> None:
@@ -58,6 +62,7 @@ def add_plan(subparsers: Subparsers) -> None:
         "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
         "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
+        "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
         "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
         "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
@@ -67,6 +72,7 @@ def add_plan(subparsers: Subparsers) -> None:
     contexts = f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})"
     add("--contexts", metavar="N,…", help=contexts)
     add("--splits", metavar="S,…", help="layouts: auto, a number of splits, or size:KEYS (default: auto)")
+    add("--rows", metavar="R,…", help="query rows of a call, as in speculative decoding (default: 1)")
     add_dtype(parser, "f16")
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
@@ -98,45 +104,43 @@ def run_plan(args: argparse.Namespace) -> int:
         need("matplotlib")
         if card is None:
             raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modeled for a card")
-    if card:
-        units, kind = card.compute_units, "gpu"
-    else:
-        info = choose(list_devices(), args.device)
-        units, kind = info.compute_units, info.kind
+    facts = LayoutFacts(card.compute_units) if card else choose(list_devices(), args.device).layout_facts
     records = []
-    for context in contexts:
-        for layout in layouts:
-            plan = layout.plan(context, model.shape, units, args.dtype, kind)
-            records.append({"context": context, "layout": layout.label} | plan_record(plan, units, kind, args.dtype))
-            if card and (args.card or args.cu is not None):
-                records[-1]["modeled"] = cost.predict(plan, card, args.dtype).to_dict()
+    rows = parse_counts("rows", args.rows or "1")
+    for context, layout, q_len in product(contexts, layouts, rows):
+        plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
+        records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
+        if card and (args.card or args.cu is not None):
+            records[-1]["modeled"] = cost.predict(plan, card, args.dtype).to_dict()
     if card and args.draw:
         draw_plan(Path(args.draw), model, max(contexts), card, args.dtype)
     if args.json:
         print_json(records)
         return 0
-    print(f"{model_text(model, args.dtype)}, {units} compute units ({kind})")
-    print_rows(list(COLUMNS), ([cell(record) for cell in COLUMNS.values()] for record in records))
+    print(f"{model_text(model, args.dtype)}, {facts.compute_units} compute units ({facts.kind})")
+    columns = (ROWS if args.rows else {}) | COLUMNS
+    print_rows(list(columns), ([cell(record) for cell in columns.values()] for record in records))
     if card:
-        print_modeled(model, contexts, layouts, card, args.dtype)
+        print_modeled(model, contexts, layouts, rows, card, args.dtype)
     return 0
 
 
-def plan_record(plan: SplitPlan, units: int, kind: str, dtype: str) -> dict[str, Any]:
+def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, Any]:
     """What --json says of a plan."""
     return {
         "splits": plan.num_splits,
+        "q_len": plan.q_len,
         "unit_keys": plan.unit_keys,
-        "build": plan.build,
+        "build": plan.build_on(facts, dtype),
         "passes": plan.passes,
         "workgroups": plan.workgroups,
-        "workgroups_per_cu": round(plan.workgroups / units, 3),
+        "workgroups_per_cu": round(plan.workgroups / facts.compute_units, 3),
         "scratch_bytes": plan.scratch_bytes,
         "fingerprint": plan.fingerprint(),
         "shape": str(plan.shape),
         "dtype": dtype,
-        "compute_units": units,
-        "kind": kind,
+        "compute_units": facts.compute_units,
+        "kind": facts.kind,
     }
 
 
@@ -144,8 +148,8 @@ def check_plan_topic(args: argparse.Namespace) -> None:
     """Refuse arguments that do not go with --requests, --shards, or neither."""
     topic = "requests" if args.requests else "shards" if args.shards else None
     others = {
-        "requests": ("contexts", "splits", "link"),
-        "shards": ("splits", "prefix", "suffix"),
+        "requests": ("contexts", "splits", "rows", "link"),
+        "shards": ("splits", "rows", "prefix", "suffix"),
         None: ("prefix", "suffix", "link"),
     }[topic]
     for name in (*others, *(("device", "draw") if topic else ())):

@@ -4,40 +4,57 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Final
 
-from ..checks import check_int
+from ..kernels.tuning import LayoutFacts
 from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import SplitSpec
 from ..tools.models import ModelPreset
-from .arguments import parse_numbers
+from .arguments import parse_counts
 from .terminal import MISSING, figure, model_text, print_json, print_rows
 
 SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
 PREFIXES: Final = "2k,8k,32k"
 SUFFIX: Final = 256  # keys
+MODELED: Final = (  # columns
+    *("context", "layout", "splits", "workgroups", "per CU", "utilization"),
+    *("waits for", "µs", "ideal µs", "KV GB/s", "of peak"),
+)
 
 
 def print_modeled(
-    model: ModelPreset, contexts: Sequence[int], layouts: Sequence[SplitSpec], card: cost.Card, dtype: str
+    model: ModelPreset,
+    contexts: Sequence[int],
+    layouts: Sequence[SplitSpec],
+    rows: Sequence[int],
+    card: cost.Card,
+    dtype: str,
 ) -> None:
-    """The model's word on a single split, the layouts asked for, and the best split count."""
+    """The model's word on a single split, the layouts asked for, and the best split count; for several rows their word
+    alone, and the time over one row's."""
     print(f"\nmodeled for {card.title}, one layer; assumed: {', '.join(card.assumed)} (docs/cost-model.md)")
-    columns = "context,layout,splits,workgroups,per CU,utilization,waits for,µs,ideal µs,KV GB/s,of peak"
-    rows = []
-    for context in contexts:
+    several = list(rows) != [1]
+    lines = []
+    for context, q_len in product(contexts, rows):
         plans = {
-            layout.label: layout.plan(context, model.shape, card.compute_units, dtype, "gpu")
-            for layout in (SplitSpec("1", num_splits=1), *layouts)
+            layout.label: layout.plan(context, model.shape, LayoutFacts(card.compute_units), dtype, q_len)
+            for layout in ((SplitSpec("1", num_splits=1), *layouts) if not several else layouts)
         }
-        plans["best"] = cost.best_splits(context, model.shape, card, dtype)[0]
+        if not several:
+            plans["best"] = cost.best_splits(context, model.shape, card, dtype)[0]
         for label, plan in plans.items():
             p = cost.predict(plan, card, dtype)
             times = (figure(x) for x in (p.total_us, p.ideal_us, p.gb_s))
             counts = (f"{p.splits:,}", f"{p.workgroups:,}", figure(p.workgroups_per_cu), f"{p.utilization:.1%}")
-            rows.append((f"{context:,}", label, *counts, p.bound, *times, f"{p.fraction:.1%}"))
-    print_rows(columns.split(","), rows)
+            line = (f"{context:,}", label, *counts, p.bound, *times, f"{p.fraction:.1%}")
+            if several:
+                one = cost.predict(replace(plan, q_len=1), card, dtype)
+                line = (str(q_len), *line, f"{p.total_us / one.total_us:.2f}")
+            lines.append(line)
+    print_rows(["rows", *MODELED, "of one row's"] if several else MODELED, lines)
 
 
 def run_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
@@ -70,7 +87,7 @@ def run_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) 
         for one in found
     )
     print_rows(columns, rows)
-    print("at a time: requests that a workgroup serves on the shared keys; 1: none shared, it would save too little.")
+    print("at a time: requests that a workgroup serves on the shared keys; 1: none shared, it would not pay.")
     return 0
 
 
@@ -102,9 +119,3 @@ def run_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) ->
         print(f"{shards} shards take less time than one card {text}.")
     print("bytes: partial states that one host, or the folding process, gets from the other shards.")
     return 0
-
-
-def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
-    """``2,8`` to numbers of at least ``least``, repeated ones once."""
-    found = parse_numbers(name, text, "numbers such as 2,8")
-    return [check_int(name, number, least, 1 << 16) for number in dict.fromkeys(found)]

@@ -17,7 +17,7 @@ from ..tools.harness.files import json_line, write_report
 from ..tools.harness.inputs import Inputs, parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.models import ModelPreset, slug
-from ..tools.sweep import SweepSpec, distributed_sweep, plot_png, sweep
+from ..tools.sweep import SweepRow, SweepSpec, distributed_sweep, plot_png, sweep
 from .arguments import (
     DEFAULT_CONTEXTS,
     Subparsers,
@@ -27,6 +27,7 @@ from .arguments import (
     add_model_arguments,
     add_page_size,
     chosen_model,
+    parse_counts,
 )
 from .sweep_report import print_sweep_head, sweep_notes, sweep_table, sweep_title
 from .terminal import need, note_cpu, print_table, progress_bar, say, say_written
@@ -54,6 +55,7 @@ def add_sweep(subparsers: Subparsers) -> None:
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
         "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
         "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --q-len 2\n"
+        "  zinc-attn sweep --shape 16/2/256 --contexts 8k --q-len 1,2,4,8\n"
         "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
     )
     add_model_arguments(parser, extra="; with --kv the file's shape is the default")
@@ -66,8 +68,8 @@ def add_sweep(subparsers: Subparsers) -> None:
     add_dtype(parser, None, "f16, or that of --kv")
     batch = "sequences in a call, each of the same context (default: 1)"
     add("--batch", type=int, default=1, metavar="N", help=batch)
-    rows = "new rows per sequence in a call (default: 1, or the rows in --kv)"
-    add("--q-len", type=int, metavar="N", help=rows)
+    rows = "new rows per sequence in a call, one number or a list (default: 1, or the rows in --kv)"
+    add("--q-len", metavar="N,…", help=rows)
     layout = parser.add_mutually_exclusive_group()
     add_page_size(layout)
     contiguous = "no cache: K and V of one sequence as two arrays, f32 or f16; nothing is appended"
@@ -119,27 +121,29 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
     need("rich", "matplotlib")
     if ranks:
         check_distributed(args)
-    model, spec = sweep_spec(args)
+    model, specs = sweep_specs(args)
     quiet = ranks is not None and ranks.rank > 0
     options: dict[str, Any] = {}
     with ExitStack() as stack:
         device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
         if not quiet:
             note_cpu(device.info)
-            note_contexts(model, spec.contexts)
+            note_contexts(model, specs[0].contexts)
             if args.json:
                 options["on_row"] = lambda row: print(json_line(row), flush=True)
             else:
-                print_sweep_head(device, model, spec, ranks)
+                print_sweep_head(device, model, specs, ranks)
             options["progress"] = stack.enter_context(progress_bar())
-        rows = distributed_sweep(ranks, device, spec, **options) if ranks else sweep(device, spec, **options)
+        rows: list[SweepRow] = []
+        for spec in specs:
+            rows += distributed_sweep(ranks, device, spec, **options) if ranks else sweep(device, spec, **options)
         folder = Path(args.out or f"sweep-{slug(model.name)}-{slug(device.info.name)}")
     if not quiet:
         if not args.json:
             print_table(sweep_table(rows))
             for line in sweep_notes(rows):
                 print(line)
-        png = plot_png(rows, sweep_title(model, spec, ranks)) if any(row.tokens_s for row in rows) else None
+        png = plot_png(rows, sweep_title(model, specs, ranks)) if any(row.tokens_s for row in rows) else None
         say_written(write_report(folder, "sweep", rows, png))
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
@@ -165,9 +169,10 @@ def check_distributed(args: argparse.Namespace) -> None:
             )
 
 
-def sweep_spec(args: argparse.Namespace) -> tuple[ModelPreset, SweepSpec]:
-    """The model, and what of it is measured."""
+def sweep_specs(args: argparse.Namespace) -> tuple[ModelPreset, list[SweepSpec]]:
+    """The model, and what of it is measured, by query rows."""
     model, kv = sweep_subject(args)
+    q_lens = [len(kv.rows) if kv else 1] if args.q_len is None else parse_counts("q_len", args.q_len)
     spec = SweepSpec(
         model.shape,
         model.attention_layers,
@@ -175,7 +180,7 @@ def sweep_spec(args: argparse.Namespace) -> tuple[ModelPreset, SweepSpec]:
         tuple(parse_split_specs(args.splits or "auto,1")),
         dtype=args.dtype or (kv.dtype if kv else "f16"),
         batch=args.batch,
-        q_len=(len(kv.rows) if kv else 1) if args.q_len is None else args.q_len,
+        q_len=q_lens[0],
         page_size=None if args.contiguous else args.page_size,
         repeats=args.repeats,
         weights_ms=args.weights_ms,
@@ -183,7 +188,7 @@ def sweep_spec(args: argparse.Namespace) -> tuple[ModelPreset, SweepSpec]:
         kv=kv,
         model=model.name,
     )
-    return model, spec
+    return model, [replace(spec, q_len=q_len) for q_len in q_lens]
 
 
 def sweep_subject(args: argparse.Namespace) -> tuple[ModelPreset, Inputs | None]:

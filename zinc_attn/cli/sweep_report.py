@@ -15,26 +15,31 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def print_sweep_head(device: Device, model: ModelPreset, spec: SweepSpec, ranks: Ranks | None) -> None:
+def print_sweep_head(device: Device, model: ModelPreset, specs: Sequence[SweepSpec], ranks: Ranks | None) -> None:
     """Say what is measured, before it is."""
     where = f", rank 0 of {ranks.size}" if ranks else ""
     print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}{where}")
+    spec = specs[0]
     print(f"{model_text(model, spec.dtype)}, {layer_text(model)}")
     memory = f"cache with pages of {spec.page_size} tokens" if spec.page_size else "contiguous K and V"
-    print(f"{call_text(spec)}; {memory}", flush=True)
+    print(f"{call_text(specs)}; {memory}", flush=True)
 
 
-def sweep_title(model: ModelPreset, spec: SweepSpec, ranks: Ranks | None) -> str:
+def sweep_title(model: ModelPreset, specs: Sequence[SweepSpec], ranks: Ranks | None) -> str:
     """The title of the picture."""
-    subject = "decode attention" if spec.batch == spec.q_len == 1 else f"attention\n{call_text(spec)}"
+    spec = specs[0]
+    alone = len(specs) == spec.batch == spec.q_len == 1
+    subject = "decode attention" if alone else f"attention\n{call_text(specs)}"
     subject += f", {plural(ranks.size, 'rank')}" if ranks else ""
     return f"{model_text(model, spec.dtype)}, {plural(model.attention_layers, 'layer')}: {subject}"
 
 
-def call_text(spec: SweepSpec) -> str:
+def call_text(specs: Sequence[SweepSpec]) -> str:
     """How many sequences and rows a call has."""
-    each = " each" if spec.batch > 1 else ""
-    return f"{plural(spec.batch, 'sequence')}, {plural(spec.q_len, 'row')}{each} per call"
+    batch = specs[0].batch
+    *most, last = (spec.q_len for spec in specs)
+    rows = f"{', '.join(map(str, most))} or {plural(last, 'row')}" if most else plural(last, "row")
+    return f"{plural(batch, 'sequence')}, {rows}{' each' if batch > 1 else ''} per call"
 
 
 def layer_text(model: ModelPreset) -> str:
@@ -49,7 +54,9 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
     """One line per point."""
     weights = any(row.weights_ms is not None for row in rows)
     ranks = any(row.formula_bytes is not None for row in rows)
+    several = len({row.q_len for row in rows}) > 1
     columns = [
+        *(["rows"] if several else []),
         "context",
         "layout",
         "splits",
@@ -62,12 +69,13 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
     table = new_table(*columns, *(["with weights\ntokens/s"] if weights else []))
     previous = None
     for row in rows:
-        if previous not in (None, row.context) and not ranks:
+        if previous not in (None, (row.context, row.q_len)) and not ranks:
             table.add_section()
-        previous = row.context
+        previous = row.context, row.q_len
         word = {"ok": row.verified or "", "failed": "FAILED", "refused": "refused"}[row.status]
         figures = (row.median_us, row.iqr_us, row.kv_gb_s, row.attention_ms_per_step, row.tokens_s)
         table.add_row(
+            *([str(row.q_len)] if several else []),
             f"{row.context:,}",
             row.layout,
             f"{row.num_splits:,}",
@@ -86,7 +94,8 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     if timed:
         first = timed[0]
         yield f"bits: out and lse equal the oracle's bit for bit. Time: {first.latency_mode}."
-        tokens = plural(first.batch * first.q_len, "token")
+        counts = sorted({row.batch * row.q_len for row in timed})
+        tokens = plural(counts[0], "token") if len(counts) == 1 else f"{', '.join(map(str, counts))} tokens"
         layers = plural(first.layers, "layer")
         yield f"Values: {first.data}. tokens/s: as if attention over {layers} were all of a step of {tokens}."
         if first.formula_bytes is not None:

@@ -18,6 +18,7 @@ from ..cache.sequence import Sequence
 from ..canonical.partial import PartialState
 from ..checks import check_bool, check_int, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
+from ..kernels.tuning import LayoutFacts
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
 from .host_sequence import RecordedAttention, RecordOptions
@@ -71,19 +72,20 @@ class Attention:
             )
         if cascade is not None and not isinstance(cascade, bool):
             raise ArgumentError(f"cascade: got {shown(cascade)}, expected True, False or None")
-        shape, info = cache.shape, cache.device.info
+        shape = cache.shape
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size = num_splits, split_size
         self.scale = check_scale(scale, shape.head_dim)
         slopes = check_alibi(alibi, shape.q_heads)
         cap = check_softcap(softcap)
         scorings = LayerScorings(cache, Scoring(self.scale, softcap=cap, alibi=slopes), window, sinks)
+        facts = cache.device.info.layout_facts
         if plan is not None:
-            layout = LayoutCache(plan)
+            layout = LayoutCache(plan, facts, cache.dtype)
         elif num_splits is not None or split_size is not None:
-            layout = fixed_layouts(shape, num_splits, split_size)
+            layout = fixed_layouts(shape, cache.dtype, facts, num_splits=num_splits, split_size=split_size)
         else:
-            layout = split_rule_layouts(shape, info.compute_units, cache.dtype, info.kind)
+            layout = split_rule_layouts(shape, cache.dtype, facts)
         self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer)
         with cache.lock:
             cache.users.purge()
@@ -136,10 +138,11 @@ class Attention:
             self._runner.begin()
             self._runner.prepare(tokens, batch, q_len)
 
-    def replan(self, cascade: bool | None = None) -> None:
-        """Plan the next calls anew, because ``plan`` gives other layouts now; recordings are kept."""
+    def replan(self, cascade: bool | None, device: LayoutFacts) -> None:
+        """Plan the next calls anew, for ``device``, because ``plan`` gives other layouts now; recordings are kept."""
         with self.cache.lock:
             self._layout.clear()
+            self._layout.device = device
             self._runner.cascade = cascade
             self._runner.forget_layouts()
 

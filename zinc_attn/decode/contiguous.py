@@ -74,7 +74,7 @@ class RecordedCall:
         timestamps: bool = False,
         heads_per_workgroup: int | None = None,
     ) -> None:
-        shape, runtime = plan.shape, kv.device.runtime
+        shape, runtime, info = plan.shape, kv.device.runtime, kv.device.info
         per_workgroup = shape.heads_per_workgroup
         if heads_per_workgroup is not None:
             per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, per_workgroup)
@@ -94,8 +94,8 @@ class RecordedCall:
             variant = AttendVariant(
                 shape,
                 kv.dtype,
-                plan.build,
-                runtime.info.kind,
+                plan.build_on(info.layout_facts, kv.dtype),
+                info.kind,
                 KEYS_PER_LEAF,
                 softcap=scoring.softcap is not None,
                 alibi=scoring.alibi is not None,
@@ -107,7 +107,7 @@ class RecordedCall:
                 target = "out" if plan.passes == 1 else "states"
                 calls.append(attend_call(variant, len(work.items), shape.kv_heads, target))
             if plan.passes == 2:
-                calls.append(merge_call(shape, runtime.info.kind, plan.q_len))
+                calls.append(merge_call(shape, info.kind, plan.q_len))
             bound = {**self._buffers, "k": kv.k, "v": kv.v}
             self._recording = runtime.record([kv.device.dispatch(call, bound) for call in calls], timestamps)
         except BaseException:

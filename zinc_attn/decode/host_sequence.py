@@ -13,6 +13,7 @@ from ..cache.sequence import Sequence
 from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
+from ..kernels.declarations import Build
 from ..planning.call import (
     CallOptions,
     RecordingKey,
@@ -22,7 +23,7 @@ from ..planning.call import (
     SubmissionPlanner,
 )
 from ..planning.items import Mask
-from ..planning.sizes import power_of_two
+from ..planning.sizes import padded, power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_splits
 from ..runtime.protocol import HostSequences, Use
 from .requests import check_mask_bytes, check_seen, mask_words
@@ -85,18 +86,25 @@ class RecordedAttention:
     def _key(self) -> RecordingKey:
         """A state per node, so that one grid serves every length up to max_tokens."""
         cache, info = self.runner.cache, self.runner.cache.device.info
-        longest = plan_splits(
-            self.max_tokens, cache.shape, info.compute_units, cache.dtype, self.q_len, window=self.window
-        )
         nodes = -(-self.max_tokens // KEYS_PER_NODE)
         if self.window is not None:  # a span of keys that begins anywhere touches one node more than its length says
             nodes = min(nodes, -(-(self.window + self.q_len - 1) // KEYS_PER_NODE) + 1)
-        self.splits = min(longest.num_splits, nodes)
+        most = info.max_workgroups[0] // self.q_len
+        if most < 1:
+            raise LimitError(f"q: got {self.q_len} rows, expected at most {info.max_workgroups[0]} on {info.name}")
+        self.build: Build = "node" if info.node_workgroups and nodes <= most else "loop"
+        self.splits = min(nodes, most)
+        if self.build == "loop":
+            units, kind, _ = info.layout_facts
+            longest = plan_splits(
+                self.max_tokens, cache.shape, units, cache.dtype, self.q_len, kind, self.window, node_workgroups=False
+            )
+            self.splits = min(self.splits, longest.num_splits)
         return RecordingKey(
-            build="loop",
+            build=self.build,
             single_pass=False,
             from_upload=self.count > 0,
-            items=power_of_two(self.splits * self.q_len),
+            items=padded(self.splits * self.q_len, info.max_workgroups[0]),
             rows=self.q_len,
             states=power_of_two(nodes * self.q_len),
             appends=self.count,
@@ -179,7 +187,7 @@ class RecordedAttention:
         starts = [(first + i * nodes // self.splits) * KEYS_PER_NODE for i in range(self.splits + 1)]
         edges = [max(min(start, tokens), begin) for start in starts]
         layout = SplitLayout.of(
-            SplitPlan(tokens, runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), "loop"
+            SplitPlan(tokens, runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), self.build
         )
         options = CallOptions(runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
         planner = SubmissionPlanner([request], [layout], options, runner.facts)

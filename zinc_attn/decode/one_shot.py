@@ -184,7 +184,8 @@ def _planned(
     if len(given) > 1:
         raise ArgumentError(f"{', '.join(sizes)}: got {', '.join(given)}, expected at most one of the two")
     if not given:
-        return plan_splits(len(k), shape, info.compute_units, DTYPES[k.dtype], q_len, info.kind, window)
+        units, kind, nodes = info.layout_facts
+        return plan_splits(len(k), shape, units, DTYPES[k.dtype], q_len, kind, window, nodes)
     return SplitPlan.fixed(len(k), shape, q_len=q_len, window=window, **sizes)
 
 

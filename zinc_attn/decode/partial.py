@@ -130,7 +130,8 @@ def _submit_rows(
     if request.new_rows and not upload:
         runner.append(request, layer)
     options = CallOptions(runner.layout, None, False, runner.scorings.number[layer])
-    planner = SubmissionPlanner([request.planned()], [SplitLayout.of(plan, "loop")], options, facts)
+    layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
+    planner = SubmissionPlanner([request.planned()], [layout], options, facts)
     room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
     parts: list[Seq[NDArray[np.float32]]] = []
     for row in range(0, q_len, room):

@@ -128,8 +128,8 @@ _ATTEND_BINDINGS: Final = (
     Binding("rows", "read"),  # uploaded rows of the newest tokens; read where from_upload is 1, else any buffer
 )
 
-Build = Literal["single", "loop"]
-BUILDS: Final[tuple[Build, ...]] = ("single", "loop")
+Build = Literal["single", "node", "loop"]  # each serves the items of one row that those before it do
+BUILDS: Final[tuple[Build, ...]] = ("single", "node", "loop")
 ATTEND_SPEC: Final = (
     "k_dim",
     "v_dim",
@@ -145,10 +145,15 @@ ATTEND_SPEC: Final = (
     "v_storage",  # of V's
     "from_upload",  # 1: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache
 )
-# Pass 1. ``single``: one leaf a workgroup, straight line. ``loop``: a range of leaves, emitted per unit.
+# Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
+# one node, a leaf each, and folds them. ``loop``: a workgroup of one wave attends any range of leaves.
 ATTEND: Final[dict[Build, KernelDecl]] = {
     build: KernelDecl(
-        f"attend_{build}", "attend.comp", _ATTEND_BINDINGS, ATTEND_SPEC, (f"LOOP={int(build == 'loop')}",)
+        f"attend_{build}",
+        "attend.comp",
+        _ATTEND_BINDINGS,
+        ATTEND_SPEC,
+        (f"NODE={int(build == 'node')}", f"LOOP={int(build == 'loop')}"),
     )
     for build in BUILDS
 }

@@ -14,6 +14,7 @@ from ..shapes import AttnShape, row_format
 from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import Build, KernelDecl
+from .sizes import value_passes
 from .tuning import chunks_ahead, merge_lanes
 
 
@@ -57,13 +58,16 @@ class AttendVariant:
 
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
+        vectors = self.heads_per_workgroup * self.rows
+        if self.build == "node" and (self.rows > 1 or value_passes(self.shape, vectors) > 1):
+            raise ValueError(f"the node build serves one row in one pass over V, not {self.rows} rows of {self.shape}")
         decl = declarations.ATTEND[self.build]
         k, v = storage_types(self.dtype)
         values = {
             "k_dim": self.shape.k_dim,
             "v_dim": self.shape.v_dim,
             "latent": int(self.shape.latent),
-            "heads": self.heads_per_workgroup * self.rows,
+            "heads": vectors,
             "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import limits
 from ..canonical import constants
@@ -15,9 +15,22 @@ SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
+class LayoutFacts(NamedTuple):
+    """What the layouts of a device depend on: fields of ``DeviceInfo``."""
+
+    compute_units: int
+    kind: str = "gpu"
+    node_workgroups: bool = True
+
+
 def chunks_ahead(kind: str, k_dim: int) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
     return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
+
+
+def node_shared_bytes(heads: int) -> int:
+    """Shared memory of a workgroup of the node build: eight waves' weights, and a pair (m, l) of each leaf and head."""
+    return 4 * constants.LEAVES_PER_NODE * heads * (constants.KEYS_PER_LEAF + 2)
 
 
 def merge_lanes(kind: str) -> int:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
-from ..kernels.declarations import Build
+from ..kernels.declarations import BUILDS, Build
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
 from .items import Indices, Mask, Visible, item_records, row_records
-from .sharing import shared_items, shared_leaves
+from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
 
@@ -70,9 +70,9 @@ class SplitLayout(NamedTuple):
     build: Build
 
     @classmethod
-    def of(cls, plan: SplitPlan, build: Build | None = None) -> SplitLayout:
-        """The layout of a plan."""
-        return cls(plan, np.array(plan.leaf_ranges()), build or plan.build)
+    def of(cls, plan: SplitPlan, build: Build) -> SplitLayout:
+        """The layout of a plan, run by ``build``."""
+        return cls(plan, np.array(plan.leaf_ranges()), build)
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class SubmissionPlanner:
         self._place_shared(shared, slices, placement)
         states = sum((one.end - one.begin) * layout.plan.states for one, layout in zip(slices, layouts, strict=True))
         key = RecordingKey(
-            build="loop" if any(layout.build == "loop" for layout in layouts) else "single",
+            build=max((layout.build for layout in layouts), key=BUILDS.index, default="single"),
             single_pass=single_pass,
             from_upload=bool(uploads) and facts.attends_upload,
             items=padded(len(items), facts.max_workgroups[0], LEAST_ITEMS),
@@ -362,9 +362,15 @@ class SubmissionPlanner:
             return nothing
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
-        if self.options.cascade is None and not sharing_pays(saved, facts.shape, facts.compute_units, facts.kind):
-            return nothing
         items = shared_items(shared, units, each)
+        if self.options.cascade is None:
+            pays = sharing_pays(saved, len(items), facts.shape, facts.compute_units, facts.kind)
+            owners = np.repeat([one.request for one in slices], sizes)
+            alone = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
+            if alone and facts.kind != "cpu" and layouts[0].build == "node":
+                pays = pays and rows_pay(max(one.rows for one in shared), facts.shape.group * each, facts.shape)
+            if not pays:
+                return nothing
         if len(items) > facts.max_workgroups[0]:  # the rows alone need fewer, and fit
             return nothing
         return items, np.split(attended, np.cumsum(sizes)[:-1]), each

@@ -33,6 +33,8 @@ def item_records(
 ) -> Records:
     """ITEM records of query rows over a plan's leaf ranges (splits, 2); rows count from 0, no page table is set.
 
+    Rows of the same range are neighbors, so that a GPU's caches hold the keys for all of them.
+
     A range of which the row sees no leaf gives no item; with ``keep_empty`` a row that sees no key still has its first
     range, whose state is the empty one. shared: (rows,) leaves at the front that other items attend for the row.
     """
@@ -42,7 +44,7 @@ def item_records(
     if keep_empty:
         last = np.maximum(last, 1)
     mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
-    row, split = np.nonzero(mine & (ranges[:, 0] < ranges[:, 1])[None])
+    split, row = np.nonzero((mine & (ranges[:, 0] < ranges[:, 1])[None]).T)
     items = np.zeros(len(row), ITEM)
     items["row"], items["rows"] = row, 1
     items["limit"], items["first"] = limits[row], firsts[row]

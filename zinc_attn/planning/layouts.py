@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..canonical.constants import KEYS_PER_LEAF
+from ..kernels.tuning import LayoutFacts
 from ..shapes import AttnShape
 from .call import SplitLayout
 from .splits import SplitPlan, first_seen, plan_splits
@@ -17,11 +18,12 @@ _KEPT: Final = 256
 class LayoutCache:
     """Layouts by (tokens, q_len, window), made by ``plan``.
 
-    by_leaf: the plan looks at whole leaves, so that contexts which end in the same leaf share a layout.
+    device: on which they run; dtype: of K and V; by_leaf: the plan looks at whole leaves, so contexts that end in the
+    same leaf share a layout.
     """
 
-    def __init__(self, plan: PlanFunction, by_leaf: bool = False) -> None:
-        self._plan, self._by_leaf = plan, by_leaf
+    def __init__(self, plan: PlanFunction, device: LayoutFacts, dtype: str, by_leaf: bool = False) -> None:
+        self._plan, self.device, self._dtype, self._by_leaf = plan, device, dtype, by_leaf
         self._layouts: dict[tuple[int, int, int], SplitLayout] = {}
 
     def __call__(self, tokens: int, q_len: int, window: int | None) -> SplitLayout:
@@ -35,7 +37,7 @@ class LayoutCache:
             if len(self._layouts) >= _KEPT:
                 self._layouts.clear()
             plan = self._plan(tokens, q_len, tokens - q_len + 1 - begin if begin else None)
-            found = self._layouts[key] = SplitLayout.of(plan)
+            found = self._layouts[key] = SplitLayout.of(plan, plan.build_on(self.device, self._dtype))
         return found
 
     def clear(self) -> None:
@@ -43,20 +45,23 @@ class LayoutCache:
         self._layouts.clear()
 
 
-def split_rule_layouts(shape: AttnShape, compute_units: int, dtype: str, kind: str) -> LayoutCache:
+def split_rule_layouts(shape: AttnShape, dtype: str, device: LayoutFacts) -> LayoutCache:
     """The layouts of the split rule on a device."""
 
     def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
-        return plan_splits(tokens, shape, compute_units, dtype, q_len, kind, window)
+        units, kind, node_workgroups = device
+        return plan_splits(tokens, shape, units, dtype, q_len, kind, window, node_workgroups)
 
-    return LayoutCache(plan, by_leaf=True)
+    return LayoutCache(plan, device, dtype, by_leaf=True)
 
 
-def fixed_layouts(shape: AttnShape, num_splits: int | None, split_size: int | None) -> LayoutCache:
+def fixed_layouts(
+    shape: AttnShape, dtype: str, device: LayoutFacts, *, num_splits: int | None, split_size: int | None
+) -> LayoutCache:
     """Layouts of a fixed number of splits, or of splits of a fixed size. ArgumentError for what is no layout."""
 
     def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
         return SplitPlan.fixed(tokens, shape, num_splits=num_splits, split_size=split_size, q_len=q_len, window=window)
 
     plan(0, 1, None)
-    return LayoutCache(plan)
+    return LayoutCache(plan, device, dtype)

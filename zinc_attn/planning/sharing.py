@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, NEVER, Records, no_records
+from ..kernels.sizes import value_passes
+from ..shapes import AttnShape
 from .items import Indices
+
+SEQUENCE_ROWS: Final = 32  # query rows of a sequence from which conversions of K and V are worth a dispatch
 
 
 class SharedKeys(NamedTuple):
@@ -60,6 +64,15 @@ def shared_leaves(
         edges = [begin, *(begin + 1 + np.flatnonzero(common[begin : end - 1] == least)).tolist(), end]
         todo += [(a, b, max(least, done)) for a, b in pairwise(edges)]
     return sorted(found), attended
+
+
+def rows_pay(rows: int, vectors: int, shape: AttnShape) -> bool:
+    """Whether rows of one sequence on a GPU share keys where the caller leaves it open.
+
+    Side by side in the grid they find the keys in its caches anyway, so sharing saves conversions alone: for many rows,
+    as long as the ``vectors`` of a workgroup (query heads of its rows) need one pass over V. (docs/cost-model.md)
+    """
+    return rows >= SEQUENCE_ROWS and value_passes(shape, vectors) == 1
 
 
 def shared_items(shared: list[SharedKeys], units: Indices, rows_each: int) -> Records:

@@ -2,7 +2,12 @@
 
 A plan says which workgroup computes which partial states. The output bits are the same for every plan
 (docs/determinism.md), so the rule follows performance alone. Keys form leaves of 64 and nodes of 512, and no split is
-smaller than a leaf. On a GPU the context length decides:
+smaller than a leaf.
+
+On a GPU there is a split per node, and pass 1 emits a partial state per node. A workgroup has eight waves, which attend
+the node's leaves side by side; where the nodes of all KV heads give every compute unit eight workgroups, and there is
+one query row, one wave attends them one after another (at 8 bits a value, where they give it sixteen). A GPU that has
+no workgroups of eight waves has workgroups of one wave, and the context length decides:
 
 ===============  ================================  ===================================================================
 context (keys)   number of splits                  pass 1 emits a partial state
@@ -26,16 +31,19 @@ import hashlib
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
-from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from ..checks import check_int, check_text, shown
+from ..canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
+from ..checks import check_bool, check_int, check_text, shown
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, LimitError
+from ..kernels.declarations import Build
+from ..kernels.tuning import LayoutFacts
 from ..limits import MAX_CONTEXT
 from ..shapes import AttnShape
+from ..storage import storage_types
 
 SINGLE_SPLIT_KEYS: Final = 128  # up to here one workgroup per head group is as fast as two passes
 NODE_KEYS: Final = 65536  # from here partial states per leaf cost more than idle compute units
@@ -43,6 +51,7 @@ WORKGROUPS_PER_UNIT: Final = 8
 # The nodes of NODE_KEYS keys: the number of splits does not fall where states are no longer per leaf.
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (KEYS_PER_LEAF * LEAVES_PER_NODE)
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
+SHARED_PER_UNIT: Final = 4  # on a GPU: workgroups that a compute unit needs for keys that rows share
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
 MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout
 PLAN_VERSION: Final = 3
@@ -155,9 +164,23 @@ class SplitPlan:
         return list(pairwise(np.minimum(starts, -(-self.context_len // KEYS_PER_LEAF)).tolist()))
 
     @property
-    def build(self) -> Literal["single", "loop"]:
-        """Which build of pass 1 runs: "single" where no split holds more than one leaf, else "loop"."""
+    def build(self) -> Build:
+        """The build of pass 1 with workgroups of one wave: "single" where no split has over one leaf, else "loop"."""
         return "single" if all(b - a <= 1 for a, b in self.leaf_ranges()) else "loop"
+
+    def build_on(self, device: LayoutFacts, dtype: str = "f16") -> Build:
+        """The build of pass 1 that a device runs; the bits are the same whichever does. dtype: of K and V.
+
+        "node" where each split lies within a node and a state is a node's, until there are so many splits that
+        workgroups of one wave keep a GPU's memory busy, of which those of a smaller type ask for less.
+        """
+        if device.node_workgroups and self.leaves_per_state == LEAVES_PER_NODE:
+            bits = min(kind.bits for kind in storage_types(dtype)) * self.workgroups // self.shape.head_chunks
+            bytes_alone = device.kind != "cpu" and self.q_len == 1
+            fills = bytes_alone and bits >= 16 * WORKGROUPS_PER_UNIT * device.compute_units
+            if not fills and all(b <= (a | LEAVES_PER_NODE - 1) + 1 for a, b in self.leaf_ranges() if b > a):
+                return "node"
+        return self.build
 
     @property
     def passes(self) -> int:
@@ -217,7 +240,7 @@ class SplitPlan:
 
 
 def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, kind: str) -> tuple[int, int]:
-    """(splits, leaves per emitted state) of a context of ``leaves`` leaves: the rule above, for checked arguments."""
+    """(splits, leaves per emitted state) of ``leaves`` leaves with workgroups of one wave, for checked arguments."""
     target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
     nodes = -(-leaves // LEAVES_PER_NODE)
     if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
@@ -231,15 +254,17 @@ def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, ki
     return (nodes if q_len == 1 and kind != "cpu" else min(nodes, target)), LEAVES_PER_NODE
 
 
-def sharing_pays(saved: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
+def sharing_pays(saved: int, items: int, shape: AttnShape, compute_units: int, kind: str) -> bool:
     """Whether keys that rows share are attended together where the caller leaves it open.
 
-    saved: leaves, of one KV head, that workgroups need not read again. On a GPU the shared keys are a dispatch of their
-    own with fewer and longer workgroups: it must save as much as fills the device twice. (docs/cost-model.md)
+    saved: leaves, of one KV head, that workgroups need not read again; items: workgroups of one KV head that attend the
+    shared keys. On a GPU these are a dispatch of their own with fewer and longer workgroups: it must save as much as
+    fills the device three times, and give every compute unit some workgroups. (docs/cost-model.md)
     """
     if kind == "cpu":
         return saved >= SHARED_LEAVES
-    return saved * shape.kv_heads >= 2 * compute_units * WORKGROUPS_PER_UNIT
+    fills = items * shape.kv_heads >= SHARED_PER_UNIT * compute_units
+    return fills and saved * shape.kv_heads >= 3 * compute_units * WORKGROUPS_PER_UNIT
 
 
 def plan_splits(
@@ -250,12 +275,14 @@ def plan_splits(
     q_len: int = 1,
     kind: str = "gpu",
     window: int | None = None,
+    node_workgroups: bool = True,
 ) -> SplitPlan:
     """The layout for ``context_len`` keys by the rule above.
 
     compute_units: of the device (64 for a Radeon AI PRO R9700); dtype: of K and V, on which nothing depends yet; q_len:
     query rows of the call; kind: "cpu" for a software device, anything else is a GPU; window: keys a row sees at most,
-    its own included: the rule then looks at the leaves that some row sees. Splits are monotone in context_len.
+    its own included: the rule then looks at the leaves that some row sees; node_workgroups: whether the GPU has
+    workgroups of eight waves (``DeviceInfo.node_workgroups``). Splits are monotone in context_len.
     Idea: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); no split below a useful size, as FlashInfer plans.
     """
     context_len = check_int("context_len", context_len, 0, MAX_CONTEXT)
@@ -265,9 +292,11 @@ def plan_splits(
         raise ArgumentError(f"shape: got {shown(shape)}, expected an AttnShape")
     storage_dtype(dtype)
     check_text("kind", kind, "a kind of device, such as cpu or discrete")
+    if check_bool("node_workgroups", node_workgroups) and kind != "cpu":
+        return SplitPlan.fixed(context_len, shape, split_size=KEYS_PER_NODE, q_len=q_len, window=window)
     if begin := first_seen(context_len, q_len, window):
         skipped = begin // KEYS_PER_LEAF * KEYS_PER_LEAF
-        plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind)
+        plan = plan_splits(context_len - skipped, shape, compute_units, dtype, q_len, kind, None, node_workgroups)
         boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
         return SplitPlan(context_len, shape, boundaries, plan.leaves_per_state, q_len, begin)
     leaves = -(-context_len // KEYS_PER_LEAF)

@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
-from .loader import API_1_2, INSTALL_DRIVER, Heap, Vulkan, loader
+from ..kernels.tuning import node_shared_bytes
+from ..limits import MAX_HEADS_PER_WORKGROUP, WAVE
+from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
 ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
+COMPUTE_STAGE: Final = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
 _KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
 _VENDORS: Final = {
@@ -124,6 +128,24 @@ def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
         max_buffer_bytes=int(min(limits.maxStorageBufferRange, sizes.maxMemoryAllocationSize)),
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
+        node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
+    )
+
+
+def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:
+    """Whether the node build of pass 1 runs as meant: eight waves a workgroup, which on a GPU are subgroups."""
+    props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
+    limits = props.limits
+    waves = wave.subgroupSize == WAVE or _KINDS.get(props.deviceType) == "cpu"
+    if api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions:  # plain Vulkan asks for a wave's size
+        sizes = vk.properties(physical, "VkPhysicalDeviceSubgroupSizeControlProperties")[1]
+        asked = sizes.minSubgroupSize <= WAVE <= sizes.maxSubgroupSize
+        waves = waves or bool(asked and sizes.requiredSubgroupSizeStages & COMPUTE_STAGE)
+    return bool(
+        waves
+        and limits.maxComputeWorkGroupInvocations >= LEAVES_PER_NODE * WAVE
+        and limits.maxComputeWorkGroupSize[1] >= LEAVES_PER_NODE
+        and limits.maxComputeSharedMemorySize >= node_shared_bytes(MAX_HEADS_PER_WORKGROUP)
     )
 
 

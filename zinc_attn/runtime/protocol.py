@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.declarations import KernelDecl
+from ..kernels.tuning import LayoutFacts
 
 Words = NDArray[np.uint32]
 
@@ -38,6 +39,12 @@ class DeviceInfo:
     max_buffer_bytes: int  # of one storage buffer: maxStorageBufferRange, or maxMemoryAllocationSize where that is less
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
+    node_workgroups: bool = True  # whether a workgroup can have eight waves, which attend a node's leaves side by side
+
+    @property
+    def layout_facts(self) -> LayoutFacts:
+        """What split layouts depend on."""
+        return LayoutFacts(self.compute_units, self.kind, self.node_workgroups)
 
 
 class Use(Enum):

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from ...errors import ArgumentError, ClosedError, DeviceLostError, RuntimeUnavailableError, ZincAttnError
 from ...kernels.declarations import KernelDecl
+from ...limits import WAVE
 from ..devices import memory_budget
 from ..loader import loader
 from ..protocol import Buffer, DeviceInfo, Dispatch, Recording, Use, Words
@@ -65,7 +67,9 @@ class KomputeRuntime:
 
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
-        self.info = info
+        # kp cannot ask for a subgroup size
+        waves = info.subgroup_size == WAVE or info.kind == "cpu"
+        self.info = replace(info, node_workgroups=info.node_workgroups and waves)
         self.lifetime = Lifetime()
         self._lock = threading.RLock()
         self._pid = os.getpid()

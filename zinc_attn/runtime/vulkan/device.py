@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
 from ...limits import WAVE
-from ..devices import device_info
+from ..devices import COMPUTE_STAGE, device_info
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
 Undo = list[Callable[[], object]]  # what destroys the parts of an object, to be called last to first
-
-COMPUTE_STAGE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 
 
 def destroy(undo: Undo) -> None:
@@ -57,6 +56,8 @@ class LogicalDevice:
             and wave.minSubgroupSize <= WAVE <= wave.maxSubgroupSize
             and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
         )
+        asked = self.wave32 or info.subgroup_size == WAVE or info.kind == "cpu"
+        self.info = replace(info, node_workgroups=info.node_workgroups and asked)
         self.handle = self._create_device(features, enable)
         own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
 

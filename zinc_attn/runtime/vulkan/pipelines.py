@@ -15,9 +15,10 @@ from ...checks import check_int
 from ...errors import ArgumentError, KernelError, LimitError
 from ...kernels.declarations import KernelDecl
 from ...limits import WAVE
+from ..devices import COMPUTE_STAGE
 from ..protocol import Words
 from ..refusals import check_compile_room
-from .device import COMPUTE_STAGE, LogicalDevice, Undo, destroy
+from .device import LogicalDevice, Undo, destroy
 from .pipeline_cache import PipelineCache
 
 STORAGE_DESCRIPTOR: Final = 7  # VK_DESCRIPTOR_TYPE_STORAGE_BUFFER

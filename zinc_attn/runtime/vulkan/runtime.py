@@ -91,6 +91,7 @@ class VulkanRuntime:
         try:
             check_compile_room(info)
             self._device = LogicalDevice(info, own)
+            self._info = self._device.info
             self._queue = ComputeQueue(self._device)
             self._handles = Handles(self._device, self._queue, self._lock)
             self._commands = Commands(self._device)

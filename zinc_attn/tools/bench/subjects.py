@@ -13,11 +13,12 @@ import numpy as np
 from ...decode.contiguous import ContiguousKV, RecordedCall
 from ...kernels import declarations as kernels
 from ...limits import WAVE
-from ...planning.splits import SplitPlan, plan_splits
+from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...runtime.protocol import Dispatch, Use, Words
 from ..harness.bits import Output
 from ..harness.inputs import Inputs
+from ..harness.split_spec import SplitSpec
 from .rows import BenchRow, Times
 
 READ_LOADS: Final = 16  # uvec4 a lane of the yardstick, or the next larger number that divides the buffer
@@ -124,7 +125,7 @@ class AttentionSubject(DeviceSubject):
     def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs) -> None:
         shape, info = data.shape, kv.device.info
         if row.layout == "auto":
-            plan = plan_splits(kv.tokens, shape, info.compute_units, kv.dtype, kind=info.kind)
+            plan = SplitSpec("auto").plan(kv.tokens, shape, info.layout_facts, kv.dtype)
         else:
             plan = SplitPlan.fixed(kv.tokens, shape, num_splits=1)
         heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup

@@ -17,7 +17,8 @@ from ...canonical.constants import KEYS_PER_NODE
 from ...distributed.attention import ShardedAttention
 from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
-from ...planning.splits import SplitPlan, plan_splits
+from ...kernels.tuning import LayoutFacts
+from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
@@ -28,7 +29,8 @@ from .data import KINDS, ROWS, Data, words
 from .outcome import Outcome
 from .record import COMMITTED, RECORD, Digests, judge, load_record
 
-COMPUTE_UNITS: Final = (2, 32, 64, 96)
+# GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.
+GPUS: Final = ((2, False), (32, False), (96, False), (64, True))
 SPARE: Final = 8  # pages for what the cascade's sequences have of their own
 LONG: Final = 4 * SPARE * 256  # tokens from which the sequence gives these pages up: a larger cache may fit no buffer
 TAIL: Final = 70  # tokens that the chunking variations append anew
@@ -135,14 +137,10 @@ class _Examination:
         if case.context > KEYS_PER_NODE:  # a single node has one place
             self._shards([self.device, *(beside or [self.device])], at_once)
 
-    def _by_split(self, split: SplitSpec, dtype: str | None = None) -> PlanRule:
-        shape, units, kind = self.case.shape, self.device.info.compute_units, self.device.info.kind
+    def _by_split(self, split: SplitSpec, dtype: str | None = None, device: LayoutFacts | None = None) -> PlanRule:
+        shape, facts = self.case.shape, device or self.device.info.layout_facts
         dtype = dtype or self.case.dtype
-        return lambda tokens, q_len, window: split.plan(tokens, shape, units, dtype, kind, q_len, window)
-
-    def _by_units(self, units: int) -> PlanRule:
-        shape, dtype = self.case.shape, self.case.dtype
-        return lambda tokens, q_len, window: plan_splits(tokens, shape, units, dtype, q_len, window=window)
+        return lambda tokens, q_len, window: split.plan(tokens, shape, facts, dtype, q_len, window)
 
     @contextmanager
     def _filled(
@@ -183,11 +181,15 @@ class _Examination:
             self.outcome.compare(1, f"run {i}", self._output(attention, self.data.q[-1], seq))
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
-        """Properties 2 and 3: every layout, and the split rule for other numbers of compute units."""
-        rules = {(2, f"layout {one.label}"): self._by_split(one) for one in splits}
-        rules |= {(3, f"{units} compute units"): self._by_units(units) for units in COMPUTE_UNITS}
-        for (prop, variation), rule in rules.items():
-            attention.lay_out(rule)
+        """Properties 2 and 3: every layout, and the split rule for other devices."""
+        rules: dict[tuple[int, str], tuple[PlanRule, LayoutFacts | None]]
+        rules = {(2, f"layout {one.label}"): (self._by_split(one), None) for one in splits}
+        for units, nodes in GPUS:
+            device = LayoutFacts(units, "gpu", nodes)
+            label = f"{units} compute units{', node workgroups' * nodes}"
+            rules[3, label] = self._by_split(SplitSpec("auto"), device=device), device
+        for (prop, variation), (rule, runs) in rules.items():
+            attention.lay_out(rule, device=runs)
             self.outcome.compare(prop, variation, self._output(attention, self.data.q[-1], seq))
         attention.lay_out(self.split_rule)
 

@@ -16,9 +16,9 @@ READ_EFFICIENCY: Final = 0.95
 class Card:
     """A card's figures: GHz, GB/s (1e9 bytes), MiB, ns.
 
-    simds: per compute unit. registers: of a SIMD, per lane, allocated in steps of ``register_step``. wave_slots:
-    one-wave workgroups that a SIMD holds at most. latency_ns: of a memory read while memory is not saturated. near_ns:
-    of a read from the cache in which partial states wait for pass 2.
+    simds: per compute unit. registers: of a SIMD, per lane, allocated in steps of ``register_step``. wave_slots: waves
+    that a SIMD holds at most. lds_kib: shared memory of a compute unit. latency_ns: of a memory read while memory is
+    not saturated. near_ns: of a read from the cache in which partial states wait for pass 2.
     """
 
     title: str
@@ -32,6 +32,7 @@ class Card:
     registers: int = 1536
     register_step: int = 24
     wave_slots: int = 16
+    lds_kib: int = 64
     latency_ns: float = 400.0
     near_ns: float = 200.0
     dual_issue: bool = True
@@ -53,7 +54,7 @@ class Card:
         return self.bandwidth * 1e3 * READ_EFFICIENCY
 
     def waves(self, vgprs: int) -> int:
-        """One-wave workgroups of so many vector registers that a SIMD holds at the same time."""
+        """Waves of so many vector registers that a SIMD holds at the same time."""
         allocated = max(1, -(-vgprs // self.register_step)) * self.register_step
         return max(1, min(self.wave_slots, self.registers // allocated))
 
@@ -65,6 +66,7 @@ _NVIDIA: Final[dict[str, Any]] = {
     "registers": 512,  # 64 K words per multiprocessor, over 4 schedulers and 32 lanes
     "register_step": 8,
     "wave_slots": 8,  # 32 workgroups per multiprocessor
+    "lds_kib": 164,
     "latency_ns": 600.0,
     "near_ns": 250.0,
     "dual_issue": False,

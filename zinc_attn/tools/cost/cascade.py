@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from ...canonical.constants import KEYS_PER_LEAF
 from ...checks import check_int
 from ...kernels import declarations as kernels
-from ...kernels.tuning import SCRATCH_BYTES, shared_rows
+from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts, shared_rows
 from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
 from ...shapes import AttnShape
@@ -27,20 +27,21 @@ class Cascade:
 
     plan: of each request. max_rows: requests that a workgroup can serve at a time on the shared keys. shared_keys: of
     each request, in whole pages and whole states. submissions: requests of each; two submissions share nothing. pays:
-    whether reading so many leaves of a KV head less is worth a dispatch.
+    see ``sharing_pays``.
     """
 
     plan: SplitPlan
     max_rows: int
     shared_keys: int
     submissions: tuple[int, ...]
-    pays: Callable[[int], bool]
+    pays: Callable[[int, int], bool]
 
     def sharing(self, requests: int) -> tuple[int, int]:
         """(requests that a workgroup serves at a time, shared keys) of a submission; (1, 0) where nothing is shared."""
         rows = min(self.max_rows, 1 << (requests - 1).bit_length())
-        saved = (requests - -(-requests // rows)) * self.shared_keys // KEYS_PER_LEAF
-        return (rows, self.shared_keys) if rows > 1 and self.pays(saved) else (1, 0)
+        groups = -(-requests // rows)
+        saved, units = (requests - groups) * self.shared_keys // KEYS_PER_LEAF, self.shared_keys // self.plan.unit_keys
+        return (rows, self.shared_keys) if rows > 1 and self.pays(saved, groups * units) else (1, 0)
 
     @property
     def keys_read(self) -> int:
@@ -158,7 +159,9 @@ def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) 
         work.append(group.spread(sizes, nbytes))
     ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]
     if sizes := [b - a for a, b in ranges if b > a] * (n * shape.kv_heads * shape.head_chunks):
-        group = Workgroup(card, shape, shape.heads_per_workgroup, plan.build, dtype)
+        group = Workgroup(
+            card, shape, shape.heads_per_workgroup, batch.plan.build_on(LayoutFacts(card.compute_units), dtype), dtype
+        )
         nbytes = key_bytes * (own_keys + (prefix - shared_keys) * (1 + (n - 1) * again))
         work.append(group.spread(sizes, nbytes + state_bytes * n * (leaves - shared)))
     time = START_US

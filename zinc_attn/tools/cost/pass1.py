@@ -1,4 +1,4 @@
-"""Pass 1: what a leaf costs on a one-wave workgroup, and what all workgroups cost a card.
+"""Pass 1: what a leaf costs a wave, and what all workgroups cost a card.
 
 The instruction counts are those of the kernels as RADV compiles them for gfx1201; a test compares them.
 """
@@ -10,24 +10,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from ...canonical.constants import KEYS_PER_LEAF
+from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.sizes import keys_ahead, value_passes
-from ...kernels.tuning import chunks_ahead
+from ...kernels.tuning import chunks_ahead, node_shared_bytes
 from ...shapes import AttnShape
 from ...storage import storage_types
 from .cards import Card
 
+SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units of RDNA4, one of NVIDIA's
 # No document gives the following figures. docs/cost-model.md shows what depends on them.
 KNEE: Final = 4.0  # sharpness of the bend between too few bytes in flight and full memory: time = (a^p + b^p)^(1/p)
 START_US: Final = 1.0  # first workgroup: launch, then the work words and the page table, one after the other
 TRIP_CYCLES: Final = 100  # a main loop's trip waits for scalar loads and addresses before its vector loads
 LEAF_CYCLES: Final = 1500  # a leaf's waits outside the main loops: LDS round trips of the maximum and the weights
+FOLD_CYCLES: Final = 400  # a round of the node build's fold: two barriers, an LDS round trip, eight merges
+L2_RATE: Final = 6.0  # keys that a neighbor in the grid just read come so many times faster than from memory
 CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
 SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
 SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
-# (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); float16.
+# (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); float16. The
+# node build has single's.
 ISSUE: Final = {
     (256, 8): (181, 189, 120, 168),
     (256, 6): (155, 149, 120, 168),
@@ -109,9 +113,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Workgroup:
-    """A workgroup of pass 1: one wave attends ``vectors`` query vectors to one leaf after another.
+    """A workgroup of pass 1, whose waves attend ``vectors`` query vectors to one leaf after another.
 
-    The vectors are query heads of one row, or of several rows that share the keys.
+    The vectors are query heads of one row, or of several rows that share the keys. The node build has eight waves to a
+    workgroup, with a leaf each; the others have one.
     """
 
     card: Card
@@ -154,15 +159,40 @@ class Workgroup:
     @cached_property
     def stall(self) -> float:
         """Cycles of a leaf in which the wave waits, while memory is not saturated."""
-        return self.trips * (self.card.latency_ns * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES
+        fold = FOLD_CYCLES * self.shape.value_slice // 2 if self.build == "node" else 0
+        return self.trips * (self.card.latency_ns * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES + fold
+
+    @property
+    def units(self) -> int:
+        """Compute units that a workgroup lies on."""
+        return SIMDS // self.card.simds if self.build == "node" else 1
+
+    @property
+    def resident(self) -> int:
+        """Waves that a SIMD holds: as many as its registers do, and, of node workgroups, its share of the LDS."""
+        if self.build != "node":
+            return self.card.waves(self.vgprs)
+        held = self.card.lds_kib * 1024 * SIMDS // self.card.simds // node_shared_bytes(self.vectors)
+        return min(self.card.waves(self.vgprs), held * LEAVES_PER_NODE // SIMDS)
+
+    def _dealt(self, sizes: list[int]) -> list[list[int]]:
+        """Leaves of the waves of each SIMD: workgroups go round over the SIMDs, those of eight waves over four each."""
+        simds = self.card.all_simds
+        if self.build != "node":
+            return [sizes[i::simds] for i in range(min(simds, len(sizes)))]
+        found: list[list[int]] = [[] for _ in range(simds)]
+        for at, leaves in enumerate(sizes):
+            for wave in range(leaves):
+                found[at * SIMDS % simds + (at // (simds // SIMDS) + wave) % SIMDS].append(1)
+        return [waves for waves in found if waves]
 
     def spread(self, sizes: list[int], nbytes: float) -> Spread:
-        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt round over the card's SIMDs.
+        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs.
 
         Waves of one SIMD fill each other's waits first, and then the issue slots.
         """
-        simds, slots, per_leaf = self.card.all_simds, self.card.waves(self.vgprs), nbytes / max(sum(sizes), 1)
-        loads = Counter((tuple(sorted(Counter(sizes[i::simds]).items()))) for i in range(min(simds, len(sizes))))
+        slots, per_leaf = self.resident, nbytes / max(sum(sizes), 1)
+        loads = Counter(tuple(sorted(Counter(waves).items())) for waves in self._dealt(sizes))
         demand: list[tuple[float, float]] = []
         issue_us, in_turn, waves = 0.0, 0.0, 0
         for load, alike in loads.items():
@@ -173,4 +203,5 @@ class Workgroup:
             demand.append((leaves * cycles / self.card.clock_ghz / 1e3, alike * total * per_leaf))
             issue_us = max(issue_us, total * self.issue / self.card.clock_ghz / 1e3)
             in_turn, waves = max(in_turn, leaves), waves + alike * resident
+        in_turn *= LEAVES_PER_NODE if self.build == "node" else 1  # a workgroup's leaves, of which each wave has one
         return Spread(self.card, demand, issue_us, in_turn, waves)

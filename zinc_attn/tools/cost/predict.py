@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Final
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
-from ...kernels.tuning import merge_lanes
+from ...kernels.tuning import LayoutFacts, merge_lanes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from .cards import Card
-from .pass1 import CACHED_RATE, START_US, Workgroup
+from .pass1 import CACHED_RATE, KNEE, L2_RATE, START_US, Workgroup
 
 LABEL: Final = "modeled"
 
@@ -107,10 +107,12 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     shape, per_token = plan.shape, plan.shape.kv_bytes_per_token(dtype)
     kv_bytes = (plan.context_len - plan.begin) * per_token
     written = written_bytes(plan, kv_bytes, card)
-    group = Workgroup(card, shape, shape.heads_per_workgroup, plan.build, dtype)
+    build = plan.build_on(LayoutFacts(card.compute_units), dtype)
+    group = Workgroup(card, shape, shape.heads_per_workgroup, build, dtype)
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
-    work = group.spread(sizes, kv_bytes + written)  # chunks of a group's heads share K and V through the L2
-    pass1 = START_US + work.us
+    work = group.spread(sizes, kv_bytes + written)
+    again_us = kv_bytes * (plan.q_len * shape.head_chunks - 1) / L2_RATE / card.read_rate  # rows and head chunks
+    pass1 = START_US + (work.us**KNEE + again_us**KNEE) ** (1 / KNEE)
     merge = merge_us(plan, card, kv_bytes, work.leaves) if plan.passes == 2 else 0.0
     return Prediction(
         card=card.title,
@@ -120,7 +122,7 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
         splits=plan.num_splits,
         workgroups=plan.workgroups,
         workgroups_per_cu=plan.workgroups / card.compute_units,
-        utilization=min(1.0, plan.workgroups / card.compute_units),
+        utilization=min(1.0, plan.workgroups * group.units / card.compute_units),
         in_flight_kib=work.resident
         * (KEYS_PER_LEAF * per_token / shape.kv_heads / shape.head_chunks / group.trips / 1024),
         needed_kib=card.read_rate * card.latency_ns / 1e3 / 1024,
@@ -189,10 +191,15 @@ def _counts(most: int) -> list[int]:
 
 
 def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int, float, float, int]]:
-    """(compute unit, begin, end, split) of each workgroup of pass 1 in µs, for a picture: all resident at once."""
-    pass1_us = predict(plan, card, dtype).pass1_us
+    """(compute unit, begin, end, split) of each workgroup of pass 1 in µs, for a picture: all resident at once.
+
+    A workgroup of several waves is drawn on each of its compute units.
+    """
+    pass1_us, build = predict(plan, card, dtype).pass1_us, plan.build_on(LayoutFacts(card.compute_units), dtype)
+    units = Workgroup(card, plan.shape, 1, build, dtype).units
     sizes = [(i, b - a) for i, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
-    jobs = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
+    groups = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
+    jobs = [group for group in groups for _ in range(units)]
     per_unit = [jobs[i :: card.compute_units] for i in range(card.compute_units)]
     scale = pass1_us / max((s for _, s in jobs), default=1)
     return [(cu, 0.0, size * scale, split) for cu, unit in enumerate(per_unit) for split, size in unit]

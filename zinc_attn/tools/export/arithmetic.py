@@ -90,8 +90,9 @@ DISPATCH: Final[tuple[dict[str, Any], ...]] = (
     {
         "kernel": "attend",
         "when": "items > 0",
-        "module": "attend_single where no item has more than one leaf, "
-        "else attend_loop, which is right for every layout",
+        "module": "attend_single where no item has more than one leaf; attend_node where leaves_per_state is a node's, "
+        "no item reaches beyond a node and rows_shared is 1, on a device that vulkan.node_workgroups describes; "
+        "attend_loop suits every layout",
     },
     {
         "barrier": _after_writes("COMPUTE_SHADER", "SHADER"),

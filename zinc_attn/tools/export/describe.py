@@ -16,6 +16,7 @@ from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.declarations import KernelDecl
+from ...kernels.tuning import node_shared_bytes
 from ...limits import MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
@@ -114,7 +115,11 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         "sha256": digest,
         "bytes": size,
         "entry_point": "main",
-        "local_size": ["merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}", "1", "1"],
+        "local_size": [
+            "merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}",
+            f"{LEAVES_PER_NODE}" if decl is kernels.ATTEND["node"] else "1",
+            "1",
+        ],
         "bindings": bindings,
         "push_constants": [],
         "specialization_constants": numbered,
@@ -147,6 +152,9 @@ def split_rule_formulas() -> dict[str, Any]:
         ],
         "boundary": "max(min((first_leaf + split * ceil_div(leaves, leaves_per_state) // splits * leaves_per_state) * "
         f"{KEYS_PER_LEAF}, context_len), begin)",
+        "node_workgroups": "a host that uses attend_node has one split per node where kind is 'gpu': it "
+        f"begins at begin and at every multiple of {KEYS_PER_LEAF * LEAVES_PER_NODE} above it, with {LEAVES_PER_NODE} "
+        "leaves per state",
         "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
         f"included (with a window context_len - {KEYS_PER_LEAF} * first_leaf); the number of splits is splits where "
         "per is 'call', and leaves or nodes where it says so",
@@ -228,7 +236,13 @@ def _vulkan() -> dict[str, Any]:
             "VK_EXT_subgroup_size_control offers subgroupSizeControl for compute and "
             f"minSubgroupSize <= {limits.WAVE} <= maxSubgroupSize; else nothing",
             "require_full_subgroups": False,
-            "for": "speed only: the modules use no subgroup operation and give the same bits at every size",
+            "for": "speed only: the modules give the same bits at every size",
+        },
+        "node_workgroups": {
+            "for": "attend_node, which a host need not use",
+            "invocations": LEAVES_PER_NODE * limits.WAVE,
+            "shared_bytes": node_shared_bytes(limits.MAX_HEADS_PER_WORKGROUP),
+            "subgroup_size": f"{limits.WAVE}; others give the same bits slowly",
         },
     }
 

@@ -231,7 +231,7 @@ class _Context:
     def _splits(self, layout: SplitSpec) -> int:
         info = self.device.info
         shape: AttnShape = self.layers[0].shape
-        return layout.plan(self.context, shape, info.compute_units, self.dtype, info.kind).num_splits
+        return layout.plan(self.context, shape, info.layout_facts, self.dtype).num_splits
 
     def _stored(self, layer: Any, calls: Sequence[Call]) -> Iterator[tuple[F32, F32]]:
         """The values that the layer's cache holds, in pieces: the seeded ones, then the decoded tokens'."""

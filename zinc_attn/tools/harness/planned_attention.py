@@ -11,6 +11,7 @@ from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
 from ...decode.attention import Attention
 from ...decode.workspace import Workspace
+from ...kernels.tuning import LayoutFacts
 from ...planning.call import Submission
 from ...planning.splits import SplitPlan
 from .bits import F32, Output
@@ -25,10 +26,13 @@ class PlannedAttention(Attention):
         self.rule, self.planned = rule, planned
         super().__init__(cache, cascade=True, plan=self._ruled, observer=self._spoil, **options)
 
-    def lay_out(self, rule: PlanRule, cascade: bool = True) -> None:
-        """Take another rule. Recordings are kept, and work words that were filled for the old rule are not."""
+    def lay_out(self, rule: PlanRule, cascade: bool = True, device: LayoutFacts | None = None) -> None:
+        """Take another rule, and the builds of pass 1 that ``device`` runs; None is the device at hand.
+
+        Recordings are kept, and work words that were filled for the old rule are not.
+        """
         self.rule = rule
-        self.replan(cascade)
+        self.replan(cascade, device or self.device.info.layout_facts)
 
     def _ruled(self, tokens: int, q_len: int, window: int | None) -> SplitPlan:
         plan = self.rule(tokens, q_len, window)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...checks import parse_digits, shown
 from ...errors import ArgumentError
+from ...kernels.tuning import LayoutFacts
 from ...planning.splits import SplitPlan, plan_splits
 from ...shapes import AttnShape
 
@@ -36,15 +37,15 @@ class SplitSpec:
         self,
         context: int,
         shape: AttnShape,
-        compute_units: int,
+        device: LayoutFacts,
         dtype: str,
-        kind: str,
         q_len: int = 1,
         window: int | None = None,
     ) -> SplitPlan:
         """The plan of one sequence's rows. Only "auto" depends on the facts of the device."""
         if self.label == "auto":
-            return plan_splits(context, shape, compute_units, dtype, q_len, kind, window)
+            units, kind, node_workgroups = device
+            return plan_splits(context, shape, units, dtype, q_len, kind, window, node_workgroups)
         sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
 

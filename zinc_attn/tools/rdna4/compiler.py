@@ -102,8 +102,7 @@ def _compile(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, 
     jobs = []
     for spec in specs:
         decl, constants = spec.program()
-        several = not spec.heads  # a workgroup of pass 2 has several waves
-        jobs.append([str(spirv / decl.file), len(decl.bindings), several, decl.constants(constants)])
+        jobs.append([str(spirv / decl.file), len(decl.bindings), spec.waves > 1, decl.constants(constants)])
     ran = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
         input=json.dumps({"family": family, "jobs": jobs}),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...canonical.constants import KEYS_PER_LEAF
+from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import parse_digits, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, merge_call
-from ...kernels.tuning import shared_rows
-from ...limits import MAX_HEAD_DIM
+from ...kernels.tuning import merge_lanes, shared_rows
+from ...limits import MAX_HEAD_DIM, WAVE
 from ...shapes import AttnShape
 from ...storage import STORAGE, StorageType, storage_types
 
@@ -23,7 +23,7 @@ FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi3
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-_PASS1: Final = re.compile(r"attend_(?P<build>single|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
+_PASS1: Final = re.compile(r"attend_(?P<build>single|node|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Spec:
         parts = _PASS1.fullmatch(self.kernel)
         if parts is None or not self.heads:
             raise ArgumentError(
-                f"variant: got {self.name}, expected attend_BUILD_DTYPE, BUILD single or loop, DTYPE as for --dtype, "
-                f"with _from_upload or without, or {kernels.MERGE.name}, with its constants"
+                f"variant: got {self.name}, expected attend_BUILD_DTYPE, BUILD single, node or loop, DTYPE as for "
+                f"--dtype, with _from_upload or without, or {kernels.MERGE.name}, with its constants"
             )
         return AttendVariant(
             self.shape,
             storage_dtype(parts["dtype"]),
-            "loop" if parts["build"] == "loop" else "single",
+            next(build for build in kernels.BUILDS if build == parts["build"]),
             "discrete",
             KEYS_PER_LEAF,
             softcap=bool(self.softcap),
@@ -112,20 +112,27 @@ class Spec:
         return self.variant().program()
 
     @property
+    def waves(self) -> int:
+        """Waves of a workgroup."""
+        if not self.heads:
+            return merge_lanes("discrete") // WAVE
+        return LEAVES_PER_NODE if self.kernel.startswith("attend_node_") else 1
+
+    @property
     def types(self) -> tuple[StorageType, StorageType] | None:
         """The storage types of K and V of a variant of pass 1."""
         parts = _PASS1.fullmatch(self.kernel)
         return None if parts is None else storage_types(storage_dtype(parts["dtype"]))
 
 
-def _kernels(dtypes: Iterable[str]) -> list[str]:
-    """The names of pass 1's variants in some dtypes."""
-    ends = ("", "_from_upload")
-    return [f"attend_{build}_{dtype}{end}" for dtype in dtypes for build in kernels.BUILDS for end in ends]
+def _kernels(dtypes: Iterable[str], builds: Sequence[kernels.Build] = kernels.BUILDS) -> list[str]:
+    """The names of pass 1's variants in some dtypes. Kompute alone reads uploads; on RDNA4 it runs no node build."""
+    ends = {"single": ("", "_from_upload"), "node": ("",), "loop": ("", "_from_upload")}
+    return [f"attend_{build}_{dtype}{end}" for dtype in dtypes for build in builds for end in ends[build]]
 
 
 def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:
-    """Every kernel as this shape uses it: both builds of pass 1 in each dtype, and pass 2."""
+    """Every kernel as this shape uses it: all builds of pass 1 in each dtype, and pass 2."""
     attend = (shape.heads_per_workgroup, shape.head_chunks, softcap, 1, shape.v_head_dim, shape.latent)
     return [
         *(Spec(kernel, shape.head_dim, *attend) for kernel in _kernels(dtypes)),
@@ -141,7 +148,8 @@ def default_specs() -> list[Spec]:
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
         rows = shared_rows("discrete", shape)
-        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in _kernels(USUAL) if rows > 1]
+        names = _kernels(USUAL, ("single", "loop")) if rows > 1 else []
+        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in names]
     found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
     return _by_kernel(found)
 

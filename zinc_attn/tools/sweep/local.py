@@ -49,7 +49,7 @@ class _Sweep:
         """The rows of one context."""
         points, info, spec = [], self.device.info, self.spec
         for split in spec.splits:
-            plan = split.plan(context, spec.shape, info.compute_units, spec.dtype, info.kind, spec.q_len)
+            plan = split.plan(context, spec.shape, info.layout_facts, spec.dtype, spec.q_len)
             points.append(Point(SweepRow.of(spec, self.device, context, split.label, plan), split, plan))
         with ExitStack() as stack:
             try:

@@ -16,7 +16,7 @@ _OTHERS = ("#2f7d32", "#7b3fa0", "#8a6d00", "#00788a", "#a3195b", "#555555")
 
 
 def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
-    """A PNG of the timed rows (at least one): a line per layout, auto solid and a single split dashed."""
+    """A PNG of the timed rows (at least one): a line per layout and q_len, auto solid and a single split dashed."""
     with_weights = any(row.tokens_s_with_weights is not None for row in rows)
     figure = new_figure(9, 5.4)
     axes = figure.subplots()
@@ -43,14 +43,18 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
 
 
 def _draw_lines(axes: Axes, rows: Sequence[SweepRow], figure: str) -> None:
-    others = iter(_OTHERS * (1 + len(rows)))
-    for layout in dict.fromkeys(row.layout for row in rows):
-        points = sorted((row.context, getattr(row, figure)) for row in rows if row.layout == layout)
+    others, several = iter(_OTHERS * (1 + len(rows))), len({row.q_len for row in rows}) > 1
+    for layout, q_len in dict.fromkeys((row.layout, row.q_len) for row in rows):
+        mine = [row for row in rows if (row.layout, row.q_len) == (layout, q_len)]
+        points = sorted((row.context, getattr(row, figure)) for row in mine)
         points = [point for point in points if point[1] is not None]
         if not points:
             continue
         x, y = zip(*points, strict=True)
-        if layout == "auto":
+        if several:
+            label = f"{layout}, {q_len} row{'s' * (q_len > 1)}"
+            axes.plot(x, y, "o-" if layout == "auto" else ".:", color=next(others), linewidth=1.6, label=label)
+        elif layout == "auto":
             axes.plot(x, y, "o-", color=_AUTO, linewidth=2.4, markersize=6, zorder=3, label="auto (the split rule)")
         elif layout == "1":
             axes.plot(x, y, "s--", color=_SINGLE, linewidth=1.8, markersize=5, zorder=2, label="1 split (baseline)")

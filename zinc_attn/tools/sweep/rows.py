@@ -169,7 +169,7 @@ class SweepRow:
         mode = RANKS_MODE if ranks else DECODE_MODE if spec.page_size else CONTIGUOUS_MODE
         said = {name: getattr(spec, name) for name in ("model", "dtype", "batch", "q_len", "page_size", "layers")}
         sizes = {name: getattr(spec.shape, name) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
-        planned = {name: getattr(plan, name) for name in ("num_splits", "unit_keys", "build", "passes", "workgroups")}
+        planned = {name: getattr(plan, name) for name in ("num_splits", "unit_keys", "passes", "workgroups")}
         return cls(
             **said,
             **planned,
@@ -183,6 +183,7 @@ class SweepRow:
             context=context,
             layout=layout,
             plan=plan.fingerprint(),
+            build=plan.build_on(info.layout_facts, spec.dtype),
             scratch_bytes=plan.scratch_bytes,
             latency_mode=mode,
             weights_ms=spec.weights_ms,
