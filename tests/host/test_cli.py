@@ -549,7 +549,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "zinc-attn: interrupted\n"
 
 
-COMMANDS = ["devices", "plan", "sweep", "check", "bench", "decode", "rdna4", "validate", "generate"]
+COMMANDS = ["devices", "plan", "sweep", "check", "bench", "proof", "decode", "rdna4", "validate", "generate"]
 COMMANDS += ["perplexity", "export"]
 ENTRY = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
 PLAN = "plan --shape 4/2/64 --contexts 1k"

@@ -23,6 +23,7 @@ from .export import add_export
 from .generate import add_generate
 from .perplexity import add_perplexity
 from .plan import add_plan
+from .proof import add_proof
 from .rdna4 import add_rdna4
 from .streams import NO_READER, Unwritable, guarded_streams
 from .sweep import add_sweep
@@ -35,6 +36,7 @@ COMMANDS: Final = (  # in the order of the help
     add_sweep,
     add_check,
     add_bench,
+    add_proof,
     add_decode,
     add_rdna4,
     add_validate,

@@ -28,6 +28,7 @@ from .arguments import (
     chosen_model,
     parse_counts,
 )
+from .plan_measured import run_measured
 from .plan_modeled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modeled, run_requests, run_shards
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
 
@@ -59,13 +60,16 @@ def add_plan(subparsers: Subparsers) -> None:
         "compute units like an R9700's.\n\n"
         "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
         "prefix; what cascade reads and takes on the card, and the batch without it. --shards: a sequence's nodes\n"
-        "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.",
+        "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.\n\n"
+        "--measured: a file that bench --json or sweep --json printed on a card; each verified call beside the model.\n"
+        "The card is that of the rows' device name, or --card.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
         "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
         "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
         "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
         "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
-        "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048",
+        "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048\n"
+        "  zinc-attn plan --measured bench.jsonl --card r9700",
     )
     add_model_arguments(parser)
     add = parser.add_argument
@@ -83,6 +87,8 @@ def add_plan(subparsers: Subparsers) -> None:
     topic = parser.add_mutually_exclusive_group()
     topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")
     topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
+    measured = "JSON lines of bench or sweep: print measured beside modeled, and the ratio"
+    add("--measured", metavar="FILE.jsonl", help=measured)
     add("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
     add("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
     add("--link", metavar="L", help=f"link between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
@@ -91,7 +97,9 @@ def add_plan(subparsers: Subparsers) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Show the plans."""
+    """Show the plans, or measured calls beside the model."""
+    if args.measured is not None:
+        return run_measured(args)
     check_plan_topic(args)
     card = plan_card(args)
     if card and args.requests:

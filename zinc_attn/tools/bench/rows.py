@@ -100,13 +100,15 @@ class BenchRow:
     caller_us: float | None = None  # median CPU time of the calling thread, which no device's work is in
     kv_gb_s: float | None = None  # bytes of K and V as the device stores them, each once, per median; 1e9
     of_read: float | None = None  # kv_gb_s over the yardstick's, by the same clock, runtime and context
+    compute_units: int | None = None  # of the device, on which the split rule depends; None for a baseline
 
     @classmethod
     def of(cls, device: Device, data: Inputs, layout: str) -> BenchRow:
         """The row of a subject that has not run."""
         info, name = device.info, device.runtime.name
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return cls(info.name, info.kind, info.driver, name, str(data.shape), data.dtype, len(data.k), layout, load)
+        row = cls(info.name, info.kind, info.driver, name, str(data.shape), data.dtype, len(data.k), layout, load)
+        return replace(row, compute_units=info.compute_units)
 
     def without_time(self, status: str, note: str) -> BenchRow:
         """The row of a subject that failed or was refused."""

@@ -4,9 +4,11 @@ It is pure arithmetic, without a device or a clock. Every figure is modeled: not
 card. docs/cost-model.md explains the terms.
 """
 
-from .cards import CARDS, Card, card_with, find_card
+from .cards import CARDS, Card, ChosenCard, card_of_device, card_with, find_card
 from .cascade import predict_cascade
+from .compilers import prediction_compilers
 from .links import LINKS, find_link, pays_from, predict_shards
+from .measured import Comparison, MeasuredPoint, compare, compare_point, measured_points, read_rows
 from .predict import LABEL, best_splits, ideal, predict, timeline
 
 __all__ = [
@@ -14,14 +16,23 @@ __all__ = [
     "LABEL",
     "LINKS",
     "Card",
+    "ChosenCard",
+    "Comparison",
+    "MeasuredPoint",
     "best_splits",
+    "card_of_device",
     "card_with",
+    "compare",
+    "compare_point",
     "find_card",
     "find_link",
     "ideal",
+    "measured_points",
     "pays_from",
     "predict",
     "predict_cascade",
     "predict_shards",
+    "prediction_compilers",
+    "read_rows",
     "timeline",
 ]

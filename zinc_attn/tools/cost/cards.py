@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...checks import check_int
 from ...errors import ArgumentError
@@ -109,3 +110,28 @@ def card_with(compute_units: int) -> Card:
         assumed=(*model.assumed, "clock_ghz", "bandwidth"),
         source="the R9700, scaled",
     )
+
+
+class ChosenCard(NamedTuple):
+    """The card that stands for a device in the model. by: what it was chosen by, in words."""
+
+    card: Card
+    by: str
+
+
+def card_of_device(name: str, kind: str, compute_units: int | None) -> ChosenCard | None:
+    """The card whose name is in a Vulkan device's ``name``; of a GPU without one, an R9700 scaled by compute units.
+
+    kind: of DeviceInfo. None where nothing can be modeled: for a CPU device, and where the units are not known either.
+    """
+    if kind == "cpu":
+        return None
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    joined = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
+    if found := [key for key in CARDS if key in joined]:
+        return ChosenCard(CARDS[max(found, key=len)], "the device's name")
+    if compute_units is None:
+        return None
+    card = card_with(compute_units)
+    scaled = replace(card, title=f"{compute_units} compute units like an R9700's")
+    return ChosenCard(scaled, "the compute units: the model has no card of this name and scales the R9700")

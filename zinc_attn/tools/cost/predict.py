@@ -12,6 +12,7 @@ from ...kernels.tuning import LayoutFacts, merge_lanes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from .cards import Card
+from .compilers import prediction_compilers
 from .pass1 import CACHED_RATE, KNEE, L2_RATE, START_US, Workgroup
 
 LABEL: Final = "modeled"
@@ -32,12 +33,17 @@ class Modeled:
     """A modeled result that JSON can hold, with the label and the derived numbers."""
 
     derived: ClassVar[tuple[str, ...]] = ()
+    label: ClassVar[str] = LABEL
 
     def to_dict(self) -> dict[str, Any]:
-        """The label, the fields and the derived numbers; floats are rounded to four decimals."""
+        """The label, the compilers, the fields and the derived numbers; floats are rounded to four decimals.
+
+        compiler: see ``prediction_compilers``.
+        """
         assert is_dataclass(self) and not isinstance(self, type)
         found = asdict(self) | {name: getattr(self, name) for name in self.derived}
-        return {"label": LABEL} | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+        about: dict[str, Any] = {"label": self.label, "compiler": dict(prediction_compilers())}
+        return about | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
 
 
 @dataclass(frozen=True)

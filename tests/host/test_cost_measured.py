@@ -1,0 +1,149 @@
+"""``plan --measured``: rows of bench and sweep beside the model, and the compilers that a prediction names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zinc_attn.cli import app as cli
+from zinc_attn.errors import KernelError
+from zinc_attn.planning.splits import LayoutFacts
+from zinc_attn.shapes import AttnShape
+from zinc_attn.tools import cost
+from zinc_attn.tools.cost import compilers
+from zinc_attn.tools.harness.split_spec import SplitSpec
+
+SHAPE = AttnShape(32, 8, 128)
+CARD = "AMD Radeon RX 9070 (RADV GFX1201)"
+ABOUT = {"device": CARD, "device_kind": "discrete", "driver": "radv", "runtime": "vulkan", "dtype": "f16"}
+
+
+def fingerprint(layout: str, compute_units: int, node: bool = True) -> str:
+    return SplitSpec.parse(layout).plan(8192, SHAPE, LayoutFacts(compute_units, "discrete", node), "f16").fingerprint()
+
+
+def sweep_row(layout: str = "auto", **change: Any) -> dict[str, Any]:
+    sizes = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "compute_units": 56, "q_len": 1}
+    row = {**ABOUT, **sizes, "context": 8192, "layout": layout, "plan": fingerprint(layout, 56)}
+    return {**row, "status": "ok", "batch": 1, "ranks": 1, "median_us": 100.0, **change}
+
+
+def bench_row(measure: str, us: float, **change: Any) -> dict[str, Any]:
+    row = {**ABOUT, "shape": "32/8/128", "context": 8192, "layout": "1 split", "plan": fingerprint("1", 56)}
+    return {**row, "status": "ok", "measure": measure, "median_us": us, **change}
+
+
+BENCH = [
+    bench_row(*one) for one in (("call", 900.0), ("pass 1", 800.0), ("gap", 4.0), ("pass 2", 6.0), ("device", 810.0))
+]
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_rows_become_points() -> None:
+    points, left_out = cost.measured_points([
+        *BENCH, *BENCH, sweep_row(), sweep_row(batch=3), sweep_row(status="failed"), sweep_row(ranks=2),
+        bench_row("call", 1.0, layout="read"), bench_row("call", 1.0, context=0),
+    ])  # fmt: skip
+    assert [(one.layout, one.clock, one.total_us, one.merge_us) for one in points] == [
+        ("1", "device", 810.0, 10.0), ("1", "device", 810.0, 10.0), ("auto", "host", 100.0, None),
+    ]  # fmt: skip
+    assert sum(left_out.values()) == 5 and left_out["several sequences in a call"] == 1
+
+
+def test_comparisons() -> None:
+    points, _ = cost.measured_points([*BENCH, sweep_row(), sweep_row(plan="00")])
+    one, two, three = cost.compare(points)
+    card = cost.find_card("rx9070")
+    plans = [SplitSpec.parse(layout).plan(8192, SHAPE, LayoutFacts(56), "f16") for layout in ("1", "auto")]
+    single, auto = (cost.predict(plan, card) for plan in plans)
+    assert (one.card, one.card_by, one.same_plan) == (card.title, "the device's name", True)
+    assert one.ratio == pytest.approx(810 / single.total_us) and one.pass1_ratio == pytest.approx(800 / single.pass1_us)
+    assert one.merge_ratio == pytest.approx(10 / single.merge_us)
+    assert two.same_plan and two.ratio == pytest.approx(100 / auto.total_us)
+    assert (two.pass1_ratio, two.merge_ratio) == (None, None) and not three.same_plan
+    assert one.to_dict()["label"] == "measured and modeled"
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "title"),
+    [
+        (CARD, 56, "Radeon RX 9070"),
+        ("AMD Radeon RX 9070 XT (RADV GFX1201)", 64, "Radeon RX 9070 XT"),
+        ("AMD Radeon RX 9070 GRE", 48, "Radeon RX 9070 GRE"),
+        ("NVIDIA H200 NVL", None, "H200"),
+        ("NVIDIA GH200 480GB", 132, "132 compute units like an R9700's"),
+        ("NVIDIA RTX A1000", None, None),
+        ("AMD Radeon Graphics (RADV GFX1201)", 64, "64 compute units like an R9700's"),
+    ],
+)
+def test_card_of_a_device(name: str, units: int | None, title: str | None) -> None:
+    chosen = cost.card_of_device(name, "discrete", units)
+    assert (chosen and chosen.card.title) == title
+    assert cost.card_of_device(name, "cpu", units) is None
+
+
+def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    path = save(tmp_path / "m.jsonl", [*BENCH, sweep_row(), bench_row("call", 1.0, layout="read")])
+    assert cli.main(["plan", "--measured", path]) == 0
+    text, said = capsys.readouterr()
+    assert text.startswith(f"{CARD} (radv); modeled for Radeon RX 9070, chosen by the device's name\n")
+    assert "Mesa 25.0.7, ACO for gfx1201" in text and said == "rows that the model does not cover: 1 read\n"
+    assert cli.main(["plan", "--measured", path, "--card", "r9700", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["card"], one["clock"], one["layout"]) for one in lines] == [
+        ("Radeon AI PRO R9700", "device", "1"), ("Radeon AI PRO R9700", "host", "auto"),
+    ]  # fmt: skip
+    assert lines[0]["compiler"] == cost.prediction_compilers() and lines[0]["measured_merge_us"] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "args", "message"),
+    [
+        ([sweep_row()], ["--shape", "4/2/64"], "shape: got --shape with --measured, expected neither: the file's rows"),
+        (
+            [sweep_row(batch=2)],
+            [],
+            "got no row that the model covers (1 several sequences in a call), expected",
+        ),
+        ([{"status": "ok"}], [], "a row has no 'median_us'; expected rows of bench --json or sweep --json"),
+        ([sweep_row(device="llvmpipe", device_kind="cpu")], [], "card: got rows of llvmpipe, a CPU device, expected a"),
+        ([sweep_row()], ["--card", "gtx480"], "card: got 'gtx480', expected one of"),
+    ],
+)
+def test_plan_measured_refuses(
+    rows: list[dict[str, Any]], args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--measured", save(tmp_path / "m.jsonl", rows), *args]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_plan_measured_refuses_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.jsonl").write_text('{"a": 1}\n[]\n')
+    assert cli.main(["plan", "--measured", str(tmp_path / "m.jsonl")]) == 2
+    assert "m.jsonl: line 2: expected a JSON object" in capsys.readouterr().err
+    assert cli.main(["plan", "--measured", str(tmp_path / "none")]) == 2
+    assert "expected a file of bench --json or sweep --json" in capsys.readouterr().err
+
+
+def test_predictions_name_their_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = SplitSpec.parse("auto").plan(8192, SHAPE, LayoutFacts(64), "f16")
+    said = cost.predict(plan, cost.find_card("r9700")).to_dict()["compiler"]
+    assert (said["counted_mesa"], said["counted_glsl"]) == ("Mesa 25.0.7, ACO for gfx1201", "glslang 12")
+
+    def not_built() -> None:
+        raise KernelError("build.json is missing")
+
+    monkeypatch.setattr(compilers, "build_record", not_built)
+    cost.prediction_compilers.cache_clear()
+    try:
+        assert cost.prediction_compilers()["glsl"] is None
+    finally:
+        cost.prediction_compilers.cache_clear()

@@ -1,0 +1,244 @@
+"""Measured calls beside the model: the rows that ``bench --json`` and ``sweep --json`` print, and a prediction of each.
+
+The model times a call from the begin of pass 1 to the end of pass 2. A bench has that span by the device's timestamps,
+and both passes apart; a sweep has the host's clock around a whole decode call, which also submits, appends the new row
+and reads the output back. ``Comparison.clock`` says which of the two a ratio rests on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from ...errors import ArgumentError
+from ...kernels.tuning import LayoutFacts
+from ...shapes import AttnShape
+from ..harness.split_spec import SplitSpec
+from .cards import Card, ChosenCard, card_of_device
+from .predict import Modeled, Prediction, predict
+
+Row = Mapping[str, Any]
+DEVICE_CLOCK: Final = "device"
+HOST_CLOCK: Final = "host"
+_BENCH_LAYOUTS: Final = {"auto": "auto", "1 split": "1"}  # those that the model knows, as SplitSpec reads them
+_POINT: Final = ("device", "driver", "runtime", "shape", "dtype", "context", "layout")
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """One decode call of one layer and one sequence, as a device took it: medians in µs, None where not measured.
+
+    layout: as SplitSpec reads it. plan: fingerprint. compute_units: None in rows of 0.1.0's bench. device_us: from the
+    begin of the first dispatch to the end of the last. host_us: the whole call by the host's clock.
+    """
+
+    device: str
+    device_kind: str
+    driver: str
+    runtime: str
+    shape: str
+    dtype: str
+    context: int
+    layout: str
+    q_len: int
+    plan: str
+    compute_units: int | None
+    host_us: float | None = None
+    device_us: float | None = None
+    pass1_us: float | None = None
+    gap_us: float | None = None
+    pass2_us: float | None = None
+
+    @property
+    def clock(self) -> str:
+        """Which clock ``total_us`` is by."""
+        return HOST_CLOCK if self.device_us is None else DEVICE_CLOCK
+
+    @property
+    def total_us(self) -> float:
+        """The device's span where it was measured, else the host's."""
+        total = self.host_us if self.device_us is None else self.device_us
+        assert total is not None  # measured_points makes no point without a time
+        return total
+
+    @property
+    def merge_us(self) -> float | None:
+        """Pass 2 with the gap before it, as the model counts it."""
+        return None if self.pass2_us is None else self.pass2_us + (self.gap_us or 0.0)
+
+
+@dataclass(frozen=True)
+class Comparison(Modeled):
+    """A measured call beside the model's: µs, and measured over modeled; None where the rows do not have it.
+
+    card_by: what the card was chosen by. same_plan: whether the model timed the layout that ran; otherwise the split
+    rule of this version lays the call out in another way. merge: pass 2 with the gap before it.
+    """
+
+    label: ClassVar[str] = "measured and modeled"
+    derived: ClassVar[tuple[str, ...]] = ("ratio", "pass1_ratio", "merge_ratio")
+
+    device: str
+    driver: str
+    runtime: str
+    shape: str
+    dtype: str
+    context: int
+    layout: str
+    q_len: int
+    card: str
+    card_by: str
+    same_plan: bool
+    clock: str
+    measured_us: float
+    measured_pass1_us: float | None
+    measured_merge_us: float | None
+    modeled_us: float
+    modeled_pass1_us: float
+    modeled_merge_us: float
+
+    @property
+    def ratio(self) -> float:
+        """The whole call, measured over modeled."""
+        return self.measured_us / self.modeled_us
+
+    @property
+    def pass1_ratio(self) -> float | None:
+        """Pass 1, measured over modeled."""
+        return None if self.measured_pass1_us is None else self.measured_pass1_us / self.modeled_pass1_us
+
+    @property
+    def merge_ratio(self) -> float | None:
+        """The gap and pass 2, measured over modeled; None for a call of one pass."""
+        if self.measured_merge_us is None or not self.modeled_merge_us:
+            return None
+        return self.measured_merge_us / self.modeled_merge_us
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file. ArgumentError names the file and the line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path}: {error}, expected a file of bench --json or sweep --json") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ArgumentError(f"{path}: line {number}: expected a JSON object, a row of bench or sweep")
+        rows.append(row)
+    return rows
+
+
+def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[str]]:
+    """The calls that the model covers, in the order of the rows; and how many rows were left out, by the reason.
+
+    The rows of one bench point, a measure each, become one point. ArgumentError: a row lacks a field.
+    """
+    found: list[dict[str, Any]] = []
+    open_points: dict[tuple[Any, ...], dict[str, Any]] = {}
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        try:
+            if reason := _uncovered(row):
+                left_out[reason] += 1
+            elif "measure" in row:
+                _add_bench_row(row, found, open_points)
+            else:
+                found.append(_sweep_point(row))
+        except KeyError as error:
+            raise ArgumentError(f"a row has no {error}; expected rows of bench --json or sweep --json") from error
+    points = [MeasuredPoint(**one) for one in found]
+    return [one for one in points if one.host_us is not None or one.device_us is not None], left_out
+
+
+def _uncovered(row: Row) -> str | None:
+    """Why the model has no word on a row; None where it has."""
+    if row["status"] != "ok":
+        return str(row["status"])
+    if "measure" in row:
+        if not row["context"]:
+            return "host work without keys"
+        return None if row["layout"] in _BENCH_LAYOUTS else str(row["layout"])
+    if row["median_us"] is None:
+        return "without a time"
+    if row["batch"] > 1:
+        return "several sequences in a call"
+    return "several ranks" if row["ranks"] > 1 else None
+
+
+def _sweep_point(row: Row) -> dict[str, Any]:
+    shape = AttnShape(*(row[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")))
+    copied = {name: row[name] for name in (*_POINT, "device_kind", "q_len", "plan", "compute_units") if name != "shape"}
+    return {**copied, "shape": str(shape), "host_us": row["median_us"]}
+
+
+def _add_bench_row(row: Row, found: list[dict[str, Any]], open_points: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Put a measure into its point; a measure that the point already has begins the same point of another run."""
+    names = {"call": "host_us", "device": "device_us", "pass 1": "pass1_us", "gap": "gap_us", "pass 2": "pass2_us"}
+    key = tuple(row[name] for name in _POINT)
+    name = names.get(row["measure"])
+    if key not in open_points or (name in open_points[key]):
+        copied = {field: row[field] for field in (*_POINT, "device_kind", "plan")}
+        layout = _BENCH_LAYOUTS[row["layout"]]
+        found.append({**copied, "layout": layout, "q_len": 1, "compute_units": row.get("compute_units")})
+        open_points[key] = found[-1]
+    if name:
+        open_points[key][name] = row["median_us"]
+
+
+def predict_point(point: MeasuredPoint, card: Card) -> tuple[Prediction, bool]:
+    """What the model says of a measured call on ``card``, and whether it timed the layout that ran."""
+    shape, split = AttnShape.parse(point.shape), SplitSpec.parse(point.layout)
+    units = (card.compute_units if point.compute_units is None else point.compute_units, card.compute_units)
+    facts = [LayoutFacts(n, point.device_kind, node) for n, node in product(units, (True, False))]
+    plans = [split.plan(point.context, shape, one, point.dtype, point.q_len) for one in facts]
+    same = [plan for plan in plans if plan.fingerprint() == point.plan]
+    return predict((same or plans)[0], card, point.dtype), bool(same)
+
+
+def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
+    """A measured call beside the model's on the chosen card."""
+    modeled, same_plan = predict_point(point, chosen.card)
+    names = ("device", "driver", "runtime", "shape", "dtype", "context", "layout", "q_len", "clock")
+    return Comparison(
+        **{name: getattr(point, name) for name in names},
+        card=chosen.card.title,
+        card_by=chosen.by,
+        same_plan=same_plan,
+        measured_us=point.total_us,
+        measured_pass1_us=point.pass1_us,
+        measured_merge_us=point.merge_us,
+        modeled_us=modeled.total_us,
+        modeled_pass1_us=modeled.pass1_us,
+        modeled_merge_us=modeled.merge_us,
+    )
+
+
+def compare(points: Sequence[MeasuredPoint], card: Card | None = None) -> list[Comparison]:
+    """Every point beside the model. card: for all of them; None for the card of each row's device.
+
+    ArgumentError where a row's device has no card: a CPU, or a GPU whose name and compute units say too little.
+    """
+    made = []
+    for point in points:
+        chosen = ChosenCard(card, "--card or --cu") if card else None
+        chosen = chosen or card_of_device(point.device, point.device_kind, point.compute_units)
+        if chosen is None:
+            kind = "a CPU device" if point.device_kind == "cpu" else "which is no card of the model"
+            raise ArgumentError(
+                f"card: got rows of {point.device}, {kind}, expected a GPU's; choose a card with --card to compare "
+                "with it all the same"
+            )
+        made.append(compare_point(point, chosen))
+    return made

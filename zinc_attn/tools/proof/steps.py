@@ -1,0 +1,154 @@
+"""One step of a proof: a command of this package in a new process, its rows, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from .privacy import Scrubber
+from .sensors import Sensors, Watch
+from .spec import Step
+
+PACKAGE_ROOT: Final = Path(__file__).parents[3]
+COMMAND: Final = f"{__package__.split('.', maxsplit=1)[0]}.cli"
+GRACE_S: Final = 10.0  # that an interrupted command has to end by itself
+NOTE_LINES: Final = 3  # of stderr, in the report
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How a step ended. status: ok, failed (a wrong bit, a crash, a time limit) or refused (no room, no device).
+
+    exit_status: None where it was stopped; below 0 for a signal. note: why it did not end well, else empty.
+    rows: what it printed. sensors: see ``Watch.summary``.
+    """
+
+    step: Step
+    status: str
+    exit_status: int | None
+    seconds: float
+    note: str = ""
+    rows: Sequence[Row] = ()
+    sensors: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step for the report, without its rows."""
+        return {
+            "restart": self.step.restart,
+            "step": self.step.name,
+            "command": "zinc-attn " + " ".join(self.step.words),
+            "status": self.status,
+            "exit_status": self.exit_status,
+            "seconds": round(self.seconds, 1),
+            "note": self.note,
+            "rows": len(self.rows),
+            "sensors": list(self.sensors),
+        }
+
+
+def step_folder(folder: Path, step: Step) -> Path:
+    """Where a step's raw files lie."""
+    return folder / f"restart-{step.restart}" / step.name
+
+
+@dataclass
+class Runner:
+    """Runs steps below ``folder``. cache: the pipeline caches of the processes, in a new folder for every restart."""
+
+    folder: Path
+    cache: Path
+    timeout_s: float
+    sensors: Sensors
+    scrubber: Scrubber
+
+    def run(self, step: Step) -> StepResult:
+        """Run a step to its end, or to the time limit; an interrupt stops it and is raised again."""
+        place = step_folder(self.folder, step)
+        place.mkdir(parents=True, exist_ok=True)
+        out = ("--record", str(place / "record.json")) if step.command == "check" else ("--out", str(place))
+        begin = perf_counter()
+        with Watch(self.sensors) as watch:
+            exit_status = self._wait([*step.words, *out], place, self.cache / str(step.restart))
+        seconds = perf_counter() - begin
+        rows = read_lines(place / "stdout.jsonl")
+        said = self._scrub(place / "stderr.txt")
+        status, note = judge_step(step.command, exit_status, rows, self.timeout_s)
+        note = self.scrubber.text("; ".join(filter(None, (note, "" if exit_status == 0 else said))))
+        return StepResult(step, status, exit_status, seconds, note, rows, watch.summary())
+
+    def _wait(self, words: Sequence[str], place: Path, cache: Path) -> int | None:
+        """Run a command, its streams in files of ``place``, so that they survive a frozen machine; its exit status."""
+        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path, "ZINC_ATTN_CACHE_DIR": str(cache), "PYTHONUTF8": "1"}
+        argv = [sys.executable, "-m", COMMAND, *words]
+        with open(place / "stdout.jsonl", "wb") as stdout, open(place / "stderr.txt", "wb") as stderr:
+            process = subprocess.Popen(argv, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, env=environment)
+            try:
+                return process.wait(self.timeout_s)
+            except subprocess.TimeoutExpired:
+                return None
+            except KeyboardInterrupt:  # the terminal sent it to the child, too
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
+                raise
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+
+    def _scrub(self, path: Path) -> str:
+        """Scrub a file of stderr in place; its last lines."""
+        text = self.scrubber.text(path.read_text(encoding="utf-8", errors="replace"))
+        path.write_text(text, encoding="utf-8")
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("written: ")]
+        return " / ".join(lines[-NOTE_LINES:])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a command's stdout. A last line that is cut short, as a crash leaves it, is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def judge_step(command: str, exit_status: int | None, rows: Sequence[Row], timeout_s: float) -> tuple[str, str]:
+    """(status, why it is not ok) of a command that ended with ``exit_status``, None at the time limit.
+
+    A baseline that is refused, as torch where it is not installed, is no fault of the device.
+    """
+    mine = [row for row in rows if "status" in row and row.get("layout") != "baseline"]
+    wrong = [row for row in mine if row["status"] in ("FAIL", "failed")]
+    refused = [row for row in mine if row["status"] == "refused"]
+    if exit_status is None:
+        return "failed", f"did not end within {timeout_s:g} s and was stopped"
+    if exit_status < 0:
+        return "failed", f"ended by signal {-exit_status}"
+    if wrong:
+        return "failed", f"wrong output in {len(wrong)} of {len(mine)} rows{_reason(wrong[0])}"
+    if exit_status in (0, 2) and refused:
+        return "refused", f"{len(refused)} of {len(mine)} rows were refused{_reason(refused[0])}"
+    if exit_status:
+        return "refused" if exit_status == 2 else "failed", f"{command} ended with exit status {exit_status}"
+    return ("ok", "") if mine else ("failed", f"{command} printed no rows")
+
+
+def _reason(row: Row) -> str:
+    """What a row says of its fault or its refusal; each command has a field of its own for it."""
+    said = next((row[name] for name in ("error", "note", "refused") if row.get(name)), None)
+    return f": {said}" if said else ""
