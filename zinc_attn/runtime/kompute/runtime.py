@@ -67,9 +67,8 @@ class KomputeRuntime:
 
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
-        # kp cannot ask for a subgroup size
-        waves = info.subgroup_size == WAVE or info.kind == "cpu"
-        self.info = replace(info, node_workgroups=info.node_workgroups and waves)
+        waves = info.subgroup_size == WAVE or info.kind == "cpu"  # kp cannot ask for a subgroup size
+        self.info = info if waves else replace(info, node_workgroups=False)
         self.lifetime = Lifetime()
         self._lock = threading.RLock()
         self._pid = os.getpid()

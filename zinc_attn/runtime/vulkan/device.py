@@ -56,8 +56,8 @@ class LogicalDevice:
             and wave.minSubgroupSize <= WAVE <= wave.maxSubgroupSize
             and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
         )
-        asked = self.wave32 or info.subgroup_size == WAVE or info.kind == "cpu"
-        self.info = replace(info, node_workgroups=info.node_workgroups and asked)
+        if not (self.wave32 or info.subgroup_size == WAVE or info.kind == "cpu"):
+            self.info = replace(info, node_workgroups=False)
         self.handle = self._create_device(features, enable)
         own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
 

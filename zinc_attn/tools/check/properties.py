@@ -31,6 +31,8 @@ from .record import COMMITTED, RECORD, Digests, judge, load_record
 
 # GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.
 GPUS: Final = ((2, False), (32, False), (96, False), (64, True))
+# K and V for which a CPU device, whose own layouts have no such workgroups, tries them: they differ in no step by type.
+NODE_DTYPES: Final = ("f32", "f16")
 SPARE: Final = 8  # pages for what the cascade's sequences have of their own
 LONG: Final = 4 * SPARE * 256  # tokens from which the sequence gives these pages up: a larger cache may fit no buffer
 TAIL: Final = 70  # tokens that the chunking variations append anew
@@ -185,6 +187,8 @@ class _Examination:
         rules: dict[tuple[int, str], tuple[PlanRule, LayoutFacts | None]]
         rules = {(2, f"layout {one.label}"): (self._by_split(one), None) for one in splits}
         for units, nodes in GPUS:
+            if nodes and self.device.info.kind == "cpu" and self.case.dtype not in NODE_DTYPES:
+                continue
             device = LayoutFacts(units, "gpu", nodes)
             label = f"{units} compute units{', node workgroups' * nodes}"
             rules[3, label] = self._by_split(SplitSpec("auto"), device=device), device
