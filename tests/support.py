@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import zinc_attn as za
 from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.protocol import DeviceInfo
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
@@ -25,6 +26,23 @@ DRIVERS = [
     for runtime in RUNTIMES
     if FULL or (driver, runtime) != SLOW
 ]
+
+GPU = DeviceInfo(
+    index=1,
+    name="AMD Radeon AI PRO R9700 (RADV GFX1201)",
+    kind="discrete",
+    vendor="AMD",
+    driver="radv Mesa 25.2.0",
+    api_version="1.4.305",
+    uuid="c0ffee00c0ffee00",
+    compute_units=64,
+    compute_units_source="VK_AMD_shader_core_properties2",
+    subgroup_size=64,
+    memory_bytes=32 << 30,
+    max_buffer_bytes=(1 << 32) - 4,
+    max_workgroups=(65535, 65535, 65535),
+    timestamp_period_ns=10.0,
+)
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 

@@ -944,6 +944,13 @@ def test_ranks_outlive_a_killed_one_and_end_by_themselves(tmp_path: Path) -> Non
 SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")
 PROGRAMS = {
     "cli": "import sys; from zinc_attn import cli; sys.exit(cli.main())",
+    "steady memory": """
+import sys
+from zinc_attn.cli import app as cli
+from zinc_attn.distributed import cache
+cache.memory_budget = lambda device: (1 << 30, 1 << 30)
+sys.exit(cli.main())
+""",
     "no device": "import sys; from zinc_attn import cli; sys.exit(cli.main([*sys.argv[1:], '--device', 'none']))",
     "other seed": "import sys; from zinc_attn import cli; sys.exit(cli.main([*sys.argv[1:], '--seed', '7']))",
     "ended": "raise SystemExit(2)",
@@ -993,7 +1000,7 @@ def distributed(folder: Path, programs: tuple[str, ...], *more: str) -> subproce
 @pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
 @pytest.mark.parametrize("ranks", (1, 2, 3))
 def test_distributed_sweep(tmp_path: Path, ranks: int) -> None:
-    done = distributed(tmp_path, ("cli",) * ranks, "--json")
+    done = distributed(tmp_path, ("steady memory",) * ranks, "--json")
     assert done.returncode == 0, (done, [file.read_text() for file in tmp_path.glob("[0-9]")])
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [json.loads(line) for line in (tmp_path / "out" / "sweep.jsonl").read_text().splitlines()] == rows
@@ -1005,10 +1012,7 @@ def test_distributed_sweep(tmp_path: Path, ranks: int) -> None:
         nodes = -(-row["context"] // 512)
         others = nodes - int(np.sum(deal(nodes, [1.0] * ranks) == 0))
         assert (row["ranks"], row["layout"], row["num_splits"]) == (ranks, "nodes", nodes)
-        # the ranks' shares are those of free memory, which can change between their starts
-        assert row["formula_bytes"] in [
-            n * 2 * 6 * 66 * 4 for n in range(max(others - 1, 0), min(others + 1, nodes) + 1)
-        ]
+        assert row["formula_bytes"] == others * 2 * 6 * 66 * 4
         assert bool(row["formula_bytes"]) == (ranks > 1)
         assert 0 <= row["received_bytes"] - row["formula_bytes"] <= 1024 * (ranks - 1)
         assert row["median_us"] > 0

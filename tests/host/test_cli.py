@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import GPU
 
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
@@ -34,22 +35,6 @@ from zinc_attn.tools.sweep import SweepRow, SweepSpec
 from zinc_attn.tools.sweep.points import Sample, samples
 
 SHAPE = AttnShape(4, 2, 64)
-GPU = DeviceInfo(
-    index=1,
-    name="AMD Radeon AI PRO R9700 (RADV GFX1201)",
-    kind="discrete",
-    vendor="AMD",
-    driver="radv Mesa 25.2.0",
-    api_version="1.4.305",
-    uuid="00",
-    compute_units=64,
-    compute_units_source="VK_AMD_shader_core_properties2",
-    subgroup_size=64,
-    memory_bytes=32 << 30,
-    max_buffer_bytes=(1 << 32) - 4,
-    max_workgroups=(65535, 65535, 65535),
-    timestamp_period_ns=10.0,
-)
 ROW = SweepRow(
     model="m",
     device="d",

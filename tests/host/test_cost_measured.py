@@ -10,7 +10,7 @@ import pytest
 
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import KernelError
-from zinc_attn.planning.splits import LayoutFacts
+from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import cost
 from zinc_attn.tools.cost import compilers
@@ -63,12 +63,13 @@ def test_comparisons() -> None:
     card = cost.find_card("rx9070")
     plans = [SplitSpec.parse(layout).plan(8192, SHAPE, LayoutFacts(56), "f16") for layout in ("1", "auto")]
     single, auto = (cost.predict(plan, card) for plan in plans)
-    assert (one.card, one.card_by, one.same_plan) == (card.title, "the device's name", True)
+    assert (one.chosen.card, one.chosen.by, one.same_plan) == (card, "the device's name", True)
     assert one.ratio == pytest.approx(810 / single.total_us) and one.pass1_ratio == pytest.approx(800 / single.pass1_us)
     assert one.merge_ratio == pytest.approx(10 / single.merge_us)
     assert two.same_plan and two.ratio == pytest.approx(100 / auto.total_us)
     assert (two.pass1_ratio, two.merge_ratio) == (None, None) and not three.same_plan
-    assert one.to_dict()["label"] == "measured and modeled"
+    made = one.to_dict()
+    assert (made["measured"]["total_us"], made["modeled"]["total_us"]) == (810.0, round(single.total_us, 4))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +99,10 @@ def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "Mesa 25.0.7, ACO for gfx1201" in text and said == "rows that the model does not cover: 1 read\n"
     assert cli.main(["plan", "--measured", path, "--card", "r9700", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["card"], one["clock"], one["layout"]) for one in lines] == [
+    assert [(one["modeled"]["card"], one["measured"]["clock"], one["measured"]["layout"]) for one in lines] == [
         ("Radeon AI PRO R9700", "device", "1"), ("Radeon AI PRO R9700", "host", "auto"),
     ]  # fmt: skip
-    assert lines[0]["compiler"] == cost.prediction_compilers() and lines[0]["measured_merge_us"] == 10.0
+    assert lines[0]["modeled"]["compiler"] == cost.prediction_compilers() and lines[0]["merge_ratio"] > 0
 
 
 @pytest.mark.parametrize(

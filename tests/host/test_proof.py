@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import GPU
 
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
@@ -26,22 +27,6 @@ from zinc_attn.tools.proof.steps import judge_step
 
 PCI = "0000:03:00.0"
 SHAPE = AttnShape(16, 2, 256)
-GPU = DeviceInfo(
-    index=1,
-    name="AMD Radeon AI PRO R9700 (RADV GFX1201)",
-    kind="discrete",
-    vendor="AMD",
-    driver="radv Mesa 25.2.0",
-    api_version="1.4.305",
-    uuid="c0ffee00c0ffee00",
-    compute_units=64,
-    compute_units_source="VK_AMD_shader_core_properties2",
-    subgroup_size=64,
-    memory_bytes=32 << 30,
-    max_buffer_bytes=(1 << 32) - 4,
-    max_workgroups=(65535, 65535, 65535),
-    timestamp_period_ns=10.0,
-)
 CPU = replace(GPU, index=0, name="llvmpipe (LLVM 15.0.6, 256 bits)", kind="cpu", max_buffer_bytes=1 << 27)
 NOTHING = Scrubber(environment={}, home=Path("/nowhere"), names={})
 

@@ -48,9 +48,9 @@ def run_measured(args: argparse.Namespace) -> int:
 
 def print_comparisons(found: list[cost.Comparison]) -> None:
     """The table, by device and card, and what its words mean."""
-    for device, card, by in dict.fromkeys((one.device, one.card, one.card_by) for one in found):
-        mine = [one for one in found if (one.device, one.card) == (device, card)]
-        print(f"{device} ({mine[0].driver}); modeled for {card}, chosen by {by}")
+    for device, chosen in dict.fromkeys((one.point.device, one.chosen) for one in found):
+        mine = [one for one in found if (one.point.device, one.chosen) == (device, chosen)]
+        print(f"{device} ({mine[0].point.driver}); modeled for {chosen.card.title}, chosen by {chosen.by}")
         print_rows(COLUMNS, [comparison_cells(one) for one in mine])
         print()
     compilers = cost.prediction_compilers()
@@ -64,13 +64,14 @@ def print_comparisons(found: list[cost.Comparison]) -> None:
 
 def comparison_cells(one: cost.Comparison) -> list[str]:
     """A line of COLUMNS."""
-    layout = one.layout if one.same_plan else f"{one.layout}*"
-    cells = [one.shape, one.dtype, f"{one.context:,}", str(one.q_len), layout, one.runtime, one.clock]
+    point, modeled = one.point, one.modeled
+    layout = point.layout if one.same_plan else f"{point.layout}*"
+    cells = [point.shape, point.dtype, f"{point.context:,}", str(point.q_len), layout, point.runtime, point.clock]
     times: tuple[tuple[float | None, float, float | None], ...] = (
-        (one.measured_us, one.modeled_us, one.ratio),
-        (one.measured_pass1_us, one.modeled_pass1_us, one.pass1_ratio),
-        (one.measured_merge_us, one.modeled_merge_us, one.merge_ratio),
+        (point.total_us, modeled.total_us, one.ratio),
+        (point.pass1_us, modeled.pass1_us, one.pass1_ratio),
+        (point.merge_us, modeled.merge_us, one.merge_ratio),
     )
-    for measured, modeled, ratio in times:
-        cells += [figure(measured), figure(modeled), MISSING if ratio is None else f"{ratio:.2f}"]
+    for measured, expected, ratio in times:
+        cells += [figure(measured), figure(expected), MISSING if ratio is None else f"{ratio:.2f}"]
     return cells

@@ -24,7 +24,7 @@ from ..planning.call import (
 )
 from ..planning.items import Mask
 from ..planning.sizes import padded, power_of_two
-from ..planning.splits import SplitPlan, first_seen, plan_splits
+from ..planning.splits import SplitPlan, first_seen, plan_on
 from ..runtime.protocol import HostSequences, Use
 from .requests import check_mask_bytes, check_seen, mask_words
 from .runner import CallRunner
@@ -95,10 +95,8 @@ class RecordedAttention:
         self.build: Build = "node" if info.node_workgroups and nodes <= most else "loop"
         self.splits = min(nodes, most)
         if self.build == "loop":
-            units, kind, _ = info.layout_facts
-            longest = plan_splits(
-                self.max_tokens, cache.shape, units, cache.dtype, self.q_len, kind, self.window, node_workgroups=False
-            )
+            one_wave = info.layout_facts._replace(node_workgroups=False)
+            longest = plan_on(one_wave, self.max_tokens, cache.shape, cache.dtype, self.q_len, self.window)
             self.splits = min(self.splits, longest.num_splits)
         return RecordingKey(
             build=self.build,

@@ -15,7 +15,7 @@ from ..canonical.arguments import check_window
 from ..checks import check_array, check_bool, shown
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..limits import MAX_CONTEXT
-from ..planning.splits import SplitPlan, plan_splits
+from ..planning.splits import SplitPlan, plan_on
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
@@ -184,8 +184,7 @@ def _planned(
     if len(given) > 1:
         raise ArgumentError(f"{', '.join(sizes)}: got {', '.join(given)}, expected at most one of the two")
     if not given:
-        units, kind, nodes = info.layout_facts
-        return plan_splits(len(k), shape, units, DTYPES[k.dtype], q_len, kind, window, nodes)
+        return plan_on(info.layout_facts, len(k), shape, DTYPES[k.dtype], q_len, window)
     return SplitPlan.fixed(len(k), shape, q_len=q_len, window=window, **sizes)
 
 

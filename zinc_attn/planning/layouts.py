@@ -9,7 +9,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.tuning import LayoutFacts
 from ..shapes import AttnShape
 from .call import SplitLayout
-from .splits import SplitPlan, first_seen, plan_splits
+from .splits import SplitPlan, first_seen, plan_on
 
 PlanFunction = Callable[[int, int, int | None], SplitPlan]  # (tokens, q_len, window) to a plan
 _KEPT: Final = 256
@@ -49,8 +49,7 @@ def split_rule_layouts(shape: AttnShape, dtype: str, device: LayoutFacts) -> Lay
     """The layouts of the split rule on a device."""
 
     def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
-        units, kind, node_workgroups = device
-        return plan_splits(tokens, shape, units, dtype, q_len, kind, window, node_workgroups)
+        return plan_on(device, tokens, shape, dtype, q_len, window)
 
     return LayoutCache(plan, device, dtype, by_leaf=True)
 

@@ -306,6 +306,14 @@ def plan_splits(
     return SplitPlan(context_len, shape, boundaries, unit, q_len)
 
 
+def plan_on(
+    device: LayoutFacts, context_len: int, shape: AttnShape, dtype: object, q_len: int, window: int | None
+) -> SplitPlan:
+    """``plan_splits`` for a device."""
+    units, kind, node_workgroups = device
+    return plan_splits(context_len, shape, units, dtype, q_len, kind, window, node_workgroups)
+
+
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:
     """The lowest key that a row sees: the window of the first of q_len rows. 0 without a window."""
     if window is None:

@@ -8,7 +8,7 @@ forked child, ForkedProcessError.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..kernels.declarations import KernelDecl
 from ..kernels.tuning import LayoutFacts
+from ..limits import WAVE
 
 Words = NDArray[np.uint32]
 
@@ -45,6 +46,12 @@ class DeviceInfo:
     def layout_facts(self) -> LayoutFacts:
         """What split layouts depend on."""
         return LayoutFacts(self.compute_units, self.kind, self.node_workgroups)
+
+    def with_own_subgroups(self) -> DeviceInfo:
+        """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""
+        if self.subgroup_size == WAVE or self.kind == "cpu":
+            return self
+        return replace(self, node_workgroups=False)
 
 
 class Use(Enum):

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ import numpy as np
 
 from ...errors import ArgumentError, ClosedError, DeviceLostError, RuntimeUnavailableError, ZincAttnError
 from ...kernels.declarations import KernelDecl
-from ...limits import WAVE
 from ..devices import memory_budget
 from ..loader import loader
 from ..protocol import Buffer, DeviceInfo, Dispatch, Recording, Use, Words
@@ -67,8 +65,7 @@ class KomputeRuntime:
 
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
-        waves = info.subgroup_size == WAVE or info.kind == "cpu"  # kp cannot ask for a subgroup size
-        self.info = info if waves else replace(info, node_workgroups=False)
+        self.info = info.with_own_subgroups()  # kp cannot ask for a size
         self.lifetime = Lifetime()
         self._lock = threading.RLock()
         self._pid = os.getpid()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
@@ -56,8 +55,7 @@ class LogicalDevice:
             and wave.minSubgroupSize <= WAVE <= wave.maxSubgroupSize
             and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
         )
-        if not (self.wave32 or info.subgroup_size == WAVE or info.kind == "cpu"):
-            self.info = replace(info, node_workgroups=False)
+        self.info = info if self.wave32 else info.with_own_subgroups()
         self.handle = self._create_device(features, enable)
         own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
 

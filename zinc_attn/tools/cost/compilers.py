@@ -10,7 +10,7 @@ from ...runtime.device import build_record
 
 # The tables ISSUE, STORAGE_ISSUE and MERGE_ISSUE and the register counts are those of ACO, the shader compiler of RADV,
 # as Mesa 25.0.7 compiles the modules of glslang 12 for gfx1201 without the card (``zinc-attn rdna4``). Debian 12 has
-# glslang 12, and its backports Mesa 25.0.7. tests/host/test_rdna4.py compares the tables with that compiler's output.
+# glslang 12, and its backports Mesa 25.0.7. tests/host/test_cost.py compares the tables with that compiler's output.
 COUNTED_MESA: Final = "Mesa 25.0.7, ACO for gfx1201"
 COUNTED_GLSL: Final = "glslang 12"
 

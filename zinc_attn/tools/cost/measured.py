@@ -2,7 +2,7 @@
 
 The model times a call from the begin of pass 1 to the end of pass 2. A bench has that span by the device's timestamps,
 and both passes apart; a sweep has the host's clock around a whole decode call, which also submits, appends the new row
-and reads the output back. ``Comparison.clock`` says which of the two a ratio rests on.
+and reads the output back. ``MeasuredPoint.clock`` says which of the two a ratio rests on.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ...errors import ArgumentError
 from ...kernels.tuning import LayoutFacts
 from ...shapes import AttnShape
 from ..harness.split_spec import SplitSpec
 from .cards import Card, ChosenCard, card_of_device
-from .predict import Modeled, Prediction, predict
+from .predict import Prediction, predict
 
 Row = Mapping[str, Any]
 DEVICE_CLOCK: Final = "device"
@@ -33,8 +33,8 @@ _POINT: Final = ("device", "driver", "runtime", "shape", "dtype", "context", "la
 class MeasuredPoint:
     """One decode call of one layer and one sequence, as a device took it: medians in µs, None where not measured.
 
-    layout: as SplitSpec reads it. plan: fingerprint. compute_units: None in rows of 0.1.0's bench. device_us: from the
-    begin of the first dispatch to the end of the last. host_us: the whole call by the host's clock.
+    layout: as SplitSpec reads it. plan: fingerprint. compute_units: None where the rows do not have it. device_us: from
+    the begin of the first dispatch to the end of the last. host_us: the whole call by the host's clock.
     """
 
     device: str
@@ -73,51 +73,41 @@ class MeasuredPoint:
 
 
 @dataclass(frozen=True)
-class Comparison(Modeled):
-    """A measured call beside the model's: µs, and measured over modeled; None where the rows do not have it.
+class Comparison:
+    """A measured call beside the model's. Ratios are measured over modeled; None where the rows do not have it.
 
-    card_by: what the card was chosen by. same_plan: whether the model timed the layout that ran; otherwise the split
-    rule of this version lays the call out in another way. merge: pass 2 with the gap before it.
+    chosen: the card that was modeled. same_plan: whether the model timed the layout that ran; otherwise the split rule
+    of this version lays the call out in another way.
     """
 
-    label: ClassVar[str] = "measured and modeled"
-    derived: ClassVar[tuple[str, ...]] = ("ratio", "pass1_ratio", "merge_ratio")
-
-    device: str
-    driver: str
-    runtime: str
-    shape: str
-    dtype: str
-    context: int
-    layout: str
-    q_len: int
-    card: str
-    card_by: str
+    point: MeasuredPoint
+    chosen: ChosenCard
+    modeled: Prediction
     same_plan: bool
-    clock: str
-    measured_us: float
-    measured_pass1_us: float | None
-    measured_merge_us: float | None
-    modeled_us: float
-    modeled_pass1_us: float
-    modeled_merge_us: float
 
     @property
     def ratio(self) -> float:
         """The whole call, measured over modeled."""
-        return self.measured_us / self.modeled_us
+        return self.point.total_us / self.modeled.total_us
 
     @property
     def pass1_ratio(self) -> float | None:
         """Pass 1, measured over modeled."""
-        return None if self.measured_pass1_us is None else self.measured_pass1_us / self.modeled_pass1_us
+        return None if self.point.pass1_us is None else self.point.pass1_us / self.modeled.pass1_us
 
     @property
     def merge_ratio(self) -> float | None:
         """The gap and pass 2, measured over modeled; None for a call of one pass."""
-        if self.measured_merge_us is None or not self.modeled_merge_us:
+        if self.point.merge_us is None or not self.modeled.merge_us:
             return None
-        return self.measured_merge_us / self.modeled_merge_us
+        return self.point.merge_us / self.modeled.merge_us
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the measured call, the prediction, and what was made of them."""
+        measured = asdict(self.point) | {"clock": self.point.clock, "total_us": self.point.total_us}
+        ratios = {name: getattr(self, name) for name in ("ratio", "pass1_ratio", "merge_ratio")}
+        about = {"measured": measured, "modeled": self.modeled.to_dict(), "card_by": self.chosen.by}
+        return about | {"same_plan": self.same_plan} | ratios
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -210,19 +200,7 @@ def predict_point(point: MeasuredPoint, card: Card) -> tuple[Prediction, bool]:
 def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
     """A measured call beside the model's on the chosen card."""
     modeled, same_plan = predict_point(point, chosen.card)
-    names = ("device", "driver", "runtime", "shape", "dtype", "context", "layout", "q_len", "clock")
-    return Comparison(
-        **{name: getattr(point, name) for name in names},
-        card=chosen.card.title,
-        card_by=chosen.by,
-        same_plan=same_plan,
-        measured_us=point.total_us,
-        measured_pass1_us=point.pass1_us,
-        measured_merge_us=point.merge_us,
-        modeled_us=modeled.total_us,
-        modeled_pass1_us=modeled.pass1_us,
-        modeled_merge_us=modeled.merge_us,
-    )
+    return Comparison(point, chosen, modeled, same_plan)
 
 
 def compare(points: Sequence[MeasuredPoint], card: Card | None = None) -> list[Comparison]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...checks import parse_digits, shown
 from ...errors import ArgumentError
 from ...kernels.tuning import LayoutFacts
-from ...planning.splits import SplitPlan, plan_splits
+from ...planning.splits import SplitPlan, plan_on
 from ...shapes import AttnShape
 
 
@@ -44,8 +44,7 @@ class SplitSpec:
     ) -> SplitPlan:
         """The plan of one sequence's rows. Only "auto" depends on the facts of the device."""
         if self.label == "auto":
-            units, kind, node_workgroups = device
-            return plan_splits(context, shape, units, dtype, q_len, kind, window, node_workgroups)
+            return plan_on(device, context, shape, dtype, q_len, window)
         sizes = {"num_splits": self.num_splits, "split_size": self.split_size}
         return SplitPlan.fixed(context, shape, q_len=q_len, window=window, **sizes)
 

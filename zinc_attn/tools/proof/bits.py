@@ -16,8 +16,9 @@ def bits_summary(results: Sequence[StepResult]) -> dict[str, Any]:
     """The checks among ``results``.
 
     restarts: per check the digest over its cases (None where it did not get that far) and how many cases ended how.
-    agree: whether every restart has the same digest. committed: the digest of the same cases in the package's record,
-    None where the record lacks one. equals_committed: whether every restart has that one. faults: the first wrong bits.
+    agree: whether every restart has the same digest, None before the first check. committed: the digest of the same
+    cases in the package's record, None where the record lacks one. equals_committed: whether every restart has that
+    one. faults: the first wrong bits.
     """
     checks = [_one_check(result) for result in results if result.step.command == "check"]
     digests = [one["digest"] for one in checks]
@@ -28,7 +29,7 @@ def bits_summary(results: Sequence[StepResult]) -> dict[str, Any]:
     return {
         "restarts": [{name: value for name, value in one.items() if name != "faults"} for one in checks],
         "cases": len(names),
-        "agree": bool(digests) and None not in digests and len(set(digests)) == 1,
+        "agree": None not in digests and len(set(digests)) == 1 if digests else None,
         "committed": committed,
         "equals_committed": None if committed is None else set(digests) == {committed},
         "faults": [fault for one in checks for fault in one["faults"]][:MOST_FAULTS],

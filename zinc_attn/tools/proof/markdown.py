@@ -42,7 +42,8 @@ def head(report: Report) -> Iterator[str]:
     device, bad = report["device"], [one for one in report["steps"] if one["status"] != "ok"]
     yield f"# zinc-attn proof: {device['name']}"
     yield ""
-    outcome = "**passed**" if report["passed"] else "**NOT passed**"
+    ended = bad or len(report["steps"]) == report["steps_planned"]
+    outcome = "**passed**" if report["passed"] else "**NOT passed**" if ended else "**not ended**"
     yield (
         f"{outcome}: {len(report['steps'])} of {report['steps_planned']} steps ran, {len(bad)} of them failed or were "
         f"refused; {report['ended']}. Made {report['made']} by zinc-attn {report['zinc_attn']}."

@@ -121,13 +121,12 @@ def _spread(medians: Sequence[float]) -> dict[str, float | None]:
 def _beside_model(points: Sequence[MeasuredPoint], card: ChosenCard | None) -> Mapping[str, Any]:
     """The model's times, and the medians over the restarts of measured over modeled; None without a card or a time."""
     found = [compare_point(point, card) for point in points] if card else []
-    if not found:
-        names = ("modeled_us", "modeled_pass1_us", "modeled_merge_us", "ratio", "pass1_ratio", "merge_ratio")
-        return dict.fromkeys((*names, "same_plan"))
-    times = ("modeled_us", "modeled_pass1_us", "modeled_merge_us")
+    times = {"modeled_us": "total_us", "modeled_pass1_us": "pass1_us", "modeled_merge_us": "merge_us"}
     ratios = ("ratio", "pass1_ratio", "merge_ratio")
+    if not found:
+        return dict.fromkeys((*times, *ratios, "same_plan"))
     return {
-        **{name: round(getattr(found[0], name), 4) for name in times},
+        **{name: round(getattr(found[0].modeled, of), 4) for name, of in times.items()},
         **{name: _median([getattr(one, name) for one in found]) for name in ratios},
         "same_plan": all(one.same_plan for one in found),
     }
