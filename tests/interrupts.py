@@ -1,9 +1,12 @@
 """Ctrl-C between any two bytecodes: a KeyboardInterrupt before the n-th opcode that runs in chosen files.
 
-Left out are the opcodes with which a ``with`` statement leaves its block normally, up to the call of ``__exit__``, and
-those with which a handler begins and ends. CPython looks for signals at calls, jumps backwards and entries of
-functions, so none arrives there; an exception there would skip ``__exit__``, that of a lock included, or leak the one
-that is handled.
+CPython looks for signals where a function begins, behind a call of a C function, and at jumps backwards. Left out are
+opcodes where none arrives and an exception would do harm:
+
+- with which a ``with`` statement enters what a function returned: a file that it opened would be dropped. Behind a C
+  function a signal can arrive, but what that made has no effect before ``__enter__``, or ends it when it is dropped.
+- with which a ``with`` statement leaves its block normally, up to the call of ``__exit__``, that of a lock included.
+- with which a handler begins and ends: the exception that is handled would leak.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 PACKAGE = Path(zinc_attn.__file__).parent
 _LEAVING = ("SWAP", "ROT_TWO", "POP_BLOCK", "LOAD_CONST", "DUP_TOP", "PRECALL", "NOP")
-
+_ENTERING = ("BEFORE_WITH", "SETUP_WITH")
 _HANDLING = ("PUSH_EXC_INFO", "WITH_EXCEPT_START", "POP_EXCEPT", "RERAISE", "NOP", "JUMP_FORWARD")
 
 
@@ -49,10 +52,12 @@ def files_of(*classes: type) -> frozenset[str]:
 
 @cache
 def _deferred(code: CodeType) -> frozenset[int]:
-    """The offsets of the opcodes of ``code`` at which no signal can arrive and a lock would be lost."""
+    """The offsets of the opcodes of ``code`` at which no signal can arrive and a lock or a file would be lost."""
     ops = list(dis.get_instructions(code))
     found: set[int] = set()
     for at, op in enumerate(ops):
+        if op.opname in _ENTERING:
+            found.add(op.offset)
         if op.opname in _HANDLING:
             found.add(op.offset)
             if ops[at - 1].opname == "COPY":
