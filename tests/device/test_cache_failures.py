@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -282,6 +282,33 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.
                 thread.submit(world.cache.lock.release).result()
             assert equal(world.look(), twin.look()), f"action {number}"
     assert seen > 300
+
+
+def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Device, tmp_path: Any) -> None:
+    """Before each opcode of ``files``; a file that is dropped while it is open warns, and that fails the test, too."""
+
+    def least_free_descriptor() -> int:
+        found = os.open(os.devnull, os.O_RDONLY)
+        os.close(found)
+        return found
+
+    cache, path = za.KVCache(device, SHAPE, 1, 64, "f16", 16), tmp_path / "file"
+    seq = cache.new_sequence()
+    cache.append(seq, 0, *values(3, 1))
+    seq.save(path)
+    descriptor = least_free_descriptor()
+    for call in (lambda: seq.save(path), lambda: cache.load(path).free()):
+        for n in itertools.count():
+            interrupter = Interrupter(files("cache/files.py"), n)
+            with suppress(KeyboardInterrupt):
+                interrupter.run(call)
+            where = n, interrupter.raised
+            assert cache.sequences == [seq] and cache.pool.used_pages == 1, where
+            assert least_free_descriptor() == descriptor and [*tmp_path.iterdir()] == [path], where
+            if not interrupter.raised:
+                break
+        assert n > 100
+    cache.close()
 
 
 # Python reports, and does not raise, an interrupt in the callback of a weak reference. The runtimes' WeakSets and the

@@ -13,6 +13,7 @@ import os
 import secrets
 import stat
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -99,7 +100,7 @@ def _write(sequence: Sequence, target: Path) -> None:
     _check_target(target)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # short: ``target`` may have the longest name there is
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=0o600)) as file:  # one C call: no descriptor is lost
             file.write(encode_header(_metadata(cache, tokens, "0" * 64), tensors))
             for layer in range(cache.num_layers):
                 words = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4")
