@@ -12,6 +12,7 @@ random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that lo
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -189,6 +190,12 @@ class Machine(RuleBasedStateMachine):
 
         return failing
 
+    @staticmethod
+    def settle(cache: Any) -> None:
+        """What an interrupt left is completed or given back, as the cache's next call does."""
+        with cache.lock:
+            cache.begin()
+
     def legal(self, model: Model, layer: int, n: int) -> bool:
         start, low, high = model.lengths[layer], min(model.lengths), max(model.lengths)
         return low == high or (start == low and n == high - low)
@@ -210,8 +217,10 @@ class Machine(RuleBasedStateMachine):
             found = self.attempt(name, call, fault, CapacityError, StepError)
         except Cut:
             found = None
-            lengths = [model.sequence.lengths for model in models]
-            if lengths != [model.lengths for model in models]:
+            ends = [[tuple(len(k) for k, _ in held) for held in one] for one in (before, after)]
+            assert [model.sequence.lengths for model in models] in ends
+            self.settle(models[0].sequence.cache)  # a call that was submitted counts from here on
+            if [model.sequence.lengths for model in models] == ends[1]:
                 before = after
         if isinstance(found, StepError):
             assert not legal
@@ -471,8 +480,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def books(self) -> None:
         for world in self.worlds:
-            with world.cache.lock:
-                world.cache.begin()  # as the next call does
+            self.settle(world.cache)
             live = [model.sequence for model in world.models]
             assert set(world.cache.sequences) == set(live)
             world.cache.pool.check([sequence.pages for sequence in live])
@@ -513,3 +521,20 @@ def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None
             print(f"{'-'.join(driver)}: {done.total():,} operations, {dict(done)}", flush=True)
         outcomes = {name.partition(": ")[2] for name in done}
         assert done.total() > 30 * examples and outcomes >= {"", "failed", "interrupted"}
+
+
+def test_a_step_cut_short_counts_all_or_none_once_the_next_call_begins() -> None:
+    """The machine's model of a step that is interrupted at any moment, a submitted one included."""
+    done: Counter[str] = Counter()
+    with open_device("default", "vulkan") as device:
+        for n in itertools.count(0, 101):
+            machine = type("OnThisDevice", (Machine,), {"device": device, "done": done})()
+            machine.step(pick=0, which=0, n=1, attn=1, q_len=1, fault=None)
+            machine.retract(pick=0, which=0, layer=0, n=1, fault=None)
+            cut = done["step: interrupted"]
+            machine.step(pick=0, which=1, n=1, attn=1, q_len=1, fault=("opcode", n))
+            machine.books()
+            machine.teardown()
+            if done["step: interrupted"] == cut:
+                break
+    assert cut > 20
