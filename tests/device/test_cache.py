@@ -21,6 +21,7 @@ from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.layer_storage import buffer_count
 from zinc_attn.cache.pages import CapacityError, StepError
+from zinc_attn.decode import runner
 from zinc_attn.planning import call as planning
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
@@ -482,6 +483,13 @@ def test_what_was_prepared_is_not_made_again(
     attn.prepare(tokens, batch=batch, q_len=q_len)
     made = attn.recordings
     assert made == len(attn._runner.recordings) and 1 < made <= (5 if q_len == 1 else 10)
+    with monkeypatch.context() as patch:
+        for owner, name in ((device.runtime, "record"), (device.runtime, "run"), (runner, "growth_keys")):
+            patch.setattr(owner, name, lambda *a, **k: pytest.fail("made by a second prepare"))
+        attn.prepare(tokens, batch=batch, q_len=q_len)
+        attn.replan(attn.cascade, device.info.layout_facts)
+        with pytest.raises(pytest.fail.Exception):  # layouts may be others now
+            attn.prepare(tokens, batch=batch, q_len=q_len)
     k, v = new_rows(rng, tokens, SMALL, "f16")
     for begin, end in ((0, 69), (999, 1101)):
         for seq, layer in itertools.product(seqs, range(layers) if begin else ()):

@@ -7,7 +7,8 @@ import pytest
 
 from zinc_attn import AttnShape
 from zinc_attn.kernels.tuning import LayoutFacts
-from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
+from zinc_attn.planning import splits
+from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, SplitLayout, plan_call
 from zinc_attn.planning.growth import growth_keys
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
@@ -35,7 +36,7 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
     else:
         layouts = split_rule_layouts(parsed, "f16", device)
     options = CallOptions(layouts, window)
-    found = growth_keys(tokens, batch, q_len, options, facts)
+    found = growth_keys(tokens, batch, q_len, options, facts, layouts.unit)
     needed = set()
     for length in range(q_len, tokens + 1, q_len):
         pages = -(-length // 256)
@@ -43,3 +44,60 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
         requests = [Request(q_len, length, q_len, table) for table in tables]
         needed |= {submission.key for submission in plan_call(requests, options, facts).submissions}
     assert needed <= found and len(found) < 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "units", "node_workgroups", "dtype"),
+    [
+        ("discrete", 64, False, "f16"),  # states per node, per leaf, and per node again
+        ("discrete", 2, True, "f16"),  # the loop build from 1,024 keys on
+        ("discrete", 16, True, "q4_0"),
+        ("cpu", 2, False, "f16"),
+        ("cpu", 64, True, "f16"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("batch", "window", "page_size", "tokens"),
+    [(1, None, 256, 12_001), (3, None, 16, 12_000), (1, 9000, 16, 10_577), (2, 512, 64, 6_000), (1, 100, 16, 4_500)],
+)
+def test_leaves_that_are_passed_over_need_nothing_else(
+    monkeypatch, kind, units, node_workgroups, dtype, batch, window, page_size, tokens
+):
+    """What few leaves of the split rule give is what the ends of all leaves give, also in several submissions.
+
+    The rule turns at an eighth and a thirty-second of its lengths, so that a test of its last part is short.
+    """
+    monkeypatch.setattr(splits, "NODE_KEYS", splits.NODE_KEYS // 8)
+    monkeypatch.setattr(splits, "MAX_LEAF_SPLITS", splits.MAX_LEAF_SPLITS // 8)
+    monkeypatch.setattr(splits, "MAX_CPU_STATES", splits.MAX_CPU_STATES // 32)
+    shape, device = AttnShape(16, 2, 256), LayoutFacts(units, kind, node_workgroups)
+    layouts = split_rule_layouts(shape, dtype, device)
+    for groups in (65535, 100):  # of which a submission of several sequences can have so many
+        facts = DeviceFacts(shape, kind, units, (groups,) * 3, 1 << 30, page_size, False)
+        options = CallOptions(layouts, window)
+        every = growth_keys(tokens, batch, 1, options, facts)
+        assert growth_keys(tokens, batch, 1, options, facts, layouts.unit) == every
+
+
+def test_a_capacity_of_128k_is_planned_from_few_lengths():
+    """Of 2,048 leaves fewer than a tenth are planned."""
+    shape, device, asked = AttnShape(16, 2, 256), LayoutFacts(2, "cpu"), set()
+    layouts = split_rule_layouts(shape, "f16", device)
+    facts = DeviceFacts(shape, "cpu", 2, (65535,) * 3, 1 << 30, 256, False)
+
+    def layout(tokens: int, q_len: int, window: int | None) -> SplitLayout:
+        asked.add(-(-tokens // 64))
+        return layouts(tokens, q_len, window)
+
+    growth_keys(131_072, 1, 1, CallOptions(layout), facts, layouts.unit)
+    assert {1, 2048} <= asked and len(asked) < 200
+
+
+def test_the_size_of_states_is_known_without_the_plan():
+    shape = AttnShape(32, 8, 128)
+    for device in (LayoutFacts(64, "discrete"), LayoutFacts(64, "discrete", False), LayoutFacts(2, "cpu")):
+        layouts = split_rule_layouts(shape, "f16", device)
+        for tokens in (0, 1, 64, 65, 128, 129, 4095, 8000, 32_768, 33_000, 65_472, 65_473, 270_000):
+            for q_len, window in ((1, None), (5, None), (1, 100), (3, 5000), (1, 129)):
+                want = layouts(tokens, q_len, window).plan.leaves_per_state
+                assert layouts.unit(tokens, q_len, window) == want, (device, tokens, q_len, window)

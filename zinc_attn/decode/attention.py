@@ -122,7 +122,7 @@ class Attention:
         return len(self._runner.recordings)
 
     def prepare(self, tokens: int | None = None, *, batch: int = 1, q_len: int = 1) -> None:
-        """Compile and record now what decode will need, so that no later step has to.
+        """Compile and record now what decode will need, so that no later step has to. A second call finds all made.
 
         tokens: keys that a sequence grows to at most; None: as many as the cache holds of ``batch`` sequences.
         batch: sequences of one call; q_len: query rows of each, as many as it appends. Sequences of different lengths,

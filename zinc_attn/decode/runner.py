@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, ROW, no_records
-from ..planning.call import CallOptions, DeviceFacts, RecordingKey, SplitLayout, Submission, plan_call
+from ..planning.call import CallOptions, DeviceFacts, RecordingKey, Submission, plan_call
 from ..planning.growth import growth_keys
+from ..planning.layouts import LayoutCache
 from ..planning.splits import first_seen
 from ..runtime.protocol import Recording
 from .requests import CallRequest
@@ -32,7 +33,7 @@ _STEADY_CALLS: Final = 256  # steady calls whose workspaces are remembered
 class CallRunner:
     """Runs the calls of an ``Attention``: its workspaces, recordings and steady calls.
 
-    layout: the split layout of (tokens, q_len, window); observer: None, or called with every submission and its
+    layout: the split layouts by (tokens, q_len, window); observer: None, or called with every submission and its
     workspace before it is submitted.
     """
 
@@ -40,7 +41,7 @@ class CallRunner:
         self,
         cache: KVCache,
         scorings: LayerScorings,
-        layout: Callable[[int, int, int | None], SplitLayout],
+        layout: LayoutCache,
         cascade: bool | None,
         observer: Observer | None,
     ) -> None:
@@ -63,6 +64,7 @@ class CallRunner:
         self._workspaces: dict[RecordingKey, Workspace] = {}
         self._tensors = SharedTensors(cache.device)
         self._steady: dict[tuple[Any, ...], RecordingKey] = {}
+        self._growth: dict[tuple[int, int, int, int], set[RecordingKey]] = {}  # by scoring and ``prepare``'s arguments
 
     def close(self) -> None:
         """Free the recordings, workspaces and tensors; a later call makes them anew."""
@@ -78,7 +80,7 @@ class CallRunner:
 
     def forget_layouts(self) -> None:
         """Plan the next calls anew, where ``layout`` gives others now; recordings are kept."""
-        self._steady = {}
+        self._steady, self._growth = {}, {}
         for workspace in self._workspaces.values():
             workspace.held = None
 
@@ -99,14 +101,22 @@ class CallRunner:
             if kind in seen:
                 continue
             seen.add(kind)
-            options = CallOptions(self.layout, self.scorings.of(layer).window, self.cascade, kind[1])
-            for key in growth_keys(tokens, batch, q_len, options, self.facts):
+            for key in self._growth_keys(layer, tokens, batch, q_len):
                 if (key, storage.number) not in self.recordings:
                     nothing = Submission(key, (), no_records(ITEM), no_records(ROW), np.zeros(0, np.uint32), ())
                     workspace = self._workspace(nothing)
                     workspace.fill(nothing)
                     workspace.upload_words(layer)
                     self.cache.device.runtime.run(self._recording(workspace, layer))
+
+    def _growth_keys(self, layer: int, tokens: int, batch: int, q_len: int) -> set[RecordingKey]:
+        """What growth needs in a layer; planned once for all layers of the same scoring."""
+        scoring = self.scorings.number[layer]
+        arguments = scoring, tokens, batch, q_len
+        if arguments not in self._growth:
+            options = CallOptions(self.layout, self.scorings.of(layer).window, self.cascade, scoring)
+            self._growth[arguments] = growth_keys(tokens, batch, q_len, options, self.facts, self.layout.unit)
+        return self._growth[arguments]
 
     # --- attention ----------------------------------------------------------------------------------------
 

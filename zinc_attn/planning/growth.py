@@ -2,40 +2,117 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
-from ..canonical.constants import KEYS_PER_LEAF
+from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from .call import CallOptions, DeviceFacts, RecordingKey, Request, plan_call
+from .splits import first_seen
+
+Keys = list[RecordingKey]  # of the submissions of a call, in order
 
 
-def growth_keys(tokens: int, batch: int, q_len: int, options: CallOptions, facts: DeviceFacts) -> set[RecordingKey]:
+def growth_keys(
+    tokens: int,
+    batch: int,
+    q_len: int,
+    options: CallOptions,
+    facts: DeviceFacts,
+    unit: Callable[[int, int, int | None], int] | None = None,
+) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``.
-
-    Between two ends of leaves sizes only grow or only shrink, so where both ends need the same, all between them do.
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. unit: of the split rule, the leaves per state of the
+    layout of (tokens, q_len, window); None for any other layout, which is planned at both ends of every leaf.
     """
-    found: set[RecordingKey] = set()
+    growth = _Growth(tokens, batch, q_len, options, facts)
+    leaves = range((q_len - 1) // KEYS_PER_LEAF, -(-tokens // KEYS_PER_LEAF))
+    if unit is None or q_len > 1:  # the rows of a sequence share leaves, and how many is not monotone
+        for leaf in leaves:
+            growth.leaf(leaf)
+    else:
+        growth.by_runs(leaves, unit)
+    return growth.found
 
-    def keys_at(length: int) -> list[RecordingKey]:
-        pages = -(-length // facts.page_size)
-        tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
-        requests = [Request(q_len, length, q_len, table) for table in tables]
-        keys = [submission.key for submission in plan_call(requests, options, facts).submissions]
-        found.update(keys)
+
+@dataclass(eq=False)
+class _Growth:
+    """A search for the lengths at which keys change. found: the keys of all lengths that were planned."""
+
+    tokens: int
+    batch: int
+    q_len: int
+    options: CallOptions
+    facts: DeviceFacts
+    found: set[RecordingKey] = field(default_factory=set)
+
+    def keys_at(self, length: int) -> Keys:
+        """The keys of a call after which the sequences have ``length`` keys."""
+        pages = -(-length // self.facts.page_size)
+        tables = np.arange(self.batch * pages, dtype=np.uint32).reshape(self.batch, pages)
+        requests = [Request(self.q_len, length, self.q_len, table) for table in tables]
+        keys = [submission.key for submission in plan_call(requests, self.options, self.facts).submissions]
+        self.found.update(keys)
         return keys
 
-    def search(begin: int, begin_keys: list[RecordingKey], end: int, end_keys: list[RecordingKey]) -> None:
-        if begin_keys != end_keys and end - begin > 1:
-            middle = (begin + end) // 2
-            keys = keys_at(middle)
-            search(begin, begin_keys, middle, keys)
-            search(middle, keys, end, end_keys)
+    def ends(self, leaf: int) -> tuple[int, int]:
+        """The first and the last of the lengths that end in a leaf."""
+        return max(leaf * KEYS_PER_LEAF + 1, self.q_len), min((leaf + 1) * KEYS_PER_LEAF, self.tokens)
 
-    edges = [q_len, *range(-(-q_len // KEYS_PER_LEAF) * KEYS_PER_LEAF, tokens, KEYS_PER_LEAF), tokens]
-    keys_at(q_len)
-    for begin, end in pairwise(edges):
-        if begin < end:
-            search(begin + 1, keys_at(begin + 1), end, keys_at(end))
-    return found
+    def leaf(self, leaf: int) -> list[Keys]:
+        """The keys at both ends of a leaf; those of all lengths between them are found.
+
+        Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do.
+        """
+
+        def search(begin: int, begin_keys: Keys, end: int, end_keys: Keys) -> None:
+            if begin_keys != end_keys and end - begin > 1:
+                middle = (begin + end) // 2
+                keys = self.keys_at(middle)
+                search(begin, begin_keys, middle, keys)
+                search(middle, keys, end, end_keys)
+
+        begin, end = self.ends(leaf)
+        at_begin, at_end = self.keys_at(begin), self.keys_at(end)
+        search(begin, at_begin, end, at_end)
+        return [at_begin, at_end]
+
+    def by_runs(self, leaves: range, unit: Callable[[int, int, int | None], int]) -> None:
+        """Find the keys of one query row under the split rule, for which few leaves stand for all.
+
+        From leaf to leaf, or from node to node at equal places in both where there is a window, sizes only grow, and
+        builds never return, as long as states have the same number of leaves, and before and after the window begins
+        to move. So where two blocks of such a run need the same, each call in one submission, all between them do.
+        """
+        size = 1 if self.options.window is None else LEAVES_PER_NODE
+        blocks = range(leaves.start // size, -(-leaves.stop // size))
+
+        def block_keys(block: int) -> list[Keys]:
+            return [keys for leaf in _within(leaves, block * size, size) for keys in self.leaf(leaf)]
+
+        def run_of(block: int) -> object:
+            if block in (blocks[0], blocks[-1]):  # which may be parts of blocks
+                return block
+            lengths = [length for leaf in _within(leaves, block * size, size) for length in self.ends(leaf)]
+            window = self.options.window
+            return [(unit(n, self.q_len, window), first_seen(n, self.q_len, window) > 0) for n in lengths]
+
+        def search(begin: int, begin_keys: list[Keys], end: int, end_keys: list[Keys]) -> None:
+            alike = begin_keys == end_keys and all(len(keys) == 1 for keys in end_keys)
+            if not alike and end - begin > 1:
+                middle = (begin + end) // 2
+                keys = block_keys(middle)
+                search(begin, begin_keys, middle, keys)
+                search(middle, keys, end, end_keys)
+
+        for _, run in groupby(blocks, run_of):
+            first, last = itemgetter(0, -1)(list(run))
+            search(first, block_keys(first), last, block_keys(last))
+
+
+def _within(leaves: range, begin: int, size: int) -> range:
+    """Those of ``leaves`` that are of the ``size`` leaves from ``begin`` on."""
+    return range(max(begin, leaves.start), min(begin + size, leaves.stop))

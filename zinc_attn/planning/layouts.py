@@ -9,27 +9,28 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.tuning import LayoutFacts
 from ..shapes import AttnShape
 from .call import SplitLayout
-from .splits import SplitPlan, first_seen, plan_on
+from .splits import SplitPlan, first_seen, leaves_per_state_on, plan_on
 
 PlanFunction = Callable[[int, int, int | None], SplitPlan]  # (tokens, q_len, window) to a plan
+UnitFunction = Callable[[int, int, int | None], int]  # (tokens, q_len, window) to the plan's leaves per state
 _KEPT: Final = 256
 
 
 class LayoutCache:
     """Layouts by (tokens, q_len, window), made by ``plan``.
 
-    device: on which they run; dtype: of K and V; by_leaf: the plan looks at whole leaves, so contexts that end in the
-    same leaf share a layout.
+    device: on which they run; dtype: of K and V; unit: of the split rule, which looks at whole leaves, so contexts that
+    end in the same leaf share a layout; None for any other plan.
     """
 
-    def __init__(self, plan: PlanFunction, device: LayoutFacts, dtype: str, by_leaf: bool = False) -> None:
-        self._plan, self.device, self._dtype, self._by_leaf = plan, device, dtype, by_leaf
+    def __init__(self, plan: PlanFunction, device: LayoutFacts, dtype: str, unit: UnitFunction | None = None) -> None:
+        self._plan, self.device, self._dtype, self.unit = plan, device, dtype, unit
         self._layouts: dict[tuple[int, int, int], SplitLayout] = {}
 
     def __call__(self, tokens: int, q_len: int, window: int | None) -> SplitLayout:
         """The layout of ``q_len`` query rows at the end of ``tokens`` keys."""
         begin = first_seen(tokens, q_len, window)
-        if self._by_leaf:
+        if self.unit is not None:
             tokens, begin = -(-tokens // KEYS_PER_LEAF) * KEYS_PER_LEAF, begin // KEYS_PER_LEAF * KEYS_PER_LEAF
         key = tokens, q_len, begin
         found = self._layouts.get(key)
@@ -51,7 +52,10 @@ def split_rule_layouts(shape: AttnShape, dtype: str, device: LayoutFacts) -> Lay
     def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
         return plan_on(device, tokens, shape, dtype, q_len, window)
 
-    return LayoutCache(plan, device, dtype, by_leaf=True)
+    def unit(tokens: int, q_len: int, window: int | None) -> int:
+        return leaves_per_state_on(device, tokens, shape, q_len, window)
+
+    return LayoutCache(plan, device, dtype, unit)
 
 
 def fixed_layouts(

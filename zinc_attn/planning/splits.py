@@ -314,6 +314,14 @@ def plan_on(
     return plan_splits(context_len, shape, units, dtype, q_len, kind, window, node_workgroups)
 
 
+def leaves_per_state_on(device: LayoutFacts, context_len: int, shape: AttnShape, q_len: int, window: int | None) -> int:
+    """``leaves_per_state`` of what ``plan_on`` plans, for checked arguments, without the plan."""
+    if device.node_workgroups and device.kind != "cpu":
+        return LEAVES_PER_NODE
+    leaves = -(-context_len // KEYS_PER_LEAF) - first_seen(context_len, q_len, window) // KEYS_PER_LEAF
+    return split_rule(leaves, shape, device.compute_units, q_len, device.kind)[1]
+
+
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:
     """The lowest key that a row sees: the window of the first of q_len rows. 0 without a window."""
     if window is None:
