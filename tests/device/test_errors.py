@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -49,9 +50,16 @@ CASES = [
         lambda q, k, v: (q, k, v[1:]),
         {},
         errors.ShapeError,
-        "v: got shape (9, 2, 64), expected k's tokens and heads: (10, 2, v_head_dim)",
+        "v: got shape (9, 2, 64), expected k's tokens and heads: (10, 2, v_head_dim), where q is (q_heads, head_dim) = "
+        "(4, 64), k is (tokens, kv_heads, head_dim) = (10, 2, 64) and v is (tokens, kv_heads, v_head_dim) = (9, 2, 64)",
     ),
-    (lambda q, k, v: (q[:, :32], k, v), {}, errors.ShapeError, "q: got head_dim 32, expected k's 64"),
+    (
+        lambda q, k, v: (q[:, :32], k, v),
+        {},
+        errors.ShapeError,
+        "q: got head_dim 32, expected k's 64, where q is (q_heads, head_dim) = (4, 32), k is (tokens, kv_heads, "
+        "head_dim) = (10, 2, 64) and v is (tokens, kv_heads, v_head_dim) = (10, 2, 64)",
+    ),
     (
         lambda q, k, v: (q[None][:0], k, v),
         {},
@@ -61,8 +69,18 @@ CASES = [
     (
         lambda q, k, v: (q[:3], k, v),
         {},
-        errors.ArgumentError,
-        "q_heads: got 3, expected a multiple of kv_heads = 2",
+        errors.ShapeError,
+        "q_heads: got 3, expected a multiple of kv_heads = 2, where q is (q_heads, head_dim) = (3, 64), k is (tokens, "
+        "kv_heads, head_dim) = (10, 2, 64) and v is (tokens, kv_heads, v_head_dim) = (10, 2, 64)",
+    ),
+    (
+        lambda q, k, v: (q, k.swapaxes(0, 1), v.swapaxes(0, 1)),  # as torch's scaled_dot_product_attention has them
+        {},
+        errors.ShapeError,
+        "q_heads: got 4, expected a multiple of kv_heads = 10, where q is (q_heads, head_dim) = (4, 64), k is (tokens, "
+        "kv_heads, head_dim) = (2, 10, 64) and v is (tokens, kv_heads, v_head_dim) = (2, 10, 64); k looks like "
+        "(kv_heads, tokens, head_dim) and v like (kv_heads, tokens, v_head_dim): pass k.swapaxes(0, 1) and "
+        "v.swapaxes(0, 1)",
     ),
     (
         lambda q, k, v: (
@@ -125,6 +143,41 @@ def test_bad_arguments(device, change, options, error, message):
         za.attention(*change(*arrays()), device=device, **options)
     assert str(caught.value) == message
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, za.ZincAttnError)
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (lambda q, k, v: (q.T, k, v), "q looks like (head_dim, q_heads): pass q.swapaxes(0, 1)"),
+        (lambda q, k, v: (q[:, None], k, v), "q looks like (q_heads, q_len, head_dim): pass q.swapaxes(0, 1)"),
+        (
+            lambda q, k, v: (q, k, v.swapaxes(0, 1)),
+            "v looks like (kv_heads, tokens, v_head_dim): pass v.swapaxes(0, 1)",
+        ),
+        (lambda q, k, v: (q, k.swapaxes(1, 2), v), "k looks like (tokens, head_dim, kv_heads): pass k.swapaxes(1, 2)"),
+        (
+            lambda q, k, v: (q, k[None], v[None]),
+            "k looks like (1, tokens, kv_heads, head_dim) and v like (1, tokens, kv_heads, v_head_dim): pass k[0] and "
+            "v[0]",
+        ),
+        (
+            lambda q, k, v: (q[None, :, None], k.swapaxes(0, 1)[None], v.swapaxes(0, 1)[None]),
+            "q looks like (1, q_heads, q_len, head_dim), k like (1, kv_heads, tokens, head_dim) and v like (1, "
+            "kv_heads, tokens, v_head_dim): pass q[0].swapaxes(0, 1), k[0].swapaxes(0, 1) and v[0].swapaxes(0, 1)",
+        ),
+    ],
+)
+def test_swapped_axes_are_named(device, change, advice):
+    """The refusal says which axes to swap, and the call that does it has the bits of the one that was meant."""
+    given = change(*arrays())
+    with pytest.raises(errors.ShapeError) as caught:
+        za.attention(*given, device=device)
+    said, _, advised = str(caught.value).partition("; ")
+    assert advised == advice and "got" in said and "expected" in said
+    mended = dict(zip("qkv", given, strict=True))
+    mended |= {text[0]: eval(text, {}, mended) for text in re.split(", (?=[kv])| and ", advice.partition("pass ")[2])}
+    out = za.attention(**mended, device=device)
+    assert np.array_equal(out.reshape(4, 64), za.attention(*arrays(), device=device))
 
 
 @pytest.mark.parametrize(

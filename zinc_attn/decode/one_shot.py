@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from ..cache.rows import checked_values
 from ..canonical.arguments import check_window
 from ..checks import check_array, check_bool, shown
-from ..errors import ArgumentError, DTypeError, ShapeError
-from ..limits import MAX_CONTEXT
+from ..errors import ArgumentError, DTypeError
 from ..planning.splits import SplitPlan, plan_on
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
+from .axes import attention_shape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
 from .requests import check_seen, mask_words
 from .scoring import Scoring, check_alibi, check_scale, check_score_bound, check_sinks, check_softcap
@@ -31,25 +31,10 @@ def check_arrays(q: Any, k: Any, v: Any) -> tuple[NDArray[Any], NDArray[Any], ND
     """q as (q_len, q_heads, head_dim), k, v, and their shape. ShapeError and DTypeError name the argument."""
     dtypes = ("float32", "float16", "bfloat16")
     qa, ka, va = (check_array(name, x, dtypes) for name, x in (("q", q), ("k", k), ("v", v)))
-    if qa.ndim not in (2, 3):
-        raise ShapeError(f"q: got shape {qa.shape}, expected (q_heads, head_dim) or (q_len, q_heads, head_dim)")
-    if ka.ndim != 3:
-        raise ShapeError(f"k: got shape {ka.shape}, expected (tokens, kv_heads, head_dim)")
-    for name, x in (("q", qa), ("k", ka)):
-        if len(x) > MAX_CONTEXT:
-            raise ShapeError(f"{name}: got {len(x):,} rows, expected at most {MAX_CONTEXT:,}")
-    if va.ndim != 3 or va.shape[:2] != ka.shape[:2]:
-        want = f"({ka.shape[0]}, {ka.shape[1]}, v_head_dim)"
-        raise ShapeError(f"v: got shape {va.shape}, expected k's tokens and heads: {want}")
+    shape = attention_shape(qa.shape, ka.shape, va.shape)
     if va.dtype != ka.dtype:
         raise DTypeError(f"v: got dtype {va.dtype}, expected k's {ka.dtype}")
-    rows = qa[None] if qa.ndim == 2 else qa
-    if rows.shape[0] < 1:
-        raise ShapeError(f"q: got shape {qa.shape}, expected at least one row")
-    if rows.shape[2] != ka.shape[2]:
-        raise ShapeError(f"q: got head_dim {rows.shape[2]}, expected k's {ka.shape[2]}")
-    shape = AttnShape(int(rows.shape[1]), int(ka.shape[1]), int(ka.shape[2]), int(va.shape[2]))
-    return rows, ka, va, shape
+    return (qa[None] if qa.ndim == 2 else qa), ka, va, shape
 
 
 _default: tuple[int, Device] | None = None
