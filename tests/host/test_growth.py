@@ -50,6 +50,7 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
     ("kind", "units", "node_workgroups", "dtype"),
     [
         ("discrete", 64, False, "f16"),  # states per node, per leaf, and per node again
+        ("discrete", 1, False, "f16"),  # keys of some lengths are those of shorter ones, and others lie between them
         ("discrete", 2, True, "f16"),  # the loop build from 1,024 keys on
         ("discrete", 16, True, "q4_0"),
         ("cpu", 2, False, "f16"),
@@ -58,7 +59,15 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
 )
 @pytest.mark.parametrize(
     ("batch", "window", "page_size", "tokens"),
-    [(1, None, 256, 12_001), (3, None, 16, 12_000), (1, 9000, 16, 10_577), (2, 512, 64, 6_000), (1, 100, 16, 4_500)],
+    [
+        (1, None, 256, 12_001),
+        (1, None, 256, 7_777),
+        (3, None, 16, 12_000),
+        (1, 9000, 256, 7_777),
+        (1, 9000, 16, 10_577),
+        (2, 512, 64, 6_000),
+        (1, 100, 16, 4_500),
+    ],
 )
 def test_leaves_that_are_passed_over_need_nothing_else(
     monkeypatch, kind, units, node_workgroups, dtype, batch, window, page_size, tokens

@@ -51,14 +51,15 @@ class Unfinished(Protocol):
 class KVCache:
     """K and V of ``num_layers`` layers for ``capacity`` tokens over all sequences, on a device.
 
-    A sequence takes whole pages of ``page_size`` tokens, and ``capacity`` is rounded up to whole pages.
+    device: an open Device; shape: of every layer. A sequence takes whole pages of ``page_size`` tokens, and
+    ``capacity`` is rounded up to whole pages.
     dtype: a name of ``storage.STORAGE``, or the dtype of NumPy or torch, or two of these for K and V, ("q8_0", "q4_0")
     or "q8_0/q4_0" (see ``rows`` for what each takes, and ``blocks`` for how block types quantize); page_size: tokens, a
     power of two from 16 on; max_sequences: a limit on live sequences, None for none; k_scale, v_scale: of fp8_e4m3, a
     number, (kv_heads,) or (num_layers, kv_heads) float32, None for 1 (vLLM's k_scale and v_scale);
     round_rows: whether f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them;
     page_order: a permutation of the page ids in which they are handed out. Memory is device memory only, checked
-    against the budget before any is taken: DeviceMemoryError, LimitError.
+    against the budget before any is taken: DeviceMemoryError, LimitError. ArgumentError: another argument.
     """
 
     def __init__(  # noqa: PLR0913  (public; the last ones are keywords with a default)
@@ -76,6 +77,7 @@ class KVCache:
         v_scale: Any = None,
         page_order: Seq[int] | None = None,
     ) -> None:
+        """See the class."""
         dtype = storage_dtype(dtype)
         self.device, self.shape, self.dtype = device, shape, dtype
         self.round_rows = check_bool("round_rows", round_rows)
@@ -184,7 +186,7 @@ class KVCache:
     # --- sequences ----------------------------------------------------------------------------------------
 
     def new_sequence(self) -> Sequence:
-        """An empty sequence."""
+        """An empty sequence. LimitError: max_sequences are live."""
         with self.lock:
             self.check_open()
             self.begin()
@@ -276,7 +278,9 @@ class KVCache:
         """Append tokens to one layer: k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim), or each
         without the first axis for one token; a latent cache takes k alone.
 
-        Every layer must get the same tokens before any gets more. A failed call changes nothing.
+        Dtypes: see ``rows.stored_values``. Every layer must get the same tokens before any gets more, or it is a
+        StepError; CapacityError: there is no room; ArgumentError and its kinds: wrong arrays. A failed call changes
+        nothing.
         """
         with self.lock:
             self.check_sequence(sequence)

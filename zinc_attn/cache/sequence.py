@@ -25,6 +25,7 @@ class Sequence:
     """One token sequence of a KVCache, from ``new_sequence``. ``len`` counts the tokens that all layers have."""
 
     def __init__(self, cache: KVCache, pages: SequencePages) -> None:
+        """See the class."""
         self.cache, self.pages = cache, pages
         self.serial = next(_serials)
         # (page ids, the same as an array, a number that no other table has); replaced by one store

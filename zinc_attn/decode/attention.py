@@ -42,6 +42,7 @@ class Attention:
     layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position - row's
     position|. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
     attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
+    ArgumentError and its kinds for wrong arguments.
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
     ``observer`` is called with every submission and its workspace before it is submitted.
@@ -62,6 +63,7 @@ class Attention:
         plan: PlanFunction | None = None,
         observer: Observer | None = None,
     ) -> None:
+        """See the class."""
         if num_splits is not None and split_size is not None:
             raise ArgumentError(
                 f"num_splits, split_size: got {shown(num_splits)}, {shown(split_size)}, expected at most one"
@@ -126,7 +128,7 @@ class Attention:
 
         tokens: keys that a sequence grows to at most; None: as many as the cache holds of ``batch`` sequences.
         batch: sequences of one call; q_len: query rows of each, as many as it appends. Sequences of different lengths,
-        or with a common beginning, may need more: what a call lacks it makes.
+        or with a common beginning, may need more: what a call lacks it makes. ArgumentError: a number beyond these.
         """
         batch = check_int("batch", batch, 1, self.cache.capacity)
         most = self.cache.capacity // batch
@@ -176,6 +178,8 @@ class Attention:
         in place of new ones and returned; they may be q's memory, but not each other's. allow_empty: rows that see no
         key are no error, and have output 0 and lse -inf, or the sinks' lse.
         A failed call leaves the cache, out and lse as they were; one that is interrupted may have written to out, lse.
+        ArgumentError and its kinds for wrong arguments; CapacityError: there is no room for the new rows; StepError: the
+        layer has rows that others lack.
         """
         columns = check_columns(seq, q, k, v, out, lse, mask)
         arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)

@@ -17,6 +17,7 @@ class PendingAttention:
     """
 
     def __init__(self, cache: KVCache, collect: Callable[[], Any], places: list[Reservation], largest: float) -> None:
+        """See the class."""
         self._cache, self._places, self._largest = cache, places, largest
         self._collect: Callable[[], Any] | None = collect
         self._found: Any = None

@@ -42,8 +42,9 @@ class Folder(Protocol):
 class ShardedAttention:
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
-    scale, window, softcap, sinks, alibi as in ``Attention``. sent_bytes: the partial states that this rank gave to the
-    others; fold: what folds the partial states, a Fold on the first device, in whose place another Folder may be put.
+    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi and errors as in ``Attention``. sent_bytes: the partial
+    states that this rank gave to the others; fold: what folds the partial states, a Fold on the first device, in whose
+    place another Folder may be put.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ShardedAttention:
         sinks: Any = None,
         alibi: Any = None,
     ) -> None:
+        """See the class."""
         if not isinstance(cache, ShardedKVCache):
             hint = "; Attention attends over a KVCache" if isinstance(cache, KVCache) else ""
             raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")

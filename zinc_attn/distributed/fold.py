@@ -33,11 +33,13 @@ class _Workspace(NamedTuple):
 class Fold:
     """Folds partial states, wherever they were computed, on ``device`` by the second pass of the kernels.
 
-    max_states: how many partial states one submission takes; further query rows go into further submissions. Buffers
-    and command buffers are kept between calls, until ``release`` or ``close``.
+    shape: of the layer whose states they are. max_states: how many partial states one submission takes; further query
+    rows go into further submissions. Buffers and command buffers are kept between calls, until ``release`` or
+    ``close``.
     """
 
     def __init__(self, device: Device, shape: AttnShape) -> None:
+        """See the class."""
         if not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device")
         if not isinstance(shape, AttnShape):

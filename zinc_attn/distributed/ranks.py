@@ -101,12 +101,14 @@ def _named(error: BaseException) -> str:
 class Ranks:
     """The ranks of an mpi4py communicator. They exchange bytes with a time limit; a rank that fails tells the others.
 
+    comm: the communicator, which is duplicated; timeout_s: seconds that a wait for the others takes at most.
     lost: whether a rank gave an exchange up, or left by an error, so that no exchange can follow; exchanges: how many
     were made so far, failed ones included; received_bytes: from the other ranks, so far; on_wait: called before
     each wait for the others; tests put an observer there, or one that raises as an interrupt would.
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
+        """See the class."""
         if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
             raise ArgumentError(f"comm: got {shown(comm)}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
         timeout_s = check_timeout(timeout_s)

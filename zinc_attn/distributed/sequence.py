@@ -48,6 +48,7 @@ class ShardedSequence:
     """
 
     def __init__(self, cache: ShardedKVCache, parent: ShardedSequence | None = None) -> None:
+        """See the class."""
         self.cache, self.serial = cache, cache.made
         length = len(parent) if parent else 0
         self.lengths_of = LayerLengths(cache.num_layers, length)

@@ -34,10 +34,12 @@ def list_devices() -> list[DeviceInfo]:
 class Device:
     """An open device: a runtime and the kernels compiled on it. Close it, or use it as a context manager.
 
+    ``Device.open`` and ``Device.from_kompute`` make one, with its ``runtime``.
     May be used from several threads (calls are serialized); not after close(), nor in a forked child.
     """
 
     def __init__(self, runtime: Runtime) -> None:
+        """See the class."""
         self.runtime = runtime
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}

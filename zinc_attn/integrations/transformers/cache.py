@@ -64,6 +64,7 @@ class ZincCache(Cache):
         split_size: int | None = None,
         latent: bool = False,
     ) -> None:
+        """See the class."""
         if device is not None and not isinstance(device, Device):
             raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
         if not hasattr(config, "get_text_config"):

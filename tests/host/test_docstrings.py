@@ -1,0 +1,59 @@
+"""``help()`` of every public name, and of every public method, says something."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import zinc_attn as za
+
+
+def described(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What has a docstring of its own: the name; what a module holds; of a class its public methods and properties.
+
+    ``__init__`` is among them unless Python makes it, for a dataclass.
+    """
+    yield name, value
+    if isinstance(value, ModuleType):
+        for inner, held in vars(value).items():
+            if not inner.startswith("_") and getattr(held, "__module__", "").startswith("zinc_attn"):
+                yield from described(f"{name}.{inner}", held)
+    if not inspect.isclass(value):
+        return
+    for base in value.__mro__:
+        for method, raw in vars(base).items() if base.__module__.startswith("zinc_attn") else ():
+            public = not method.startswith("_") or method in ("__call__", "__init__")
+            function = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+            if (
+                public
+                and inspect.isfunction(function)
+                and not (method == "__init__" and dataclasses.is_dataclass(base))
+            ):
+                yield f"{name}.{method}", function
+
+
+PUBLIC = dict(found for name in za.__all__ for found in described(name, getattr(za, name)))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    assert (PUBLIC[name].__doc__ or "").strip(), name
+
+
+def test_every_public_name_of_zinc_cache_has_a_docstring() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install zinc-attn[transformers]")
+    from zinc_attn.integrations.transformers import ZincCache
+
+    found = dict(described("ZincCache", ZincCache))
+    assert {"ZincCache.__init__", "ZincCache.prepare"} <= set(found)
+    assert not [name for name, value in found.items() if not (value.__doc__ or "").strip()]
+
+
+def test_methods_of_classes_and_names_of_modules_are_among_them() -> None:
+    wanted = {"KVCache.__init__", "KVCache.append", "Attention.__call__", "Sequence.fork", "fold", "reference.emulate"}
+    assert wanted | {"errors.ShapeError"} <= set(PUBLIC) and len(PUBLIC) > 150
