@@ -178,8 +178,8 @@ class Attention:
         in place of new ones and returned; they may be q's memory, but not each other's. allow_empty: rows that see no
         key are no error, and have output 0 and lse -inf, or the sinks' lse.
         A failed call leaves the cache, out and lse as they were; one that is interrupted may have written to out, lse.
-        ArgumentError and its kinds for wrong arguments; CapacityError: there is no room for the new rows; StepError: the
-        layer has rows that others lack.
+        ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
+        has rows that others lack.
         """
         columns = check_columns(seq, q, k, v, out, lse, mask)
         arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)

@@ -1,0 +1,100 @@
+"""The table of dtypes of docs/storage.md: what every call takes, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import zinc_attn as za
+from zinc_attn import errors
+from zinc_attn.cache.rows import decode
+from zinc_attn.checks import BFLOAT16
+from zinc_attn.storage import STORAGE
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+SHAPE = za.AttnShape(4, 2, 64)
+RNG = np.random.default_rng(0)
+Q, K = (RNG.standard_normal(shape).astype(np.float32) for shape in ((4, 64), (10, 2, 64)))
+TAKEN = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+REFUSED = (np.dtype(np.float64), np.dtype(np.int8))
+NARROW = {"f16": TAKEN[1], "bf16": TAKEN[2]}
+
+
+def as_torch(x: NDArray[Any]) -> Any:
+    """The same values as a tensor of the same dtype."""
+    return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, x.dtype.name))
+
+
+LIBRARIES = pytest.mark.parametrize("make", (np.asarray, as_torch), ids=("numpy", "torch"))
+
+
+@LIBRARIES
+def test_of_a_call_without_a_cache(device: za.Device, make: Any) -> None:
+    for dtype in TAKEN:
+        narrow = [x.astype(dtype) for x in (Q, K, K)]
+        want = za.attention(*(x.astype(np.float32) for x in narrow), device=device)
+        assert np.array_equal(za.attention(*map(make, narrow), device=device), want)
+        other = make(K.astype(np.float16 if dtype != np.float16 else np.float32))
+        with pytest.raises(errors.DTypeError, match=r"^v: got dtype"):
+            za.attention(Q, make(narrow[1]), other, device=device)
+    for dtype in REFUSED:
+        for at in range(3):
+            given = [make(x.astype(dtype)) if i == at else x for i, x in enumerate((Q, K, K))]
+            with pytest.raises(errors.DTypeError):
+                za.attention(*given, device=device)
+
+
+@LIBRARIES
+@pytest.mark.parametrize("round_rows", (False, True))
+@pytest.mark.parametrize("kind", STORAGE)
+def test_of_a_cache(device: za.Device, kind: str, round_rows: bool, make: Any) -> None:
+    narrow = NARROW.get(kind)
+    with za.KVCache(device, SHAPE, 1, 4096, kind, round_rows=round_rows) as cache:
+        attend = za.Attention(cache)
+        for dtype in (*TAKEN, *REFUSED):
+            legal, seq = dtype in TAKEN, cache.new_sequence()
+            fits = legal and (narrow in (None, dtype) or round_rows)
+            error = errors.ValueRangeError if legal and kind == "bf16" else errors.DTypeError
+            with nullcontext() if fits else pytest.raises(error):
+                cache.append(seq, 0, make(K.astype(dtype)), make(K.astype(dtype)))
+                if not STORAGE[kind].quantized:
+                    want = K.astype(dtype).astype(narrow or np.float32).astype(np.float32)
+                    assert all(np.array_equal(x, want) for x in decode(cache.read_rows(seq, 0, 0, 10), SHAPE, kind))
+            if legal and kind == "bf16":  # values that bfloat16 holds
+                cache.append(cache.new_sequence(), 0, *[make(np.rint(K).astype(dtype))] * 2)
+            seq = cache.new_sequence()
+            cache.append(seq, 0, *[K.astype(narrow or np.float32)] * 2)
+            with nullcontext() if legal else pytest.raises(errors.DTypeError):
+                found = attend(make(Q.astype(dtype)), seq, 0)
+                assert np.array_equal(found, attend(Q.astype(dtype).astype(np.float32), seq, 0))
+
+
+def test_magnitudes(device: za.Device) -> None:
+    cache = za.KVCache(device, SHAPE, 1, 4096, "f16", round_rows=True)
+    with cache, pytest.raises(errors.ValueRangeError, match="at most 65504"):
+        cache.append(cache.new_sequence(), 0, K * np.float32(1e5), K)
+    small = np.full_like(K, 2.0**-41)
+    small[0, 0, 0] = 2.0**-40
+    for kind, dtype in (("f32", np.float32), ("bf16", BFLOAT16)):
+        with za.KVCache(device, SHAPE, 1, 4096, kind) as cache:
+            appended, encoded = cache.new_sequence(), cache.new_sequence()
+            cache.append(appended, 0, small, small)
+            cache.append_encoded(encoded, 0, *[small.astype(dtype).view(np.uint8)] * 2)
+            for seq in (appended, encoded):
+                keys, _ = decode(cache.read_rows(seq, 0, 0, 10), SHAPE, kind)
+                assert np.count_nonzero(keys) == 1 and keys[0, 0, 0] == 2.0**-40
+            for value in (2.0**61, np.inf, np.nan):
+                with pytest.raises(errors.ValueRangeError):
+                    cache.append(cache.new_sequence(), 0, np.full_like(K, value), K)
+
+
+def test_what_else_is_refused(device: za.Device) -> None:
+    with pytest.raises(errors.DTypeError):
+        za.attention(Q.tolist(), K, K, device=device)
+    with pytest.raises(errors.ArgumentError, match=r"^k: got a Tensor"):
+        za.attention(Q, torch.from_numpy(K).to(torch.float8_e4m3fn), K, device=device)
