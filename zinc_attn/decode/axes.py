@@ -51,8 +51,9 @@ def _shape_of(q: Axes, k: Axes, v: Axes) -> AttnShape:
         f", where q is ({', '.join(_ROWS[3 - len(q) :])}) = {q}, k is ({', '.join(_NAMES['k'])}) = {k} and "
         f"v is ({', '.join(_NAMES['v'])}) = {v}"
     )
-    if len(v) != 3 or v[:2] != k[:2]:
-        raise ShapeError(f"v: got shape {v}, expected k's tokens and heads: ({k[0]}, {k[1]}, v_head_dim){given}")
+    if v[:2] != k[:2] or len(v) != 3:
+        shown = given if len(v) == 3 else ""
+        raise ShapeError(f"v: got shape {v}, expected k's tokens and heads: ({k[0]}, {k[1]}, v_head_dim){shown}")
     if q[-1] != k[2]:
         raise ShapeError(f"q: got head_dim {q[-1]}, expected k's {k[2]}{given}")
     if k[1] and q[-2] % k[1]:
