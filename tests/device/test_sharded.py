@@ -56,11 +56,12 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
     k, v = (rng.standard_normal((3700, 2, 64)).astype(np.float16) for _ in "kv")
     exact = rows.stored(k, v, dtype)
     weights = [3.0, 1.0, 2.0][: len(devices)]
+    most = 6 if any("SwiftShader" in one.info.name for one in devices) else 20  # which takes seconds for 20 rows
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, dtype, 64, weights=weights) as cache:
         attn, seq, at = za.ShardedAttention(cache, **some), cache.new_sequence(), 0
         for n in (1, 510, 1, 1, 1500, 1, 37, 1649):
             for layer in range(2):
-                q = rng.standard_normal((min(n, 20), 6, 64)).astype(np.float32)
+                q = rng.standard_normal((min(n, most), 6, 64)).astype(np.float32)
                 got = attn(q, seq, layer, k[at : at + n], v[at : at + n], return_lse=True)
                 want = reference.emulate(q, exact[0][: at + n], exact[1][: at + n], **some)
                 assert not differing(got[0], want[0]) and not differing(got[1], want[1]), (at, n)
@@ -415,6 +416,7 @@ def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: st
     """At some of the bytecodes; tests/host/test_nodes.py interrupts at each of them."""
     k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
     q = np.ones((6, 64), np.float32)
+    want = {n: reference.emulate(q, k[:n], k[:n])[0] for n in (600, 700, 1100)}
     with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
         attn = za.ShardedAttention(cache)
         calls = {
@@ -433,11 +435,10 @@ def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: st
             n = len(seq)
             assert n in ((700, 600) if call == "truncate" else (700,)), interrupter.raised
             assert seq.lengths in ([n, n], [1100, 700]), interrupter.raised
-            assert not differing(attn(q, seq, 1), reference.emulate(q, k[:n], k[:n])[0]), interrupter.raised
+            assert not differing(attn(q, seq, 1), want[n]), interrupter.raised
             assert check_books(cache, [seq]) == (3 if seq.lengths[0] == 1100 else 2), interrupter.raised
             for layer in [layer for layer in range(2) if seq.lengths[layer] == n]:
-                got = attn(q, seq, layer, k[n:], k[n:])
-                assert not differing(got, reference.emulate(q, k, k)[0]), interrupter.raised
+                assert not differing(attn(q, seq, layer, k[n:], k[n:]), want[1100]), interrupter.raised
             return interrupter
 
         count = run().seen
