@@ -42,7 +42,7 @@ def family(cache: za.KVCache, prefix: int, suffixes: list[int], rng: Any) -> tup
 TABLE = [
     pytest.param(driver, text, dtype, id=f"{'-'.join(driver)}-{text}-{dtype}")
     for driver in DRIVERS
-    for text, dtype in (("9/3/64", "f16"), ("4/4/128", "q8_0"), ("2/1/512", "f16"))
+    for text, dtype in (("9/3/64", "f16"), ("4/4/64", "q8_0"), ("2/1/512", "f16"))
     if FULL or driver == ("default", "vulkan") or text == "9/3/64"
 ]
 
@@ -50,7 +50,7 @@ TABLE = [
 @pytest.mark.parametrize(("any_device", "text", "dtype"), TABLE, indirect=["any_device"])
 def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtype: str) -> None:
     shape, rng = za.AttnShape.parse(text), np.random.default_rng(7)
-    slow = "SwiftShader" in any_device.info.name
+    slow = "SwiftShader" in any_device.info.name  # 40 rows of a sequence take it seconds
     with za.KVCache(any_device, shape, 1, 16384, dtype, PAGE) as cache:
         seqs, held = family(cache, 1100, [0, 1, 63, 500, 0, 7], rng)
         others, other_held = family(cache, 600, [30, 10], rng)
@@ -59,7 +59,7 @@ def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtyp
         attns = [za.Attention(cache), za.Attention(cache, cascade=False), za.Attention(cache, num_splits=2)]
         # the second and third 1 use a recording again, which lavapipe shows with the first shape
         for new in (0, 1, 1, 1, 3) if FULL or (text, slow) == ("9/3/64", False) else (0, 1, 3):
-            q_lens = [new or 1] * 8 if new != 3 else [3, 1, 40, 2, 1, 1, 5, 1]
+            q_lens = [new or 1] * 8 if new != 3 else [3, 1, 4 if slow else 40, 2, 1, 1, 5, 1]
             fresh = [rng.standard_normal((2, n if new else 0, shape.kv_heads, shape.head_dim)) for n in q_lens]
             fresh = [x.astype(np.float16) for x in fresh]
             qs = [rng.standard_normal((n, shape.q_heads, shape.head_dim)).astype(np.float32) for n in q_lens]

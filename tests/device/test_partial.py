@@ -55,10 +55,11 @@ def test_shards_of_a_sequence(any_device: za.Device) -> None:
     caches = [za.KVCache(any_device, shape, 1, 2048, "f16", page_size) for page_size in (64, 128, 256)]
     attns, seqs = [za.Attention(cache, window=2000) for cache in caches], [cache.new_sequence() for cache in caches]
     owner = [0, 2, 1, 1, 0, 2]
+    most = 4 if "SwiftShader" in any_device.info.name else 12  # query rows
     held: list[list[int]] = [[], [], []]
     at = 0
     for n in (1000, 500, 60, 1, 600, 1, 438):
-        q = rng.standard_normal((min(n, 12), 6, 64)).astype(np.float32)
+        q = rng.standard_normal((min(n, most), 6, 64)).astype(np.float32)
         end, parts = at + n, {}
         while at < end:  # one piece per node
             node, stop = at // 512, min(end, (at // 512 + 1) * 512)
