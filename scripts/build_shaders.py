@@ -59,13 +59,16 @@ def main() -> None:
             sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     staging = OUTPUT.with_name(f"spirv.{os.getpid()}.tmp")
     staging.mkdir(parents=True)
-    modules = {}
+    modules, missing = {}, {}
     try:
         for decl in load_kernels("declarations").MODULES:
             out = staging / decl.file
             defines = [f"-D{d}" for d in decl.defines]
             command = [compiler, "-V", "--target-env", "vulkan1.1", *defines, f"-I{SHADERS}", "-o", str(out)]
             done = subprocess.run([*command, str(SHADERS / decl.source)], check=False, capture_output=True, text=True)
+            if done.returncode and f"extension not supported: {decl.extension}" in done.stdout:
+                missing[decl.name] = f"{version} does not know {decl.extension}"
+                continue
             if done.returncode:
                 sys.exit(f"{decl.source} ({decl.file}) does not compile:\n{done.stdout}{done.stderr}")
             validate = [validator, "--target-env", "vulkan1.1", str(out)]
@@ -73,7 +76,12 @@ def main() -> None:
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
-        build = {"compiler": version, "sources_sha256": sources.hexdigest(), "modules_sha256": modules}
+        build = {
+            "compiler": version,
+            "sources_sha256": sources.hexdigest(),
+            "modules_sha256": modules,
+            "missing": missing,
+        }
         (staging / "build.json").write_text(json.dumps(build, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(OUTPUT, ignore_errors=True)
         staging.rename(OUTPUT)

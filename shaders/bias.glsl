@@ -1,13 +1,11 @@
 // What is added to a score, in log2 units: ALiBi's slope * -|key - row| (one product, one sum), then a mask's value (the
 // same).  A mask hides a key by minus infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
-vec2 biased(Item item, Leaf leaf, uint h, vec2 s) {
-    uvec2 vector = vector_of(item, h);
-    uint record = work[HEADER_ROW_TABLE] + vector.x * ROW_WORDS;
-    uint first = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
-    uvec2 position = uvec2(first, first + WAVE);
+// s: the scores of two keys, at these positions.
+vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
+    uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
     if (ALIBI != 0u) {
-        float slope = uintBitsToFloat(work[work[HEADER_ALIBI_TABLE] + vector.y]);
+        float slope = uintBitsToFloat(work[work[HEADER_ALIBI_TABLE] + head]);
         vec2 distance = -vec2(abs(ivec2(position) - int(work[record + ROW_POSITION])));
         precise vec2 bias = slope * distance;
         precise vec2 sum = s + bias;

@@ -1,12 +1,6 @@
 // Where the results of pass 1 go: the state of a unit (leaf or node) to the scratch tensor, or, where a query row has
 // only one state, the final output and lse.
 
-// The place in the scratch tensor of query row `row`'s state for the unit that holds leaf `index`.
-uint state_of(Item item, uint row, uint index) {
-    uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
-    return work[record + ROW_STATE] + index / item.leaves_per_state - work[record + ROW_UNIT];
-}
-
 // With several passes over V, o does not wait for the other passes: slice `slice` of the leaf's o is merged into the
 // unit's in the scratch tensor at once, before m and l are.  Only this lane reads or writes these words.
 void merge_slice(Item item, Leaf leaf, uint slice, bool first) {

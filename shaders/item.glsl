@@ -12,6 +12,7 @@ struct Item {
     uint upload_begin;      // FROM_UPLOAD: tokens from here on are in the uploaded rows, the first in row upload_row
     uint upload_row;
     uint key_shift;         // position of a key = its number in the sequence + key_shift
+    uint row_step;          // attend_matrix: what first and limit grow by from row to row; they are the last row's
 };
 
 struct Leaf {
@@ -25,7 +26,8 @@ Item read_item() {
     uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
     return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_LEAF_BEGIN],
                 work[at + ITEM_LEAF_END], work[at + ITEM_LEAVES_PER_STATE], work[at + ITEM_PAGE_TABLE],
-                work[at + ITEM_UPLOAD_BEGIN], work[at + ITEM_UPLOAD_ROW], work[at + ITEM_KEY_SHIFT]);
+                work[at + ITEM_UPLOAD_BEGIN], work[at + ITEM_UPLOAD_ROW], work[at + ITEM_KEY_SHIFT],
+                work[at + ITEM_ROW_STEP]);
 }
 
 Leaf leaf_of(Item item, uint index) {
@@ -56,4 +58,10 @@ uvec2 vector_of(Item item, uint h) {
 // Whether this workgroup writes the results of vector h: every vector is written once.
 bool is_mine(Item item, uint h) {
     return ROWS == 1u ? h >= repeated_heads() : item.row + h / ROW_HEADS <= item.last_row;
+}
+
+// The place in the scratch tensor of query row `row`'s state for the unit that holds leaf `index`.
+uint state_of(Item item, uint row, uint index) {
+    uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
+    return work[record + ROW_STATE] + index / item.leaves_per_state - work[record + ROW_UNIT];
 }

@@ -62,13 +62,15 @@ void find_scores(Item item, Leaf leaf) {
     }
     float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]);
     bvec2 seen = present(leaf);
+    uint first_key = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
     for (uint h = 0u; h < HEADS; ++h) {
         precise vec2 s = dots[h] * scale;
         if (SOFTCAP != 0u) {
             s = vec2(soft_capped(s.x), soft_capped(s.y));
         }
         if (ALIBI != 0u || MASK != 0u) {
-            s = biased(item, leaf, h, s);
+            uvec2 vector = vector_of(item, h);
+            s = biased(vector.x, vector.y, first_key + uvec2(0u, WAVE), s);
         }
         dots[h] = mix(vec2(EMPTY_M), s, seen);
     }

@@ -106,11 +106,11 @@ MUTANTS = {
     "scores.glsl": (
         Mutant("order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING),
         Mutant("a scale of q8_0", "block0 = k_block(key0, c / 4u)", "block0 = k_block(key0, c / 8u)", Q8_0),
+        Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
         Mutant("the key behind the last", "lane + WAVE < leaf.count", "lane + WAVE <= leaf.count", BF16),
     ),
     "bias.glsl": (
         Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
-        Mutant("ALiBi's position on a shard", " + item.key_shift", "", BIASES, 9),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
         Mutant("a mask's unit", "uintBitsToFloat(word) * LOG2E", "uintBitsToFloat(word) * 1.0", BIASES),
     ),

@@ -19,8 +19,10 @@ from ..canonical.partial import PartialState
 from ..checks import check_bool, check_int, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..kernels.tuning import LayoutFacts
+from ..planning.call import Arithmetic
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
+from .arithmetic import check_arithmetic
 from .host_sequence import RecordedAttention, RecordOptions
 from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
@@ -60,6 +62,7 @@ class Attention:
         sinks: Any = None,
         alibi: Any = None,
         cascade: bool | None = None,
+        arithmetic: Arithmetic = "canonical",
         plan: PlanFunction | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -80,6 +83,7 @@ class Attention:
         self.scale = check_scale(scale, shape.head_dim)
         slopes = check_alibi(alibi, shape.q_heads)
         cap = check_softcap(softcap)
+        self.arithmetic = check_arithmetic(arithmetic, cache.device, shape, cache.dtype)
         scorings = LayerScorings(cache, Scoring(self.scale, softcap=cap, alibi=slopes), window, sinks)
         facts = cache.device.info.layout_facts
         if plan is not None:
@@ -88,7 +92,7 @@ class Attention:
             layout = fixed_layouts(shape, cache.dtype, facts, num_splits=num_splits, split_size=split_size)
         else:
             layout = split_rule_layouts(shape, cache.dtype, facts)
-        self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer)
+        self._layout, self._runner = layout, CallRunner(cache, scorings, layout, cascade, observer, self.arithmetic)
         with cache.lock:
             cache.users.purge()
             cache.users.add(self)

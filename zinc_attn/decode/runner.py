@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, ROW, no_records
-from ..planning.call import CallOptions, DeviceFacts, RecordingKey, Submission, plan_call
+from ..planning.call import Arithmetic, CallOptions, DeviceFacts, RecordingKey, Submission, plan_call
 from ..planning.growth import growth_keys
 from ..planning.layouts import LayoutCache
 from ..planning.splits import first_seen
@@ -44,10 +44,11 @@ class CallRunner:
         layout: LayoutCache,
         cascade: bool | None,
         observer: Observer | None,
+        arithmetic: Arithmetic = "canonical",
     ) -> None:
         info, runtime = cache.device.info, cache.device.runtime
         self.cache, self.scorings, self.cascade, self.observer = cache, scorings, cascade, observer
-        self.layout = layout
+        self.layout, self.arithmetic = layout, arithmetic
         self.facts = DeviceFacts(
             cache.shape,
             info.kind,
@@ -56,6 +57,7 @@ class CallRunner:
             info.max_buffer_bytes,
             cache.pool.page_size,
             not runtime.orders_cache_writes,
+            info.matrix,
         )
         self.recordings: dict[tuple[RecordingKey, int], Recording] = {}  # the int: LayerStorage.number
         self.last: Workspace | None = None  # of the last submission of the last call
@@ -114,9 +116,13 @@ class CallRunner:
         scoring = self.scorings.number[layer]
         arguments = scoring, tokens, batch, q_len
         if arguments not in self._growth:
-            options = CallOptions(self.layout, self.scorings.of(layer).window, self.cascade, scoring)
+            options = self._options(layer)
             self._growth[arguments] = growth_keys(tokens, batch, q_len, options, self.facts, self.layout.unit)
         return self._growth[arguments]
+
+    def _options(self, layer: int) -> CallOptions:
+        scoring, number = self.scorings.of(layer), self.scorings.number[layer]
+        return CallOptions(self.layout, scoring.window, self.cascade, number, self.arithmetic)
 
     # --- attention ----------------------------------------------------------------------------------------
 
@@ -137,8 +143,7 @@ class CallRunner:
         if held is not None:
             last, workspace = held.submission, self._replay(held, requests, layer, scoring)
             return lambda: results.delivered(last, workspace)
-        options = CallOptions(self.layout, scoring.window, self.cascade, self.scorings.number[layer])
-        plan = plan_call([request.planned() for request in requests], options, self.facts)
+        plan = plan_call([request.planned() for request in requests], self._options(layer), self.facts)
         if plan.upload_first:
             for request in requests:
                 self.append(request, layer)

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels import declarations
-from ..kernels.dispatches import AttendVariant, KernelCall, append_call, attend_call, merge_call
+from ..kernels.dispatches import (
+    AttendVariant,
+    KernelCall,
+    MatrixVariant,
+    append_call,
+    attend_call,
+    matrix_call,
+    merge_call,
+)
 from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
@@ -323,12 +331,23 @@ class Workspace:
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
                 attends.append(self._dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
-            attends.append(self._dispatch(attend_call(alone, key.items, one.heads, target), bound))
+            call = self._pass_1(alone, one.heads, target)
+            attends.append(self._dispatch(call, bound))
         merges = []
         if not key.single_pass and not key.partial:
             bound = {"work": self.work_buffers[0], **self._bound()}
             merges.append(self._dispatch(merge_call(cache.shape, info.kind, key.rows), bound))
         return [*attends, *merges, *appends] if key.from_upload else [*appends, *attends, *merges]
+
+    def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
+        """Pass 1 over the items of single rows, or, by matrix units, over all items."""
+        key, mat = self.key, self.cache.device.info.matrix.tile
+        if key.matrix is None or mat is None:
+            return attend_call(alone, key.items, kv_heads, target)
+        variant = MatrixVariant(
+            alone.shape, alone.dtype, mat, key.matrix, alone.tile, alone.softcap, alone.alibi, alone.mask
+        )
+        return matrix_call(variant, key.items, kv_heads, target)
 
     def _bound(self) -> dict[str, Buffer]:
         found = {"q": self.tensors.q, "states": self.tensors.states, "out": self.tensors.out}

@@ -28,7 +28,8 @@ class KernelDecl:
 
     source: the GLSL file, compiled with ``defines``. module: name of the SPIR-V module, where several kernels share
     one; None means ``name``. spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
-    fixed: (name, value) of those that belong to the kernel; their ids follow.
+    fixed: (name, value) of those that belong to the kernel; their ids follow. extension: the GLSL extension that not
+    every compiler has, whose lack leaves the package without the kernel.
     """
 
     name: str
@@ -38,6 +39,7 @@ class KernelDecl:
     defines: tuple[str, ...] = ()
     module: str | None = None
     fixed: tuple[tuple[str, int], ...] = ()
+    extension: str | None = None
 
     @property
     def file(self) -> str:
@@ -96,6 +98,7 @@ ITEM: Final = (
     "leaves_per_state",
     "first",
     "key_shift",  # added to a key's number in the sequence: its position, where the sequence is a shard
+    "row_step",  # attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1
 )
 ITEM_WORDS: Final = 12
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit. With ALiBi
@@ -157,6 +160,29 @@ ATTEND: Final[dict[Build, KernelDecl]] = {
     )
     for build in BUILDS
 }
+# Pass 1 of arithmetic "matrix", on devices with VK_KHR_cooperative_matrix, in plain Vulkan alone.
+MATRIX: Final = KernelDecl(
+    "attend_matrix",
+    "attend_matrix.comp",
+    _ATTEND_BINDINGS,
+    (
+        "k_dim",
+        "v_dim",
+        "latent",
+        "vectors",  # query vectors (rows and heads) of a workgroup
+        "mat_m",  # a tile of the matrix units: vectors,
+        "mat_n",  # keys or dimensions,
+        "mat_k",  # and products that one step adds
+        "tile",
+        "softcap",
+        "alibi",
+        "mask",
+        "k_storage",
+        "v_storage",
+        "lanes",  # invocations of a workgroup
+    ),
+    extension="GL_KHR_cooperative_matrix",
+)
 MERGE: Final = KernelDecl(
     "merge",
     "merge.comp",
@@ -197,4 +223,4 @@ KERNELS: Final = (
 
 # The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.
 READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
-MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, READ))}.values())[::-1]  # one kernel per module
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, READ, MATRIX))}.values())[::-1]  # one each

@@ -14,6 +14,7 @@ from ..shapes import AttnShape, row_format
 from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import Build, KernelDecl
+from .matrix import MatrixTile, MatrixWorkgroup
 from .sizes import value_passes
 from .tuning import chunks_ahead, merge_lanes
 
@@ -79,6 +80,54 @@ class AttendVariant:
             "from_upload": int(self.from_upload),
         }
         return decl, tuple(values[name] for name in decl.spec)
+
+
+@dataclass(frozen=True)
+class MatrixVariant:
+    """What chooses the program of pass 1 with matrix units; see ``AttendVariant``."""
+
+    shape: AttnShape
+    dtype: str
+    mat: MatrixTile
+    workgroup: MatrixWorkgroup
+    tile: int
+    softcap: bool = False
+    alibi: bool = False
+    mask: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Query rows that an item has at most."""
+        return self.workgroup.rows(self.shape.group)
+
+    def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
+        """The kernel and its specialization constants."""
+        decl = declarations.MATRIX
+        k, v = storage_types(self.dtype)
+        values = {
+            "k_dim": self.shape.k_dim,
+            "v_dim": self.shape.v_dim,
+            "latent": int(self.shape.latent),
+            "vectors": self.workgroup.vectors,
+            "mat_m": self.mat.m,
+            "mat_n": self.mat.n,
+            "mat_k": self.mat.k,
+            "tile": self.tile,
+            "softcap": int(self.softcap),
+            "alibi": int(self.alibi),
+            "mask": int(self.mask),
+            "k_storage": storage_index(k),
+            "v_storage": storage_index(v),
+            "lanes": self.workgroup.lanes,
+        }
+        return decl, tuple(values[name] for name in decl.spec)
+
+
+def matrix_call(variant: MatrixVariant, items: int, kv_heads: int, target: str) -> KernelCall:
+    """Pass 1 with matrix units; see ``attend_call``."""
+    decl, spec = variant.program()
+    blocks = -(-variant.rows * variant.shape.group // variant.workgroup.vectors)
+    return KernelCall(decl, spec, ("work", "q", "k", "v", target, target, "work"), (items, kv_heads, blocks))
 
 
 def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, work: str = "work") -> KernelCall:

@@ -23,6 +23,7 @@ from .declarations import (
     HIDDEN,
     ITEM,
     ITEM_WORDS,
+    MATRIX,
     MERGE,
     MERGE_DIMS,
     NO_TOKEN,
@@ -56,6 +57,7 @@ _RECORDS: Final = {
 }
 _INTERFACES: Final = {
     "ATTEND": ATTEND["loop"],
+    "MATRIX": MATRIX,
     "MERGE": MERGE,
     "APPEND": APPEND_KERNEL,
     "COPY": COPY_KERNEL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
 from ..kernels.declarations import BUILDS, Build
+from ..kernels.matrix import MATRIX_VECTORS, NO_MATRICES, MatrixFacts, MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
-from .items import Indices, Mask, Visible, item_records, row_records
+from .items import Indices, Mask, Visible, item_records, matrix_items, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
 
+Arithmetic = Literal["canonical", "matrix", "matrix-prefill"]
+ARITHMETICS: Final[tuple[Arithmetic, ...]] = ("canonical", "matrix", "matrix-prefill")
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
 LEAST_ITEMS: Final = 16  # work items, and states
@@ -90,6 +93,7 @@ class DeviceFacts:
     max_buffer_bytes: int
     page_size: int
     attends_upload: bool
+    matrix: MatrixFacts = NO_MATRICES
 
     @property
     def max_states(self) -> int:
@@ -101,12 +105,20 @@ class DeviceFacts:
 @dataclass(frozen=True)
 class CallOptions:
     """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
-    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries."""
+    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries;
+    arithmetic: of the rows."""
 
     layout: Callable[[int, int, int | None], SplitLayout]
     window: int | None = None
     cascade: bool | None = None
     scoring: int = 0
+    arithmetic: Arithmetic = "canonical"
+
+    def on_matrices(self, q_len: int, shape: AttnShape) -> bool:
+        """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
+        if self.arithmetic == "matrix-prefill":
+            return q_len * shape.group >= MATRIX_VECTORS
+        return self.arithmetic == "matrix"
 
 
 class RecordingKey(NamedTuple):
@@ -130,6 +142,7 @@ class RecordingKey(NamedTuple):
     shared_rows: int = 1  # query rows that one workgroup of them serves
     shared_build: Build = "single"
     masks: int = 0  # words of masks; 0: there is none
+    matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,9 +185,11 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
     layouts = [options.layout(request.tokens, request.q_len, options.window) for request in requests]
     planner = SubmissionPlanner(requests, layouts, options, facts)
     order = _sharing_order(requests, layouts, options)
-    for slices in _cut(requests, layouts, order, facts):
-        # the first submission appends the new rows of all requests; later ones find them in the cache
-        submissions.append(planner.plan(slices, uploads if not submissions else ()))
+    on_matrices = [options.on_matrices(request.q_len, facts.shape) for request in requests]
+    for matrices in (False, True):
+        for slices in _cut(requests, layouts, [i for i in order if on_matrices[i] == matrices], facts):
+            # the first submission appends the new rows of all requests; later ones find them in the cache
+            submissions.append(planner.plan(slices, uploads if not submissions else (), matrices=matrices))
     return CallPlan(tuple(submissions), upload_first)
 
 
@@ -236,19 +251,26 @@ class SubmissionPlanner:
     facts: DeviceFacts
 
     def plan(
-        self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...], *, partial: bool = False, two_pass: bool = False
+        self,
+        slices: tuple[RowSlice, ...],
+        uploads: tuple[int, ...],
+        *,
+        partial: bool = False,
+        two_pass: bool = False,
+        matrices: bool = False,
     ) -> Submission:
         """The submission of ``slices`` that also appends the new rows of the requests ``uploads``.
 
-        partial: pass 1 alone; two_pass: pass 2 also where every row has one state.
+        partial: pass 1 alone; two_pass: pass 2 also where every row has one state; matrices: pass 1 by matrix units.
         """
         facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
         single_pass = not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts)
         shared, attended, rows_each = no_records(ITEM), None, 1
-        if not single_pass and not partial and self.options.window is None:
+        matrix = self._workgroup(slices) if matrices else None
+        if not single_pass and not partial and self.options.window is None and matrix is None:
             shared, attended, rows_each = self._share(slices, layouts)
         placement = self._placement(slices, uploads)
-        items, rows, spans = self._records(slices, layouts, placement, single_pass, attended)
+        items, rows, spans = self._records(slices, layouts, placement, single_pass, attended, matrix)
         masks = self._place_rows(rows, slices)
         self._place_shared(shared, slices, placement)
         states = sum((one.end - one.begin) * layout.plan.states for one, layout in zip(slices, layouts, strict=True))
@@ -267,8 +289,17 @@ class SubmissionPlanner:
             shared_rows=rows_each,
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
             masks=power_of_two(len(masks)) if len(masks) else 0,
+            matrix=matrix,
         )
         return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)
+
+    def _workgroup(self, slices: tuple[RowSlice, ...]) -> MatrixWorkgroup:
+        """The matrix workgroup that suits the longest of the slices."""
+        shape = self.facts.shape
+        rows = max(one.end - one.begin for one in slices)
+        found = matrix_workgroup(shape, self.facts.matrix, rows * shape.group)
+        assert found is not None, "checked when the arithmetic was chosen"
+        return found
 
     def _visible(self, one: RowSlice) -> Visible:
         request = self.requests[one.request]
@@ -307,13 +338,18 @@ class SubmissionPlanner:
         placement: _Placement,
         single_pass: bool,
         attended: list[Indices] | None,
+        matrix: MatrixWorkgroup | None,
     ) -> tuple[Records, Records, tuple[slice, ...]]:
         """ITEM and ROW records of the slices one behind the other, and the items of each slice."""
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(one), None if attended is None else attended[i]
             leaves = layout.plan.leaves_per_state
-            mine = item_records(visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared)
+            if matrix is None:
+                mine = item_records(visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared)
+            else:
+                rows_each = matrix.rows(self.facts.shape.group)
+                mine = matrix_items(visible, layout.ranges, leaves, rows_each, keep_empty=single_pass)
             mine["row"] += np.uint32(row)
             if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
                 mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]

@@ -54,6 +54,54 @@ def item_records(
     return items
 
 
+def matrix_items(
+    visible: Visible, ranges: Indices, leaves_per_state: int, rows_each: int, *, keep_empty: bool = False
+) -> Records:
+    """ITEM records for the matrix units: as ``item_records``, for up to ``rows_each`` neighboring rows together.
+
+    Rows of an item see keys [first, limit) that move by 0 or by 1 from row to row.
+    """
+    firsts, limits = visible
+    bounds, steps = _even_blocks(firsts, limits, rows_each)
+    begin, end = bounds[:-1], bounds[1:] - 1  # first and last rows
+    last = -(-limits[end] // KEYS_PER_LEAF)
+    if keep_empty:
+        last = np.maximum(last, 1)
+    from_leaf = firsts[begin] // KEYS_PER_LEAF
+    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
+    split, block = np.nonzero((mine & (ranges[:, 0] < ranges[:, 1])[None]).T)
+    items = np.zeros(len(block), ITEM)
+    items["row"], items["rows"] = begin[block], (end - begin + 1)[block]
+    items["limit"], items["first"], items["row_step"] = limits[end][block], firsts[end][block], steps[block]
+    items["leaf_begin"] = np.maximum(ranges[split, 0], from_leaf[block])
+    items["leaf_end"] = np.minimum(ranges[split, 1], last[block])
+    items["leaves_per_state"], items["upload_begin"] = leaves_per_state, NEVER
+    return items
+
+
+def _even_blocks(firsts: Indices, limits: Indices, rows_each: int) -> tuple[Indices, Indices]:
+    """Where blocks of rows begin, and the end; and by how much each block's first and limit grow from row to row.
+
+    A row that sees no key may have any limits up to 0, and a first of 0 stands for all that are lower.
+    """
+    bounds, steps, at, rows = [0], list[int](), 0, len(limits)
+    while at < rows:
+        count, step = min(rows_each, rows - at), 0
+        while count > 1:
+            before = np.arange(count - 1, -1, -1)
+            first, limit, last = firsts[at : at + count], limits[at : at + count], at + count - 1
+            step = int(limits[last] > limits[last - 1])
+            if np.array_equal(np.maximum(firsts[last] - step * before, 0), first) and np.array_equal(
+                np.maximum(limits[last] - step * before, 0), limit
+            ):
+                break
+            count //= 2
+        at += count
+        bounds.append(at)
+        steps.append(step if count > 1 else 0)
+    return np.array(bounds), np.array(steps, np.int64)
+
+
 def row_records(visible: Visible, plan: SplitPlan) -> Records:
     """ROW records of query rows whose states lie one behind the other, ``plan.states`` for each row."""
     firsts, limits = visible

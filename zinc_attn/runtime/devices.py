@@ -13,11 +13,18 @@ from typing import Any, Final
 from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
+from ..kernels.matrix import MatrixFacts, best_tile
 from ..kernels.tuning import node_shared_bytes
 from ..limits import MAX_HEADS_PER_WORKGROUP, WAVE
 from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
 
+# Structs of device features that attend_matrix needs, with the feature of each.
+MATRIX_FEATURES: Final = {
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
+    "VkPhysicalDeviceShaderFloat16Int8Features": "shaderFloat16",
+    "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
+}
 ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
 COMPUTE_STAGE: Final = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
@@ -37,19 +44,19 @@ _VENDORS: Final = {
 
 
 @contextmanager
-def _devices() -> Iterator[tuple[Vulkan, int, list[Any]]]:
+def _devices() -> Iterator[tuple[Vulkan, Any, int, list[Any]]]:
     vk = loader()
     instance, api = vk.create_instance()
     try:
-        yield vk, api, vk.physical_devices(instance)
+        yield vk, instance, api, vk.physical_devices(instance)
     finally:
         vk.lib.vkDestroyInstance(instance, vk.ffi.NULL)
 
 
 def list_devices() -> list[DeviceInfo]:
     """Every Vulkan device, in the loader's order. NoVulkanError without loader, driver or device."""
-    with _devices() as (vk, api, found):
-        return [device_info(vk, api, physical, index) for index, physical in enumerate(found)]
+    with _devices() as (vk, instance, api, found):
+        return [device_info(vk, instance, api, physical, index) for index, physical in enumerate(found)]
 
 
 def memory_budget(index: int) -> tuple[int, int]:
@@ -57,7 +64,7 @@ def memory_budget(index: int) -> tuple[int, int]:
 
     Free is what VK_EXT_memory_budget grants this process now, or the heap's size where the device lacks it.
     """
-    with _devices() as (vk, _, found):
+    with _devices() as (vk, _, _, found):
         if not 0 <= index < len(found):
             raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
         heap = _main_heap(vk.heaps(found[index], "VK_EXT_memory_budget" in vk.extensions(found[index])))
@@ -66,7 +73,7 @@ def memory_budget(index: int) -> tuple[int, int]:
 
 def pci_address(index: int) -> str | None:
     """Where device ``index`` sits on the PCI bus, as Linux writes it, '0000:03:00.0'; None where no query tells."""
-    with _devices() as (vk, _, found):
+    with _devices() as (vk, _, _, found):
         if not 0 <= index < len(found):
             raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
         physical = found[index]
@@ -108,8 +115,8 @@ def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> D
     raise DeviceNotFoundError(f"device: no Vulkan device matches {shown(request)}; the devices are {there}")
 
 
-def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
-    """The facts of one VkPhysicalDevice of an instance made for version ``api``."""
+def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) -> DeviceInfo:
+    """The facts of one VkPhysicalDevice of an instance that was made for version ``api``."""
     extensions = vk.extensions(physical)
     props, ident, wave, sizes = vk.properties(
         physical,
@@ -141,6 +148,7 @@ def device_info(vk: Vulkan, api: int, physical: Any, index: int) -> DeviceInfo:
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
         node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
+        matrix=_matrix_facts(vk, instance, physical, extensions, min(api, version)),
     )
 
 
@@ -149,16 +157,40 @@ def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) 
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
     limits = props.limits
     waves = wave.subgroupSize == WAVE or _KINDS.get(props.deviceType) == "cpu"
-    if api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions:  # plain Vulkan asks for a wave's size
-        sizes = vk.properties(physical, "VkPhysicalDeviceSubgroupSizeControlProperties")[1]
-        asked = sizes.minSubgroupSize <= WAVE <= sizes.maxSubgroupSize
-        waves = waves or bool(asked and sizes.requiredSubgroupSizeStages & COMPUTE_STAGE)
+    waves = waves or _asks_for_waves(vk, physical, extensions, api)
     return bool(
         waves
         and limits.maxComputeWorkGroupInvocations >= LEAVES_PER_NODE * WAVE
         and limits.maxComputeWorkGroupSize[1] >= LEAVES_PER_NODE
         and limits.maxComputeSharedMemorySize >= node_shared_bytes(MAX_HEADS_PER_WORKGROUP)
     )
+
+
+def _asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:
+    """Whether plain Vulkan can ask for subgroups of a wave's size."""
+    if api < API_1_3 and "VK_EXT_subgroup_size_control" not in extensions:
+        return False
+    sizes = vk.properties(physical, "VkPhysicalDeviceSubgroupSizeControlProperties")[1]
+    asked = sizes.minSubgroupSize <= WAVE <= sizes.maxSubgroupSize
+    return bool(asked and sizes.requiredSubgroupSizeStages & COMPUTE_STAGE)
+
+
+def matrix_needs(api: int) -> set[str]:
+    """The extensions to enable for matrix units on a device of Vulkan version ``api``."""
+    older = set() if api >= API_1_2 else {"VK_KHR_shader_float16_int8", "VK_KHR_vulkan_memory_model"}
+    return {"VK_KHR_cooperative_matrix"} | older
+
+
+def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str], api: int) -> MatrixFacts:
+    """What arithmetic "matrix" needs to know: the tile of the device's matrix units that suits it, and two limits."""
+    props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
+    limits, tile = props.limits, None
+    few = wave.subgroupSize <= WAVE or _asks_for_waves(vk, physical, extensions, api)
+    if few and not matrix_needs(api) - extensions:
+        features = vk.features(physical, *MATRIX_FEATURES)
+        if all(getattr(one, name) for one, name in zip(features, MATRIX_FEATURES.values(), strict=True)):
+            tile = best_tile(vk.matrix_tiles(instance, physical))
+    return MatrixFacts(tile, int(limits.maxComputeSharedMemorySize), int(limits.maxComputeWorkGroupInvocations))
 
 
 def _main_heap(heaps: Sequence[Heap]) -> Heap:

@@ -15,6 +15,7 @@ from ..errors import (
     RuntimeUnavailableError,
     ZincAttnError,
 )
+from ..kernels.matrix import MatrixTile
 
 API_1_1: Final = 1 << 22 | 1 << 12
 API_1_2: Final = 1 << 22 | 2 << 12
@@ -60,9 +61,10 @@ class Vulkan:
 
     def struct(self, name: str, **fields: Any) -> Any:
         """Pointer to a new struct with sType filled in; keeps every cdata among ``fields`` alive."""
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])", "_", name[2:])
-        if (kind := getattr(self.c, f"VK_STRUCTURE_TYPE_{words.upper()}", None)) is not None:
-            fields["sType"] = kind
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name[2:])
+        for spelled in (words, re.sub(r"(?<=[a-z])(?=[0-9])", "_", words)):  # FLOAT16_INT8, PROPERTIES_2
+            if (kind := getattr(self.c, f"VK_STRUCTURE_TYPE_{spelled.upper()}", None)) is not None:
+                fields["sType"] = kind
         made = self.ffi.new(f"{name}*", fields)
         self._kept[made] = tuple(fields.values())
         return made
@@ -166,6 +168,34 @@ class Vulkan:
         inner = top.properties  # a view: it does not own the memory
         self._kept[inner] = (top,)
         return [inner, *made]
+
+    def features(self, physical: Any, *chain: str) -> list[Any]:
+        """The feature structs named in ``chain``, filled by one query; each points to the next."""
+        made: list[Any] = []
+        for name in reversed(chain):
+            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
+        self.lib.vkGetPhysicalDeviceFeatures2(physical, self.struct("VkPhysicalDeviceFeatures2", pNext=made[0]))
+        return made
+
+    def matrix_tiles(self, instance: Any, physical: Any) -> list[MatrixTile]:
+        """The shapes of float16 products with float32 sums of a device that has VK_KHR_cooperative_matrix."""
+        name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+        found = self.lib.vkGetInstanceProcAddr(instance, self.ffi.new("char[]", name.encode()))
+        if found == self.ffi.NULL:
+            return []
+        query, count = self.ffi.cast(f"PFN_{name}", found), self.ffi.new("uint32_t*")
+        self.check(query(physical, count, self.ffi.NULL), name)
+        items = self.ffi.new("VkCooperativeMatrixPropertiesKHR[]", count[0])
+        for i in range(count[0]):
+            items[i].sType = self.c.VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
+        self.check(query(physical, count, items), name)
+        half, single, subgroup = 0, 1, 3  # VK_COMPONENT_TYPE_FLOAT16_KHR, _FLOAT32_KHR, VK_SCOPE_SUBGROUP_KHR
+        want = (half, half, single, single, subgroup)
+        return [
+            MatrixTile(one.MSize, one.NSize, one.KSize)
+            for one in items
+            if (one.AType, one.BType, one.CType, one.ResultType, one.scope) == want
+        ]
 
     def compute_family(self, physical: Any) -> tuple[int, int]:
         """(queue family index, timestampValidBits) of the first family with compute; index -1: none has."""

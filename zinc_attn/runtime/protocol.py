@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.declarations import KernelDecl
+from ..kernels.matrix import NO_MATRICES, MatrixFacts
 from ..kernels.tuning import LayoutFacts
 from ..limits import WAVE
 
@@ -41,6 +42,7 @@ class DeviceInfo:
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     node_workgroups: bool = True  # whether a workgroup can have eight waves, which attend a node's leaves side by side
+    matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
 
     @property
     def layout_facts(self) -> LayoutFacts:
@@ -110,6 +112,10 @@ class Runtime(Protocol):
     @property
     def orders_cache_writes(self) -> bool:
         """Whether a dispatch of a recording sees what an earlier one of the same recording wrote to a CACHE buffer."""
+
+    @property
+    def has_matrix_units(self) -> bool:
+        """Whether kernels can use the device's matrix units."""
 
     def buffer(self, nbytes: int, use: Use) -> Buffer:
         """A new buffer. LimitError beyond max_buffer_bytes, DeviceMemoryError when there is no room."""

@@ -61,6 +61,7 @@ class KomputeRuntime:
     """
 
     name = "kompute"
+    has_matrix_units = False  # kp enables no extension of a device
     orders_cache_writes = False  # kp records a barrier neither between two dispatches nor for ``storage`` tensors
 
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
 from ...limits import WAVE
-from ..devices import COMPUTE_STAGE, device_info
+from ..devices import COMPUTE_STAGE, MATRIX_FEATURES, device_info, matrix_needs
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
@@ -47,7 +47,8 @@ class LogicalDevice:
             raise NoVulkanError(f"{info.name} has no compute queue; choose another device")
         extensions = self.vk.extensions(self.physical)
         self.has_budget = "VK_EXT_memory_budget" in extensions
-        features, enable = self._subgroup_size_control(min(api, self.properties.apiVersion), extensions)
+        api = min(api, self.properties.apiVersion)
+        features, enable = self._subgroup_size_control(api, extensions)
         self.wave32 = bool(
             features != self.null
             and features.subgroupSizeControl
@@ -56,17 +57,20 @@ class LogicalDevice:
             and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
         )
         self.info = info if self.wave32 else info.with_own_subgroups()
-        self.handle = self._create_device(features, enable)
+        if info.matrix.tile is not None:
+            enable += sorted(matrix_needs(api))
+            features = self._matrix_features(features)
+        self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
         own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
 
     def _find(self, instance: Any, api: int) -> Any:
         """The VkPhysicalDevice that ``info`` describes."""
         found, at = self.vk.physical_devices(instance), self.info.index
-        if at >= len(found) or device_info(self.vk, api, found[at], at).uuid != self.info.uuid:
+        if at >= len(found) or device_info(self.vk, instance, api, found[at], at).uuid != self.info.uuid:
             raise DeviceNotFoundError(f"device {at}: {self.info.name} is not there any more; list again")
         return found[at]
 
-    def _subgroup_size_control(self, api: int, extensions: set[str]) -> tuple[Any, list[Any]]:
+    def _subgroup_size_control(self, api: int, extensions: set[str]) -> tuple[Any, list[str]]:
         """(the features that can be asked of the device or NULL, the extensions to enable for them)."""
         core = api >= API_1_3
         if not core and "VK_EXT_subgroup_size_control" not in extensions:
@@ -74,7 +78,13 @@ class LogicalDevice:
         features = self.vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
         query = self.vk.struct("VkPhysicalDeviceFeatures2", pNext=features)
         self.lib.vkGetPhysicalDeviceFeatures2(self.physical, query)
-        return features, [] if core else [self.ffi.new("char[]", b"VK_EXT_subgroup_size_control")]
+        return features, [] if core else ["VK_EXT_subgroup_size_control"]
+
+    def _matrix_features(self, features: Any) -> Any:
+        """``features`` with those of the matrix kernel before them."""
+        for struct, name in MATRIX_FEATURES.items():
+            features = self.vk.struct(struct, pNext=features, **{name: 1})
+        return features
 
     def _create_device(self, features: Any, enable: list[Any]) -> Any:
         queues = self.vk.struct(

@@ -104,6 +104,11 @@ class VulkanRuntime:
         self._closed = False
 
     @property
+    def has_matrix_units(self) -> bool:
+        """Whether the device has them: they are enabled wherever they are there."""
+        return self._info.matrix.tile is not None
+
+    @property
     def info(self) -> DeviceInfo:
         return self._info
 

@@ -105,6 +105,7 @@ FIELDS: Final[dict[str, tuple[str, str, str]]] = {
         "0",
         "added to the number of a key in the sequence: its position, where the sequence is a shard; for alibi and mask",
     ),
+    "item.row_step": ("uint32", "0", "what first and limit grow by from row to row, in this package's matrix kernel"),
     "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
     "row.count": (
         "uint32",

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ...errors import ZincAttnError
 from ...limits import WAVE
+from ...runtime.devices import MATRIX_FEATURES
 from ...runtime.loader import Vulkan, loader
 from .variants import FAMILIES
 
@@ -46,12 +47,17 @@ def _open(vk: Vulkan, family: str) -> Any:
     if FAMILIES[family] not in chip.lower():  # a Mesa that ignores the forced family
         sys.exit(f"the driver offers {chip!r}")
     sizes = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
-    feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR"
+    features = vk.struct(
+        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", pNext=sizes, pipelineExecutableInfo=1
+    )
+    for struct, name in MATRIX_FEATURES.items():  # Mesa 25.0 compiles matrix products for gfx12 without offering them
+        if name != "cooperativeMatrix":
+            features = vk.struct(struct, pNext=features, **{name: 1})
     priority = vk.array("float", [1.0])
     names = [vk.ffi.new("char[]", name.encode()) for name in _EXTENSIONS]
     create = vk.struct(
         "VkDeviceCreateInfo",
-        pNext=vk.struct(feature, pNext=sizes, pipelineExecutableInfo=1),
+        pNext=features,
         queueCreateInfoCount=1,
         pQueueCreateInfos=vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority),
         enabledExtensionCount=len(names),

@@ -1,0 +1,47 @@
+"""How far attention with matrix units (arithmetic "matrix") may be from the float64 truth: a bound of its roundings.
+
+With h = 2**-11 (a rounding to float16), w = 2**-22 (a float32 sum of a matrix unit, whose order and guard bits are its
+own, per term), over d dimensions and at most n keys:
+
+    score     |s' - s| <= e = scale * log2(e) * (sum |q| |k|) * (2 h + h**2 + d w) + |s| 2**-20       log2 units
+    weight    p' = p * 2**(s' - s) * (1 + h) + 2**-25, so each weight is off by a factor within 2**+-e (1 + h)
+    out       |out' - out| <= (2**(2 e) (1 + 2 h + 64 w + 2**-20) - 1) * sum softmax |v| + n 2**-24 * max |v|
+
+The last term is of weights below 2**-14, where float16 has fewer digits; l is at least half of the largest weight.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arguments import with_rows
+from .reference import attention
+
+F64 = NDArray[np.float64]
+_HALF: Final = 2.0**-11
+_SUM: Final = 2.0**-22
+_REST: Final = 2.0**-20  # the canonical steps, generously
+
+
+def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: Any) -> F64:
+    """([q_len,] q_heads, v_head_dim): the bound of each element. Arguments as in ``reference.attention``."""
+    rows, heads = with_rows(np.asarray(q, np.float64)), k.shape[1]
+    size, dims = np.abs(np.asarray(k, np.float64)), rows.shape[2]
+    scale = options.get("scale")
+    factor = (1.0 / math.sqrt(dims) if scale is None else abs(scale)) * math.log2(math.e)
+    grouped = np.abs(rows).reshape(len(rows), heads, -1, dims)
+    sums = np.einsum("rhgd,nhd->rhgn", grouped, size, optimize=True).max(axis=-1, initial=0.0).reshape(len(rows), -1)
+    mask = np.abs(np.asarray(0.0 if options.get("mask") is None else options["mask"], np.float64))
+    most = float(mask.max(where=np.isfinite(mask), initial=0.0))
+    if options.get("alibi") is not None:
+        most += float(np.max(np.abs(options["alibi"]))) * len(k)
+    error = factor * sums * (2 * _HALF + _HALF**2 + dims * _SUM + _REST) + most * math.log2(math.e) * _REST
+    spread, _ = attention(q, k, np.abs(v.astype(np.float64)), **options)
+    relative = np.exp2(2 * error) * (1 + 2 * _HALF + 64 * _SUM + _REST) - 1
+    largest = float(np.max(np.abs(v.astype(np.float64)), initial=0.0))
+    bound: F64 = relative[..., None] * with_rows(spread) + len(k) * 2.0**-24 * largest
+    return bound.reshape(np.shape(q)[:-1] + bound.shape[-1:])

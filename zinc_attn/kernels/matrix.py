@@ -1,0 +1,80 @@
+"""Sizes of pass 1 with matrix units: how many query vectors a workgroup serves. None of this shows in the bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .. import limits
+from ..canonical.constants import KEYS_PER_LEAF, WEIGHT_PARTIALS
+
+if TYPE_CHECKING:
+    from ..shapes import AttnShape
+
+PIECE: Final = 64  # dimensions of K or V in shared memory
+WAVE_DIMS: Final = 128  # value dimensions of a strip that a subgroup's registers hold the sums of
+VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
+TILE_SIZES: Final = (8, 16)  # of a tile's sides
+MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
+HALF_MAX: Final = 65504.0  # the largest float16
+
+
+class MatrixTile(NamedTuple):
+    """A shape of float16 products with float32 sums that a subgroup makes: (m, k) by (k, n)."""
+
+    m: int
+    n: int
+    k: int
+
+
+class MatrixFacts(NamedTuple):
+    """What a device's matrix units and workgroups allow. tile: None without VK_KHR_cooperative_matrix."""
+
+    tile: MatrixTile | None
+    shared_bytes: int
+    max_invocations: int
+
+
+NO_MATRICES: Final = MatrixFacts(None, 16384, 128)
+
+
+class MatrixWorkgroup(NamedTuple):
+    """vectors: query vectors; lanes: invocations."""
+
+    vectors: int
+    lanes: int
+
+    def rows(self, group: int) -> int:
+        """Query rows of an item, for ``group`` heads per KV head; where these are too many, grid z has the others."""
+        return max(self.vectors // group, 1)
+
+
+def best_tile(tiles: list[MatrixTile]) -> MatrixTile | None:
+    """The one of ``tiles`` that the kernel is run with: the one with the most products; None where none will do."""
+    fitting = [tile for tile in tiles if all(side in TILE_SIZES for side in tile)]
+    return max(fitting, key=lambda tile: (tile.m * tile.n * tile.k, tile.m), default=None)
+
+
+def shared_bytes(shape: AttnShape, vectors: int) -> int:
+    """Shared memory of a workgroup, as shaders/attend_matrix.comp declares it."""
+    q = 2 * vectors * (shape.k_dim + 8)
+    kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
+    weights = 2 * vectors * (KEYS_PER_LEAF + 8)
+    scores = 4 * vectors * (KEYS_PER_LEAF + 4)
+    return q + kv + weights + scores + 4 * vectors * (WEIGHT_PARTIALS + 2)
+
+
+def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, vectors: int) -> MatrixWorkgroup | None:
+    """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits."""
+    if facts.tile is None:
+        return None
+    parts = min(4, max(1, -(-shape.v_dim // WAVE_DIMS)))
+    parts = 4 if parts == 3 else parts
+    found = None
+    for count in VECTORS:
+        lanes = limits.WAVE * (count // facts.tile.m) * parts
+        if count % facts.tile.m or lanes > facts.max_invocations or shared_bytes(shape, count) > facts.shared_bytes:
+            continue
+        found = MatrixWorkgroup(count, lanes)
+        if count >= vectors:
+            break
+    return found
