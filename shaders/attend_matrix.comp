@@ -6,14 +6,14 @@
 // The arithmetic is attend.comp's but for two products, which VK_KHR_cooperative_matrix makes of float16 factors with
 // float32 sums: of a leaf's 64 keys
 //
-//     scores    s[vector][key] = scale * (q[vector] . k[key])      k ascending in steps of MAT_K dimensions
-//     values    o[vector] = sum over keys of p[vector][key] * v[key]   keys ascending in steps of MAT_K
+//     scores    s[vector][key] = scale * (q[vector] . k[key])        MAT_K dimensions a step, ascending
+//     values    o[vector] = sum over keys of p[vector][key] * v[key]   MAT_K keys a step, in the order of row_of
 //
-// q, k, v and p are rounded to float16 (to even).  A device sums the products of a step in an order of its own; all else,
-// maxima, weights, l, the fold of leaves into nodes and what follows, has the canonical bits.
+// q, k, v and p are rounded to float16.  A device sums the products of a step in an order of its own; all else, maxima,
+// weights, l, the fold of leaves into nodes and what follows, has the canonical bits.
 //
-// A strip of MAT_M vectors belongs to PARTS subgroups, which share its tiles out.  K and V go through shared memory 64
-// dimensions at a time.
+// A strip of MAT_M vectors belongs to PARTS subgroups, which share its tiles out.  K and V go through shared memory PIECE
+// dimensions at a time, and the next piece is in flight as this one is multiplied.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -25,12 +25,13 @@
 
 layout(local_size_x_id = MATRIX_SPEC_LANES, local_size_x = 128) in;
 layout(constant_id = MATRIX_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
-layout(constant_id = MATRIX_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, even
+layout(constant_id = MATRIX_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, a multiple of 8
 layout(constant_id = MATRIX_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
 layout(constant_id = MATRIX_SPEC_VECTORS) const uint VECTORS = 64u;  // of a workgroup, whole strips
 layout(constant_id = MATRIX_SPEC_MAT_M) const uint MAT_M = 16u;  // a tile: MAT_M vectors ...
 layout(constant_id = MATRIX_SPEC_MAT_N) const uint MAT_N = 16u;  // ... by MAT_N keys or dimensions, ...
 layout(constant_id = MATRIX_SPEC_MAT_K) const uint MAT_K = 16u;  // ... MAT_K products at a time; 8 or 16 each
+layout(constant_id = MATRIX_SPEC_UNROLLED) const uint UNROLLED = 0u;  // 1 on GPUs: pieces one behind the other, no loop
 layout(constant_id = MATRIX_SPEC_TILE) const uint TILE = 64u;  // tokens per tile of K and V
 layout(constant_id = MATRIX_SPEC_SOFTCAP) const uint SOFTCAP = 0u;
 layout(constant_id = MATRIX_SPEC_ALIBI) const uint ALIBI = 0u;
@@ -51,30 +52,36 @@ layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out
 const uint LANES = gl_WorkGroupSize.x;
 const uint STRIPS = VECTORS / MAT_M;
 const uint PARTS = LANES / WAVE / STRIPS;              // subgroups of a strip
-const uint PIECE = 64u;                                // dimensions of K or V in shared memory
-const uint PIECE_TILES = PIECE / MAT_N / PARTS;        // tiles of a piece that fall to a subgroup
+const uint PIECE_TILES = MATRIX_PIECE / MAT_N / PARTS;  // tiles of a piece that fall to a subgroup
 const uint KEY_TILES = KEYS_PER_LEAF / MAT_N / PARTS;  // tiles of scores that fall to a subgroup
-const uint V_PIECES = (V_DIM + PIECE - 1u) / PIECE;
+const uint PIECE_STEPS = MATRIX_PIECE / MAT_K;         // steps of products over a piece's dimensions
+const uint K_PIECES = (K_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
+const uint V_PIECES = (V_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
+const uint LOADS = KEYS_PER_LEAF * MATRIX_PIECE / CHUNK / LANES;  // of 8 dimensions of a key, that a lane makes for a piece
+const uint KEY_PARTS = KEYS_PER_LEAF / WEIGHT_PARTIALS;  // keys of a leaf that are the same mod 4
 const uint WEIGHT_ROUNDS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [vector][key mod 4] of a lane
-// MatrixA in shared memory have 8 halves (4 floats) more than they need, so that neighboring rows lie in different banks.
-const uint Q_PITCH = (K_DIM + 8u) / 4u;  // in f16vec4
-const uint KV_PITCH = (PIECE + 8u) / 4u;
-const uint P_PITCH = KEYS_PER_LEAF + 8u;  // in halves
-const uint S_PITCH = KEYS_PER_LEAF + 4u;  // in floats
+// Subgroups hold their strip's q in registers where these have room; else it lies in shared memory.
+const bool Q_HELD = UNROLLED == 1u && K_DIM <= MATRIX_HELD_DIMS;
+// Rows in shared memory are 16 bytes longer than they need be, so that neighboring rows lie in different banks.
+const uint PITCH = (MATRIX_PIECE + 8u) / 2u;  // words of 64 halves
+const uint Q_PITCH = (K_DIM + 8u) / 2u;       // words
+const uint S_PITCH = KEYS_PER_LEAF + 4u;      // words
 
 #define MatrixC coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>
 #define MatrixA coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA>
 #define MatrixB coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB>
 
-shared f16vec4 q_rows[VECTORS * Q_PITCH];
-shared f16vec4 kv_rows[KEYS_PER_LEAF * KV_PITCH];  // of 64 keys a piece of K or V
-shared float16_t p_rows[VECTORS * P_PITCH];        // weights
-// Of each vector the leaf's scores; then what the node and the leaf are weighted with, each MAT_N times; at a node's end
-// a piece of its o.
-shared float s_rows[VECTORS * S_PITCH];
-shared float reduced[VECTORS * WEIGHT_PARTIALS];  // [vector][key mod 4]: maxima, then sums
-shared vec2 node_ml[VECTORS];
-MatrixC node[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the unit so far
+shared uint q_rows[Q_HELD ? 1u : VECTORS * Q_PITCH];  // pairs of halves, [vector][dimension]
+shared uint kv_rows[KEYS_PER_LEAF * PITCH];           // a piece of K, [row_of(key)][dimension]; of V, [dimension][row_of(key)]
+// [vector][row_of(key)]: float32 scores, then, in half the place, weights; at a unit's end [vector][dimension], a piece of o
+shared uint s_rows[VECTORS * S_PITCH];
+shared float reduced[VECTORS * WEIGHT_PARTIALS];      // [vector][key mod 4]: maxima, then sums
+shared float unit_weight[VECTORS];                    // what the unit so far and the leaf are multiplied with
+shared float leaf_weight[VECTORS];
+shared vec2 unit_ml[VECTORS];
+MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
+MatrixC unit[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the unit so far
+uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves
 
 #define lane gl_LocalInvocationIndex
 #include "state.glsl"
@@ -94,12 +101,13 @@ void main() {
     }
     find_head_scales();
     load_q(item);
+    fetch_k(item, leaf_of(item, item.leaf_begin), 0u);
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
-        Leaf leaf = leaf_of(item, index);
+        Leaf leaf = leaf_of(item, index), next = leaf_of(item, min(index + 1u, item.leaf_end - 1u));
         bool first = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;  // leaf of its unit
         find_scores(item, leaf);
         find_weights(item, leaf, first);
-        find_values(item, leaf, first);
+        find_values(item, leaf, next, first);
         if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }

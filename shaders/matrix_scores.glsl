@@ -1,33 +1,73 @@
 // Steps 1 and 2 of a leaf: scores by the matrix units, then the canonical maxima, weights and sums.
 
+MatrixC score_sums[KEY_TILES];  // the subgroup's tiles of its strip's scores
+float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][key mod 4]
+
+// To score_sums: the products of MAT_K dimensions.
+void add_score_step(uint piece, uint step) {
+    if (!has_strip() || piece * MATRIX_PIECE + step * MAT_K >= K_DIM) {
+        return;
+    }
+    MatrixA a;
+    if (Q_HELD) {
+        a = q_held[piece * PIECE_STEPS + step];
+    } else {
+        coopMatLoad(a, q_rows, strip() * MAT_M * Q_PITCH + (piece * MATRIX_PIECE + step * MAT_K) / 2u, Q_PITCH,
+                    gl_CooperativeMatrixLayoutRowMajor);
+    }
+    [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
+        MatrixB b;
+        coopMatLoad(b, kv_rows, (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u, PITCH,
+                    gl_CooperativeMatrixLayoutColumnMajor);
+        score_sums[n] = coopMatMulAdd(a, b, score_sums[n]);
+    }
+}
+
+// To score_sums: the products of the piece of K that is in flight.  The next one is fetched, or the first one of V.
+void add_scores(Item item, Leaf leaf, uint piece) {
+    barrier();
+    store_k();
+    barrier();
+    if (piece + 1u < K_PIECES) {
+        fetch_k(item, leaf, piece + 1u);
+    } else {
+        fetch_v(item, leaf, 0u);
+    }
+    if (UNROLLED == 1u) {
+        [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
+            add_score_step(piece, step);
+        }
+    } else {
+        [[dont_unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
+            add_score_step(piece, step);
+        }
+    }
+}
+
 // To s_rows: q . k of every vector and key.
 void find_scores(Item item, Leaf leaf) {
-    MatrixC sums[KEY_TILES];
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-        sums[n] = MatrixC(0.0);
+        score_sums[n] = MatrixC(0.0);
     }
-    [[dont_unroll]] for (uint piece = 0u; piece < (K_DIM + PIECE - 1u) / PIECE; ++piece) {
-        barrier();
-        load_k_piece(item, leaf, piece);
-        barrier();
-        uint steps = min(PIECE, K_DIM - piece * PIECE) / MAT_K;
-        if (has_strip()) {
-            [[dont_unroll]] for (uint step = 0u; step < steps; ++step) {
-                MatrixA a;
-                coopMatLoad(a, q_rows, strip() * MAT_M * Q_PITCH + (piece * PIECE + step * MAT_K) / 4u, Q_PITCH,
-                            gl_CooperativeMatrixLayoutRowMajor);
-                [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-                    MatrixB b;
-                    coopMatLoad(b, kv_rows, (n * PARTS + part_of_strip()) * MAT_N * KV_PITCH + step * MAT_K / 4u, KV_PITCH,
-                                gl_CooperativeMatrixLayoutColumnMajor);
-                    sums[n] = coopMatMulAdd(a, b, sums[n]);
-                }
-            }
+    if (Q_HELD) {
+        add_scores(item, leaf, 0u);
+        if (K_PIECES > 1u) {
+            add_scores(item, leaf, 1u);
+        }
+        if (K_PIECES > 2u) {
+            add_scores(item, leaf, 2u);
+        }
+        if (K_PIECES > 3u) {
+            add_scores(item, leaf, 3u);
+        }
+    } else {
+        [[dont_unroll]] for (uint piece = 0u; piece < K_PIECES; ++piece) {
+            add_scores(item, leaf, piece);
         }
     }
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-            coopMatStore(sums[n], s_rows, strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
+            coopMatStore(score_sums[n], s_rows, strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
                          gl_CooperativeMatrixLayoutRowMajor);
         }
     }
@@ -40,11 +80,10 @@ float leaf_maximum(uint t) {
     return roundEven(max(max(reduced[at], reduced[at + 1u]), max(reduced[at + 2u], reduced[at + 3u])));
 }
 
-// The scores of a vector's keys `key` and key + 4, EMPTY_M for keys that it does not see.
-vec2 scores_of(Item item, Leaf leaf, Vector vector, uint t, uint key) {
-    uint at = t * S_PITCH + key, first_key = leaf.index * KEYS_PER_LEAF + key;
-    ivec2 number = ivec2(int(first_key), int(first_key + WEIGHT_PARTIALS));
-    precise vec2 s = vec2(s_rows[at], s_rows[at + WEIGHT_PARTIALS]) * uintBitsToFloat(work[HEADER_SCORE_SCALE]);
+// The products of a vector with keys `key` and key + 4 as scores, EMPTY_M for keys that it does not see.
+vec2 scores_of(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
+    ivec2 number = int(leaf.index * KEYS_PER_LEAF + key) + ivec2(0, WEIGHT_PARTIALS);
+    precise vec2 s = products * uintBitsToFloat(work[HEADER_SCORE_SCALE]);
     if (SOFTCAP != 0u) {
         s = vec2(soft_capped(s.x), soft_capped(s.y));
     }
@@ -55,39 +94,42 @@ vec2 scores_of(Item item, Leaf leaf, Vector vector, uint t, uint key) {
     return mix(vec2(EMPTY_M), s, seen);
 }
 
-// From s_rows to p_rows, and to node_ml: the unit's (m, l) with this leaf.  s_rows then has the powers of two that the
-// unit's o and the leaf's are multiplied with, MAT_N times each: [vector] of the unit, then [vector] of the leaf.
+// In s_rows from scores to weights; to unit_ml: the unit's (m, l) with this leaf; and what its o and the leaf's are
+// multiplied with.
 void find_weights(Item item, Leaf leaf, bool first) {
-    for (uint i = lane; i < VECTORS * WEIGHT_PARTIALS; i += LANES) {
-        uint t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
-        Vector vector = vector_at(item, t);
-        float top = EMPTY_M;
-        for (uint j = key; j < KEYS_PER_LEAF; j += 2u * WEIGHT_PARTIALS) {
-            vec2 s = vector.real ? scores_of(item, leaf, vector, t, j) : vec2(EMPTY_M);
-            s_rows[t * S_PITCH + j] = s.x;
-            s_rows[t * S_PITCH + j + WEIGHT_PARTIALS] = s.y;
-            top = max(top, max(s.x, s.y));
-        }
-        reduced[i] = top;
-    }
-    barrier();
-    float sums[WEIGHT_ROUNDS];
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
         uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
-        if (i >= VECTORS * WEIGHT_PARTIALS) {
-            break;
+        if (i < VECTORS * WEIGHT_PARTIALS) {
+            Vector vector = vector_at(item, t);
+            float top = EMPTY_M;
+            for (uint j = 0u; j < KEY_PARTS; j += 2u) {
+                uint at = t * S_PITCH + key * KEY_PARTS + j;
+                vec2 s = scores_of(item, leaf, vector, j * WEIGHT_PARTIALS + key, uintBitsToFloat(uvec2(s_rows[at], s_rows[at + 1u])));
+                s = vector.real ? s : vec2(EMPTY_M);
+                lane_scores[round * KEY_PARTS + j] = s.x;
+                lane_scores[round * KEY_PARTS + j + 1u] = s.y;
+                top = max(top, max(s.x, s.y));
+            }
+            reduced[i] = top;
         }
-        float m = leaf_maximum(t);
+    }
+    barrier();
+    float m = leaf_maximum(min(lane, VECTORS - 1u)), sums[WEIGHT_ROUNDS];
+    [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
+        uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
         precise float sum = 0.0;
-        for (uint j = key; j < KEYS_PER_LEAF; j += WEIGHT_PARTIALS) {
-            float s = s_rows[t * S_PITCH + j];
-            float p = s > EMPTY_M ? weight(s, m) : 0.0;
-            sum = sum + p;
-            p_rows[t * P_PITCH + j] = float16_t(round_to_half(p));
+        if (i < VECTORS * WEIGHT_PARTIALS) {
+            float top = leaf_maximum(t);
+            for (uint j = 0u; j < KEY_PARTS; j += 2u) {
+                vec2 s = vec2(lane_scores[round * KEY_PARTS + j], lane_scores[round * KEY_PARTS + j + 1u]);
+                vec2 p = mix(vec2(0.0), vec2(weight(s.x, top), weight(s.y, top)), greaterThan(s, vec2(EMPTY_M)));
+                sum = sum + p.x;
+                sum = sum + p.y;
+                s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u] = halves(p);
+            }
         }
         sums[round] = sum;
     }
-    float m = leaf_maximum(min(lane, VECTORS - 1u));
     barrier();
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
         uint i = round * LANES + lane;
@@ -101,13 +143,10 @@ void find_weights(Item item, Leaf leaf, bool first) {
         precise float c01 = reduced[at] + reduced[at + 1u];
         precise float c23 = reduced[at + 2u] + reduced[at + 3u];
         precise float l = c01 + c23;
-        vec2 old = first ? vec2(EMPTY_M, 0.0) : node_ml[lane];
+        vec2 old = first ? vec2(EMPTY_M, 0.0) : unit_ml[lane];
         vec2 w = merge_weights(old.x, m);
-        node_ml[lane] = vec2(max(old.x, m), merge(old.y, w.x, l, w.y));
-        for (uint i = 0u; i < MAT_N; ++i) {
-            s_rows[lane * MAT_N + i] = w.x;
-            s_rows[(VECTORS + lane) * MAT_N + i] = w.y;
-        }
+        unit_ml[lane] = vec2(max(old.x, m), merge(old.y, w.x, l, w.y));
+        unit_weight[lane] = w.x;
+        leaf_weight[lane] = w.y;
     }
-    barrier();
 }

@@ -1,7 +1,5 @@
-// What the matrix units are fed with: float16 rows of q, K and V in shared memory, rounded to even, zeros where there is
-// nothing (rows behind the item's last vector, keys behind the last one, dimensions behind the last one).
-
-const float HALF_NORMAL = 6.103515625e-05;  // 2**-14: the least number of float16 with all its digits
+// What the matrix units are fed with: halves of q, K and V in shared memory, zeros where there is nothing (vectors behind
+// the item's last one, keys behind the leaf's last one, dimensions behind the last one).
 
 struct Vector {
     uint row;   // query row
@@ -19,91 +17,6 @@ Vector vector_at(Item item, uint t) {
                   at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
-// The nearest number of float16, as a float32: half of the numbers between two go to the even one.
-float round_to_half(float x) {
-    uint bits = floatBitsToUint(abs(x));
-    float normal = uintBitsToFloat((bits + 0xFFFu + (bits >> 13 & 1u)) & ~0x1FFFu);
-    precise float raised = abs(x) + 0.5;  // below 2**-14 float16 has the steps that float32 has from 1/2 on
-    precise float small = raised - 0.5;
-    float size = abs(x) < HALF_NORMAL ? small : normal;
-    return x < 0.0 ? -size : size;
-}
-
-f16vec2 to_half(vec2 x) {
-    return f16vec2(round_to_half(x.x), round_to_half(x.y));
-}
-
-f16vec4 to_half(vec4 x) {
-    return f16vec4(to_half(x.xy), to_half(x.zw));
-}
-
-// To q_rows.
-void load_q(Item item) {
-    uint q_heads = work[HEADER_Q_HEADS];
-    for (uint i = lane; i < VECTORS * (K_DIM / 4u); i += LANES) {
-        uint t = i / (K_DIM / 4u), at = i % (K_DIM / 4u);
-        Vector vector = vector_at(item, t);
-        vec4 x = vector.real ? q[(vector.row * q_heads + vector.head) * (K_DIM / 4u) + at] : vec4(0.0);
-        q_rows[t * Q_PITCH + at] = to_half(x);
-    }
-}
-
-// To kv_rows: dimensions 64 piece ... 64 piece + 63 of the leaf's keys.  Neighboring lanes take neighboring keys.
-void load_k_piece(Item item, Leaf leaf, uint piece) {
-    for (uint i = lane; i < KEYS_PER_LEAF * (PIECE / CHUNK); i += LANES) {
-        uint key = i % KEYS_PER_LEAF, part = i / KEYS_PER_LEAF, chunk = piece * (PIECE / CHUNK) + part;
-        f16vec4 low = f16vec4(0.0), high = f16vec4(0.0);
-        if (key < leaf.count && chunk < K_DIM / CHUNK) {
-            uvec2 where = locate(item, leaf, key);
-            if (K_STORAGE == STORAGE_F16) {
-                uvec4 w = k_chunk(where, chunk, 0u);
-                low = f16vec4(unpackFloat2x16(w.x), unpackFloat2x16(w.y));
-                high = f16vec4(unpackFloat2x16(w.z), unpackFloat2x16(w.w));
-            } else {
-                Block block = k_block(where, chunk / (BLOCK / CHUNK));
-                vec4 a, b;
-                load_k(where, chunk, block, a, b);
-                low = to_half(a);
-                high = to_half(b);
-            }
-        }
-        kv_rows[key * KV_PITCH + 2u * part] = low;
-        kv_rows[key * KV_PITCH + 2u * part + 1u] = high;
-    }
-}
-
-// Dimensions dim and dim + 1 of a value row.
-f16vec2 v_pair(uvec2 where, uint dim) {
-    if (V_STORAGE == STORAGE_F16) {
-        return unpackFloat2x16(v_words(where, dim / 2u, 1u).x);
-    }
-    if (V_STORAGE == STORAGE_BF16) {
-        return to_half(from_half_words(V_STORAGE, v_words(where, dim / 2u, 1u).x));
-    }
-    uint values = 32u / V_BITS;  // of a word
-    Block block = v_block(where, dim / BLOCK);
-    uint word = v_words(where, dim / values, 1u).x;
-    return to_half(quantized(V_STORAGE, word, dim % values / 2u, block.fifth >> (dim % BLOCK), block));
-}
-
-// The same for V.  Neighboring lanes take neighboring dimensions.
-void load_v_piece(Item item, Leaf leaf, uint piece) {
-    for (uint i = lane; i < KEYS_PER_LEAF * (PIECE / 4u); i += LANES) {
-        uint key = i / (PIECE / 4u), at = i % (PIECE / 4u), dim = piece * PIECE + 4u * at;
-        f16vec2 low = f16vec2(0.0), high = f16vec2(0.0);
-        if (key < leaf.count) {
-            uvec2 where = locate(item, leaf, key);
-            if (dim < V_DIM) {
-                low = v_pair(where, dim);
-            }
-            if (dim + 2u < V_DIM) {
-                high = v_pair(where, dim + 2u);
-            }
-        }
-        kv_rows[key * KV_PITCH + at] = f16vec4(low, high);
-    }
-}
-
 // The subgroup's strip and its part of the strip's tiles.  Subgroups from STRIPS * PARTS on have none.
 bool has_strip() {
     return gl_SubgroupID < STRIPS * PARTS;
@@ -115,4 +28,134 @@ uint strip() {
 
 uint part_of_strip() {
     return gl_SubgroupID % PARTS;
+}
+
+// Where a key of a leaf lies in kv_rows and s_rows: keys that are the same mod 4, whose weights the canonical
+// reduction sums together, are neighbors.
+uint row_of(uint key) {
+    return key % WEIGHT_PARTIALS * KEY_PARTS + key / WEIGHT_PARTIALS;
+}
+
+uint key_of(uint row) {
+    return row % KEY_PARTS * WEIGHT_PARTIALS + row / KEY_PARTS;
+}
+
+uint halves(vec2 x) {
+    return packFloat2x16(f16vec2(x));
+}
+
+// Dimensions 2 pair and 2 pair + 1 of vector t's q.
+uint q_pair(Item item, uint t, uint pair) {
+    Vector vector = vector_at(item, t);
+    uint at = (vector.row * work[HEADER_Q_HEADS] + vector.head) * (K_DIM / 4u) + min(pair, K_DIM / 2u - 1u) / 2u;
+    vec4 x = q[at];
+    return vector.real && pair < K_DIM / 2u ? halves(pair % 2u == 0u ? x.xy : x.zw) : 0u;
+}
+
+// To q_held, through kv_rows: piece `piece` of the dimensions.
+void hold_q(Item item, uint piece) {
+    barrier();
+    for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
+        uint t = i / (MATRIX_PIECE / 2u), pair = i % (MATRIX_PIECE / 2u);
+        kv_rows[t * PITCH + pair] = q_pair(item, t, piece * (MATRIX_PIECE / 2u) + pair);
+    }
+    barrier();
+    [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
+        if (has_strip()) {
+            coopMatLoad(q_held[piece * PIECE_STEPS + step], kv_rows, strip() * MAT_M * PITCH + step * MAT_K / 2u, PITCH,
+                        gl_CooperativeMatrixLayoutRowMajor);
+        }
+    }
+}
+
+// To q_held or q_rows.
+void load_q(Item item) {
+    if (!Q_HELD) {
+        for (uint i = lane; i < VECTORS * (K_DIM / 2u); i += LANES) {
+            q_rows[i / (K_DIM / 2u) * Q_PITCH + i % (K_DIM / 2u)] = q_pair(item, i / (K_DIM / 2u), i % (K_DIM / 2u));
+        }
+        return;
+    }
+    // Compilers keep matrices in memory that a loop around barriers indexes, also if it has one trip.
+    hold_q(item, 0u);
+    if (K_PIECES > 1u) {
+        hold_q(item, 1u);
+    }
+    if (K_PIECES > 2u) {
+        hold_q(item, 2u);
+    }
+    if (K_PIECES > 3u) {
+        hold_q(item, 3u);
+    }
+}
+
+// Eight dimensions of a key, as halves.
+uvec4 k_halves(uvec2 where, uint chunk) {
+    if (K_STORAGE == STORAGE_F16) {
+        return k_chunk(where, chunk, 0u);
+    }
+    vec4 low, high;
+    load_k(where, chunk, k_block(where, chunk / (BLOCK / CHUNK)), low, high);
+    return uvec4(halves(low.xy), halves(low.zw), halves(high.xy), halves(high.zw));
+}
+
+// Dimensions dim and dim + 1 of a value row.
+uint v_pair(uvec2 where, uint dim) {
+    uint values = 32u / V_BITS, word = v_words(where, dim / values, 1u).x;  // values of a word
+    if (V_BITS == 16u) {
+        return halves(from_half_words(V_STORAGE, word));
+    }
+    Block block = v_block(where, dim / BLOCK);
+    return halves(quantized(V_STORAGE, word, dim % values / 2u, block.fifth >> (dim % BLOCK), block));
+}
+
+uvec4 v_halves(uvec2 where, uint dim) {
+    if (V_STORAGE == STORAGE_F16) {
+        return v_words(where, dim / 2u, 4u);
+    }
+    return uvec4(v_pair(where, dim), v_pair(where, dim + 2u), v_pair(where, dim + 4u), v_pair(where, dim + 6u));
+}
+
+// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.
+void fetch_k(Item item, Leaf leaf, uint piece) {
+    [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
+        uint i = u * LANES + lane, key = i % KEYS_PER_LEAF, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
+        ahead[u] = uvec4(0u);
+        if (key < leaf.count && chunk < K_DIM / CHUNK) {
+            ahead[u] = k_halves(locate(item, leaf, key), chunk);
+        }
+    }
+}
+
+// The same of V: a lane takes chunks in pairs, of the keys of two neighboring rows.
+void fetch_v(Item item, Leaf leaf, uint piece) {
+    [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
+        uint i = u / 2u * LANES + lane, rows = KEYS_PER_LEAF / 2u, dim = piece * MATRIX_PIECE + i / rows * CHUNK;
+        uint key = key_of(2u * (i % rows) + u % 2u);
+        ahead[u] = uvec4(0u);
+        if (key < leaf.count && dim < V_DIM) {
+            ahead[u] = v_halves(locate(item, leaf, key), dim);
+        }
+    }
+}
+
+// From ahead to kv_rows.
+void store_k() {
+    [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
+        uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 2u);
+        [[unroll]] for (uint w = 0u; w < 4u; ++w) {
+            kv_rows[at + w] = ahead[u][w];
+        }
+    }
+}
+
+void store_v() {
+    [[unroll]] for (uint u = 0u; u < LOADS; u += 2u) {
+        uint i = u / 2u * LANES + lane, rows = KEYS_PER_LEAF / 2u, at = i / rows * CHUNK * PITCH + i % rows;
+        [[unroll]] for (uint w = 0u; w < 4u; ++w) {
+            uint a = ahead[u][w], b = ahead[u + 1u][w];
+            kv_rows[at + 2u * w * PITCH] = a & 0xFFFFu | b << 16;
+            kv_rows[at + (2u * w + 1u) * PITCH] = a >> 16 | b & 0xFFFF0000u;
+        }
+    }
 }

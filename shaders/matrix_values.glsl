@@ -10,76 +10,138 @@ MatrixC flushed(MatrixC x) {
     return x;
 }
 
-// From p_rows to node.
-void find_values(Item item, Leaf leaf, bool first) {
-    MatrixC unit_w, leaf_w;
-    if (has_strip()) {
-        coopMatLoad(unit_w, s_rows, strip() * MAT_M * MAT_N, MAT_N, gl_CooperativeMatrixLayoutRowMajor);
-        coopMatLoad(leaf_w, s_rows, (VECTORS + strip() * MAT_M) * MAT_N, MAT_N, gl_CooperativeMatrixLayoutRowMajor);
+MatrixC value_sums[PIECE_TILES];  // the subgroup's tiles of a piece of its strip's weighted values
+
+// To value_sums: the products with MAT_K keys.
+void add_value_step(uint step) {
+    MatrixA a;
+    coopMatLoad(a, s_rows, strip() * MAT_M * S_PITCH + step * MAT_K / 2u, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+    [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
+        MatrixB b;
+        coopMatLoad(b, kv_rows, (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u, PITCH,
+                    gl_CooperativeMatrixLayoutColumnMajor);
+        value_sums[n] = coopMatMulAdd(a, b, value_sums[n]);
     }
-    [[unroll]] for (uint piece = 0u; piece < V_PIECES; ++piece) {
-        barrier();
-        load_v_piece(item, leaf, piece);
-        barrier();
-        if (has_strip()) {
-            [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-                uint dim = (n * PARTS + part_of_strip()) * MAT_N;  // of the piece
-                MatrixC sum = MatrixC(0.0);
-                [[dont_unroll]] for (uint step = 0u; step < KEYS_PER_LEAF / MAT_K; ++step) {
-                    MatrixA a;
-                    MatrixB b;
-                    coopMatLoad(a, p_rows, strip() * MAT_M * P_PITCH + step * MAT_K, P_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-                    coopMatLoad(b, kv_rows, step * MAT_K * KV_PITCH + dim / 4u, KV_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-                    sum = coopMatMulAdd(a, b, sum);
-                }
-                MatrixC old = first ? MatrixC(0.0) : node[piece * PIECE_TILES + n];
-                node[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(sum) * leaf_w);
+}
+
+// To unit: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first of K.
+void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
+    barrier();
+    store_v();
+    barrier();
+    if (piece + 1u < V_PIECES) {
+        fetch_v(item, leaf, piece + 1u);
+    } else {
+        fetch_k(item, next, 0u);
+    }
+    if (has_strip()) {
+        [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
+            value_sums[n] = MatrixC(0.0);
+        }
+        if (UNROLLED == 1u) {
+            [[unroll]] for (uint step = 0u; step < KEYS_PER_LEAF / MAT_K; ++step) {
+                add_value_step(step);
             }
+        } else {
+            [[dont_unroll]] for (uint step = 0u; step < KEYS_PER_LEAF / MAT_K; ++step) {
+                add_value_step(step);
+            }
+        }
+        // a row's number in every column: column-major with columns that lie one on the other
+        MatrixC unit_w, leaf_w;
+        coopMatLoad(unit_w, unit_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+        coopMatLoad(leaf_w, leaf_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+        [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
+            MatrixC old = first ? MatrixC(0.0) : unit[piece * PIECE_TILES + n];
+            unit[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(value_sums[n]) * leaf_w);
         }
     }
 }
 
-// Write the state of the unit that holds leaf `index`, or, where a query row has only one state, its output and lse.
-void emit(Item item, uint index) {
-    uint q_heads = work[HEADER_Q_HEADS];
-    bool single_pass = work[HEADER_SINGLE_PASS] != 0u;
-    [[unroll]] for (uint piece = 0u; piece < V_PIECES; ++piece) {
-        barrier();
-        if (has_strip()) {
-            [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-                coopMatStore(node[piece * PIECE_TILES + n], s_rows,
-                             strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
-                             gl_CooperativeMatrixLayoutRowMajor);
-            }
+// To unit: the leaf's weighted values.
+void find_values(Item item, Leaf leaf, Leaf next, bool first) {
+    if (UNROLLED == 1u && V_PIECES <= 4u) {
+        add_values(item, leaf, next, first, 0u);
+        if (V_PIECES > 1u) {
+            add_values(item, leaf, next, first, 1u);
         }
-        barrier();
-        for (uint i = lane; i < VECTORS * (PIECE / 2u); i += LANES) {
-            uint t = i / (PIECE / 2u), at = 2u * (i % (PIECE / 2u)), dim = piece * PIECE + at;
-            Vector vector = vector_at(item, t);
-            if (!vector.real || dim >= V_DIM) {
-                continue;
-            }
-            vec2 x = vec2(s_rows[t * S_PITCH + at], s_rows[t * S_PITCH + at + 1u]);
-            float top = node_ml[t].x, sum = node_ml[t].y, keep = 1.0;
-            uint slot = (single_pass ? vector.row : state_of(item, vector.row, index)) * q_heads + vector.head;
-            if (single_pass) {
-                if (work[HEADER_SINK_TABLE] != 0u) {
-                    keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
-                }
-                x = normalize(x, keep, sum);
-                result[slot * V_DIM + dim] = x.x;
-                result[slot * V_DIM + dim + 1u] = x.y;
-            } else {
-                states[slot * V_DIM + dim] = x.x;
-                states[slot * V_DIM + dim + 1u] = x.y;
-            }
-            if (dim == 0u && single_pass) {
-                result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
-            } else if (dim == 0u) {
-                uint ml = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
-                states[ml] = top;
-                states[ml + 1u] = sum;
-            }
+        if (V_PIECES > 2u) {
+            add_values(item, leaf, next, first, 2u);
+        }
+        if (V_PIECES > 3u) {
+            add_values(item, leaf, next, first, 3u);
+        }
+    } else {
+        [[dont_unroll]] for (uint piece = 0u; piece < V_PIECES; ++piece) {
+            add_values(item, leaf, next, first, piece);
+        }
+    }
+}
+
+// Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where a query row
+// has only one, to the output.
+void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
+    Vector vector = vector_at(item, t);
+    if (!vector.real || dim >= V_DIM) {
+        return;
+    }
+    uint q_heads = work[HEADER_Q_HEADS];
+    float top = unit_ml[t].x, sum = unit_ml[t].y, keep = 1.0;
+    if (work[HEADER_SINGLE_PASS] != 0u) {
+        uint slot = vector.row * q_heads + vector.head;
+        if (work[HEADER_SINK_TABLE] != 0u) {
+            keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
+        }
+        x = normalize(x, keep, sum);
+        result[slot * V_DIM + dim] = x.x;
+        result[slot * V_DIM + dim + 1u] = x.y;
+        if (dim == 0u) {
+            result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
+        }
+        return;
+    }
+    uint slot = state_of(item, vector.row, index) * q_heads + vector.head;
+    states[slot * V_DIM + dim] = x.x;
+    states[slot * V_DIM + dim + 1u] = x.y;
+    if (dim == 0u) {
+        uint ml = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+        states[ml] = top;
+        states[ml + 1u] = sum;
+    }
+}
+
+// The unit's piece `piece` of all vectors, through s_rows.
+void emit_piece(Item item, uint index, uint piece) {
+    barrier();
+    if (has_strip()) {
+        [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
+            coopMatStore(unit[piece * PIECE_TILES + n], s_rows,
+                         strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
+                         gl_CooperativeMatrixLayoutRowMajor);
+        }
+    }
+    barrier();
+    for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
+        uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
+        emit_pair(item, index, t, piece * MATRIX_PIECE + at, uintBitsToFloat(uvec2(s_rows[t * S_PITCH + at], s_rows[t * S_PITCH + at + 1u])));
+    }
+}
+
+void emit(Item item, uint index) {
+    if (UNROLLED == 1u && V_PIECES <= 4u) {
+        emit_piece(item, index, 0u);
+        if (V_PIECES > 1u) {
+            emit_piece(item, index, 1u);
+        }
+        if (V_PIECES > 2u) {
+            emit_piece(item, index, 2u);
+        }
+        if (V_PIECES > 3u) {
+            emit_piece(item, index, 3u);
+        }
+    } else {
+        [[dont_unroll]] for (uint piece = 0u; piece < V_PIECES; ++piece) {
+            emit_piece(item, index, piece);
         }
     }
 }

@@ -1,6 +1,6 @@
 """How far attention with matrix units (arithmetic "matrix") may be from the float64 truth: a bound of its roundings.
 
-With h = 2**-11 (a rounding to float16), w = 2**-22 (a float32 sum of a matrix unit, whose order and guard bits are its
+With h = 2**-10 (a rounding to float16 in either direction), w = 2**-22 (a float32 sum of a matrix unit, whose order and guard bits are its
 own, per term), over d dimensions and at most n keys:
 
     score     |s' - s| <= e = scale * log2(e) * (sum |q| |k|) * (2 h + h**2 + d w) + |s| 2**-20       log2 units
@@ -22,7 +22,7 @@ from .arguments import with_rows
 from .reference import attention
 
 F64 = NDArray[np.float64]
-_HALF: Final = 2.0**-11
+_HALF: Final = 2.0**-10
 _SUM: Final = 2.0**-22
 _REST: Final = 2.0**-20  # the canonical steps, generously
 

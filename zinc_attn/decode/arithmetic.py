@@ -34,7 +34,7 @@ def check_arithmetic(arithmetic: Any, device: Device, shape: AttnShape, dtype: s
             f"{what} with K or V in f32, expected a type that float16 holds; a cache with dtype='f16', round_rows=True "
             "rounds float32 rows"
         )
-    if matrix_workgroup(shape, facts, 1) is None:
+    if matrix_workgroup(shape, facts, device.info.kind, 1) is None:
         raise UnsupportedError(
             f"{what} for {shape}, whose rows do not fit in {facts.shared_bytes:,} bytes of the shared memory of "
             f"{device.info.name}; use arithmetic='canonical'"

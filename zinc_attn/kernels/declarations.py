@@ -173,6 +173,7 @@ MATRIX: Final = KernelDecl(
         "mat_m",  # a tile of the matrix units: vectors,
         "mat_n",  # keys or dimensions,
         "mat_k",  # and products that one step adds
+        "unrolled",  # 1: pieces of K and V one behind the other, matrices in registers; 0: a smaller program
         "tile",
         "softcap",
         "alibi",

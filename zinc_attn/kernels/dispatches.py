@@ -112,6 +112,7 @@ class MatrixVariant:
             "mat_m": self.mat.m,
             "mat_n": self.mat.n,
             "mat_k": self.mat.k,
+            "unrolled": int(self.workgroup.unrolled),
             "tile": self.tile,
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),

@@ -10,6 +10,7 @@ from typing import Final
 from .. import limits
 from ..canonical import constants
 from ..storage import IQ4_NL, STORAGE
+from . import matrix
 from .declarations import (
     APPEND,
     APPEND_KERNEL,
@@ -45,6 +46,8 @@ _UINTS: Final = {
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": MERGE_DIMS,
     "BLOCK": limits.BLOCK,
+    "MATRIX_PIECE": matrix.PIECE,
+    "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }
 _FLOATS: Final = ("CUTOFF", "FLUSH", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX")
 _POLYNOMIALS: Final = {"EXP2_C": constants.EXP2_POLY, "LN_D": constants.LN_POLY, "TANH_E": constants.TANH_POLY}

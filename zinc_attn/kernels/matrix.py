@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 PIECE: Final = 64  # dimensions of K or V in shared memory
-WAVE_DIMS: Final = 128  # value dimensions of a strip that a subgroup's registers hold the sums of
+HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registers; more lie in shared memory
+# Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves.
+STRIP_PARTS: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
 VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
 TILE_SIZES: Final = (8, 16)  # of a tile's sides
 MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
@@ -38,10 +40,11 @@ NO_MATRICES: Final = MatrixFacts(None, 16384, 128)
 
 
 class MatrixWorkgroup(NamedTuple):
-    """vectors: query vectors; lanes: invocations."""
+    """vectors: query vectors; lanes: invocations; unrolled: a longer program, which keeps matrices in registers."""
 
     vectors: int
     lanes: int
+    unrolled: bool
 
     def rows(self, group: int) -> int:
         """Query rows of an item, for ``group`` heads per KV head; where these are too many, grid z has the others."""
@@ -54,27 +57,28 @@ def best_tile(tiles: list[MatrixTile]) -> MatrixTile | None:
     return max(fitting, key=lambda tile: (tile.m * tile.n * tile.k, tile.m), default=None)
 
 
-def shared_bytes(shape: AttnShape, vectors: int) -> int:
+def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool) -> int:
     """Shared memory of a workgroup, as shaders/attend_matrix.comp declares it."""
-    q = 2 * vectors * (shape.k_dim + 8)
+    q = 4 if unrolled and shape.k_dim <= HELD_DIMS else 2 * vectors * (shape.k_dim + 8)
     kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
-    weights = 2 * vectors * (KEYS_PER_LEAF + 8)
     scores = 4 * vectors * (KEYS_PER_LEAF + 4)
-    return q + kv + weights + scores + 4 * vectors * (WEIGHT_PARTIALS + 2)
+    return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 4)
 
 
-def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, vectors: int) -> MatrixWorkgroup | None:
-    """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits."""
+def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: int) -> MatrixWorkgroup | None:
+    """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits.
+
+    kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
+    """
     if facts.tile is None:
         return None
-    parts = min(4, max(1, -(-shape.v_dim // WAVE_DIMS)))
-    parts = 4 if parts == 3 else parts
-    found = None
+    parts = next(parts for dims, parts in STRIP_PARTS if shape.v_dim <= dims)
+    unrolled, found = kind != "cpu", None
     for count in VECTORS:
         lanes = limits.WAVE * (count // facts.tile.m) * parts
-        if count % facts.tile.m or lanes > facts.max_invocations or shared_bytes(shape, count) > facts.shared_bytes:
-            continue
-        found = MatrixWorkgroup(count, lanes)
-        if count >= vectors:
-            break
+        fits = lanes <= facts.max_invocations and shared_bytes(shape, count, unrolled) <= facts.shared_bytes
+        if count % facts.tile.m == 0 and fits:
+            found = MatrixWorkgroup(count, lanes, unrolled)
+            if count >= vectors:
+                break
     return found

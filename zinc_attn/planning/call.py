@@ -297,7 +297,7 @@ class SubmissionPlanner:
         """The matrix workgroup that suits the longest of the slices."""
         shape = self.facts.shape
         rows = max(one.end - one.begin for one in slices)
-        found = matrix_workgroup(shape, self.facts.matrix, rows * shape.group)
+        found = matrix_workgroup(shape, self.facts.matrix, self.facts.kind, rows * shape.group)
         assert found is not None, "checked when the arithmetic was chosen"
         return found
 
