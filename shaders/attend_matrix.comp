@@ -1,4 +1,4 @@
-// Pass 1 with matrix units (arithmetic "matrix"): the states (m, l, o) of a range of leaves for a block of query vectors.
+// Pass 1 with matrix units (arithmetic "matrix"): the states (m, l, o) of a range of leaves, for a block of vectors.
 //
 // Grid: x = work item (query rows of one sequence and range of leaves), y = KV head, z = block of VECTORS vectors.  A
 // vector is a query row of one head; vector t of an item is row t / group, head t % group of the KV head's.
@@ -12,8 +12,8 @@
 // q, k, v and p are rounded to float16.  A device sums the products of a step in an order of its own; all else, maxima,
 // weights, l, the fold of leaves into nodes and what follows, has the canonical bits.
 //
-// A strip of MAT_M vectors belongs to PARTS subgroups, which share its tiles out.  K and V go through shared memory PIECE
-// dimensions at a time, and the next piece is in flight as this one is multiplied.
+// A strip of MAT_M vectors belongs to PARTS subgroups, which share its tiles out.  K and V go through shared memory 64
+// dimensions (a piece) at a time, and the next piece is in flight as this one is multiplied.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -57,7 +57,7 @@ const uint KEY_TILES = KEYS_PER_LEAF / MAT_N / PARTS;  // tiles of scores that f
 const uint PIECE_STEPS = MATRIX_PIECE / MAT_K;         // steps of products over a piece's dimensions
 const uint K_PIECES = (K_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
 const uint V_PIECES = (V_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
-const uint LOADS = KEYS_PER_LEAF * MATRIX_PIECE / CHUNK / LANES;  // of 8 dimensions of a key, that a lane makes for a piece
+const uint LOADS = KEYS_PER_LEAF * MATRIX_PIECE / CHUNK / LANES;  // of 8 dimensions, by a lane for a piece
 const uint KEY_PARTS = KEYS_PER_LEAF / WEIGHT_PARTIALS;  // keys of a leaf that are the same mod 4
 const uint WEIGHT_ROUNDS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [vector][key mod 4] of a lane
 // Subgroups hold their strip's q in registers where these have room; else it lies in shared memory.
@@ -72,8 +72,9 @@ const uint S_PITCH = KEYS_PER_LEAF + 4u;      // words
 #define MatrixB coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB>
 
 shared uint q_rows[Q_HELD ? 1u : VECTORS * Q_PITCH];  // pairs of halves, [vector][dimension]
-shared uint kv_rows[KEYS_PER_LEAF * PITCH];           // a piece of K, [row_of(key)][dimension]; of V, [dimension][row_of(key)]
-// [vector][row_of(key)]: float32 scores, then, in half the place, weights; at a unit's end [vector][dimension], a piece of o
+// A piece of K, [row_of(key)][dimension], or of V, [dimension][row_of(key)].
+shared uint kv_rows[KEYS_PER_LEAF * PITCH];
+// [vector][row_of(key)]: scores as float32, then weights as halves.  At a unit's end [vector][dimension], a piece of o.
 shared uint s_rows[VECTORS * S_PITCH];
 shared float reduced[VECTORS * WEIGHT_PARTIALS];      // [vector][key mod 4]: maxima, then sums
 shared float unit_weight[VECTORS];                    // what the unit so far and the leaf are multiplied with

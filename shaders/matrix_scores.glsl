@@ -67,8 +67,8 @@ void find_scores(Item item, Leaf leaf) {
     }
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-            coopMatStore(score_sums[n], s_rows, strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
-                         gl_CooperativeMatrixLayoutRowMajor);
+            uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
+            coopMatStore(score_sums[n], s_rows, at, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
         }
     }
     barrier();
@@ -90,7 +90,8 @@ vec2 scores_of(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
     if (ALIBI != 0u || MASK != 0u) {
         s = biased(vector.row, vector.head, uvec2(number) + item.key_shift, s);
     }
-    bvec2 seen = bvec2(number.x >= vector.first && number.x < vector.limit, number.y >= vector.first && number.y < vector.limit);
+    bvec2 behind = greaterThanEqual(number, ivec2(vector.first)), before = lessThan(number, ivec2(vector.limit));
+    bvec2 seen = bvec2(behind.x && before.x, behind.y && before.y);
     return mix(vec2(EMPTY_M), s, seen);
 }
 
@@ -104,7 +105,8 @@ void find_weights(Item item, Leaf leaf, bool first) {
             float top = EMPTY_M;
             for (uint j = 0u; j < KEY_PARTS; j += 2u) {
                 uint at = t * S_PITCH + key * KEY_PARTS + j;
-                vec2 s = scores_of(item, leaf, vector, j * WEIGHT_PARTIALS + key, uintBitsToFloat(uvec2(s_rows[at], s_rows[at + 1u])));
+                vec2 s = uintBitsToFloat(uvec2(s_rows[at], s_rows[at + 1u]));
+                s = scores_of(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
                 s = vector.real ? s : vec2(EMPTY_M);
                 lane_scores[round * KEY_PARTS + j] = s.x;
                 lane_scores[round * KEY_PARTS + j + 1u] = s.y;

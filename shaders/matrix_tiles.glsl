@@ -1,5 +1,5 @@
-// What the matrix units are fed with: halves of q, K and V in shared memory, zeros where there is nothing (vectors behind
-// the item's last one, keys behind the leaf's last one, dimensions behind the last one).
+// What the matrix units are fed with: halves of q, K and V in shared memory, and zeros where there is nothing (behind
+// the item's last vector, the leaf's last key, and the last dimension).
 
 struct Vector {
     uint row;   // query row
@@ -9,9 +9,10 @@ struct Vector {
     int limit;
 };
 
-// Vector `t` of the workgroup.  From row to row of an item, first and limit grow by its step; the item has the last row's.
+// Vector `t` of the workgroup.  From row to row of an item first and limit grow by its step; it has the last row's.
 Vector vector_at(Item item, uint t) {
-    uint group = work[HEADER_GROUP], at = gl_WorkGroupID.z * VECTORS + t, row = min(item.row + at / group, item.last_row);
+    uint group = work[HEADER_GROUP], at = gl_WorkGroupID.z * VECTORS + t;
+    uint row = min(item.row + at / group, item.last_row);
     int before = int((item.last_row - row) * item.row_step);
     return Vector(row, (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + at % group,
                   at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);

@@ -1,7 +1,7 @@
 // Step 3 of a leaf and what follows: weighted values by the matrix units, the canonical fold of the leaf into its unit,
 // and the unit's state.
 //
-// The fold works on matrices element by element.  Its products are with powers of two, so its one rounding is its sum's.
+// The fold works on matrices element by element.  Its products are with powers of two, so only its sum rounds.
 
 MatrixC flushed(MatrixC x) {
     for (uint i = 0u; i < x.length(); ++i) {
@@ -24,7 +24,8 @@ void add_value_step(uint step) {
     }
 }
 
-// To unit: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first of K.
+// To unit: the piece of V that is in flight, weighted and folded.  Fetched is the next one, or the next leaf's first of
+// K.
 void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
     barrier();
     store_v();
@@ -123,7 +124,8 @@ void emit_piece(Item item, uint index, uint piece) {
     barrier();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
         uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
-        emit_pair(item, index, t, piece * MATRIX_PIECE + at, uintBitsToFloat(uvec2(s_rows[t * S_PITCH + at], s_rows[t * S_PITCH + at + 1u])));
+        uvec2 x = uvec2(s_rows[t * S_PITCH + at], s_rows[t * S_PITCH + at + 1u]);
+        emit_pair(item, index, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
     }
 }
 

@@ -19,7 +19,7 @@ from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import StorageType, storage_types
 from . import blocks
-from .rows import F32, Words, row_parts, stored_values, write_part
+from .rows import F32, Largest, Words, row_parts, stored_values, write_part
 
 Bytes = NDArray[np.uint8]
 
@@ -92,8 +92,9 @@ def check_encoded(k: Any, v: Any, shape: AttnShape, dtype: str) -> list[Bytes]:
     return [array for _, array, _, _ in given]
 
 
-def encoded_rows(given: list[Bytes], shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, float]:
-    """The rows (tokens, kv_heads, words) of what ``check_encoded`` returned, as ``rows`` lays them out, and max |k|.
+def encoded_rows(given: list[Bytes], shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, Largest]:
+    """The rows (tokens, kv_heads, words) of what ``check_encoded`` returned, as ``rows`` lays them out, and the largest
+    magnitudes.
 
     scales: see ``rows.encode_into``. ValueRangeError: a scale, a minimum or a value is no finite number.
     """
@@ -102,7 +103,7 @@ def encoded_rows(given: list[Bytes], shape: AttnShape, dtype: str, scales: F32 |
     kinds, factors = storage_types(dtype), (None, None) if scales is None else scales
     places = zip("kv", (k_values, v_values), (k_shared, v_shared), kinds, factors, strict=True)
     largest = [_write(x, *place) for x, place in zip(given, places, strict=False)]  # a latent shape has no v
-    return words, largest[0]
+    return words, Largest(largest[0], largest[-1])
 
 
 def _write(raw: Bytes, name: str, values: Words, shared: Words, kind: StorageType, scale: F32 | None) -> float:

@@ -36,6 +36,7 @@ from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from ..shapes import AttnShape
 from . import rows
+from .rows import Largest
 from .sequence_pages import SequencePages
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _quoted(text: str | None) -> str:
 def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
     header = read_header(file)
     tokens, checksum = _check(cache, target, header), header.metadata.get("sha256", "")
-    pages, digest, largest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256(), 0.0
+    pages, digest, largest = SequencePages(cache.pool, cache.num_layers), hashlib.sha256(), Largest()
     try:
         with cache.lock:
             cache.check_open()
@@ -201,7 +202,7 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             words = np.empty(_row_shape(cache, tokens), "<u4")
             read_into(file, header.nbytes + header.tensors[name].begin, words.data.cast("B"))
             digest.update(words.data)
-            largest = max(largest, _largest_key(cache, target, layer, words))
+            largest = largest.joined(_largest(cache, target, layer, words))
             with cache.lock:
                 cache.check_open()
                 cache.write_rows(sequence, layer, reservation, words.astype(np.uint32, copy=False))
@@ -213,7 +214,7 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             )
         with cache.lock:
             cache.check_open()
-            cache.max_k = max(cache.max_k, largest)
+            cache.largest = cache.largest.joined(largest)
         return sequence
     except BaseException:
         with cache.lock:
@@ -223,10 +224,11 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
         raise
 
 
-def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> float:
-    """max |k| of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
-    largest, most = 0.0, max(1, CHECK_BYTES // (4 * cache.row_words))
+def _largest(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> Largest:
+    """The largest magnitudes of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
+    largest, most = Largest(), max(1, CHECK_BYTES // (4 * cache.row_words))
     shape = cache.shape
+    sizes = shape.head_dim, shape.v_head_dim
     whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)  # what fills rows up, too
     for at in range(0, len(words), most):
         with np.errstate(all="ignore"):
@@ -238,5 +240,5 @@ def _largest_key(cache: KVCache, target: Path, layer: int, words: NDArray[np.uin
                 f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {at} to {at + most - 1}; "
                 "the file is damaged"
             )
-        largest = max(largest, float(values[0][..., : shape.head_dim].max()))
+        largest = largest.joined(Largest(*(float(x[..., :dims].max()) for x, dims in zip(values, sizes, strict=True))))
     return largest

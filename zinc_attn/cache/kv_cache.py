@@ -34,6 +34,7 @@ from .mover import PageLayout, RowMover
 from .pages import PagePool
 from .registry import Registry
 from .reservation import Commit, Reservation, commit_all
+from .rows import Largest
 from .sequence import Sequence
 from .sequence_pages import SequencePages
 
@@ -95,7 +96,7 @@ class KVCache:
         self.tile = min(KEYS_PER_LEAF, page_size)
         self.page_tiles = page_size // self.tile
         self.lock = device.lock
-        self._max_k = 0.0, 0.0, Commit()  # before a commit, after it, and the commit
+        self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
         self._holding: tuple[weakref.ReferenceType[SequencePages], ...] = ()  # whose rows the current call reserves
         self.unfinished: Unfinished | None = None  # a call that was submitted, and holds places
@@ -239,21 +240,22 @@ class KVCache:
         """K's and V's scales of a layer's heads, (2, kv_heads), where a type has them."""
         return None if self.head_scales is None else self.head_scales[layer]
 
-    def check_rows(self, k: Any, v: Any, layer: int) -> tuple[NDArray[Any], NDArray[Any], float]:
-        """Stored values k (n, kv_heads, head_dim), v (n, kv_heads, v_head_dim) of new tokens of a layer, and max |k|.
-        One token may lack axis 0; a latent cache takes no v."""
+    def check_rows(self, k: Any, v: Any, layer: int) -> tuple[NDArray[Any], NDArray[Any], Largest]:
+        """Stored values k (n, kv_heads, head_dim), v (n, kv_heads, v_head_dim) of new tokens of a layer, and their
+        largest magnitudes. One token may lack axis 0; a latent cache takes no v."""
         keys = self._check_rows("k", k, self.shape.head_dim)
         if self.shape.latent:
             if v is not None:
                 raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
             keys, largest = self._stored_values("k", keys, layer)
-            return keys, keys[..., : self.shape.v_head_dim], largest
+            return keys, keys[..., : self.shape.v_head_dim], Largest(largest, largest)
         values = self._check_rows("v", v, self.shape.v_head_dim)
         if len(keys) != len(values):
             want = len(keys), *values.shape[1:]
             raise ShapeError(f"v: got shape {values.shape}, expected k's tokens: {want}")
-        keys, largest = self._stored_values("k", keys, layer)
-        return keys, self._stored_values("v", values, layer)[0], largest
+        keys, largest_k = self._stored_values("k", keys, layer)
+        values, largest_v = self._stored_values("v", values, layer)
+        return keys, values, Largest(largest_k, largest_v)
 
     def _stored_values(self, name: str, x: NDArray[Any], layer: int) -> tuple[NDArray[Any], float]:
         at, scales = "kv".index(name), self.scales_of(layer)
@@ -312,14 +314,19 @@ class KVCache:
                 self.end()
 
     @property
-    def max_k(self) -> float:
-        """The largest |k| ever appended: it bounds the scores."""
-        before, after, commit = self._max_k
+    def largest(self) -> Largest:
+        """The largest |k| and |v| ever appended: the one bounds the scores, both what matrix units take."""
+        before, after, commit = self._largest
         return after if commit.made else before
 
-    @max_k.setter
-    def max_k(self, value: float) -> None:
-        self._max_k = value, value, Commit()
+    @largest.setter
+    def largest(self, value: Largest) -> None:
+        self._largest = value, value, Commit()
+
+    @property
+    def max_k(self) -> float:
+        """The largest |k| ever appended: it bounds the scores."""
+        return self.largest.k
 
     def hold(self, sequence: Sequence, layer: int, count: int) -> Reservation:
         """Reserve the places of new rows for a call that is under way, which ``commit``s them and then calls ``end``.
@@ -330,12 +337,12 @@ class KVCache:
         self._holding = (*self._holding, weakref.ref(sequence.pages))
         return sequence.pages.reserve(layer, count)
 
-    def commit(self, reservations: list[Reservation], largest: float) -> None:
-        """The rows of ``reservations`` count, and ``largest``, their max |k|, with them: one store, all or nothing."""
+    def commit(self, reservations: list[Reservation], largest: Largest) -> None:
+        """The rows of ``reservations`` count, and ``largest``, of them, with them: one store, all or nothing."""
         if reservations:
             commit = Commit()
-            before = self.max_k
-            self._max_k = before, max(before, largest), commit
+            before = self.largest
+            self._largest = before, before.joined(largest), commit
             commit_all(reservations, commit)
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ times the scale of the head.
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,17 @@ _TAKES: Final = {
     "rounds float32 and float16",
     **dict.fromkeys((name for name, one in STORAGE.items() if one.quantized), _ANY),
 }
+
+
+class Largest(NamedTuple):
+    """The largest magnitudes of K and of V."""
+
+    k: float = 0.0
+    v: float = 0.0
+
+    def joined(self, other: Largest) -> Largest:
+        """Those of both."""
+        return Largest(max(self.k, other.k), max(self.v, other.v))
 
 
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:

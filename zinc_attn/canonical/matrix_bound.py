@@ -1,7 +1,7 @@
 """How far attention with matrix units (arithmetic "matrix") may be from the float64 truth: a bound of its roundings.
 
-With h = 2**-10 (a rounding to float16 in either direction), w = 2**-22 (a float32 sum of a matrix unit, whose order and guard bits are its
-own, per term), over d dimensions and at most n keys:
+With h = 2**-10 (a rounding to float16 in either direction), w = 2**-22 (per term of a float32 sum of a matrix unit,
+whose order and guard bits are its own), over d dimensions and at most n keys:
 
     score     |s' - s| <= e = scale * log2(e) * (sum |q| |k|) * (2 h + h**2 + d w) + |s| 2**-20       log2 units
     weight    p' = p * 2**(s' - s) * (1 + h) + 2**-25, so each weight is off by a factor within 2**+-e (1 + h)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..cache.rows import Largest
 from ..checks import shown
-from ..errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError
+from ..errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
-from ..kernels.matrix import matrix_workgroup
+from ..kernels.matrix import HALF_MAX, matrix_workgroup
 from ..planning.call import ARITHMETICS, Arithmetic
 from ..runtime.device import Device, load_spirv
 from ..shapes import AttnShape
@@ -41,3 +42,14 @@ def check_arithmetic(arithmetic: Any, device: Device, shape: AttnShape, dtype: s
         )
     load_spirv(MATRIX)  # where the package was built without the kernel, say so now
     return "matrix" if arithmetic == "matrix" else "matrix-prefill"
+
+
+def check_half_range(arithmetic: Arithmetic, largest_q: float, largest: Largest) -> None:
+    """Refuse values beyond those of float16: the largest |q| of a call, and |k| and |v| of the cache with its rows."""
+    for name, size in (("q", largest_q), ("k", largest.k), ("v", largest.v)):
+        if size > HALF_MAX:
+            where = "a magnitude" if name == "q" else "a cache with a magnitude"
+            raise ValueRangeError(
+                f"{name}: got {where} of {size:g} with arithmetic={arithmetic!r}, expected at most {HALF_MAX:g}, the "
+                "largest float16; use arithmetic='canonical'"
+            )

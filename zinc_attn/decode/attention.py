@@ -22,7 +22,7 @@ from ..kernels.tuning import LayoutFacts
 from ..planning.call import Arithmetic
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
-from .arithmetic import check_arithmetic
+from .arithmetic import check_arithmetic, check_half_range
 from .host_sequence import RecordedAttention, RecordOptions
 from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
@@ -225,7 +225,7 @@ class Attention:
                 arguments.check_seen(checked.requests, self.window_of(layer))
                 collect = self._runner.start(checked.requests, layer)
                 held = [one for one in places if one is not None]
-                pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest_key)
+                pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest)
                 cache.unfinished = pending
             except BaseException:
                 cache.end()
@@ -269,7 +269,7 @@ class Attention:
         try:
             places = [hold_places(cache, request, layer) for request in checked.requests]
             found = attend(checked.requests, layer)
-            cache.commit([held for held in places if held is not None], checked.largest_key)
+            cache.commit([held for held in places if held is not None], checked.largest)
         finally:
             cache.end()
         return found
@@ -279,7 +279,10 @@ class Attention:
         self.cache.begin()
         self._runner.begin()
         layer = self.cache.check_layer(layer)
-        return layer, check_requests(self.cache, columns, self.scale, layer)
+        checked = check_requests(self.cache, columns, self.scale, layer)
+        if self.arithmetic != "canonical":
+            check_half_range(self.arithmetic, checked.largest_q, self.cache.largest.joined(checked.largest))
+        return layer, checked
 
     def record(  # noqa: PLR0913  (public; all but the tensors, seq and layer have a default)
         self,

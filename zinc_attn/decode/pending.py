@@ -7,16 +7,18 @@ from typing import Any
 
 from ..cache.kv_cache import KVCache
 from ..cache.reservation import Reservation
+from ..cache.rows import Largest
 
 
 class PendingAttention:
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
     collect: takes the results where the device has finished, and may be called again; places: where the new rows lie;
-    largest: their max |k|.
+    largest: their largest
+    magnitudes.
     """
 
-    def __init__(self, cache: KVCache, collect: Callable[[], Any], places: list[Reservation], largest: float) -> None:
+    def __init__(self, cache: KVCache, collect: Callable[[], Any], places: list[Reservation], largest: Largest) -> None:
         """See the class."""
         self._cache, self._places, self._largest = cache, places, largest
         self._collect: Callable[[], Any] | None = collect

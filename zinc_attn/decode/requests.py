@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..cache.reservation import Reservation
-from ..cache.rows import checked_values
+from ..cache.rows import Largest, checked_values
 from ..cache.sequence import Sequence
 from ..canonical.arguments import check_mask, key_ranges
 from ..checks import check_array, check_bool
@@ -75,10 +75,11 @@ class CallRequest:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """The requests of a call, and the largest |k| of its new rows."""
+    """The requests of a call, the largest |q| of them, and the largest magnitudes of its new rows."""
 
     requests: list[CallRequest]
-    largest_key: float
+    largest_q: float
+    largest: Largest
 
 
 class Columns(NamedTuple):
@@ -147,7 +148,7 @@ class CallArguments(NamedTuple):
 
 def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -> Checked:
     """The requests of a call of a layer. Typed refusals name the argument."""
-    requests, q_max, k_max = [], 0.0, 0.0
+    requests, q_max, new_max = [], 0.0, Largest()
     sequences, q, k, v, out, lse, _ = columns
     if cache.shape.latent and v is not None:
         raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
@@ -164,16 +165,16 @@ def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -
         q_max = max(q_max, largest)
         new = None
         if k is not None:
-            *new, largest = cache.check_rows(k[i], None if v is None else v[i], layer)
-            k_max = max(k_max, largest)
+            *new, largest_new = cache.check_rows(k[i], None if v is None else v[i], layer)
+            new_max = new_max.joined(largest_new)
         requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
-    check_score_bound(q_max, max(k_max, cache.max_k), cache.shape.head_dim, scale)
+    check_score_bound(q_max, max(new_max.k, cache.max_k), cache.shape.head_dim, scale)
     if out is not None or lse is not None:
         dims = cache.shape.v_head_dim
         shapes = [(*request.q.shape[3 - np.ndim(x) : 2], dims) for request, x in zip(requests, q, strict=True)]
         for request, target in zip(requests, check_targets(shapes, out, lse), strict=True):
             request.target = target
-    return Checked(requests, k_max)
+    return Checked(requests, q_max, new_max)
 
 
 def set_mask(request: CallRequest, mask: Any, tokens: int) -> None:
