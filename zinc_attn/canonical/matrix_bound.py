@@ -5,6 +5,7 @@ whose order and guard bits are its own), over d dimensions and at most n keys:
 
     score     |s' - s| <= e = scale * log2(e) * (sum |q| |k|) * (2 h + h**2 + d w) + |s| 2**-20       log2 units
     weight    p' = p * 2**(s' - s) * (1 + h) + 2**-25, so each weight is off by a factor within 2**+-e (1 + h)
+    lse       |lse' - lse| <= ln(2) * (the largest e) + 2**-20 (1 + |lse|)
     out       |out' - out| <= (2**(2 e) (1 + 2 h + 64 w + 2**-20) - 1) * sum softmax |v| + n 2**-24 * max |v|
 
 The last term is of weights below 2**-14, where float16 has fewer digits; l is at least half of the largest weight.
@@ -27,8 +28,11 @@ _SUM: Final = 2.0**-22
 _REST: Final = 2.0**-20  # the canonical steps, generously
 
 
-def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: Any) -> F64:
-    """([q_len,] q_heads, v_head_dim): the bound of each element. Arguments as in ``reference.attention``."""
+def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: Any) -> tuple[F64, F64]:
+    """The bound of each element of out ([q_len,] q_heads, v_head_dim) and of lse ([q_len,] q_heads).
+
+    Arguments as in ``reference.attention``.
+    """
     rows, heads = with_rows(np.asarray(q, np.float64)), k.shape[1]
     size, dims = np.abs(np.asarray(k, np.float64)), rows.shape[2]
     scale = options.get("scale")
@@ -40,8 +44,9 @@ def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: A
     if options.get("alibi") is not None:
         most += float(np.max(np.abs(options["alibi"]))) * len(k)
     error = factor * sums * (2 * _HALF + _HALF**2 + dims * _SUM + _REST) + most * math.log2(math.e) * _REST
-    spread, _ = attention(q, k, np.abs(v.astype(np.float64)), **options)
+    spread, lse = attention(q, k, np.abs(v.astype(np.float64)), **options)
     relative = np.exp2(2 * error) * (1 + 2 * _HALF + 64 * _SUM + _REST) - 1
     largest = float(np.max(np.abs(v.astype(np.float64)), initial=0.0))
     bound: F64 = relative[..., None] * with_rows(spread) + len(k) * 2.0**-24 * largest
-    return bound.reshape(np.shape(q)[:-1] + bound.shape[-1:])
+    size = np.where(np.isinf(lse), 0.0, np.abs(lse))
+    return bound.reshape(spread.shape), math.log(2) * error.reshape(lse.shape) + _REST * (1 + size)

@@ -110,6 +110,8 @@ def _empty(
     cache, q_len = runner.cache, len(request.q)
     empty = empty_state((q_len, len(mine), cache.shape.q_heads), cache.shape.v_head_dim)
     text = f"{cache.shape} {tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r} {cache.dtype}"
+    if runner.arithmetic != "canonical":
+        text += f" {runner.arithmetic}"
     if scoring.scales is not None:
         text += f" {scoring.scales.tobytes().hex()}"
     sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
@@ -129,14 +131,16 @@ def _submit_rows(
     upload = request.new_rows and request.new_rows <= UPLOAD_ROWS
     if request.new_rows and not upload:
         runner.append(request, layer)
-    options = CallOptions(runner.layout, None, False, runner.scorings.number[layer])
+    number = runner.scorings.number[layer]
+    options = CallOptions(runner.layout, None, False, number, runner.arithmetic)
+    matrices = options.on_matrices(q_len, facts.shape)
     layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
     planner = SubmissionPlanner([request.planned()], [layout], options, facts)
     room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
     parts: list[Seq[NDArray[np.float32]]] = []
     for row in range(0, q_len, room):
         rows = RowSlice(0, row, min(row + room, q_len))
-        submission = planner.plan((rows,), (0,) if upload and row == 0 else (), partial=True)
+        submission = planner.plan((rows,), (0,) if upload and row == 0 else (), partial=True, matrices=matrices)
         workspace = runner.submit(submission, [request], layer)
         parts.append(workspace.states(rows.end - rows.begin, plan.states))
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
