@@ -20,6 +20,7 @@ from ..decode.attention import Attention
 from ..decode.requests import check_seen, mask_words
 from ..decode.targets import check_targets
 from ..errors import ArgumentError
+from ..planning.call import Arithmetic
 from .cache import ShardedKVCache
 from .call import Call
 from .fold import Fold
@@ -42,7 +43,7 @@ class Folder(Protocol):
 class ShardedAttention:
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
-    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi and errors as in ``Attention``. sent_bytes: the
+    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, arithmetic and errors as in ``Attention``. sent_bytes: the
     partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the first device,
     in whose place another Folder may be put.
     """
@@ -56,6 +57,7 @@ class ShardedAttention:
         softcap: float | None = None,
         sinks: Any = None,
         alibi: Any = None,
+        arithmetic: Arithmetic = "canonical",
     ) -> None:
         """See the class."""
         if not isinstance(cache, ShardedKVCache):
@@ -63,7 +65,8 @@ class ShardedAttention:
             raise ArgumentError(f"cache: got {type(cache).__name__}, expected a ShardedKVCache{hint}")
         cache.check_open()
         self.cache = cache
-        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi": alibi}
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi": alibi}
+        options["arithmetic"] = arithmetic  # of every shard; its bits are those of the device that holds the shard
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
         self.fold: Folder = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0
