@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,13 @@ from typing import Any, Final
 
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF
 from ...errors import ArgumentError, KernelError, NoVulkanError
+from ...kernels.declarations import MATRIX
 from ...kernels.sizes import attend_sizes
 from ...kernels.tuning import chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
 from .isa import Issue, main_loops
-from .variants import FAMILIES, Spec, default_specs
+from .variants import FAMILIES, Spec, default_specs, matrix_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones compile for real cards only)"
@@ -37,6 +39,8 @@ def compile_variants(
     NoVulkanError with the text of ``missing(family)`` where there is no such compiler; KernelError where it refuses.
     """
     wanted = default_specs() if specs is None else list(specs)
+    if specs is None and (spirv / MATRIX.file).exists():  # the package may be built without it
+        wanted += matrix_specs()
     count = max(1, min(len(wanted), os.cpu_count() or 1))
     shares = [wanted[i::count] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
@@ -60,7 +64,8 @@ def missing(family: str = "gfx1201") -> str | None:
 
 def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
-    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *_loops(spec, one["isa"]))
+    wmma = len(re.findall(r"\bv_wmma_", one["isa"]))
+    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *_loops(spec, one["isa"]), wmma)
 
 
 def _loops(spec: Spec, isa: str) -> tuple[Issue | None, Issue | None]:

@@ -15,6 +15,7 @@ from .variants import Spec
 RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA4 chip's
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
+MATRIX_LDS_BYTES: Final = 64 << 10  # so that a WGP holds two workgroups with matrix units
 MAX_LDS_BYTES: Final = 4096  # of a workgroup; the node build's is node_shared_bytes
 # (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on
 # RDNA4 only.
@@ -25,6 +26,7 @@ VGPR_GATES: Final = (
     ("attend_single_", 256, 120),  # 12 waves per SIMD
     ("attend_node_", 256, 120),
     ("attend_loop_", 256, 168),  # 9
+    ("attend_matrix_", limits.MAX_HEAD_DIM, 256),  # 6
     ("attend_", limits.MAX_HEAD_DIM, 192),  # 8
     ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
@@ -35,7 +37,8 @@ SHARED_GATE: Final = 240  # 6 waves per SIMD where rows share keys; each wave th
 class VariantReport:
     """What the compiler made of one variant. Sizes are in bytes; ``statistics`` has every number as RADV names it.
 
-    qk, pv: the two main loops (scores, values), None where they were not recognized beyond doubt.
+    qk, pv: the two main loops (scores, values), None where they were not recognized beyond doubt. wmma: instructions of
+    the matrix units in the program's text.
     """
 
     spec: Spec
@@ -44,6 +47,7 @@ class VariantReport:
     statistics: Mapping[str, int]
     qk: Issue | None
     pv: Issue | None
+    wmma: int = 0
 
     @property
     def vgprs(self) -> int:
@@ -84,6 +88,8 @@ class VariantReport:
 
 def _lds_gate(spec: Spec) -> int:
     """LDS bytes that a workgroup may have, in the steps in which they are allocated."""
+    if spec.matrix_variant() is not None:
+        return MATRIX_LDS_BYTES
     if spec.heads and spec.waves > 1:
         return -(-node_shared_bytes(spec.heads) // LDS_STEP) * LDS_STEP
     return MAX_LDS_BYTES
@@ -103,6 +109,8 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
         ):
             if got > most and (what != "VGPRs" or r.family.startswith("gfx12")):
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
+        if not r.wmma and r.spec.matrix_variant() is not None:
+            found.append(f"{r.spec.name}: no instruction of the matrix units")
         if r.wave != limits.WAVE:
             found.append(f"{r.spec.name}: wave{r.wave}, wave{limits.WAVE} needed")
     return found

@@ -12,7 +12,8 @@ from ...checks import parse_digits, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
-from ...kernels.dispatches import AttendVariant, merge_call
+from ...kernels.dispatches import AttendVariant, MatrixVariant, merge_call
+from ...kernels.matrix import MatrixFacts, MatrixTile, matrix_workgroup
 from ...kernels.tuning import merge_lanes, shared_rows
 from ...limits import MAX_HEAD_DIM, WAVE
 from ...shapes import AttnShape
@@ -23,6 +24,9 @@ FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi3
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
+# What RADV of a Mesa that offers matrix units on RDNA4 tells of them.
+_MATRIX_FACTS: Final = MatrixFacts(MatrixTile(16, 16, 16), 65536, 1024)
+_MATRIX: Final = re.compile(r"attend_matrix_(?P<dtype>.+)")
 _PASS1: Final = re.compile(r"attend_(?P<build>single|node|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
 
 
@@ -31,10 +35,10 @@ class Spec:
     """One variant of a kernel.
 
     kernel: merge, or a variant of pass 1, attend_BUILD_DTYPE, with _from_upload behind it where the newest tokens come
-    from the uploaded rows. head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2 knows V's size alone, which
-    is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks: workgroups that
-    share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the builds that cap scores.
-    rows: query rows of a workgroup that share their keys.
+    from the uploaded rows, or attend_matrix_DTYPE. head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2 knows
+    V's size alone, which is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks:
+    workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the builds
+    that cap scores. rows: query rows of a workgroup that share their keys.
     """
 
     kernel: str
@@ -104,18 +108,32 @@ class Spec:
             heads=self.shape.group,
         )
 
+    def matrix_variant(self) -> MatrixVariant | None:
+        """What chooses the program of a variant for the matrix units; None for other kernels."""
+        parts = _MATRIX.fullmatch(self.kernel)
+        workgroup = matrix_workgroup(self.shape, _MATRIX_FACTS, "discrete", self.heads)
+        if parts is None or workgroup is None or _MATRIX_FACTS.tile is None:
+            return None
+        dtype = storage_dtype(parts["dtype"])
+        return MatrixVariant(
+            self.shape, dtype, _MATRIX_FACTS.tile, workgroup, KEYS_PER_LEAF, softcap=bool(self.softcap)
+        )
+
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
         if self.kernel == kernels.MERGE.name and not self.heads:
             call = merge_call(self.shape, "discrete", 1)
             return call.decl, call.spec
-        return self.variant().program()
+        matrix = self.matrix_variant()
+        return self.variant().program() if matrix is None else matrix.program()
 
     @property
     def waves(self) -> int:
         """Waves of a workgroup."""
         if not self.heads:
             return merge_lanes("discrete") // WAVE
+        if (matrix := self.matrix_variant()) is not None:
+            return matrix.workgroup.lanes // WAVE
         return LEAVES_PER_NODE if self.kernel.startswith("attend_node_") else 1
 
     @property
@@ -152,6 +170,17 @@ def default_specs() -> list[Spec]:
         found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in names]
     found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
     return _by_kernel(found)
+
+
+def matrix_specs() -> list[Spec]:
+    """Pass 1 with matrix units for some shapes, for a full workgroup, and with every type that a cache has."""
+    found = []
+    for text in ("16/2/256", "32/8/128", "9/3/64", "8/1/80", "20/1/576/512/latent", "32/8/192/128"):
+        shape = AttnShape.parse(text)
+        types = [name for name in STORAGE if name != "f32"] if text == "16/2/256" else ["f16", "q8_0"]
+        dims = shape.head_dim, 64, 1, 0, 1, shape.v_head_dim, shape.latent
+        found += [Spec(f"attend_matrix_{name}", *dims) for name in types]
+    return found
 
 
 def unequal_specs() -> list[Spec]:

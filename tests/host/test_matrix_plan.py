@@ -1,0 +1,121 @@
+"""Work items for the matrix units: every row meets every leaf that it sees once, with the keys that it sees."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from zinc_attn.canonical.arguments import key_ranges
+from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
+from zinc_attn.kernels.records import Records
+from zinc_attn.kernels.tuning import LayoutFacts
+from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
+from zinc_attn.planning.items import Visible, item_records, matrix_items
+from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
+from zinc_attn.planning.splits import SplitPlan
+from zinc_attn.shapes import AttnShape
+
+SHAPE = AttnShape(8, 2, 64)
+TILE = MatrixTile(16, 16, 16)
+RDNA4 = MatrixFacts(TILE, 65536, 1024)
+
+
+def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
+    """(row, leaf, first, limit) of the keys that rows meet, as the kernels read the items."""
+    found = set()
+    for item in items:
+        last = int(item["row"]) + int(item["rows"]) - 1
+        rows, leaves = range(int(item["row"]), last + 1), range(item["leaf_begin"], item["leaf_end"])
+        for row, leaf in itertools.product(rows, leaves):
+            before = (last - row) * int(item["row_step"])
+            first, limit = max(int(item["first"]) - before, 64 * leaf), min(int(item["limit"]) - before, 64 * leaf + 64)
+            if first < limit:
+                assert (row, leaf, first, limit) not in found
+                found.add((row, leaf, first, limit))
+    assert not one_row or all(items["rows"] == 1)
+    return found
+
+
+def visibles() -> list[tuple[str, Visible]]:
+    rng = np.random.default_rng(3)
+    cases = [
+        (f"{tokens} {rows} {causal} {window}", key_ranges(tokens, rows, causal, window))
+        for tokens, rows, causal, window in itertools.product((0, 5, 130, 700), (1, 37), (True, False), (None, 1, 100))
+        if causal or window is None
+    ]
+    limits = np.minimum(np.arange(600, 640), 610)  # a shard that ends among the rows
+    firsts = np.maximum(np.arange(500, 540), 512)  # and begins among their windows
+    random = np.sort(rng.integers(0, 600, 40))
+    return [*cases, ("shard", (firsts, limits)), ("any", (random // 2, random + 1))]
+
+
+@pytest.mark.parametrize(("name", "visible"), visibles(), ids=[name for name, _ in visibles()])
+@pytest.mark.parametrize("rows_each", (1, 4, 8))
+def test_rows_meet_what_they_see(name: str, visible: Visible, rows_each: int) -> None:
+    tokens = int(visible[1].max())
+    for splits in (1, 3):
+        plan = SplitPlan.fixed(tokens, SHAPE, num_splits=splits, q_len=len(visible[0]))
+        ranges = np.array(plan.leaf_ranges())
+        mine = matrix_items(visible, ranges, plan.leaves_per_state, rows_each)
+        assert met(mine, False) == met(item_records(visible, ranges, plan.leaves_per_state), True)
+        assert np.all(mine["rows"] <= rows_each)
+    if name == "700 37 True None" and rows_each > 1:
+        assert len(matrix_items(visible, np.array([[0, 11]]), 1, rows_each)) == -(-37 // rows_each)
+
+
+def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass() -> None:
+    none = np.zeros(3, np.int64)
+    (item,) = matrix_items((none, none), np.array([[0, 1]]), 1, 4, keep_empty=True)
+    assert (item["rows"], item["leaf_begin"], item["leaf_end"], item["limit"]) == (3, 0, 1, 0)
+
+
+@pytest.mark.parametrize("text", ("16/2/256", "32/8/128", "9/3/64", "71/1/64", "20/1/576/512/latent", "1/1/1"))
+def test_workgroups(text: str) -> None:
+    """As many vectors as are there and fit; 64 KiB are enough for every shape, 32 KiB for all but the largest K."""
+    shape = AttnShape.parse(text)
+    small = MatrixFacts(MatrixTile(8, 8, 8), 32768, 1024)
+    for vectors, facts in itertools.product((1, 16, 20, 64, 500), (RDNA4, small)):
+        for kind in ("discrete", "cpu"):
+            made = matrix_workgroup(shape, facts, kind, vectors)
+            assert made is not None and made.lanes <= 1024 and made.lanes % 32 == 0
+            assert shared_bytes(shape, made.vectors, made.unrolled) <= facts.shared_bytes
+            assert made.vectors % facts.tile.m == 0 and (made.vectors < 2 * max(vectors, facts.tile.m))
+    most = matrix_workgroup(shape, RDNA4, "discrete", 64)
+    assert most is not None
+    call = matrix_call(MatrixVariant(shape, "f16", TILE, most, 64), 5, 1, "out")
+    assert call.groups[2] * call.spec[3] >= shape.group
+
+
+def test_tiles() -> None:
+    assert best_tile([MatrixTile(8, 8, 16), MatrixTile(16, 16, 16), MatrixTile(16, 8, 16)]) == (16, 16, 16)
+    assert best_tile([MatrixTile(16, 8, 16), MatrixTile(32, 32, 16)]) == (16, 8, 16)
+    assert best_tile([MatrixTile(32, 8, 16), MatrixTile(4, 4, 4)]) is None
+
+
+@pytest.mark.parametrize(("rows", "matrices"), (((1, 1), False), ((4, 4), True), ((3, 4), None)))
+def test_matrix_prefill_is_for_16_vectors(rows: tuple[int, int], matrices: bool | None) -> None:
+    """Requests on either side of it go in submissions of their own, of which the first appends."""
+    layouts = split_rule_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"))
+    facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4)
+    requests = [Request(n, 300, n, np.arange(5, dtype=np.uint32)) for n in rows]
+    made = plan_call(requests, CallOptions(layouts, arithmetic="matrix-prefill"), facts).submissions
+    assert [one.key.matrix is not None for one in made] == ([False, True] if matrices is None else [matrices])
+    assert [len(one.appends) for one in made] == [sum(rows), *([0] * (len(made) - 1))]
+    everything = plan_call(requests, CallOptions(layouts, arithmetic="matrix"), facts).submissions
+    assert [one.key.matrix is not None for one in everything] == [True]
+
+
+def test_the_key_names_the_workgroup() -> None:
+    """Two calls that need other workgroups have other recordings."""
+    layouts = fixed_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"), num_splits=2, split_size=None)
+    facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4)
+    keys = set()
+    for rows in (1, 4, 16):
+        request = Request(rows, 300, 0, np.arange(5, dtype=np.uint32))
+        (one,) = plan_call([request], CallOptions(layouts, arithmetic="matrix"), facts).submissions
+        assert one.key.matrix is not None
+        keys.add(one.key.matrix.vectors)
+    assert keys == {16, 64}
