@@ -102,13 +102,20 @@ void main() {
     }
     find_head_scales();
     load_q(item);
-    fetch_k(item, leaf_of(item, item.leaf_begin), 0u);
+    bool keys = item.limit > 0u;  // else the item is for rows that see none, and their state is the empty one
+    if (keys) {
+        fetch_k(item, leaf_of(item, item.leaf_begin), 0u);
+    } else {
+        make_empty();
+    }
     [[dont_unroll]] for (uint index = item.leaf_begin; index < item.leaf_end; ++index) {
         Leaf leaf = leaf_of(item, index), next = leaf_of(item, min(index + 1u, item.leaf_end - 1u));
         bool first = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;  // leaf of its unit
-        find_scores(item, leaf);
-        find_weights(item, leaf, first);
-        find_values(item, leaf, next, first);
+        if (keys) {
+            find_scores(item, leaf);
+            find_weights(item, leaf, first);
+            find_values(item, leaf, next, first);
+        }
         if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }

@@ -1,7 +1,7 @@
 // Steps 1 and 2 of a leaf: scores by the matrix units, then the canonical maxima, weights and sums.
 
 MatrixC score_sums[KEY_TILES];  // the subgroup's tiles of its strip's scores
-float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][key mod 4]
+float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][key mod 4], then weights
 
 // To score_sums: the products of MAT_K dimensions.
 void add_score_step(uint piece, uint step) {
@@ -125,9 +125,12 @@ void find_weights(Item item, Leaf leaf, bool first) {
             for (uint j = 0u; j < KEY_PARTS; j += 2u) {
                 vec2 s = vec2(lane_scores[round * KEY_PARTS + j], lane_scores[round * KEY_PARTS + j + 1u]);
                 vec2 p = mix(vec2(0.0), vec2(weight(s.x, top), weight(s.y, top)), greaterThan(s, vec2(EMPTY_M)));
-                sum = sum + p.x;
-                sum = sum + p.y;
+                lane_scores[round * KEY_PARTS + j] = p.x;
+                lane_scores[round * KEY_PARTS + j + 1u] = p.y;
                 s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u] = halves(p);
+            }
+            for (uint j = 0u; j < KEY_PARTS; ++j) {
+                sum = sum + lane_scores[round * KEY_PARTS + j];
             }
         }
         sums[round] = sum;

@@ -1,5 +1,4 @@
-// What the matrix units are fed with: halves of q, K and V in shared memory, and zeros where there is nothing (behind
-// the item's last vector, the leaf's last key, and the last dimension).
+// What the matrix units are fed with: halves of q, K and V in shared memory.
 
 struct Vector {
     uint row;   // query row
@@ -18,9 +17,10 @@ Vector vector_at(Item item, uint t) {
                   at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
-// The subgroup's strip and its part of the strip's tiles.  Subgroups from STRIPS * PARTS on have none.
+// The subgroup's strip and its part of the strip's tiles.  Where subgroups are smaller than a wave, as on CPUs, those from
+// STRIPS * PARTS on have none; a GPU has no others, and without a branch its compiler leaves loads where they are begun.
 bool has_strip() {
-    return gl_SubgroupID < STRIPS * PARTS;
+    return UNROLLED == 1u || gl_SubgroupID < STRIPS * PARTS;
 }
 
 uint strip() {
@@ -100,31 +100,30 @@ uvec4 k_halves(uvec2 where, uint chunk) {
     return uvec4(halves(low.xy), halves(low.zw), halves(high.xy), halves(high.zw));
 }
 
-// Dimensions dim and dim + 1 of a value row.
-uint v_pair(uvec2 where, uint dim) {
-    uint values = 32u / V_BITS, word = v_words(where, dim / values, 1u).x;  // values of a word
+uvec4 v_halves(uvec2 where, uint dim) {
     if (V_BITS == 16u) {
-        return halves(from_half_words(V_STORAGE, word));
+        uvec4 w = v_words(where, dim / 2u, 4u);
+        if (V_STORAGE == STORAGE_BF16) {
+            w = uvec4(halves(from_half_words(V_STORAGE, w.x)), halves(from_half_words(V_STORAGE, w.y)),
+                      halves(from_half_words(V_STORAGE, w.z)), halves(from_half_words(V_STORAGE, w.w)));
+        }
+        return w;
     }
     Block block = v_block(where, dim / BLOCK);
-    return halves(quantized(V_STORAGE, word, dim % values / 2u, block.fifth >> (dim % BLOCK), block));
-}
-
-uvec4 v_halves(uvec2 where, uint dim) {
-    if (V_STORAGE == STORAGE_F16) {
-        return v_words(where, dim / 2u, 4u);
+    uvec4 w = v_words(where, dim * V_BITS / 32u, V_BITS / 4u), found;
+    for (uint i = 0u; i < 4u; ++i) {  // pairs of values: four of a word with 4 bits each, two with 8
+        uint word = V_BITS == 8u ? w[i / 2u] : w.x, pair = V_BITS == 8u ? i % 2u : i;
+        found[i] = halves(quantized(V_STORAGE, word, pair, block.fifth >> (dim % BLOCK + 2u * i), block));
     }
-    return uvec4(v_pair(where, dim), v_pair(where, dim + 2u), v_pair(where, dim + 4u), v_pair(where, dim + 6u));
+    return found;
 }
 
-// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.
+// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and the
+// last dimension it is the last one again, which is a number: no row sees that key, and q is 0 in that dimension.
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, key = i % KEYS_PER_LEAF, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;
-        ahead[u] = uvec4(0u);
-        if (key < leaf.count && chunk < K_DIM / CHUNK) {
-            ahead[u] = k_halves(locate(item, leaf, key), chunk);
-        }
+        ahead[u] = k_halves(locate(item, leaf, min(key, leaf.count - 1u)), min(chunk, K_DIM / CHUNK - 1u));
     }
 }
 
@@ -133,10 +132,7 @@ void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u / 2u * LANES + lane, rows = KEYS_PER_LEAF / 2u, dim = piece * MATRIX_PIECE + i / rows * CHUNK;
         uint key = key_of(2u * (i % rows) + u % 2u);
-        ahead[u] = uvec4(0u);
-        if (key < leaf.count && dim < V_DIM) {
-            ahead[u] = v_halves(locate(item, leaf, key), dim);
-        }
+        ahead[u] = v_halves(locate(item, leaf, min(key, leaf.count - 1u)), min(dim, V_DIM - CHUNK));
     }
 }
 

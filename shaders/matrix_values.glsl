@@ -59,6 +59,16 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
     }
 }
 
+// To unit and unit_ml: the state of no keys.
+void make_empty() {
+    for (uint n = 0u; n < V_PIECES * PIECE_TILES; ++n) {
+        unit[n] = MatrixC(0.0);
+    }
+    if (lane < VECTORS) {
+        unit_ml[lane] = vec2(EMPTY_M, 0.0);
+    }
+}
+
 // To unit: the leaf's weighted values.
 void find_values(Item item, Leaf leaf, Leaf next, bool first) {
     if (UNROLLED == 1u && V_PIECES <= 4u) {

@@ -185,8 +185,9 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
     """What arithmetic "matrix" needs to know: the tile of the device's matrix units that suits it, and two limits."""
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
     limits, tile = props.limits, None
-    few = wave.subgroupSize <= WAVE or _asks_for_waves(vk, physical, extensions, api)
-    if few and not matrix_needs(api) - extensions:
+    waves = wave.subgroupSize == WAVE or _asks_for_waves(vk, physical, extensions, api)
+    waves = waves or (wave.subgroupSize < WAVE and _KINDS.get(props.deviceType) == "cpu")
+    if waves and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
         if all(getattr(one, name) for one, name in zip(features, MATRIX_FEATURES.values(), strict=True)):
             tile = best_tile(vk.matrix_tiles(instance, physical))

@@ -35,10 +35,10 @@ class Spec:
     """One variant of a kernel.
 
     kernel: merge, or a variant of pass 1, attend_BUILD_DTYPE, with _from_upload behind it where the newest tokens come
-    from the uploaded rows, or attend_matrix_DTYPE. head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2 knows
-    V's size alone, which is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the merge kernel. chunks:
-    workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the builds
-    that cap scores. rows: query rows of a workgroup that share their keys.
+    from the uploaded rows, or attend_matrix_DTYPE. head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2
+    knows V's size alone, which is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the merge kernel.
+    chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the
+    builds that cap scores. rows: query rows of a workgroup that share their keys.
     """
 
     kernel: str
