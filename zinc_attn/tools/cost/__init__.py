@@ -10,6 +10,7 @@ from .compilers import prediction_compilers
 from .links import LINKS, find_link, pays_from, predict_shards
 from .measured import Comparison, MeasuredPoint, compare, compare_point, measured_points, read_rows
 from .predict import LABEL, best_splits, ideal, predict, timeline
+from .prefill import RowsPrediction, matrix_from, predict_rows
 
 __all__ = [
     "CARDS",
@@ -19,6 +20,7 @@ __all__ = [
     "ChosenCard",
     "Comparison",
     "MeasuredPoint",
+    "RowsPrediction",
     "best_splits",
     "card_of_device",
     "card_with",
@@ -27,10 +29,12 @@ __all__ = [
     "find_card",
     "find_link",
     "ideal",
+    "matrix_from",
     "measured_points",
     "pays_from",
     "predict",
     "predict_cascade",
+    "predict_rows",
     "predict_shards",
     "prediction_compilers",
     "read_rows",

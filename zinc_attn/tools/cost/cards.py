@@ -19,7 +19,8 @@ class Card:
 
     simds: per compute unit. registers: of a SIMD, per lane, allocated in steps of ``register_step``. wave_slots: waves
     that a SIMD holds at most. lds_kib: shared memory of a compute unit. latency_ns: of a memory read while memory is
-    not saturated. near_ns: of a read from the cache in which partial states wait for pass 2.
+    not saturated. near_ns: of a read from the cache in which partial states wait for pass 2. matrix_flops: of float16
+    products with float32 sums, by a compute unit's matrix units in a cycle; 0 where the model has no kernel for them.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Card:
     latency_ns: float = 400.0
     near_ns: float = 200.0
     dual_issue: bool = True
+    matrix_flops: int = 1024
     assumed: tuple[str, ...] = ("latency_ns", "near_ns")
 
     @property
@@ -71,6 +73,7 @@ _NVIDIA: Final[dict[str, Any]] = {
     "latency_ns": 600.0,
     "near_ns": 250.0,
     "dual_issue": False,
+    "matrix_flops": 0,
     "assumed": (*_GUESS, "clock_ghz"),
 }
 CARDS: Final = {

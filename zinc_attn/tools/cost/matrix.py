@@ -1,0 +1,202 @@
+"""Pass 1 with matrix units: what a leaf costs a workgroup, and what all workgroups cost a card.
+
+The instruction counts are those of the kernel as RADV compiles it for gfx1201; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from ...canonical.constants import KEYS_PER_LEAF
+from ...errors import ArgumentError
+from ...kernels.matrix import PIECE, MatrixFacts, MatrixTile, MatrixWorkgroup, matrix_workgroup, shared_bytes
+from ...limits import WAVE
+from ...shapes import AttnShape
+from .cards import Card
+from .pass1 import SIMDS, TRIP_CYCLES, Spread
+
+SIDE: Final = 16  # of a tile, in each of its three sizes
+TILE: Final = MatrixTile(SIDE, SIDE, SIDE)
+TILE_FLOPS: Final = 2 * SIDE**3
+MAX_LANES: Final = 1024  # of a workgroup
+# No document gives the following figures. docs/cost-model.md shows what depends on them.
+OVERLAP: Final = 0.0  # share of the shorter of matrix and other instructions that issues beside the longer
+LDS_RATE: Final = 1.0  # rounds of 128 bytes that a compute unit's shared memory serves in a cycle
+LDS_WAIT: Final = 64  # cycles from a read of shared memory to its value
+BARRIER_WAIT: Final = 50  # cycles by which the waves of a workgroup reach a barrier apart
+
+
+class MatrixCounts(NamedTuple):
+    """What a leaf costs a wave beside its products, in parts.
+
+    chunk: 8 values of K or V that a lane carries to shared memory; score: of a vector and a key, for a lane; piece: 64
+    dimensions of K or V; leaf: once.
+    """
+
+    chunk: float
+    score: float
+    piece: float
+    leaf: float = 0.0
+
+    def of(self, group: MatrixGroup) -> float:
+        """The cost of a leaf of this workgroup."""
+        return self.chunk * group.chunks + self.score * group.scores + self.piece * group.pieces + self.leaf
+
+
+# Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
+# 25.0.7 makes them: it gives a wave two copies of each factor's tile, as RDNA3 needs and RDNA4 does not.
+ISSUE: Final = MatrixCounts(31.5, 33.8, 124.0)  # cycles in which the wave issues instructions
+LDS: Final = MatrixCounts(3.5, 8.2, 71.0)  # rounds of 128 bytes of shared memory, without bank conflicts
+LDS_WAITS: Final = MatrixCounts(3.4, 2.8, 15.0)  # times that the wave waits for shared memory
+SCALAR_WAITS: Final = MatrixCounts(2.5, 0.0, 0.5)  # for work words and the page table
+MEMORY_WAITS: Final = MatrixCounts(1.2, 0.0, 0.1)  # for K and V, which it has asked for just before
+PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
+Q_ISSUE, EMIT_ISSUE = 70, 60  # cycles of a trip that carries 2 values of q, or writes 2 of a state
+VGPRS: Final = {128: 240, 256: 168}  # by dimensions of K, rounded up; larger heads have the last
+
+
+@dataclass(frozen=True)
+class MatrixGroup:
+    """A workgroup of pass 1 with matrix units, which attends one leaf after another.
+
+    sharers: workgroups, neighbors in the grid, that read the same keys.
+    """
+
+    card: Card
+    shape: AttnShape
+    workgroup: MatrixWorkgroup
+    sharers: int = 1
+
+    @classmethod
+    def of(cls, card: Card, shape: AttnShape, rows: int) -> MatrixGroup:
+        """The workgroup that serves ``rows`` neighboring rows, or as many as one can. ArgumentError for other cards."""
+        if not card.matrix_flops:
+            raise ArgumentError(f"card: got {card.title} with arithmetic 'matrix', expected one of RDNA4")
+        facts = MatrixFacts(TILE, card.lds_kib * 1024, MAX_LANES)
+        found = matrix_workgroup(shape, facts, "discrete", rows * shape.group)
+        if found is None:
+            raise ArgumentError(f"shape: got {shape} with arithmetic 'matrix', expected rows that fit in shared memory")
+        blocks = -(-rows // found.rows(shape.group))
+        return cls(card, shape, found, blocks * -(-found.rows(shape.group) * shape.group // found.vectors))
+
+    @property
+    def tile(self) -> MatrixTile:
+        """The products that the matrix units make."""
+        return TILE
+
+    @property
+    def waves(self) -> int:
+        """Waves of the workgroup."""
+        return self.workgroup.lanes // WAVE
+
+    @property
+    def vgprs(self) -> int:
+        """Vector registers of a wave."""
+        return VGPRS[min((dims for dims in VGPRS if dims >= self.shape.k_dim), default=max(VGPRS))]
+
+    @property
+    def resident(self) -> int:
+        """Workgroups that a pair of compute units holds, by registers and by shared memory."""
+        by_registers = self.card.waves(self.vgprs) * SIMDS // self.waves
+        pair = self.card.lds_kib * 1024 * SIMDS // self.card.simds
+        by_memory = pair // shared_bytes(self.shape, self.workgroup.vectors, self.workgroup.unrolled)
+        return max(1, min(by_registers, by_memory))
+
+    @cached_property
+    def k_products(self) -> float:
+        """Products of tiles of q and K that a wave makes for a leaf."""
+        keys, steps = KEYS_PER_LEAF // SIDE, -(-self.shape.k_dim // SIDE)
+        return self.workgroup.vectors / SIDE * keys * steps / self.waves
+
+    @cached_property
+    def v_products(self) -> float:
+        """The same of weights and V, whose last piece is whole."""
+        tiles = -(-self.shape.v_dim // PIECE) * PIECE // SIDE
+        return self.workgroup.vectors / SIDE * tiles * (KEYS_PER_LEAF // SIDE) / self.waves
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of K and of V that go through shared memory one after another."""
+        return sum(-(-dims // PIECE) for dims in (self.shape.k_dim, self.shape.v_dim))
+
+    @property
+    def chunks(self) -> float:
+        """8 values of K or V that a lane carries to shared memory for a leaf."""
+        return self.pieces * KEYS_PER_LEAF * PIECE / 8 / self.workgroup.lanes
+
+    @cached_property
+    def scores(self) -> float:
+        """Scores of a leaf that fall to a lane."""
+        return self.workgroup.vectors * KEYS_PER_LEAF / self.workgroup.lanes
+
+    @cached_property
+    def matrix(self) -> float:
+        """Cycles of a leaf in which a wave's products occupy its SIMD's matrix unit."""
+        return (self.k_products + self.v_products) * TILE_FLOPS * self.card.simds / self.card.matrix_flops
+
+    @cached_property
+    def vector(self) -> float:
+        """Cycles of a leaf in which the wave issues other instructions."""
+        return ISSUE.of(self)
+
+    @cached_property
+    def issue(self) -> float:
+        """Cycles of a leaf that the wave takes from its SIMD."""
+        return self.matrix + self.vector - OVERLAP * min(self.matrix, self.vector)
+
+    @cached_property
+    def lds(self) -> float:
+        """Cycles of a leaf that the wave takes from its compute unit's shared memory."""
+        return LDS.of(self) / LDS_RATE
+
+    @property
+    def memory_wait(self) -> float:
+        """Cycles of a wait for K or V: of the workgroups side by side one waits for memory, the others for a cache."""
+        ns = (self.card.latency_ns + (self.sharers - 1) * self.card.near_ns) / self.sharers
+        return ns * self.card.clock_ghz
+
+    @cached_property
+    def stall(self) -> float:
+        """Cycles of a leaf in which the wave waits, while nothing is saturated."""
+        barriers = PIECE_BARRIERS * self.pieces + LEAF_BARRIERS
+        scalar, shared = TRIP_CYCLES * SCALAR_WAITS.of(self), LDS_WAIT * LDS_WAITS.of(self)
+        return self.memory_wait * MEMORY_WAITS.of(self) + scalar + shared + BARRIER_WAIT * barriers
+
+    @cached_property
+    def item(self) -> tuple[float, float]:
+        """(cycles of waiting, issue cycles) of a wave for an item: q and a state, two values of a lane at a time."""
+        pairs = self.workgroup.vectors / 2 / self.workgroup.lanes
+        q, state = pairs * self.shape.k_dim, pairs * self.shape.v_dim
+        wait = self.card.near_ns * self.card.clock_ghz + TRIP_CYCLES
+        return (q + state) * wait, Q_ISSUE * q + EMIT_ISSUE * state
+
+    def cycles(self, leaves: int, items: int, most: int) -> tuple[float, float]:
+        """(all, issue alone) in cycles of ``items`` workgroups with ``leaves`` leaves, ``most`` of them in one.
+
+        They are those of a pair of compute units, which holds as many as fit at a time. Each waits and issues in turn;
+        waves fill each other's waits until the issue slots, or the shared memory of two SIMDs, are full.
+        """
+        resident, share = min(items, self.resident), self.waves / SIMDS
+        wait, issue = self.item
+        chain = max(most, leaves / resident) * (self.stall + self.issue) + max(1.0, items / resident) * (wait + issue)
+        issued = share * (leaves * self.issue + items * issue)
+        return max(chain, issued, share * self.card.simds * leaves * self.lds), issued
+
+    def spread(self, sizes: Sequence[int], nbytes: float) -> Spread:
+        """Workgroups of ``sizes`` leaves, which move ``nbytes``, dealt over the card's pairs of compute units."""
+        pairs, per_leaf = self.card.all_simds // SIMDS, nbytes / max(sum(sizes), 1)
+        dealt = [sizes[i::pairs] for i in range(min(pairs, len(sizes)))]
+        loads = Counter((len(one), sum(one), max(one)) for one in dealt)
+        demand: list[tuple[float, float]] = []
+        issue_us, in_turn, waves = 0.0, 0.0, 0
+        for (items, leaves, most), alike in loads.items():
+            cycles, issued = self.cycles(leaves, items, most)
+            demand.append((cycles / self.card.clock_ghz / 1e3, alike * leaves * per_leaf))
+            issue_us = max(issue_us, issued / self.card.clock_ghz / 1e3)
+            resident = min(items, self.resident)
+            in_turn, waves = max(in_turn, most, leaves / resident), waves + alike * resident * self.waves
+        return Spread(self.card, demand, issue_us, in_turn, waves)
