@@ -33,13 +33,16 @@ def break_kernels(changes: Sequence[Change], folder: Path, builds: str = "") -> 
         assert text.count(old) == 1, f"{file} no longer has {old!r} once: change this test with it"
         (sources / file).write_text(text.replace(old, new))
     changed = {change.file for change in changes}
-    broken = [d for d in kernels.MODULES if changed & _files(d.source) and builds in d.name]
-    for decl in broken:
+    broken = 0
+    for decl in (d for d in kernels.MODULES if changed & _files(d.source) and builds in d.name):
         defines = [f"-D{d}" for d in decl.defines]
         command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", *defines, "-o", str(spirv / decl.file)]
         done = subprocess.run([*command, decl.source], cwd=sources, capture_output=True, text=True)
+        if done.returncode and f"extension not supported: {decl.extension}" in done.stdout:
+            continue  # as scripts/build_shaders.py does; the package's module, if there is one, stays as it is
         assert done.returncode == 0, done.stdout
-    assert broken
+        broken += 1
+    assert broken, "the compiler has made none of the changed modules"
     return spirv
 
 

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from ..checks import check_int, parse_digits, shown
+from ..decode.arithmetic import Advice, check_arithmetic, check_units
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
+from ..planning.call import ARITHMETICS
 from ..runtime.device import RUNTIMES, Device
 from ..shapes import AttnShape
 from ..storage import STORAGE
@@ -22,6 +24,7 @@ DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
 UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
+ADVICE: Final = Advice("use --arithmetic canonical", "expected plain Vulkan: vulkan", "use f16 for both")
 STATUSES: Final = (
     "exit status: 0 fine; 1 a wrong bit, and nothing else, or, of proof, a step that is not ok; 2 refused, the reason "
     "is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be written; 130 "
@@ -79,6 +82,21 @@ def add_dtype(parser: Any, default: str | None, said: str = "%(default)s") -> No
     """--dtype of K and V. parser: or a group of one; said: the default in words."""
     text = f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)} (default: {said})"
     parser.add_argument("--dtype", type=_dtype, default=default, metavar="T", help=text)
+
+
+def add_arithmetic(parser: Any, names: tuple[str, ...] = ARITHMETICS) -> None:
+    """--arithmetic of attention, one of ``names``."""
+    text = "of attention: canonical, whose bits are the same on every device, or the device's matrix units, float16 "
+    text += "factors and float32 sums"
+    text += ", for all rows or where a call has many of them" if "matrix-prefill" in names else ""
+    parser.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
+
+
+def refuse_arithmetic(arithmetic: str, device: Device, dtype: str | None, *shapes: AttnShape) -> None:
+    """Refuse what a device cannot do with K and V of a dtype, where one is given, and shapes, in a command's words."""
+    check_units(arithmetic, device, dtype, ADVICE)
+    for shape in shapes:
+        check_arithmetic(arithmetic, device, shape, dtype or "f16", ADVICE)
 
 
 def _dtype(text: str) -> str:

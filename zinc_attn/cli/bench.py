@@ -10,8 +10,17 @@ from ..tools import bench
 from ..tools.harness.files import json_line, write_report
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import slug
-from .arguments import DEFAULT_CONTEXTS, Subparsers, add_command, add_runtimes_argument, open_devices, parse_shapes
-from .terminal import need, note_cpu, print_rows, progress_bar, say_written
+from .arguments import (
+    DEFAULT_CONTEXTS,
+    Subparsers,
+    add_arithmetic,
+    add_command,
+    add_runtimes_argument,
+    open_devices,
+    parse_shapes,
+    refuse_arithmetic,
+)
+from .terminal import arithmetic_text, need, note_cpu, print_rows, progress_bar, say_written
 
 
 def add_bench(subparsers: Subparsers) -> None:
@@ -20,7 +29,8 @@ def add_bench(subparsers: Subparsers) -> None:
         subparsers,
         "bench",
         "time the kernels beside a read yardstick and baselines",
-        "Verifies every layout against the oracle, bit for bit, then times runtimes and layouts in turns: the whole\n"
+        "Verifies every layout against the oracle, bit for bit (with matrix units against float64, within the bound\n"
+        "of their roundings, and layouts against each other), then times runtimes and layouts in turns: the whole\n"
         "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
         "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
         "bench.jsonl and bench.png in --out.",
@@ -32,6 +42,7 @@ def add_bench(subparsers: Subparsers) -> None:
     add("--shapes", default="16/2/256,32/4/128", metavar="LIST", help="Q/KV/D (default: %(default)s)")
     add("--contexts", default=DEFAULT_CONTEXTS, metavar="LIST", help="keys, k = 1024 (default: %(default)s)")
     add("--dtype", choices=("f32", "f16"), default="f16", help="dtype of K and V (default: %(default)s)")
+    add_arithmetic(parser)
     add("--repeats", type=int, metavar="N", help="rounds per point (default: 5 to 50 within 10 s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the values (default: %(default)s)")
     add("--out", metavar="DIR", help="folder of the files (default: bench-DEVICE)")
@@ -43,18 +54,23 @@ def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
     shapes, contexts = parse_shapes(args.shapes), parse_contexts(args.contexts)
-    spec = bench.BenchSpec(shapes, contexts, dtype=args.dtype, repeats=args.repeats, seed=args.seed)
+    numbers = {"repeats": args.repeats, "seed": args.seed}
+    spec = bench.BenchSpec(shapes, contexts, dtype=args.dtype, arithmetic=args.arithmetic, **numbers)
     with ExitStack() as stack:
         devices = open_devices(stack, [args.device], args.runtimes)
+        for device in devices:
+            refuse_arithmetic(args.arithmetic, device, args.dtype, *shapes)
         info = devices[0].info
         note_cpu(info)
         if not args.json:
-            print(f"{info.name} ({info.driver}), {args.dtype}, one layer", flush=True)
+            print(f"{info.name} ({info.driver}), {args.dtype}, one layer{arithmetic_text(args.arithmetic)}", flush=True)
         on_row = (lambda row: print(json_line(row), flush=True)) if args.json else None
         with progress_bar() as progress:
             rows = bench.bench(devices, spec, progress=progress, on_row=on_row)
     if not args.json:
         print_times(rows)
+        if any((row.verified or "").startswith("bound") for row in rows):
+            print("bound: as near to float64 as the roundings of matrix units allow, and equal bits of both layouts.")
     png = bench.bench_png(rows) if any(row.kv_gb_s for row in rows) else None
     say_written(write_report(Path(args.out or f"bench-{slug(info.name)}"), "bench", rows, png))
     return 1 if any(row.status == "failed" for row in rows) else 0

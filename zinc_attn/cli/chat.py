@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..tools import generate
-from .terminal import figure, note_cpu, plural, print_json, say
+from .arguments import refuse_arithmetic
+from .terminal import arithmetic_text, figure, note_cpu, plural, print_json, say
 
 
 def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:
@@ -19,10 +22,10 @@ def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:
     if tokenizer is None:
         raise ArgumentError(f"chat: {args.model} has no tokenizer, expected a checkpoint with one")
     turns: list[generate.Turn] = []
-    with (
-        Device.open(args.device, runtime=args.runtime) as device,
-        generate.open_conversation(host, tokenizer, device, settings) as talk,
-    ):
+    with ExitStack() as stack:
+        device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
+        refuse_arithmetic(args.arithmetic, device, args.dtype or storage_dtype(host.dtype))
+        talk = stack.enter_context(generate.open_conversation(host, tokenizer, device, settings))
         note_cpu(device.info)
         say(f"{host.name}: a line is a turn; Ctrl-D ends the conversation, Ctrl-C an answer")
         for line in read_turns():
@@ -33,7 +36,7 @@ def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:
             made = generate.combined(figures, talk.warm_up_s)
             kept = sum(turn.kept_tokens for turn in turns)
             say(f"{plural(len(turns), 'turn')}; {plural(kept, 'token')} of prompts were in the cache already")
-            say_figures(host, device.info, made)
+            say_figures(host, device.info, made, args.arithmetic)
     return 0
 
 
@@ -75,10 +78,10 @@ def end_turn(turns: list[generate.Turn], as_json: bool) -> None:
         say("interrupted: what is above stays in the conversation" if turn.ids else "interrupted before the answer")
 
 
-def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation) -> None:
+def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation, arithmetic: str) -> None:
     """Tokens per second and attention's share, on stderr."""
     figures = made.figures
-    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}")
+    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}{arithmetic_text(arithmetic)}")
     say(f"warm-up  {made.warm_up_s:.3g} s, which is in no other figure")
     rate = figure(figures["prefill_tokens_s"])
     say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")

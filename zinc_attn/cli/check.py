@@ -6,21 +6,31 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ArgumentError
-from ..runtime.device import list_devices
+from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
-from ..tools.check.cases import CONTEXTS, DTYPES, SHAPES
+from ..tools.check.bounded import is_of
+from ..tools.check.cases import CONTEXTS, DTYPES, MATRIX_CONTEXTS, MATRIX_ROWS, MATRIX_SHAPES, SHAPES
 from ..tools.check.data import KINDS, MASKS
-from ..tools.check.outcome import PROPERTIES, Fault, Outcome
+from ..tools.check.outcome import Fault, Outcome, properties_of
 from ..tools.check.properties import title
-from ..tools.check.record import Digests, describe, load_record, make_entry, record_text
+from ..tools.check.record import Digests, describe, load_record, make_entry, origin, record_text
 from ..tools.harness.files import write_file
 from ..tools.harness.split_spec import parse_split_specs
-from .arguments import Subparsers, add_command, installed_runtimes, open_devices
-from .terminal import progress_bar, say_written
+from .arguments import (
+    Subparsers,
+    add_arithmetic,
+    add_command,
+    installed_runtimes,
+    open_devices,
+    parse_counts,
+    refuse_arithmetic,
+)
+from .terminal import arithmetic_text, progress_bar, say_written
 
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
@@ -39,28 +49,36 @@ def add_check(subparsers: Subparsers) -> None:
         "two shards on a single one). Every variation must give the same bits, and these must be the NumPy\n"
         "oracle's: its digests are in the package. A case which is not in there is compared with the oracle here\n"
         "(above 2**30 products with the heads of one KV head; it says so).\n\n"
+        "--arithmetic matrix does the same with matrix units, on cases of several rows, and on plain Vulkan alone.\n"
+        "No oracle has these bits: out and lse must be within the bound of their roundings from float64, and the\n"
+        "digests are the device's and driver's own. --against compares those of the same device and driver.\n\n"
         "exit status:\n"
         "  0  every bit is as it must be\n"
-        "  1  some are not: the case names the first element and how far apart it is\n"
+        "  1  some are not, or an error is beyond its bound: the case names the first element\n"
         "  2  wrong arguments, no device, or a case the device has no room for",
         "  zinc-attn check --quick\n"
         "  zinc-attn check --devices all --contexts 8k,32k --dtypes f16 --layouts 1,8,auto\n"
         "  zinc-attn check --shapes 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
         "  zinc-attn check --shapes 32/8/192/128,20/1/576/512/latent --data rising,jumping --contexts 1k\n"
+        "  zinc-attn check --arithmetic matrix --quick --record matrix.json\n"
         "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a small fixed set of cases, in place of the matrix")
+    add_arithmetic(parser, ("canonical", "matrix"))
     add("--shapes", metavar="LIST", help=f"Q/KV/D, Q/KV/DK/DV or Q/KV/DK/DV/latent (default: {SHAPES})")
     add("--dtypes", metavar="LIST", help=f"dtypes of K and V (default: {DTYPES})")
     add("--contexts", metavar="LIST", help=f"numbers of keys, k = 1024 (default: {CONTEXTS})")
+    rows = f"query rows of a case (default: 1; with matrix units {','.join(map(str, MATRIX_ROWS))})"
+    add("--rows", metavar="LIST", help=rows)
     add("--data", metavar="LIST", help=f"how scores go along the context: {', '.join(KINDS)} (default: normal)")
     masks = "|".join(MASKS)
     masking = f"none, or some of window=KEYS, softcap=X, scale=X, sinks, alibi, mask={masks}, noncausal, joined by +"
     add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
     add("--layouts", default=LAYOUTS, metavar="LIST", help="splits, auto or size:KEYS (default: %(default)s)")
     add("--devices", metavar="LIST", help="all, or indices or pieces of names (default: the best one)")
-    runtimes = f"dispatchers (default: {installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else vulkan)"
+    quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
+    runtimes = f"dispatchers (default: {installed_runtimes()}; {quick})"
     add("--runtimes", metavar="LIST", help=runtimes)
     add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
     add("--against", metavar="FILE", type=Path, help="compare with another machine's digests, too")
@@ -81,14 +99,16 @@ def run_check(args: argparse.Namespace) -> int:
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        runtimes = args.runtimes or (None if args.quick else installed_runtimes())
-        devices = open_devices(stack, chosen_devices(args.devices), runtimes)
+        devices = open_devices(stack, chosen_devices(args.devices), chosen_runtimes(args))
+        for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
+            refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
+        check_sources(args, against, devices)
         with progress_bar() as progress:
             outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
         entries = []
         for device in devices:
             digests = {str(o.case): o.digest for o in outcomes if o.subject == title(device) and o.result}
-            entries.append(make_entry(digests, **describe(device)))
+            entries.append(make_entry(digests, **describe(device, args.arithmetic)))
     lines = [json.dumps(entry) for entry in entries] if args.json else summary(outcomes, entries, against)
     print("\n".join(lines))
     if args.record:
@@ -100,14 +120,40 @@ def run_check(args: argparse.Namespace) -> int:
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
     """The cases that the options name."""
+    units = args.arithmetic == "matrix"
     asked = args.shapes, args.dtypes, args.contexts, args.masking, args.data
-    if args.quick and any(asked):
-        options = "--shapes, --dtypes, --contexts, --masking or --data"
+    if args.quick and any((*asked, args.rows)):
+        options = "--shapes, --dtypes, --contexts, --masking, --data or --rows"
         raise ArgumentError(f"quick: got --quick with {options}, expected either")
-    if any(asked):
-        defaults = SHAPES, DTYPES, CONTEXTS, "none", "normal"
-        return Case.matrix(*(a or b for a, b in zip(asked, defaults, strict=True)))
-    return Case.quick() if args.quick else Case.default()
+    if any((*asked, args.rows)):
+        defaults = (MATRIX_SHAPES, "f16", MATRIX_CONTEXTS) if units else (SHAPES, DTYPES, CONTEXTS)
+        shapes, dtypes, contexts, masking, data = (
+            given or default for given, default in zip(asked, (*defaults, "none", "normal"), strict=True)
+        )
+        rows = parse_counts("rows", args.rows) if args.rows else MATRIX_ROWS if units else (1,)
+        return Case.matrix(shapes, dtypes, contexts, masking, data, rows, args.arithmetic)
+    return Case.quick(args.arithmetic) if args.quick else Case.default(args.arithmetic)
+
+
+def chosen_runtimes(args: argparse.Namespace) -> str | None:
+    """The text of --runtimes, or its default; None for the environment's."""
+    if args.runtimes:
+        return str(args.runtimes)
+    if args.arithmetic == "matrix":
+        return "vulkan"
+    return None if args.quick else installed_runtimes()
+
+
+def check_sources(args: argparse.Namespace, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
+    """Refuse a record of matrix units that is of no device of this run, whose bits it says nothing of."""
+    if args.arithmetic == "canonical" or not against:
+        return
+    if not any(is_of(source, device, args.arithmetic) for source in against for device in devices):
+        mine = "; ".join(origin(describe(device, args.arithmetic)) for device in devices)
+        raise ArgumentError(
+            f"{args.against}: got digests of {', '.join(against)}, expected some of this device and driver: {mine}; "
+            "the bits of matrix units are a driver's own"
+        )
 
 
 def chosen_devices(names: str | None) -> list[Any]:
@@ -123,6 +169,7 @@ def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:
         yield json.dumps(outcome.to_dict())
         return
     name = f"{outcome.case!s:<{width}}"
+    titles = properties_of(outcome.case.arithmetic)
     yield f"{outcome.status:<8}{name}{outcome.digest[:16]:<18}{outcome.verified:<24}{outcome.subject}"
     if outcome.refused:
         yield f"        {outcome.refused}"
@@ -131,7 +178,7 @@ def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:
         seen.setdefault(fault.property, []).append(fault)
     for faults in seen.values():
         more = f" (and in {len(faults) - 1} more variations)" if len(faults) > 1 else ""
-        yield f"        {faults[0]}{more}"
+        yield f"        {faults[0].line(titles)}{more}"
 
 
 def summary(
@@ -139,7 +186,8 @@ def summary(
 ) -> Iterator[str]:
     """The properties over all cases, and the digests of the run."""
     yield ""
-    for prop, text in PROPERTIES.items():
+    arithmetic = outcomes[0].case.arithmetic
+    for prop, text in properties_of(arithmetic).items():
         shown = sum(outcome.shown.get(prop, 0) for outcome in outcomes)
         bad = sum(any(fault.property == prop for fault in outcome.faults) for outcome in outcomes)
         word = f"pass, {shown} comparisons" if shown else "not shown"
@@ -149,4 +197,4 @@ def summary(
         mine = {str(outcome.case) for outcome in outcomes}
         yield f"{source}: has {len(mine & set(digests))} of the {len(mine)} cases"
     for entry in entries:
-        yield f"run {entry['run']}  {entry['made_by']['device']}, {entry['made_by']['runtime']}"
+        yield f"run {entry['run']}  {origin(entry['made_by'])}{arithmetic_text(arithmetic)}"

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..tools import generate
 from .arguments import (
     Subparsers,
+    add_arithmetic,
     add_cache_arguments,
     add_checkpoint_argument,
     add_command,
     add_device_arguments,
     parse_numbers,
+    refuse_arithmetic,
 )
 from .chat import run_chat, say_figures
 from .terminal import need, new_table, note_cpu, print_json, print_table, progress_bar, say
@@ -58,6 +61,7 @@ def add_generate(subparsers: Subparsers) -> None:
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument("--num-splits", type=int, metavar="N", help="splits (default: the split rule)")
     layout.add_argument("--split-size", type=int, metavar="N", help="keys per split")
+    add_arithmetic(parser)
     add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed; --chat: 4096)")
     add("--selfcheck", action="store_true", help="compare layouts, page sizes and prefill chunks")
     add("--json", action="store_true", help="one JSON object on stdout, in place of the text; --chat: one per turn")
@@ -96,6 +100,7 @@ def run_generate(args: argparse.Namespace) -> int:
     on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
 
     with Device.open(args.device, runtime=args.runtime) as device:
+        refuse_arithmetic(args.arithmetic, device, args.dtype or storage_dtype(host.dtype))
         note_cpu(device.info)
         if tokenizer is None:
             say("token ids in, token ids out: no tokenizer is used")
@@ -104,7 +109,7 @@ def run_generate(args: argparse.Namespace) -> int:
         end()
         if not args.json:
             print(flush=True)
-            say_figures(host, device.info, made)
+            say_figures(host, device.info, made, args.arithmetic)
         checks: list[generate.Check] = []
         if args.selfcheck:
             with progress_bar() as progress:
@@ -131,6 +136,7 @@ def settings_of(args: argparse.Namespace) -> generate.Settings:
         num_splits=args.num_splits,
         split_size=args.split_size,
         capacity=args.capacity,
+        arithmetic=args.arithmetic,
     )
 
 

@@ -14,8 +14,16 @@ from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..storage import STORAGE
 from ..tools import generate
-from .arguments import Subparsers, add_checkpoint_argument, add_command, add_device_arguments, add_page_size
-from .terminal import MISSING, need, new_table, note_cpu, print_json, print_table, progress_bar
+from .arguments import (
+    Subparsers,
+    add_arithmetic,
+    add_checkpoint_argument,
+    add_command,
+    add_device_arguments,
+    add_page_size,
+    refuse_arithmetic,
+)
+from .terminal import MISSING, arithmetic_text, need, new_table, note_cpu, print_json, print_table, progress_bar
 
 
 def add_perplexity(subparsers: Subparsers) -> None:
@@ -36,7 +44,8 @@ def add_perplexity(subparsers: Subparsers) -> None:
     most = f"{generate.CONTEXT:,}, or as many as the model takes"
     add("--context", type=int, metavar="N", help=f"tokens of the text that are read (default: {most})")
     names = ",".join(STORAGE)
-    add("--dtypes", default=names, metavar="LIST", help="dtypes of the cache (default: %(default)s)")
+    add("--dtypes", metavar="LIST", help=f"dtypes of the cache (default: {names}; with matrix units all but f32)")
+    add_arithmetic(parser)
     add_page_size(parser)
     add("--json", action="store_true", help="a JSON line per cache on stdout")
     add_device_arguments(parser)
@@ -46,7 +55,9 @@ def add_perplexity(subparsers: Subparsers) -> None:
 def run_perplexity(args: argparse.Namespace) -> int:
     """Measure, and print."""
     need("rich")
-    dtypes = [word.strip() for word in args.dtypes.split(",")]
+    canonical = args.arithmetic == "canonical"
+    names = args.dtypes or ",".join(name for name in STORAGE if canonical or name != "f32")
+    dtypes = [word.strip() for word in names.split(",")]
     for dtype in dtypes:
         storage_dtype(dtype)
     if args.context is not None:
@@ -59,14 +70,18 @@ def run_perplexity(args: argparse.Namespace) -> int:
     ids = generate.text_ids(tokenizer, args.text, args.context or min(generate.CONTEXT, most))
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info
+        for dtype in dtypes:
+            refuse_arithmetic(args.arithmetic, device, dtype)
         note_cpu(info)
         with progress_bar() as progress:
-            found = generate.measure_perplexity(host, device, ids, dtypes, args.page_size, progress)
+            options = {"arithmetic": args.arithmetic}
+            found = generate.measure_perplexity(host, device, ids, dtypes, args.page_size, progress, **options)
         about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
+        about |= options
     if args.json:
         print_json(about | {"text": args.text.name, "context": len(ids)} | asdict(one) for one in found)
         return 0
-    print(f"{info.name} ({info.driver}), {about['runtime']}")
+    print(f"{info.name} ({info.driver}), {about['runtime']}{arithmetic_text(args.arithmetic)}")
     print(f"{host.name} in float32: the first {len(ids):,} tokens of {args.text.name}")
     print_perplexities(found)
     return 0

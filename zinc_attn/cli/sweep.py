@@ -21,6 +21,7 @@ from ..tools.sweep import SweepRow, SweepSpec, distributed_sweep, plot_png, swee
 from .arguments import (
     DEFAULT_CONTEXTS,
     Subparsers,
+    add_arithmetic,
     add_command,
     add_device_arguments,
     add_dtype,
@@ -28,6 +29,7 @@ from .arguments import (
     add_page_size,
     chosen_model,
     parse_counts,
+    refuse_arithmetic,
 )
 from .sweep_report import print_sweep_head, sweep_notes, sweep_table, sweep_title
 from .terminal import need, note_cpu, print_table, progress_bar, say, say_written
@@ -41,7 +43,9 @@ def add_sweep(subparsers: Subparsers) -> None:
         "verify, then time decode attention over context lengths",
         "A point is one call at one context under one split layout: append the new rows to the resident\n"
         "KV cache, attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the\n"
-        "values as stored (those of some KV heads, where all would take long; it says so). Then it is\n"
+        "values as stored (those of some KV heads, where all would take long; it says so).\n"
+        "With matrix units (--arithmetic) out and lse must be within the bound of their roundings from float64,\n"
+        "and all layouts must have the first one's bits. A verified point is\n"
         "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed,\n"
         "behind every call. The cache has one layer; a step's figures are that layer's times --layers.\n"
         "Leaves sweep.csv, sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
@@ -49,8 +53,8 @@ def add_sweep(subparsers: Subparsers) -> None:
         "to their devices' memory; a call gathers their partial states once. Every rank compares its bits with the\n"
         "oracle, rank 0 prints. Needs the extra mpi and an MPI.\n\n"
         "exit status:\n"
-        "  0  every point that ran has the oracle's bits; what the device has no room for says refused\n"
-        "  1  a point FAILED: wrong bits; it gets no time\n"
+        "  0  every point that ran is as it must be; what the device has no room for says refused\n"
+        "  1  a point FAILED: wrong bits, or an error beyond the bound; it gets no time\n"
         "  2  wrong arguments, no device, every point refused, or a device or a rank that was lost",
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
         "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
@@ -66,6 +70,7 @@ def add_sweep(subparsers: Subparsers) -> None:
     splits = "layouts: auto (the split rule), a number of splits, or size:KEYS (default: auto,1)"
     add("--splits", metavar="S,…", help=splits)
     add_dtype(parser, None, "f16, or that of --kv")
+    add_arithmetic(parser)
     batch = "sequences in a call, each of the same context (default: 1)"
     add("--batch", type=int, default=1, metavar="N", help=batch)
     rows = "new rows per sequence in a call, one number or a list (default: 1, or the rows in --kv)"
@@ -126,6 +131,7 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
     options: dict[str, Any] = {}
     with ExitStack() as stack:
         device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
+        refuse_arithmetic(args.arithmetic, device, specs[0].dtype, model.shape)
         if not quiet:
             note_cpu(device.info)
             note_contexts(model, specs[0].contexts)
@@ -187,6 +193,7 @@ def sweep_specs(args: argparse.Namespace) -> tuple[ModelPreset, list[SweepSpec]]
         seed=args.seed,
         kv=kv,
         model=model.name,
+        arithmetic=args.arithmetic,
     )
     return model, [replace(spec, q_len=q_len) for q_len in q_lens]
 

@@ -9,7 +9,7 @@ from ..distributed.ranks import Ranks
 from ..runtime.device import Device
 from ..tools.models import ModelPreset
 from ..tools.sweep import SweepRow, SweepSpec
-from .terminal import count, figure, model_text, new_table, plural
+from .terminal import arithmetic_text, count, figure, model_text, new_table, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,7 @@ def print_sweep_head(device: Device, model: ModelPreset, specs: Sequence[SweepSp
     spec = specs[0]
     print(f"{model_text(model, spec.dtype)}, {layer_text(model)}")
     memory = f"cache with pages of {spec.page_size} tokens" if spec.page_size else "contiguous K and V"
-    print(f"{call_text(specs)}; {memory}", flush=True)
+    print(f"{call_text(specs)}; {memory}{arithmetic_text(spec.arithmetic)}", flush=True)
 
 
 def sweep_title(model: ModelPreset, specs: Sequence[SweepSpec], ranks: Ranks | None) -> str:
@@ -31,6 +31,7 @@ def sweep_title(model: ModelPreset, specs: Sequence[SweepSpec], ranks: Ranks | N
     alone = len(specs) == spec.batch == spec.q_len == 1
     subject = "decode attention" if alone else f"attention\n{call_text(specs)}"
     subject += f", {plural(ranks.size, 'rank')}" if ranks else ""
+    subject += arithmetic_text(spec.arithmetic)
     return f"{model_text(model, spec.dtype)}, {plural(model.attention_layers, 'layer')}: {subject}"
 
 
@@ -93,7 +94,12 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     timed = [row for row in rows if row.median_us is not None]
     if timed:
         first = timed[0]
-        yield f"bits: out and lse equal the oracle's bit for bit. Time: {first.latency_mode}."
+        words = {(row.verified or "").split(" ")[0] for row in timed}
+        if "bound" in words:
+            yield "bound: out and lse are as near to float64 as the roundings of matrix units allow, and every layout"
+            yield "has the bits of the context's first one; they are this device's and driver's own."
+        bits = "bits: out and lse equal the oracle's bit for bit. " if "bits" in words else ""
+        yield f"{bits}Time: {first.latency_mode}."
         counts = sorted({row.batch * row.q_len for row in timed})
         tokens = plural(counts[0], "token") if len(counts) == 1 else f"{', '.join(map(str, counts))} tokens"
         layers = plural(first.layers, "layer")
@@ -101,6 +107,8 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         if first.formula_bytes is not None:
             yield f"Compared on {plural(first.ranks, 'rank')}, and the same on all. bytes per layer: what rank 0 gets"
             yield "in a call; the formula: nodes of the other ranks × q_len × q_heads × (head_dim + 2) × 4."
+    if any(row.verified == "bound (sampled)" for row in rows):
+        yield "bound*: some KV heads compared with float64, everything with the first layout, or with rank 0's bits."
     if any(row.verified == "bits (sampled)" and row.formula_bytes is None for row in rows):
         yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
     if any(row.verified == "bits (sampled)" and row.formula_bytes is not None for row in rows):

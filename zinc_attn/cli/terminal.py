@@ -136,6 +136,11 @@ def model_text(model: ModelPreset, dtype: str) -> str:
     return f"{name}shape {model.shape}, {dtype}"
 
 
+def arithmetic_text(arithmetic: str) -> str:
+    """What a heading says of attention's arithmetic behind its last word: nothing of the canonical one."""
+    return "" if arithmetic == "canonical" else f"; arithmetic {arithmetic}"
+
+
 def binary_size(nbytes: int) -> str:
     """134217728 to "128 MiB"."""
     value = float(nbytes)

@@ -2,46 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from ..cache.rows import Largest
 from ..checks import shown
 from ..errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
-from ..kernels.matrix import HALF_MAX, matrix_workgroup
-from ..planning.call import ARITHMETICS, Arithmetic
+from ..kernels.matrix import HALF_MAX, MatrixWorkgroup, matrix_workgroup
+from ..planning.call import ARITHMETICS, Arithmetic, CallOptions, SplitLayout
 from ..runtime.device import Device, load_spirv
+from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
 from ..storage import storage_types
 
 
-def check_arithmetic(arithmetic: Any, device: Device, shape: AttnShape, dtype: str) -> Arithmetic:
-    """One of ARITHMETICS that the device can do with K and V of a shape and dtype."""
-    if arithmetic not in ARITHMETICS:
+class Advice(NamedTuple):
+    """What a refusal tells its caller to do, in the caller's words.
+
+    canonical: where the device has no units; runtime: where the dispatcher has none; rounding: where K or V is float32.
+    """
+
+    canonical: str
+    runtime: str
+    rounding: str
+
+
+CACHE: Final = Advice(
+    "use arithmetic='canonical'",
+    "expected runtime='vulkan'",
+    "a cache with dtype='f16', round_rows=True rounds float32 rows",
+)
+ARRAYS: Final = CACHE._replace(rounding="pass k and v in float16, for example k.astype(np.float16)")
+
+
+def arithmetic_name(arithmetic: Any) -> Arithmetic:
+    """One of ARITHMETICS, before any device is asked."""
+    if not isinstance(arithmetic, str) or arithmetic not in ARITHMETICS:
         names = ", ".join(map(repr, ARITHMETICS))
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected one of {names}")
-    if arithmetic == "canonical":
+    return next(name for name in ARITHMETICS if name == arithmetic)
+
+
+def workgroup_on(info: DeviceInfo, shape: AttnShape, vectors: int) -> MatrixWorkgroup | None:
+    """The matrix workgroup of a device for ``vectors`` query vectors; None where the device has none for the shape."""
+    return matrix_workgroup(shape, info.matrix, info.kind, vectors)
+
+
+def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:
+    """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
+
+    def unplanned(*_: Any) -> SplitLayout:
+        raise NotImplementedError
+
+    return CallOptions(unplanned, arithmetic=arithmetic).on_matrices(q_len, shape)
+
+
+def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advice: Advice = CACHE) -> Arithmetic:
+    """One of ARITHMETICS that the device can do with K and V of a dtype, where one is given."""
+    if arithmetic_name(arithmetic) == "canonical":
         return "canonical"
     facts, what = device.info.matrix, f"arithmetic: got {arithmetic!r}"
     if not device.runtime.has_matrix_units and facts.tile is not None:
-        raise RuntimeUnavailableError(f"{what} with runtime {device.runtime.name!r}, expected runtime='vulkan'")
+        raise RuntimeUnavailableError(f"{what} with runtime {device.runtime.name!r}, {advice.runtime}")
     if facts.tile is None:
         raise UnsupportedError(
             f"{what}, but {device.info.name} ({device.info.driver}) does not offer VK_KHR_cooperative_matrix with "
-            "tiles of 8 or 16 float16 and float32 sums; use arithmetic='canonical'"
+            f"tiles of 8 or 16 float16 and float32 sums; {advice.canonical}"
         )
-    if any(kind.name == "f32" for kind in storage_types(dtype)):
-        raise DTypeError(
-            f"{what} with K or V in f32, expected a type that float16 holds; a cache with dtype='f16', round_rows=True "
-            "rounds float32 rows"
-        )
-    if matrix_workgroup(shape, facts, device.info.kind, 1) is None:
-        raise UnsupportedError(
-            f"{what} for {shape}, whose rows do not fit in {facts.shared_bytes:,} bytes of the shared memory of "
-            f"{device.info.name}; use arithmetic='canonical'"
-        )
+    if dtype is not None and any(kind.name == "f32" for kind in storage_types(dtype)):
+        raise DTypeError(f"{what} with K or V in f32, expected a type that float16 holds; {advice.rounding}")
     load_spirv(MATRIX)  # where the package was built without the kernel, say so now
-    return "matrix" if arithmetic == "matrix" else "matrix-prefill"
+    return arithmetic_name(arithmetic)
+
+
+def check_arithmetic(
+    arithmetic: Any, device: Device, shape: AttnShape, dtype: str, advice: Advice = CACHE
+) -> Arithmetic:
+    """One of ARITHMETICS that the device can do with K and V of a shape and dtype."""
+    checked = check_units(arithmetic, device, dtype, advice)
+    if checked != "canonical" and workgroup_on(device.info, shape, 1) is None:
+        raise UnsupportedError(
+            f"arithmetic: got {arithmetic!r} for {shape}, whose rows do not fit in "
+            f"{device.info.matrix.shared_bytes:,} bytes of the shared memory of {device.info.name}; {advice.canonical}"
+        )
+    return checked
 
 
 def check_half_range(arithmetic: Arithmetic, largest_q: float, largest: Largest) -> None:

@@ -11,13 +11,15 @@ from ..cache.rows import pack_k, pack_v, tiles
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
-from ..kernels.dispatches import AttendVariant, KernelCall, attend_call, merge_call
+from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
 from ..kernels.records import WorkBuffer
-from ..planning.items import Mask, Visible, item_records, row_records
+from ..planning.call import Arithmetic
+from ..planning.items import Mask, Visible, item_records, matrix_items, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape, filled_up, row_format
+from .arithmetic import ARRAYS, check_arithmetic, on_matrices, workgroup_on
 from .scoring import Scoring, check_scale
 
 F32 = NDArray[np.float32]
@@ -60,7 +62,7 @@ class RecordedCall:
 
     scoring: None is the usual scale and nothing else; its window must be the plan's. mask: of the query rows, or None.
     heads_per_workgroup: query heads that one workgroup of pass 1 serves, which never shows in the bits; None is the
-    shape's choice.
+    shape's choice. arithmetic: see ``Attention``; with matrix units a workgroup serves what their tiles hold.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class RecordedCall:
         mask: Mask | None = None,
         timestamps: bool = False,
         heads_per_workgroup: int | None = None,
+        arithmetic: Arithmetic = "canonical",
     ) -> None:
         shape, runtime, info = plan.shape, kv.device.runtime, kv.device.info
         per_workgroup = shape.heads_per_workgroup
@@ -81,7 +84,8 @@ class RecordedCall:
         self.plan, self.runtime = plan, runtime
         scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
         visible = key_ranges(plan.context_len, plan.q_len, causal, scoring.window)
-        work = _work_buffer(kv, plan, scoring, visible, mask)
+        matrix = _matrix_variant(kv, plan, arithmetic, scoring, mask is not None)
+        work = _work_buffer(kv, plan, scoring, visible, mask, 0 if matrix is None else matrix.rows)
         vectors = plan.q_len * shape.q_heads
         out_bytes = 4 * vectors * (shape.v_dim + 1)
         sizes = (4 * work.words.size, 4 * vectors * shape.k_dim, max(plan.scratch_bytes, 4), out_bytes)
@@ -104,8 +108,8 @@ class RecordedCall:
             )
             calls: list[KernelCall] = []
             if len(work.items):
-                target = "out" if plan.passes == 1 else "states"
-                calls.append(attend_call(variant, len(work.items), shape.kv_heads, target))
+                size = len(work.items), shape.kv_heads, "out" if plan.passes == 1 else "states"
+                calls.append(attend_call(variant, *size) if matrix is None else matrix_call(matrix, *size))
             if plan.passes == 2:
                 calls.append(merge_call(shape, info.kind, plan.q_len))
             bound = {**self._buffers, "k": kv.k, "v": kv.v}
@@ -152,12 +156,28 @@ class RecordedCall:
             buffer.close()
 
 
+def _matrix_variant(
+    kv: ContiguousKV, plan: SplitPlan, arithmetic: Arithmetic, scoring: Scoring, masked: bool
+) -> MatrixVariant | None:
+    """Pass 1 with matrix units where ``arithmetic`` asks for them, None where the canonical one runs."""
+    info, shape = kv.device.info, plan.shape
+    if not on_matrices(check_arithmetic(arithmetic, kv.device, shape, kv.dtype, ARRAYS), plan.q_len, shape):
+        return None
+    tile, workgroup = info.matrix.tile, workgroup_on(info, shape, plan.q_len * shape.group)
+    assert tile is not None and workgroup is not None, "check_arithmetic refuses these"
+    biases = scoring.softcap is not None, scoring.alibi is not None, masked
+    return MatrixVariant(shape, kv.dtype, tile, workgroup, KEYS_PER_LEAF, *biases)
+
+
 def _work_buffer(
-    kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: Mask | None
+    kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: Mask | None, matrix_rows: int
 ) -> WorkBuffer:
-    """The call's work buffer; page 0 holds everything."""
-    single_pass = plan.passes == 1
-    items = item_records(visible, np.array(plan.leaf_ranges()), plan.leaves_per_state, keep_empty=single_pass)
+    """The call's work buffer; page 0 holds everything. matrix_rows: of an item for the matrix units, 0 without them."""
+    single_pass, ranges = plan.passes == 1, np.array(plan.leaf_ranges())
+    if matrix_rows:
+        items = matrix_items(visible, ranges, plan.leaves_per_state, matrix_rows, keep_empty=single_pass)
+    else:
+        items = item_records(visible, ranges, plan.leaves_per_state, keep_empty=single_pass)
     work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.heads, 0 if mask is None else mask.words.size)
     work.set_shape(plan.shape, plan.shape.kv_heads)
     work.set(

@@ -10,14 +10,16 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.rows import checked_values
+from ..cache.rows import Largest, checked_values
 from ..canonical.arguments import check_window
 from ..checks import check_array, check_bool, shown
 from ..errors import ArgumentError, DTypeError
+from ..planning.call import Arithmetic
 from ..planning.splits import SplitPlan, plan_on
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
+from .arithmetic import ARRAYS, check_arithmetic, check_half_range
 from .axes import attention_shape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
 from .requests import check_seen, mask_words
@@ -70,6 +72,7 @@ def attention(
     out: Any = ...,
     lse: Any = ...,
     allow_empty: bool = ...,
+    arithmetic: Arithmetic = ...,
 ) -> F32: ...
 @overload
 def attention(
@@ -91,6 +94,7 @@ def attention(
     out: Any = ...,
     lse: Any = ...,
     allow_empty: bool = ...,
+    arithmetic: Arithmetic = ...,
 ) -> tuple[F32, F32]: ...
 
 
@@ -113,6 +117,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     out: Any = None,
     lse: Any = None,
     allow_empty: bool = False,
+    arithmetic: Arithmetic = "canonical",
 ) -> F32 | tuple[F32, F32]:
     """Softmax attention of decode rows on a Vulkan device.
 
@@ -122,7 +127,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     that a row sees at most, its own position counted (transformers' sliding_window; FlashInfer's window_left + 1).
     softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins
     the softmax without a value (GPT-OSS); lse includes it. alibi: see ``Attention``; mask, out, lse, allow_empty: as in
-    a call of it.
+    a call of it. arithmetic: as in ``Attention``; "matrix" takes k and v in float16.
     Returns out ([q_len,] q_heads, v_head_dim), and with return_lse also lse ([q_len,] q_heads), natural log; float32.
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
@@ -143,10 +148,13 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     device = default_device() if device is None else device
     if not isinstance(device, Device):
         raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
+    arithmetic = check_arithmetic(arithmetic, device, shape, DTYPES[ka.dtype], ARRAYS)
+    if arithmetic != "canonical":
+        check_half_range(arithmetic, q_max, Largest())
     plan = _planned(device.info, ka, shape, len(rows), window, num_splits=num_splits, split_size=split_size)
     with (
         closing(ContiguousKV(device, ka, va)) as kv,
-        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal, mask=words)) as call,
+        closing(RecordedCall(kv, plan, scoring=scoring, causal=causal, mask=words, arithmetic=arithmetic)) as call,
     ):
         call.write_q(checked_q)
         call.run()

@@ -43,9 +43,10 @@ class Folder(Protocol):
 class ShardedAttention:
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
-    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, arithmetic and errors as in ``Attention``.
-    sent_bytes: the partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the
-    first device, in whose place another Folder may be put.
+    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, arithmetic and errors as in ``Attention``; with
+    matrix units the bits are those of ``Attention`` where all devices are alike. sent_bytes: the partial states that
+    this rank gave to the others; fold: what folds the partial states, a Fold on the first device, in whose place
+    another Folder may be put.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from ...cache.kv_cache import KVCache
 from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
 from ...checks import check_bool, check_int, shown
+from ...decode.arithmetic import arithmetic_name
 from ...decode.one_shot import default_device
 from ...dtypes import storage_dtype
 from ...errors import (
@@ -22,6 +23,7 @@ from ...errors import (
     LimitError,
     UnsupportedError,
 )
+from ...planning.call import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape
@@ -44,8 +46,9 @@ class ZincCache(Cache):
     device: a Device, None for the best one, kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None for
     that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
     num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
-    attends its compressed rows, which are cached in place of every head's K and V. observer: called after each
-    attention call of a layer; it may be set at any time, and a fork begins with that of the cache.
+    attends its compressed rows, which are cached in place of every head's K and V. arithmetic: see ``Attention``; the
+    first forward refuses one that the device does not have. observer: called after each attention call of a layer; it
+    may be set at any time, and a fork begins with that of the cache.
     The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: a head_dim beyond 576 or another argument.
@@ -63,6 +66,7 @@ class ZincCache(Cache):
         num_splits: int | None = None,
         split_size: int | None = None,
         latent: bool = False,
+        arithmetic: Arithmetic = "canonical",
     ) -> None:
         """See the class."""
         if device is not None and not isinstance(device, Device):
@@ -75,6 +79,7 @@ class ZincCache(Cache):
         self.device, self.page_size = device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
+        self.arithmetic = arithmetic_name(arithmetic)
         self._layout = _layout(num_splits, split_size)
         self._groups: dict[AttnShape, LayerGroup] = {}
         layers: list[Any] = []
@@ -85,7 +90,7 @@ class ZincCache(Cache):
             spec.check_dtype(self.dtype or "f32")  # refuses two types for a latent shape
             if self._layout:
                 SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
-            self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [])).layers.append(spec.index)
+            self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [], self.arithmetic)).layers.append(spec.index)
             layers.append(ZincLayer(self, spec, spec.shape))
         super().__init__(layers=layers)
         self._sort_layers()

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from ...cache.kv_cache import KVCache
+from ...decode.arithmetic import CACHE, check_arithmetic
 from ...decode.attention import Attention
+from ...planning.call import Arithmetic
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .tensors import F32
+
+_ADVICE = CACHE._replace(rounding="ZincCache(dtype='f16') rounds a model's float32 keys and values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +57,7 @@ class LayerGroup:
 
     shape: AttnShape
     layers: list[int]
+    arithmetic: Arithmetic = "canonical"
     cache: KVCache | None = None
     calls: dict[tuple[float, float | None, bytes | None], ConfiguredAttention] = field(default_factory=dict)
 
@@ -65,6 +70,7 @@ class LayerGroup:
     def allocate(self, device: Device, tokens: int, dtype: str, page_size: int) -> None:
         """Take the device memory, unless it is there already."""
         if self.cache is None:
+            check_arithmetic(self.arithmetic, device, self.shape, dtype, _ADVICE)
             self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size, round_rows=True)
 
     def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int]) -> tuple[Attention, int]:
@@ -82,7 +88,7 @@ class LayerGroup:
         else:
             windows, sinks = list(found.windows), list(found.sinks)
             windows[index], sinks[index] = options.window, options.sinks
-        arguments: dict[str, Any] = dict(layout)
+        arguments: dict[str, Any] = {**layout, "arithmetic": self.arithmetic}
         if any(window is not None for window in windows):
             arguments["window"] = windows
         if any(one is not None for one in sinks):

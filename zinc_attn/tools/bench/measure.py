@@ -12,15 +12,17 @@ from typing import Any, Final
 import numpy as np
 
 from ...cache.rows import pack_k, pack_v
+from ...decode.arithmetic import on_matrices
 from ...decode.contiguous import ContiguousKV
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
-from ..harness.bits import Output, compare, oracle
+from ..harness.bits import Output, oracle
+from ..harness.bound import Expected, fault, truth
 from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps
 from ..harness.timing import in_turns
 from .baselines import baselines
-from .rows import HOST_CLOCK, LAYOUTS, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times
+from .rows import HOST_CLOCK, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times
 from .subjects import AttentionSubject, DeviceSubject, ReadYardstick, Subject
 
 BUDGET_S: Final = 10.0  # rounds of a shape and context where ``repeats`` is not given
@@ -46,7 +48,7 @@ def bench(
         steps.begin(f"{shape} · {f'{context:,} keys' if context else 'host work per call'}")
         data = Inputs.normal(shape, context, spec.dtype, spec.seed)
         with ExitStack() as stack:
-            made = _point(stack, devices, data, spec) if context else _host(stack, devices, data, spec.host_rounds)
+            made = _point(stack, devices, data, spec) if context else _host(stack, devices, data, spec)
         for row in made:
             rows.append(row)
             if on_row:
@@ -55,19 +57,20 @@ def bench(
     return rows
 
 
-def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, repeats: int) -> list[BenchRow]:
+def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: BenchSpec) -> list[BenchRow]:
     """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
     subjects = []
     for device in devices:
         kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
-        subject = stack.enter_context(closing(AttentionSubject(BenchRow.of(device, data, "auto"), kv, data)))
+        row = BenchRow.of(device, data, "auto")
+        subject = stack.enter_context(closing(AttentionSubject(row, kv, data, spec.arithmetic)))
         out, lse = subject.output()
         if out.any() or not (lse == -np.inf).all():
             return [subject.row.without_time("failed", "without keys: expected out 0 and lse -inf")]
         subject.row = replace(subject.row, verified="bits")
         subject.clocked = {"empty submit": device.runtime.empty_submit, **subject.clocked}
         subjects.append(subject)
-    samples = in_turns([subject.sample for subject in subjects], repeats, BUDGET_S, WARM_UP_ROUNDS)
+    samples = in_turns([subject.sample for subject in subjects], spec.host_rounds, BUDGET_S, WARM_UP_ROUNDS)
     for one in itertools.chain(*samples):
         pairs = zip(one["steady call"], one["empty submit"], strict=True)
         one["host per call"] = tuple(steady - empty for steady, empty in pairs)
@@ -78,11 +81,13 @@ def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Benc
     """All rows of one shape and context."""
     shape = data.shape
     sampled = len(data.k) * shape.q_heads * shape.head_dim > spec.oracle_products
-    want = oracle(data.q, data.k, data.v, spec.dtype, 1 if sampled else None)
-    verifier = _Verifier(want, "bits (last KV head)" if sampled else "bits")
+    bounded, heads = on_matrices(spec.arithmetic, 1, shape), 1 if sampled else None
+    want = (truth if bounded else oracle)(data.q, data.k, data.v, spec.dtype, heads)
+    word = "bound" if bounded else "bits"
+    verifier = _Verifier(want, f"{word} (last KV head)" if sampled else word, spec)
     for device in devices:
         verifier.verify(stack, device, data)
-    others, untimed = baselines(data, want.out)
+    others, untimed = baselines(data, want.out.astype(np.float32))
     done, timed = verifier.untimed, list[tuple[Subject, list[dict[str, Times]]]]()
     for subjects in (verifier.passed, others):
         samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
@@ -96,15 +101,15 @@ def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Benc
 
 
 class _Verifier:
-    """Sorts the subjects of one shape and context into those with the oracle's bits and rows of the others.
+    """Sorts the subjects of one shape and context into those whose output is as it must be and rows of the others.
 
-    want: the oracle's output, of the last query heads at least; word: what a row says of a comparison with it.
+    want: what that is, of the last query heads at least; word: what a row says of a comparison with it.
     """
 
-    def __init__(self, want: Output, word: str) -> None:
+    def __init__(self, want: Expected, word: str, spec: BenchSpec) -> None:
         self.passed: list[Subject] = []
         self.untimed: list[BenchRow] = []
-        self._want, self._word = want, word
+        self._want, self._word, self._spec = want, word, spec
         self._first: Output | None = None  # of the first layout, all heads
 
     def verify(self, stack: ExitStack, device: Device, data: Inputs) -> None:
@@ -116,9 +121,9 @@ class _Verifier:
             stack.enter_context(closing(yardstick))
             assert isinstance(yardstick.call, ReadYardstick)
             self._sort(yardstick, yardstick.call.wrong(pack_k(data.k, data.shape), pack_v(data.v, data.shape)))
-            for layout in LAYOUTS:
+            for layout in self._spec.layouts:
                 row = replace(row, layout=layout)
-                subject = AttentionSubject(replace(row, verified=self._word), kv, data)
+                subject = AttentionSubject(replace(row, verified=self._word), kv, data, self._spec.arithmetic)
                 stack.enter_context(closing(subject))
                 self._sort(subject, self.fault(subject.output()))
         except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
@@ -131,10 +136,9 @@ class _Verifier:
             self.passed.append(subject)
 
     def fault(self, output: Output) -> str | None:
-        """How an output differs from the oracle's, or from that of the first layout."""
+        """How an output is not as it must be, or differs from that of the first layout."""
         self._first = self._first or output
-        found = compare(output, self._want) or compare(output, self._first)
-        return found.text() if found else None
+        return fault(output, self._want) or fault(output, self._first)
 
 
 def _beside_yardstick(rows: Sequence[BenchRow]) -> list[BenchRow]:

@@ -27,5 +27,7 @@ def bench_png(rows: Sequence[BenchRow]) -> bytes:
     panels[0].set_ylabel("KV GB/s of the whole call (log scale)")
     panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     device = next((row for row in calls if row.layout != "baseline"), calls[0])
-    figure.suptitle(f"Decode attention: {device.device} · {device.driver}", fontsize=11, parse_math=False)
+    arithmetic = next((row.arithmetic for row in calls if row.arithmetic not in (None, "canonical")), None)
+    title = f"Decode attention{f' by arithmetic {arithmetic}' if arithmetic else ''}: {device.device} · {device.driver}"
+    figure.suptitle(title, fontsize=11, parse_math=False)
     return to_png(figure)

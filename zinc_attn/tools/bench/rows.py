@@ -10,8 +10,10 @@ from typing import Final
 import numpy as np
 
 from ...checks import check_int
+from ...decode.arithmetic import arithmetic_name
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
+from ...planning.call import Arithmetic
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from ..harness.bits import ORACLE_PRODUCTS
@@ -41,8 +43,8 @@ class BenchSpec:
     """The calls of a benchmark: one query row of every shape at every context. ArgumentError names a wrong field.
 
     contexts: keys; dtype: f32 or f16; repeats: rounds per shape and context (None: 5 to 50 within 10 s); seed: of the
-    values; host_rounds: rounds of the call without keys; oracle_products: context * q_heads * head_dim above which the
-    oracle computes the last KV head alone.
+    values; arithmetic: see ``Attention``; host_rounds: rounds of the call without keys; oracle_products: context *
+    q_heads * head_dim above which the oracle computes the last KV head alone.
     """
 
     shapes: Sequence[AttnShape]
@@ -52,8 +54,10 @@ class BenchSpec:
     seed: int = 0
     host_rounds: int = HOST_ROUNDS
     oracle_products: int = ORACLE_PRODUCTS
+    arithmetic: Arithmetic = "canonical"
 
     def __post_init__(self) -> None:
+        arithmetic_name(self.arithmetic)
         if self.dtype not in NUMPY_DTYPES:
             raise ArgumentError(f"dtype: got {self.dtype!r}, expected one of {', '.join(NUMPY_DTYPES)}")
         check_int("seed", self.seed, 0)
@@ -65,6 +69,11 @@ class BenchSpec:
             if not getattr(self, name):
                 raise ArgumentError(f"{name}: got none, expected one or more")
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Those of LAYOUTS that differ: the workgroups of matrix units have no choice of heads."""
+        return LAYOUTS if self.arithmetic == "canonical" else LAYOUTS[:2]
+
 
 @dataclass(frozen=True)
 class BenchRow:
@@ -72,7 +81,9 @@ class BenchRow:
 
     context: keys; 0: the host's work per call. layout: one of LAYOUTS, "read" (the yardstick) or "baseline".
     verified: "bits"; "bits (last KV head)" where the oracle made that one alone and the others are those of the
-    first layout; of a baseline, its error. status: "ok", "failed" (wrong output) or "refused"; note: the reason.
+    first layout; "bound": with matrix units, as near to float64 as their roundings allow, and the bits of the first
+    layout; of a baseline, its error. arithmetic: None for the yardstick and baselines. status: "ok", "failed" (wrong
+    output) or "refused"; note: the reason.
     """
 
     device: str
@@ -101,6 +112,7 @@ class BenchRow:
     kv_gb_s: float | None = None  # bytes of K and V as the device stores them, each once, per median; 1e9
     of_read: float | None = None  # kv_gb_s over the yardstick's, by the same clock, runtime and context
     compute_units: int | None = None  # of the device, on which the split rule depends; None for a baseline
+    arithmetic: str | None = None
 
     @classmethod
     def of(cls, device: Device, data: Inputs, layout: str) -> BenchRow:

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time, thread_time
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from ...decode.contiguous import ContiguousKV, RecordedCall
 from ...kernels import declarations as kernels
 from ...limits import WAVE
+from ...planning.call import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...runtime.protocol import Dispatch, Use, Words
@@ -122,18 +123,19 @@ class DeviceSubject(Subject):
 class AttentionSubject(DeviceSubject):
     """One of LAYOUTS on a device: ``row`` names it."""
 
-    def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs) -> None:
+    def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs, arithmetic: Arithmetic = "canonical") -> None:
         shape, info = data.shape, kv.device.info
         if row.layout == "auto":
             plan = SplitSpec("auto").plan(kv.tokens, shape, info.layout_facts, kv.dtype)
         else:
             plan = SplitPlan.fixed(kv.tokens, shape, num_splits=1)
         heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup
-        row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads)
+        row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads, arithmetic=arithmetic)
         self._rows = data.rows
 
         def make(timestamps: bool) -> RecordedCall:
-            step = RecordedCall(kv, plan, timestamps=timestamps, heads_per_workgroup=heads)
+            how: Any = {"timestamps": timestamps, "heads_per_workgroup": heads, "arithmetic": arithmetic}
+            step = RecordedCall(kv, plan, **how)
             step.write_q(self._rows)
             return step
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any, Final, NamedTuple
 
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...shapes import AttnShape, row_format
+from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
 from .data import KINDS, Data
 from .masking import Masking
@@ -52,24 +54,52 @@ MASKED: Final = (  # beside the matrix
 )
 
 
+# Cases of matrix units, of rows that fill tiles and of some that do not, with ragged ends of keys.
+MATRIX_SHAPES: Final = "16/2/256,32/8/128,9/3/64"
+MATRIX_CONTEXTS: Final = "1000"
+MATRIX_ROWS: Final = (16, 70)
+MATRIX_QUICK: Final = (
+    *("16/2/256 f16 577 rows=16", "32/8/128 f16 300 rows=17 window=100+sinks"),
+    *("9/3/64 f16 1100 rows=70 softcap=20+scale=0.25+sinks", "9/3/64 bf16 700 rows=23 rising window=600"),
+    # values that f16, bf16 and q8_0 hold alike
+    *("9/3/64 f16 1290 rows=40 coarse", "9/3/64 q8_0 577 rows=16 cancelling"),
+    *("9/3/64 f16 600 rows=33 jumping alibi+mask=f16", "2/1/72/40/latent f16 577 rows=16 rising"),
+)
+MATRIX_MORE: Final = (
+    *("32/8/128 f16 1000 rows=33 rising window=700+sinks", "16/2/256 f16 1000 rows=18 jumping softcap=50"),
+    *("16/2/256 q8_0 700 rows=16 coarse", "32/8/128 bf16 600 rows=16 coarse sinks"),
+    *("9/3/64 f16 2200 rows=20 falling sinks", "9/3/64 f16 700 rows=50 cancelling mask=f32+noncausal"),
+    *("9/3/64 f16 300 rows=70 mask=blind", "9/3/64 f16 902 rows=16 fading", "9/3/64 q5_1/q4_0 577 rows=19"),
+    *("6/2/67/133 f16 577 rows=21 rising", "128/1/64 f16 200 rows=9 jumping", "20/1/576/512/latent f16 600 rows=16"),
+)
+
+
 class Case(NamedTuple):
-    """One set of values: decode of one row over ``context`` keys. kind: of the data, a name of ``data.KINDS``."""
+    """One set of values: the last ``rows`` rows over ``context`` keys. kind: of the data, a name of ``data.KINDS``."""
 
     shape: AttnShape
     dtype: str
     context: int
     masking: Masking = Masking()
     kind: str = "normal"
+    rows: int = 1
+    arithmetic: str = "canonical"
 
     def __str__(self) -> str:
         words = [str(self.shape), self.dtype, str(self.context)]
+        words += [f"rows={self.rows}"] if self.rows != 1 else []
+        words += [self.arithmetic] if self.arithmetic != "canonical" else []
         words += [self.kind] if self.kind != "normal" else []
         words += [str(self.masking)] if self.masking != Masking() else []
         return " ".join(words)
 
     def data(self) -> Data:
         """The case's values."""
-        return Data.make(self.shape, self.dtype, self.context, self.kind)
+        return Data.make(self.shape, self.dtype, self.context, self.kind, self.rows)
+
+    def query(self, data: Data) -> F32:
+        """The case's rows of q: (q_heads, head_dim) of one row, (rows, q_heads, head_dim) of more."""
+        return data.q[-1] if self.rows == 1 else data.q[-self.rows :]
 
     def options(self) -> dict[str, Any]:
         """The masking options as ``Attention`` and the oracle take them."""
@@ -79,12 +109,24 @@ class Case(NamedTuple):
     def parse(cls, text: str) -> Case:
         """The inverse of ``str``."""
         shape, dtype, context, *words = text.split()
+        rows = int(words.pop(0).removeprefix("rows=")) if words and words[0].startswith("rows=") else 1
+        arithmetic = words.pop(0) if words and words[0] == "matrix" else "canonical"
         kind = words.pop(0) if words and words[0] in KINDS else "normal"
-        return cls(AttnShape.parse(shape), dtype, int(context), Masking.parse(*words or ["none"]), kind)
+        masking = Masking.parse(*words or ["none"])
+        return cls(AttnShape.parse(shape), dtype, int(context), masking, kind, rows, arithmetic)
 
     @classmethod
-    def matrix(cls, shapes: str, dtypes: str, contexts: str, masking: str = "none", data: str = "normal") -> list[Case]:
-        """Every combination. ArgumentError for what no kernel serves."""
+    def matrix(
+        cls,
+        shapes: str,
+        dtypes: str,
+        contexts: str,
+        masking: str = "none",
+        data: str = "normal",
+        rows: Sequence[int] = (1,),
+        arithmetic: str = "canonical",
+    ) -> list[Case]:
+        """Every combination. ArgumentError for what no kernel serves, and for more rows than keys."""
         parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
         names = [storage_dtype(text.strip()) for text in dtypes.split(",")]
         for shape, dtype in product(parsed, names):
@@ -94,14 +136,25 @@ class Case(NamedTuple):
         for kind in kinds:
             if kind not in KINDS:
                 raise ArgumentError(f"data: got {kind!r}, expected some of {', '.join(KINDS)}")
-        return list(dict.fromkeys(cls(*one) for one in product(parsed, names, parse_contexts(contexts), masks, kinds)))
+        keys = parse_contexts(contexts)
+        if max(rows) > min(keys):
+            raise ArgumentError(f"rows: got {max(rows)} with {min(keys)} keys, expected at most as many rows as keys")
+        found = product(parsed, names, keys, masks, kinds, rows, (arithmetic,))
+        return list(dict.fromkeys(cls(*one) for one in found))
 
     @classmethod
-    def default(cls) -> list[Case]:
+    def default(cls, arithmetic: str = "canonical") -> list[Case]:
         """The default matrix, and the fixed cases with masking options."""
+        if arithmetic == "matrix":
+            grid = cls.matrix(MATRIX_SHAPES, "f16", MATRIX_CONTEXTS, rows=MATRIX_ROWS, arithmetic=arithmetic)
+            return list(dict.fromkeys((*grid, *cls.quick(arithmetic), *_by_matrix_units(MATRIX_MORE))))
         return list(dict.fromkeys((*cls.matrix(SHAPES, DTYPES, CONTEXTS), *map(cls.parse, MASKED))))
 
     @classmethod
-    def quick(cls) -> list[Case]:
+    def quick(cls, arithmetic: str = "canonical") -> list[Case]:
         """The small fixed set."""
-        return list(map(cls.parse, QUICK))
+        return _by_matrix_units(MATRIX_QUICK) if arithmetic == "matrix" else list(map(cls.parse, QUICK))
+
+
+def _by_matrix_units(texts: Sequence[str]) -> list[Case]:
+    return [Case.parse(text)._replace(arithmetic="matrix") for text in texts]

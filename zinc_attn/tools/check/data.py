@@ -12,6 +12,7 @@ the scores along the context, by dimension 0 of q and K; the amounts are natural
     jumping     to -200, 0 or 200 and back, every 40 keys: weights, leaves and nodes vanish
     cancelling  not at all: keys occur twice, the second time backwards and with the opposite value, so that out is what
                 the roundings of the sums leave
+    coarse      not at all: K and V are multiples of 2**-5 that every type of 8 bits a number or more, but fp8, holds
     fading      of a few peaks per leaf, whose values are 0, from near 0 up to far beyond the cut-off. The other keys
                 have a score of exactly 0 and values of powers of two, down to the least that are stored: sums are exact
                 powers of two that hit the cut-off and the flush to 0, and pairs of values leave less than the flush
@@ -33,12 +34,13 @@ from ...shapes import AttnShape
 from ...storage import storage_types
 from ..harness.bits import F32
 
-KINDS: Final = ("normal", "rising", "falling", "jumping", "cancelling", "fading")
+KINDS: Final = ("normal", "rising", "falling", "jumping", "cancelling", "fading", "coarse")
 MASKS: Final = ("random", "tree", "blind", "f32", "f16")
 ROWS: Final = 3  # query rows made per shape; the last one is the case's
 _JUMP: Final = 40  # keys between two jumps, no divisor of a leaf
 _PEAK: Final = 16  # keys between two peaks of the kind fading
 _LEAVES_PER_STEP: Final = 2  # leaves whose peaks have one height
+_COARSE: Final = np.float32(2.0**-5)  # with 127 of them in every block of 32 values q8_0 has this scale
 _MASK_KEYS: Final = 100  # the last keys of a row that the masks tree and f32 are of
 
 
@@ -72,8 +74,8 @@ def _rounded(x: F32, dtype: str) -> NDArray[Any]:
 
 
 class Data(NamedTuple):
-    """q (ROWS, q_heads, head_dim) float32; k, v (tokens, kv_heads, head_dim and v_head_dim) as a cache of the dtype
-    takes them. latent: v is the begin of k, and a cache takes k alone."""
+    """q (ROWS or more, q_heads, head_dim) float32; k, v (tokens, kv_heads, head_dim and v_head_dim) as a cache of the
+    dtype takes them. latent: v is the begin of k, and a cache takes k alone."""
 
     q: F32
     k: NDArray[Any]
@@ -81,9 +83,9 @@ class Data(NamedTuple):
     latent: bool = False
 
     @classmethod
-    def make(cls, shape: AttnShape, dtype: str, tokens: int, kind: str = "normal") -> Data:
-        """The values of a shape; fewer tokens are a prefix of more, and a dtype rounds the same values."""
-        q = values(f"{shape} q", (ROWS, shape.q_heads, shape.head_dim))
+    def make(cls, shape: AttnShape, dtype: str, tokens: int, kind: str = "normal", rows: int = ROWS) -> Data:
+        """The values of a shape; fewer tokens or rows are a prefix of more, and a dtype rounds the same values."""
+        q = values(f"{shape} q", (max(rows, ROWS), shape.q_heads, shape.head_dim))
         factors = np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)
         q *= factors[:, None]
         k_type, v_type = (kind.name for kind in storage_types(dtype))
@@ -91,6 +93,10 @@ class Data(NamedTuple):
         v = k if shape.latent else values(f"{shape} v", (tokens, shape.kv_heads, shape.v_head_dim), v_type)
         if kind == "cancelling":
             _cancel(k, v)
+        elif kind == "coarse":
+            for x in (k,) if shape.latent else (k, v):
+                x[:] = np.clip(np.rint(x.astype(np.float32) / _COARSE), -127, 127) * _COARSE
+                x[..., ::32] = np.copysign(127 * _COARSE, x[..., ::32].astype(np.float32))
         elif kind != "normal":
             q[..., 0] = _lift(shape.head_dim) * factors
             if kind == "fading":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +23,18 @@ PROPERTIES: Final = {
     10: "driver and GPU: the oracle's bits",
 }
 
+MATRIX_PROPERTIES: Final = {
+    **PROPERTIES,
+    7: "stored dtype, of the same values",
+    10: "an earlier record of the device",
+    11: "error against float64, in its bound",
+}
+
+
+def properties_of(arithmetic: str) -> Mapping[int, str]:
+    """What is shown of an arithmetic, by number."""
+    return PROPERTIES if arithmetic == "canonical" else MATRIX_PROPERTIES
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -35,7 +48,11 @@ class Fault:
     ulp: int | None = None  # None where one of the two values is not a number
 
     def __str__(self) -> str:
-        return f"{self.property} {PROPERTIES[self.property]}, {self.variation}: {self.text}"
+        return self.line(PROPERTIES)
+
+    def line(self, properties: Mapping[int, str]) -> str:
+        """The fault, its property named as in ``properties``."""
+        return f"{self.property} {properties[self.property]}, {self.variation}: {self.text}"
 
 
 def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:

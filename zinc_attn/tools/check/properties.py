@@ -24,10 +24,12 @@ from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
+from .bounded import judge_bounded
 from .cases import Case
 from .data import KINDS, ROWS, Data, words
 from .outcome import Outcome
 from .record import COMMITTED, RECORD, Digests, judge, load_record
+from .same_values import same_values
 
 # GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.
 GPUS: Final = ((2, False), (32, False), (96, False), (64, True))
@@ -65,22 +67,25 @@ def check(
     outcomes: list[Outcome] = []
     steps = Steps(progress, len(cases) * len(devices))
 
-    def same_values(case: Case) -> tuple[str, str, int]:
-        return str(case.shape), case.dtype, KINDS.index(case.kind)
+    def values_of(case: Case) -> tuple[str, str, int, int]:
+        return str(case.shape), case.dtype, KINDS.index(case.kind), case.rows
 
-    for _, group in groupby(sorted(cases, key=same_values), key=same_values):
+    for _, group in groupby(sorted(cases, key=values_of), key=values_of):
         mine = sorted(group, key=lambda case: (case.context, str(case)))
         data = None
         for case in mine:
             first: Outcome | None = None
             for device in devices:
                 steps.begin(f"{case} on {device.info.name}")
-                data = data or Data.make(case.shape, case.dtype, mine[-1].context, case.kind)
+                data = data or mine[-1].data()
                 cut = data.prefix(case.context)
                 beside = [other for other in devices if other is not device]
                 outcome = examine(device, case, cut, splits, beside, observer)
-                judge(outcome, cut, known)
-                if outcome.result and first and first.result:
+                if case.arithmetic == "canonical":
+                    judge(outcome, cut, known)
+                else:
+                    judge_bounded(outcome, cut, known, device)
+                if case.arithmetic == "canonical" and outcome.result and first and first.result:
                     outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
                 first = first or outcome
                 outcomes.append(outcome)
@@ -120,22 +125,23 @@ class _Examination:
     def __init__(self, device: Device, outcome: Outcome, data: Data, observer: Observer) -> None:
         self.device, self.outcome, self.data, self.observer = device, outcome, data, observer
         self.case = outcome.case
+        self.query = self.case.query(data)
         self.split_rule = self._by_split(SplitSpec("auto"))
 
     def run(self, splits: Seq[SplitSpec], beside: Seq[Device]) -> None:
         """Properties 1 to 9, where the case can show them."""
         case, data = self.case, self.data
         with self._filled(case, data, 256, spare=SPARE * (case.context < LONG)) as (attention, seq):
-            self.outcome.result = self._output(attention, data.q[-1], seq)
+            self.outcome.result = self._output(attention, self.query, seq)
             self._repeats(attention, seq)
             self._layouts(attention, seq, splits)
             self._batches(attention, seq)
             at_once = self._chunks(attention, seq)
             self._cascades(attention, seq)
         self._pages()
-        if case.dtype != "f32":
-            with self._filled(case._replace(dtype="f32"), data.stored_as(case.dtype), 256) as (attention, seq):
-                self.outcome.compare(7, "stored as f32", self._output(attention, data.q[-1], seq))
+        for variation, other, held in same_values(case, data):
+            with self._filled(other, held, 256) as (attention, seq):
+                self.outcome.compare(7, variation, self._output(attention, self.query, seq))
         if case.context > KEYS_PER_NODE:  # a single node has one place
             self._shards([self.device, *(beside or [self.device])], at_once)
 
@@ -156,7 +162,8 @@ class _Examination:
             seq = cache.new_sequence()
             _append(cache, seq, data, 0, len(data.k), PIECE)
             rule = self._by_split(SplitSpec("auto"), case.dtype)
-            attention = PlannedAttention(cache, rule, self.observer.planned, **case.options())
+            options = {**case.options(), "arithmetic": case.arithmetic}
+            attention = PlannedAttention(cache, rule, self.observer.planned, **options)
             with closing(attention):
                 yield attention, seq
 
@@ -179,22 +186,23 @@ class _Examination:
     def _repeats(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 1: the call again, with another query in between."""
         for i in (2, 3):
-            self._output(attention, self.data.q[0], seq)
-            self.outcome.compare(1, f"run {i}", self._output(attention, self.data.q[-1], seq))
+            self._output(attention, -self.query if self.case.rows > 1 else self.data.q[0], seq)
+            self.outcome.compare(1, f"run {i}", self._output(attention, self.query, seq))
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
         """Properties 2 and 3: every layout, and the split rule for other devices."""
         rules: dict[tuple[int, str], tuple[PlanRule, LayoutFacts | None]]
         rules = {(2, f"layout {one.label}"): (self._by_split(one), None) for one in splits}
         for units, nodes in GPUS:
-            if nodes and self.device.info.kind == "cpu" and self.case.dtype not in NODE_DTYPES:
+            slow = self.device.info.kind == "cpu" and self.case.arithmetic == "canonical"  # matrix units have one build
+            if nodes and slow and self.case.dtype not in NODE_DTYPES:
                 continue
             device = LayoutFacts(units, "gpu", nodes)
             label = f"{units} compute units{', node workgroups' * nodes}"
             rules[3, label] = self._by_split(SplitSpec("auto"), device=device), device
         for (prop, variation), (rule, runs) in rules.items():
             attention.lay_out(rule, device=runs)
-            self.outcome.compare(prop, variation, self._output(attention, self.data.q[-1], seq))
+            self.outcome.compare(prop, variation, self._output(attention, self.query, seq))
         attention.lay_out(self.split_rule)
 
     def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
@@ -203,7 +211,7 @@ class _Examination:
         And property 6: a sequence that shared its pages, and copied the last one when it appended to it.
         """
         q = self.data.q
-        seqs, queries = [seq.fork(), seq.fork(), seq], [q[:1], q[1], q[-1]]
+        seqs, queries = [seq.fork(), seq.fork(), seq], [q[: max(self.case.rows // 3, 1)], q[1], self.query]
         seqs[0].truncate(len(seq) // 3)
         seqs[1].truncate(len(seq) - 1)
         alone = [self._output(attention, queries[i], seqs[i]) for i in (0, 1)]
@@ -214,18 +222,19 @@ class _Examination:
                 self.outcome.compare(4, name if i == 2 else f"the others, {name}", one, want)
         if len(seq) < LONG:  # a longer one leaves no page for the copy
             _append(attention.cache, seqs[1], self.data, len(seq) - 1, len(seq), 1)
-            self.outcome.compare(6, "copied page", self._output(attention, q[-1], seqs[1]))
+            self.outcome.compare(6, "copied page", self._output(attention, self.query, seqs[1]))
         seqs[0].free()
         seqs[1].free()
 
     def _chunks(self, attention: PlannedAttention, seq: Sequence) -> Output:
         """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
-        data, causal = self.data, self.case.masking.causal
+        data, causal, rows = self.data, self.case.masking.causal, self.case.rows
         n = len(seq)
-        count, tail = min(ROWS, n), min(TAIL, n)
+        count, tail = min(max(ROWS, rows), n), min(max(TAIL, rows), n)
         q, begin = data.q[-count:], n - count
         at_once = self._output(attention, q, seq)
-        self.outcome.compare(5, f"last of {count} rows", Output(at_once.out[-1], at_once.lse[-1]))
+        last = -1 if rows == 1 else slice(-rows, None)
+        self.outcome.compare(5, f"last of {count} rows", Output(at_once.out[last], at_once.lse[last]))
         for piece, ends in ((tail, {count}), (37, {1, count}), (11, {*range(1, count + 1)})):
             seq.truncate(n - tail)
             _append(attention.cache, seq, data, n - tail, begin if causal else n, piece)
@@ -252,8 +261,8 @@ class _Examination:
         seqs[0].truncate(n - n // 3)
         for branch in (seqs[0], seqs[3]):
             attention.cache.append(branch, 0, *(-x for x in data.rows(0, tail)))
-        batch = [data.q[:2], data.q[-1], data.q[0], data.q[1:2]], seqs
-        chunk = [data.q[-min(ROWS, n) :]], [seq]
+        batch = [data.q[: max(2, self.case.rows)], data.q[-1], data.q[0], data.q[1:2]], seqs
+        chunk = [data.q[-min(max(ROWS, self.case.rows), n) :]], [seq]
         tried = [("sequence", self.split_rule, *batch), ("one sequence, chunk", self.split_rule, *chunk)]
         if n >= 2 * KEYS_PER_NODE:  # a split of as many keys as a node has emits whole nodes
             tried.append(("1 split, sequence", self._by_split(SplitSpec.parse("1")), *batch))
@@ -261,7 +270,7 @@ class _Examination:
             others = [-q for q in queries]
             attention.lay_out(rule)
             self._outputs(attention, others, of)
-            if not attention.shared:
+            if not attention.shared and self.case.arithmetic == "canonical":  # matrix units share rows of an item alone
                 continue
             attention.lay_out(rule, cascade=False)
             want = self._outputs(attention, queries, of)
@@ -275,7 +284,7 @@ class _Examination:
         for page, shuffled in ((16, True), (1024, False)):
             with self._filled(self.case, self.data, page, shuffled=shuffled) as (attention, seq):
                 variation = f"pages of {page}{', shuffled' * shuffled}"
-                self.outcome.compare(6, variation, self._output(attention, self.data.q[-1], seq))
+                self.outcome.compare(6, variation, self._output(attention, self.query, seq))
 
     def _shards(self, devices: Seq[Device], at_once: Output) -> None:
         """Property 9: nodes of 512 keys, dealt unevenly to shards on ``devices``, the first of which folds.
@@ -288,7 +297,8 @@ class _Examination:
         weights = [1.0 + i % 2 for i in range(len(devices))]
         with ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as sharded:
             self.observer.sharded(sharded)
-            with closing(ShardedAttention(sharded, **case.options())) as attention:
+            options: Any = {**case.options(), "arithmetic": case.arithmetic}
+            with closing(ShardedAttention(sharded, **options)) as attention:
                 seq = sharded.new_sequence()
                 _append(sharded, seq, data, 0, begin, PIECE)
                 where = "shards on " + " and ".join(map(title, devices))
@@ -299,7 +309,7 @@ class _Examination:
 
                 if rows:
                     self.outcome.compare(9, f"{where}, rows", attend(data.q[-rows:], *data.rows(begin, n)), at_once)
-                self.outcome.compare(9, where, attend(data.q[-1]))
+                self.outcome.compare(9, where, attend(self.query))
 
 
 def _append(kv_cache: Any, seq: Any, data: Data, begin: int, end: int, piece: int) -> None:

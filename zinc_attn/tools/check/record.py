@@ -33,9 +33,9 @@ def run_digest(digests: Digests) -> str:
 
 def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
     """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
-    sampled = case.context * case.shape.q_heads * case.shape.head_dim > products
-    masking = {**case.options(), **case.masking.call(1, case.context)}
-    return oracle(data.q[-1], data.k, data.v, case.dtype, 1 if sampled else None, masking)
+    sampled = case.rows * case.context * case.shape.q_heads * case.shape.head_dim > products
+    masking = {**case.options(), **case.masking.call(case.rows, case.context)}
+    return oracle(case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking)
 
 
 def judge(outcome: Outcome, data: Data, known: Mapping[str, Digests]) -> None:
@@ -58,12 +58,20 @@ def judge(outcome: Outcome, data: Data, known: Mapping[str, Digests]) -> None:
         outcome.faults.append(Fault(10, source, text + agrees))
 
 
-def describe(device: Device) -> dict[str, Any]:
+def describe(device: Device, arithmetic: str = "canonical") -> dict[str, Any]:
     """What a record says of where its digests come from."""
     info, built = device.info, build_record()
-    about = {name: getattr(info, name) for name in ("kind", "vendor", "driver", "api_version")}
+    about: dict[str, Any] = {name: getattr(info, name) for name in ("kind", "vendor", "driver", "api_version")}
     spirv = {name: built[name] for name in ("compiler", "sources_sha256")}
+    if arithmetic != "canonical":
+        about |= {"arithmetic": arithmetic, "tile": info.matrix.tile and info.matrix.tile._asdict()}
     return {"device": info.name, "runtime": device.runtime.name, **about, "numpy": np.__version__, "spirv": spirv}
+
+
+def origin(made_by: Mapping[str, Any]) -> str:
+    """What the digests of a record are of: with matrix units also the driver, whose own they are."""
+    words = [made_by["device"], made_by["runtime"]]
+    return ", ".join(words if made_by.get("arithmetic") is None else [*words, made_by["driver"]])
 
 
 def make_entry(digests: Digests, **made_by: Any) -> dict[str, Any]:
@@ -84,7 +92,7 @@ def load_record(path: Path) -> dict[str, dict[str, str]]:
             raise ArgumentError(f"{path}: got format {content['format']!r}, expected {FORMAT}")
         for i, entry in enumerate(content["records"]):
             by, cases = entry["made_by"], {str(case): str(digest) for case, digest in entry["cases"].items()}
-            found[f"{path.name} [{i}], {by['device']}, {by['runtime']}"] = cases
+            found[f"{path.name} [{i}], {origin(by)}"] = cases
     except OSError as error:
         raise ArgumentError(f"{path}: {error.strerror}, expected a file of zinc-attn check --record") from error
     except ArgumentError:

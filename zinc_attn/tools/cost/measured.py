@@ -154,8 +154,9 @@ def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[s
 
 def _uncovered(row: Row) -> str | None:
     """Why the model has no word on a row; None where it has."""
-    if row["status"] != "ok":
-        return str(row["status"])
+    arithmetic = row.get("arithmetic") or "canonical"  # files of versions before matrix arithmetic have no such field
+    if row["status"] != "ok" or arithmetic != "canonical":
+        return str(row["status"]) if row["status"] != "ok" else f"of arithmetic {arithmetic}"
     if "measure" in row:
         if not row["context"]:
             return "host work without keys"

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_int
+from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
+from ...planning.call import Arithmetic
 from ...runtime.device import Device
 from ..sweep import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet
@@ -24,7 +26,8 @@ class Settings:
     """How to generate. ArgumentError for a value that no run could have.
 
     prefill_chunk: prompt tokens per forward, None for all at once. dtype: of the cache, None for the model's.
-    capacity: tokens of the cache, None for what is needed. num_splits, split_size: a fixed split layout.
+    capacity: tokens of the cache, None for what is needed. num_splits, split_size: a fixed split layout. arithmetic:
+    see ``Attention``.
     """
 
     max_new_tokens: int = 128
@@ -36,8 +39,10 @@ class Settings:
     num_splits: int | None = None
     split_size: int | None = None
     capacity: int | None = None
+    arithmetic: Arithmetic = "canonical"
 
     def __post_init__(self) -> None:
+        arithmetic_name(self.arithmetic)
         check_int("max_new_tokens", self.max_new_tokens, 1)
         check_int("seed", self.seed, 0)
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
@@ -188,7 +193,7 @@ def generate_ids(
 def open_cache(model: HFModel, device: Device, settings: Settings, tokens: int) -> Iterator[Any]:
     """A ZincCache for ``tokens`` tokens with the settings' dtype, pages and layout. Its memory has been taken."""
     options = {"device": device, "dtype": settings.dtype, "page_size": settings.page_size, **settings.layout}
-    with integration().ZincCache(model.model.config, tokens, **options) as cache:
+    with integration().ZincCache(model.model.config, tokens, arithmetic=settings.arithmetic, **options) as cache:
         cache.allocate(model.dtype)
         yield cache
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ...checks import check_int
 from ...errors import ArgumentError
+from ...planning.call import Arithmetic
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
 from .generation import even_chunks
@@ -88,9 +89,12 @@ def measure_perplexity(
     dtypes: Sequence[str],
     page_size: int,
     progress: Progress | None = None,
+    *,
+    arithmetic: Arithmetic = "canonical",
 ) -> list[Perplexity]:
     """Eager's perplexity of the tokens, and that with a cache of each dtype; the first token is given.
 
+    arithmetic: of attention with the caches, see ``Attention``.
     model: with float32 weights (``load_model(path, float32=True)``). LimitError: more tokens than it has positions.
     UnsupportedError: its own attention cannot be selected.
     """
@@ -104,7 +108,7 @@ def measure_perplexity(
     chunks = even_chunks(len(ids) - 1, CHUNK)  # the last token has no next one
     steps = Steps(progress, len(chunks) * (1 + len(runs)))
     with ExitStack() as stack, torch.no_grad(), quiet():
-        options = {"device": device, "page_size": page_size}
+        options = {"device": device, "page_size": page_size, "arithmetic": arithmetic}
         caches = [hf.ZincCache(model.model.config, len(ids), dtype=dtype, **options) for dtype in dtypes]
         for cache in caches:
             stack.enter_context(cache)

@@ -44,7 +44,7 @@ def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence
         shape = cache.layers[call.layer].shape
         options = {"scale": call.options.scale, **call.options.arguments(), **layout}
         with KVCache(cache.caches[0].device, shape, 1, sum(chunks), held[shape].dtype, cache.page_size) as scratch:
-            _attend_zeros(scratch, Attention(scratch, **options), chunks)
+            _attend_zeros(scratch, Attention(scratch, arithmetic=cache.arithmetic, **options), chunks)
     return perf_counter() - begin
 
 

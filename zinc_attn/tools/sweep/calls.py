@@ -20,6 +20,7 @@ from ...distributed.cache import ShardedKVCache
 from ...distributed.ranks import Ranks
 from ...errors import LimitError
 from ...limits import MAX_CONTEXT
+from ...planning.call import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ..harness.bits import F32, Output
@@ -63,14 +64,15 @@ def make_resident(device: Device, spec: SweepSpec, context: int) -> ResidentInpu
     if capacity > MAX_CONTEXT:
         asked = f"{spec.batch} x {context:,} tokens"
         raise LimitError(f"{asked}: a cache holds at most {MAX_CONTEXT:,}, in whole pages")
-    return CachedInputs(KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size), context - spec.q_len)
+    cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size)
+    return CachedInputs(cache, context - spec.q_len, spec.arithmetic)
 
 
 class CachedInputs(ResidentInputs):
     """The sequences in a cache of one layer, which have ``before`` tokens each between the calls."""
 
-    def __init__(self, cache: KVCache | ShardedKVCache, before: int) -> None:
-        self.cache, self.before = cache, before
+    def __init__(self, cache: KVCache | ShardedKVCache, before: int, arithmetic: Arithmetic) -> None:
+        self.cache, self.before, self.arithmetic = cache, before, arithmetic
         self.sequences: list[Any] = []
         self.q: list[F32] = []  # of each sequence, as k and v are: the rows that a call appends
         self.k: list[F32] = []
@@ -88,9 +90,10 @@ class CachedInputs(ResidentInputs):
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
         if isinstance(self.cache, ShardedKVCache):
-            call = _CachedCall(self, ShardedAttention(self.cache))
+            call = _CachedCall(self, ShardedAttention(self.cache, arithmetic=self.arithmetic))
         else:
-            call = _CachedCall(self, Attention(self.cache, num_splits=split.num_splits, split_size=split.split_size))
+            sizes: Any = {"num_splits": split.num_splits, "split_size": split.split_size}
+            call = _CachedCall(self, Attention(self.cache, arithmetic=self.arithmetic, **sizes))
         others = [-q for q in self.q]
         return AttentionCall(lambda: call(others), lambda: call(self.q), lambda: Output(*map(np.stack, call.got)))
 
@@ -105,7 +108,7 @@ class RankedInputs(CachedInputs):
         assert spec.page_size is not None
         shape = spec.shape
         cache = ShardedKVCache([device], shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
-        super().__init__(cache, context - spec.q_len)
+        super().__init__(cache, context - spec.q_len, spec.arithmetic)
         others = int(np.sum(cache.owners[: -(-context // KEYS_PER_NODE)] != ranks.rank))  # nodes of other ranks
         self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.v_head_dim + 2) * 4
 
@@ -143,7 +146,7 @@ class ContiguousInputs(ResidentInputs):
                 f"K of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes in "
                 "one storage buffer; use a shorter context, a smaller dtype, or the cache"
             )
-        self._device, self._stack = device, ExitStack()
+        self._device, self._stack, self._arithmetic = device, ExitStack(), spec.arithmetic
 
     def add(self, data: Inputs) -> None:
         self._q = data.rows
@@ -151,7 +154,7 @@ class ContiguousInputs(ResidentInputs):
         self._stack.callback(self._kv.close)
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
-        step = RecordedCall(self._kv, plan)
+        step = RecordedCall(self._kv, plan, arithmetic=self._arithmetic)
         self._stack.callback(step.close)
         step.write_q(self._q)
 

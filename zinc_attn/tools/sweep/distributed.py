@@ -19,7 +19,7 @@ from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import FEWEST_REPEATS, MOST_REPEATS
 from .calls import RankedInputs
-from .points import BUDGET_S, Oracle, Point, each_context, expected_output, samples, time_points
+from .points import BUDGET_S, Oracle, Point, each_context, oracle_of, samples, time_points
 from .rows import SweepRow, SweepSpec
 
 NODES = SplitSpec("nodes", split_size=KEYS_PER_NODE)
@@ -32,7 +32,7 @@ def distributed_sweep(
     *,
     progress: Progress | None = None,
     on_row: Callable[[SweepRow], Any] | None = None,
-    oracle: Oracle = expected_output,
+    oracle: Oracle | None = None,
 ) -> list[SweepRow]:
     """``sweep`` of one sequence whose nodes lie on ``ranks``, each with its ``device``; all make the same call.
 
@@ -41,6 +41,7 @@ def distributed_sweep(
     rank 0 says how many calls are timed. RankError: see Ranks.
     """
     ranks.agree(_set_up(spec), 1.0)
+    oracle = oracle or oracle_of(spec)
     steps = Steps(progress, 4 * len(spec.contexts))
 
     def rows(context: int) -> list[SweepRow]:
@@ -55,7 +56,18 @@ def distributed_sweep(
 
 def _set_up(spec: SweepSpec) -> str:
     """What every rank must have been given alike."""
-    names = ("shape", "layers", "contexts", "dtype", "q_len", "page_size", "repeats", "seed", "weights_ms")
+    names = (
+        "shape",
+        "layers",
+        "contexts",
+        "dtype",
+        "q_len",
+        "page_size",
+        "repeats",
+        "seed",
+        "weights_ms",
+        "arithmetic",
+    )
     words = {name: str(getattr(spec, name)) for name in names}
     if spec.kv:
         words["values"] = hashlib.sha256(b"".join(x.tobytes() for x in (spec.kv.q, spec.kv.k, spec.kv.v))).hexdigest()

@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import LimitError
 from ...runtime.device import Device
-from ..harness.bits import Output
+from ..harness.bound import Expected
 from ..harness.progress import Progress, Steps
 from .calls import AttentionCall, ResidentInputs, make_resident
-from .points import Oracle, Point, each_context, expected_output, samples, time_points
+from .points import Oracle, Point, each_context, oracle_of, samples, time_points
 from .rows import SweepRow, SweepSpec
 
 WrapCall = Callable[[AttentionCall], AttentionCall]
@@ -24,17 +24,17 @@ def sweep(
     *,
     progress: Progress | None = None,
     on_row: Callable[[SweepRow], Any] | None = None,
-    oracle: Oracle = expected_output,
+    oracle: Oracle | None = None,
     wrap_call: WrapCall = lambda call: call,
 ) -> list[SweepRow]:
     """Verify and time a call of ``spec`` at every context under every layout.
 
     on_row sees each row when it is ready. A point for which the device has no room gives a row with status "refused".
-    oracle: says what a sequence must give; wrap_call: is given every call and returns the one that is made in its
-    place. Both are there for tests, which put faults in.
+    oracle: says what a sequence must give, None for the NumPy oracle, or float64 with matrix units; wrap_call: is given
+    every call and returns the one that is made in its place. Both are there for tests, which put faults in.
     """
     steps = Steps(progress, len(spec.contexts) * 2 * (spec.batch + len(spec.splits)))
-    return each_context(spec, steps, _Sweep(device, spec, oracle, wrap_call, steps).rows, on_row)
+    return each_context(spec, steps, _Sweep(device, spec, oracle or oracle_of(spec), wrap_call, steps).rows, on_row)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class _Sweep:
             self._measure(resident, points, expected)
         return [point.row for point in points]
 
-    def _fill(self, resident: ResidentInputs, context: int) -> dict[int, Output]:
+    def _fill(self, resident: ResidentInputs, context: int) -> dict[int, Expected]:
         """Make the sequences; what the oracle says of them, by sequence."""
-        expected = {}
+        expected: dict[int, Expected] = {}
         for sample in samples(self.spec, context):
             self.steps.begin(f"making data · {context:,} keys")
             data = self.spec.inputs(context, sample.sequence)
@@ -73,7 +73,7 @@ class _Sweep:
             del data  # before the next sequence's is made
         return expected
 
-    def _measure(self, resident: ResidentInputs, points: list[Point], expected: dict[int, Output]) -> None:
+    def _measure(self, resident: ResidentInputs, points: list[Point], expected: dict[int, Expected]) -> None:
         """Verify every point, then time those that pass."""
         good: list[Point] = []
         for point in points:

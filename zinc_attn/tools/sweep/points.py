@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...planning.splits import SplitPlan
 from ..harness.bits import Output, compare, oracle
+from ..harness.bound import Expected, Truth, truth
 from ..harness.inputs import Inputs
 from ..harness.progress import Steps
 from ..harness.split_spec import SplitSpec
@@ -27,7 +28,7 @@ class Sample(NamedTuple):
     kv_heads: int
 
 
-Oracle = Callable[[Inputs, str, Sample], Output]
+Oracle = Callable[[Inputs, str, Sample], Expected]
 
 
 def samples(spec: SweepSpec, context: int) -> list[Sample]:
@@ -48,6 +49,16 @@ def expected_output(data: Inputs, dtype: str, sample: Sample) -> Output:
     return oracle(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
 
 
+def expected_truth(data: Inputs, dtype: str, sample: Sample) -> Truth:
+    """What float64 says of it, and how far matrix units may be from that."""
+    return truth(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
+
+
+def oracle_of(spec: SweepSpec) -> Oracle:
+    """What says how a call of ``spec`` must come out."""
+    return expected_truth if spec.bounded else expected_output
+
+
 @dataclass
 class Point:
     """One context under one layout."""
@@ -59,18 +70,20 @@ class Point:
     output: Output | None = None  # that was compared with the oracle's
     timed_runs: int = -WARM_UP_RUNS
 
-    def verify(self, expected: Mapping[int, Output], leader: Point | None) -> None:
-        """Compare the output with the oracle's, by sequence; where that is not everything, also with ``leader``'s."""
+    def verify(self, expected: Mapping[int, Expected], leader: Point | None) -> None:
+        """Compare the output with what is expected, by sequence; where not every bit is, also with ``leader``'s."""
         assert self.output is not None
         for sequence, want in expected.items():
-            if found := compare(Output(self.output.out[sequence], self.output.lse[sequence]), want):
-                self.row = self.row.failed(replace(found, index=(sequence, *found.index)).text())
+            if wrong := _fault(Output(self.output.out[sequence], self.output.lse[sequence]), want, sequence):
+                self.row = self.row.failed(wrong)
                 return
         everything = sum(want.out.size for want in expected.values()) == self.output.out.size
-        if not everything and leader and leader.output and (found := compare(self.output, leader.output)):
+        word = "bound" if any(isinstance(want, Truth) for want in expected.values()) else "bits"
+        every_bit = everything and word == "bits"
+        if not every_bit and leader and leader.output and (found := compare(self.output, leader.output)):
             self.row = self.row.failed(f"unlike layout {leader.row.layout}: {found.text()}")
         else:
-            self.row = replace(self.row, verified="bits" if everything else "bits (sampled)")
+            self.row = replace(self.row, verified=word if everything else f"{word} (sampled)")
 
     def timed_run(self) -> float:
         """Make the call and compare its output with the verified one; the seconds it took."""
@@ -81,6 +94,15 @@ class Point:
             when = f"timed run {self.timed_runs}" if self.timed_runs > 0 else "a warm-up run"
             self.row = self.row.failed(f"in {when}: {found.text()}")
         return seconds
+
+
+def _fault(got: Output, want: Expected, sequence: int) -> str | None:
+    """The first element of a sequence's output that is not as it must be, its index with the sequence in front."""
+    if isinstance(want, Truth):
+        wrong = want.beyond(got)
+        return f"sequence {sequence}: {wrong}" if wrong else None
+    found = compare(got, want)
+    return replace(found, index=(sequence, *found.index)).text() if found else None
 
 
 def time_points(points: list[Point], repeats: int | None) -> None:

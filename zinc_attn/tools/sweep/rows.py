@@ -9,8 +9,10 @@ from typing import Any, Final
 from ...cache.pages import PagePool
 from ...cache.rows import stored_values
 from ...checks import check_int
+from ...decode.arithmetic import arithmetic_name, on_matrices
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError, DTypeError, ShapeError
+from ...planning.call import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape, row_format
@@ -24,6 +26,7 @@ PAGE_SIZE: Final = 256  # tokens
 DECODE_MODE: Final = "decode call: append, attend, merge; host clock, warm; median"
 CONTIGUOUS_MODE: Final = "submit and wait: attend, merge; host clock, warm; median"
 RANKS_MODE: Final = "decode call: append, attend, one gather, merge; host clock of rank 0, warm; median"
+_GIVEN: Final = ("model", "dtype", "arithmetic", "batch", "q_len", "page_size", "layers")  # of a SweepSpec
 _FIGURES: Final = (
     *("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s"),
     *("attention_ms_per_step", "tokens_s", "tokens_s_with_weights"),
@@ -34,12 +37,13 @@ _FIGURES: Final = (
 class SweepSpec:
     """The calls of a sweep. ArgumentError and its kinds name the field that cannot be measured.
 
-    layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits: layouts
-    (``distributed_sweep`` has its own); dtype: of K and V; batch: sequences in a call, with q_len new rows each;
-    page_size: tokens, None for contiguous K and V without a cache (one sequence, f32 or f16); repeats: timed calls per
-    point (None: 5 to 50 within 3 s); weights_ms: the rest of a step; kv: values of this shape for every sequence, in
-    place of normal ones from ``seed``; oracle_products: batch * q_len * context * q_heads * head_dim up to which
-    everything is compared with the oracle, and above it as many KV heads as that allows.
+    layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits:
+    layouts (``distributed_sweep`` has its own); dtype: of K and V; batch: sequences in a call, with q_len new rows
+    each; page_size: tokens, None for contiguous K and V without a cache (one sequence, f32 or f16); repeats: timed
+    calls per point (None: 5 to 50 within 3 s); weights_ms: the rest of a step; kv: values of this shape for every
+    sequence, in place of normal ones from ``seed``; arithmetic: see ``Attention``; oracle_products: batch * q_len *
+    context * q_heads * head_dim up to which everything is compared with the oracle, and above it as many KV heads
+    as that allows.
     """
 
     shape: AttnShape
@@ -55,6 +59,7 @@ class SweepSpec:
     seed: int = 0
     kv: Inputs | None = None
     model: str = ""
+    arithmetic: Arithmetic = "canonical"
     oracle_products: int = ORACLE_PRODUCTS
 
     def __post_init__(self) -> None:
@@ -71,6 +76,7 @@ class SweepSpec:
         for name in ("contexts", "splits"):
             if not getattr(self, name):
                 raise ArgumentError(f"{name}: got none, expected one or more")
+        arithmetic_name(self.arithmetic)
         check_int("seed", self.seed, 0)
         if self.repeats is not None:
             check_int("repeats", self.repeats, 1)
@@ -98,6 +104,11 @@ class SweepSpec:
         except ArgumentError as error:
             raise type(error)(f"{kv.source}: {error}") from error
 
+    @property
+    def bounded(self) -> bool:
+        """Whether matrix units attend, so that a call has a bound of its error in place of the oracle's bits."""
+        return on_matrices(self.arithmetic, self.q_len, self.shape)
+
     def inputs(self, context: int, sequence: int = 0) -> Inputs:
         """The values of one sequence of the batch."""
         if self.kv:
@@ -114,7 +125,9 @@ class SweepRow:
     status: "ok", "failed" (a bit is wrong; ``error`` names the first, its indices sequence, row, head, dimension), or
     "refused" (there is no room; ``error`` says why).
     verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
-    are, at least of the last KV head of the last sequence, and all are those of the context's first layout.
+    are, at least of the last KV head of the last sequence, and all are those of the context's first layout. "bound",
+    "bound (sampled)": with matrix units, out and lse are so near to float64 as their roundings allow, and all bits are
+    those of the first layout.
     """
 
     model: str
@@ -159,6 +172,7 @@ class SweepRow:
     ranks: int = 1
     received_bytes: int | None = None
     formula_bytes: int | None = None
+    arithmetic: str = "canonical"
 
     @classmethod
     def of(
@@ -167,7 +181,7 @@ class SweepRow:
         """The row of a point that has not run; ``ranks`` is None for a sweep of one process."""
         info = device.info
         mode = RANKS_MODE if ranks else DECODE_MODE if spec.page_size else CONTIGUOUS_MODE
-        said = {name: getattr(spec, name) for name in ("model", "dtype", "batch", "q_len", "page_size", "layers")}
+        said = {name: getattr(spec, name) for name in _GIVEN}
         sizes = {name: getattr(spec.shape, name) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
         planned = {name: getattr(plan, name) for name in ("num_splits", "unit_keys", "passes", "workgroups")}
         return cls(

@@ -1,0 +1,66 @@
+"""Refusals of arithmetic with matrix units, and the rule of "matrix-prefill", without a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import GPU
+
+from zinc_attn.cache.rows import Largest
+from zinc_attn.decode import arithmetic as rules
+from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile
+from zinc_attn.planning.call import ARITHMETICS
+from zinc_attn.shapes import AttnShape
+
+SHAPE = AttnShape(16, 2, 256)
+UNITS = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 65536, 1024))
+
+
+def device(info: Any, runtime: str = "vulkan") -> Any:
+    has = runtime == "vulkan" and info.matrix.tile is not None
+    return SimpleNamespace(info=info, runtime=SimpleNamespace(name=runtime, has_matrix_units=has))
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
+def test_names(arithmetic: Any) -> None:
+    with pytest.raises(ArgumentError, match="expected one of 'canonical', 'matrix', 'matrix-prefill'"):
+        rules.check_arithmetic(arithmetic, device(UNITS), SHAPE, "f16")
+
+
+def test_canonical_asks_nothing_of_the_device() -> None:
+    assert rules.check_arithmetic("canonical", None, SHAPE, "f32") == "canonical"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
+def test_refusals(arithmetic: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic='canonical'"):
+        rules.check_arithmetic(arithmetic, device(GPU), SHAPE, "f16")
+    with pytest.raises(RuntimeUnavailableError, match="with runtime 'kompute', expected runtime='vulkan'"):
+        rules.check_arithmetic(arithmetic, device(UNITS, "kompute"), SHAPE, "f16")
+    for dtype in ("f32", "f16/f32", "f32/q8_0"):
+        with pytest.raises(DTypeError, match=r"K or V in f32.*round_rows=True rounds float32 rows"):
+            rules.check_arithmetic(arithmetic, device(UNITS), SHAPE, dtype)
+    with pytest.raises(DTypeError, match=r"pass k and v in float16, for example k\.astype"):
+        rules.check_arithmetic(arithmetic, device(UNITS), SHAPE, "f32", rules.ARRAYS)
+    small = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 8192, 1024))
+    with pytest.raises(UnsupportedError, match="do not fit in 8,192 bytes of the shared memory"):
+        rules.check_arithmetic(arithmetic, device(small), SHAPE, "f16")
+
+
+def test_magnitudes_beyond_float16() -> None:
+    rules.check_half_range("matrix", 65504.0, Largest(65504.0, 65504.0))
+    for name, sizes in {
+        "q": (65505.0, Largest()),
+        "k": (1.0, Largest(7e4, 1.0)),
+        "v": (1.0, Largest(1.0, 7e4)),
+    }.items():
+        with pytest.raises(ValueRangeError, match=f"{name}: got a.* magnitude of .*, expected at most 65504"):
+            rules.check_half_range("matrix-prefill", *sizes)
+
+
+def test_the_canonical_one_is_the_default() -> None:
+    assert ARITHMETICS[0] == "canonical" and [rules.arithmetic_name(name) for name in ARITHMETICS] == [*ARITHMETICS]
