@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from broken_shaders import SHADERS, Change, break_kernels
+from support import FULL
 
 import zinc_attn as za
 from zinc_attn.kernels.declarations import MATRIX
@@ -44,7 +45,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
-    Mutant("maximum of the row before", "scores", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", WINDOW, 5, True),
+    Mutant("maximum of the row before", "scores", "at = t * W", "at = (t < 4u ? t : t - 4u) * W", WINDOW, 5, False),
     Mutant("the fold of leaves", "values", "old * unit_w +", "old * 1.000001 * unit_w +", COARSE, 2, True),
     Mutant("a row's last key", "tiles", "(item.last_row - row) * item.row_step", "0u", WINDOW, 5, False),
     Mutant("a conversion of K", "tiles", "halves(high.zw));", "halves(high.zw * 1.001));", COARSE, 7, True),
@@ -88,16 +89,18 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
 
 @pytest.mark.parametrize("text", [COARSE, CANCELLING])
 def test_every_property_holds(index: int, text: str) -> None:
+    """Numbers of q8_0 with scales of all kinds are in no other type, so that case has nothing to compare for 7."""
     outcome = outcome_of(index, text)
     assert outcome.status == "pass", [str(fault) for fault in outcome.faults]
-    assert set(outcome.shown) == {*range(1, 10), 11} and outcome.verified.startswith("bound (")
+    assert set(outcome.shown) == {*range(1, 10), 11} - ({7} if text == CANCELLING else set())
+    assert outcome.verified.startswith("bound (")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+@pytest.mark.parametrize("mutant", MUTANTS if FULL else MUTANTS[:2], ids=str)
 def test_a_mutant_is_caught(
     index: int, compiler: None, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     changes = [Change(f"matrix_{mutant.file}.glsl", mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
-    found = {fault.property for fault in outcome_of(index, mutant.case).faults}
-    assert mutant.prop in found and (11 not in found) == mutant.bounded, found
+    found = sorted({fault.property for fault in outcome_of(index, mutant.case).faults})
+    assert mutant.prop in found and (11 not in found) == mutant.bounded, f"reported: {found}"

@@ -252,7 +252,7 @@ def test_missing_record_file(tmp_path: Path) -> None:
     [
         (
             ["--quick", "--dtypes", "f16"],
-            "quick: got --quick with --shapes, --dtypes, --contexts, --masking or --data, expected either",
+            "quick: got --quick with --shapes, --dtypes, --contexts, --masking, --data or --rows, expected either",
         ),
         *(
             (
@@ -271,7 +271,7 @@ def test_missing_record_file(tmp_path: Path) -> None:
         (["--masking", "scale=nan"], "scale: got nan, expected a finite float32 number"),
         (
             ["--data", "rising,up"],
-            "data: got 'up', expected some of normal, rising, falling, jumping, cancelling, fading",
+            "data: got 'up', expected some of normal, rising, falling, jumping, cancelling, fading, coarse",
         ),
         (["--dtypes", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
         (["--contexts", "x"], "contexts: got 'x', expected numbers of keys such as 1k,32k,5000 (k = 1024)"),
