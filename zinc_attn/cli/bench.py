@@ -15,7 +15,7 @@ from .arguments import (
     Subparsers,
     add_arithmetic,
     add_command,
-    add_runtimes_argument,
+    installed_runtimes,
     open_devices,
     parse_shapes,
     refuse_arithmetic,
@@ -38,7 +38,8 @@ def add_bench(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add("--device", metavar="D", help="index or piece of the name, see 'zinc-attn devices'")
-    add_runtimes_argument(parser)
+    runtimes = f"dispatchers (default: {installed_runtimes()}; with matrix units vulkan)"
+    add("--runtimes", metavar="LIST", help=runtimes)
     add("--shapes", default="16/2/256,32/4/128", metavar="LIST", help="Q/KV/D (default: %(default)s)")
     add("--contexts", default=DEFAULT_CONTEXTS, metavar="LIST", help="keys, k = 1024 (default: %(default)s)")
     add("--dtype", choices=("f32", "f16"), default="f16", help="dtype of K and V (default: %(default)s)")
@@ -57,7 +58,8 @@ def run_bench(args: argparse.Namespace) -> int:
     numbers = {"repeats": args.repeats, "seed": args.seed}
     spec = bench.BenchSpec(shapes, contexts, dtype=args.dtype, arithmetic=args.arithmetic, **numbers)
     with ExitStack() as stack:
-        devices = open_devices(stack, [args.device], args.runtimes)
+        runtimes = installed_runtimes() if args.arithmetic == "canonical" else "vulkan"
+        devices = open_devices(stack, [args.device], args.runtimes or runtimes)
         for device in devices:
             refuse_arithmetic(args.arithmetic, device, args.dtype, *shapes)
         info = devices[0].info

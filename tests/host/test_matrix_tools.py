@@ -1,0 +1,215 @@
+"""What the tools say of matrix arithmetic: cases and digests, bounds, tables, refusals in a command's words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import GPU
+
+from zinc_attn import cli, reference
+from zinc_attn.cli import check as check_command
+from zinc_attn.cli.arguments import refuse_arithmetic
+from zinc_attn.cli.sweep_report import sweep_notes, sweep_title
+from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile
+from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.check import cases, record
+from zinc_attn.tools.check.bounded import case_truth, is_of, judge_bounded
+from zinc_attn.tools.check.cases import Case
+from zinc_attn.tools.check.outcome import Outcome, properties_of
+from zinc_attn.tools.check.same_values import same_values
+from zinc_attn.tools.harness.bits import Output
+from zinc_attn.tools.harness.bound import truth
+from zinc_attn.tools.models import ModelPreset
+from zinc_attn.tools.sweep import SweepRow, SweepSpec
+
+SHAPE = AttnShape(4, 2, 64)
+UNITS = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 65536, 1024))
+SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
+
+
+def device(info: Any = UNITS, runtime: str = "vulkan") -> Any:
+    has = runtime == "vulkan" and info.matrix.tile is not None
+    return SimpleNamespace(info=info, runtime=SimpleNamespace(name=runtime, has_matrix_units=has))
+
+
+def outcome(case: Case = SMALL, off: float = 0.0) -> Outcome:
+    """The outcome of a device that gives the oracle's numbers, one of them ``off``."""
+    result = record.oracle_output(case, case.data())
+    result.out[3, 1, 5] += off
+    return Outcome(case, "a device", result)
+
+
+# --- cases -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*Case.default("matrix"), SMALL], ids=str)
+def test_a_case_has_one_text(case: Case) -> None:
+    assert Case.parse(str(case)) == case and " matrix" in str(case) and case.rows > 1 and case.dtype != "f32"
+
+
+def test_the_cases_of_matrix_units() -> None:
+    quick, default = Case.quick("matrix"), Case.default("matrix")
+    assert set(quick) < set(default) and len(set(default)) == len(default)
+    shapes = {str(case.shape) for case in default}
+    assert {"16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent"} < shapes
+    assert {case.rows for case in default} >= {16, 70} and any(case.context % 64 for case in default)
+    assert not set(map(str, default)) & set(map(str, Case.default()))  # canonical digests are never theirs
+
+
+def test_more_rows_than_keys_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="rows: got 70 with 10 keys, expected at most as many rows as keys"):
+        Case.matrix("4/2/64", "f16", "10,1k", rows=(70,), arithmetic="matrix")
+
+
+def test_rows_are_the_last_ones_of_the_call() -> None:
+    data = SMALL.data()
+    assert SMALL.query(data).shape == (20, 4, 64) and SMALL._replace(rows=1).query(data).shape == (4, 64)
+    assert np.array_equal(data.q[:3], SMALL._replace(rows=1).data().q)
+
+
+def test_coarse_values_are_in_three_types() -> None:
+    found = {text: (case, data) for text, case, data in same_values(SMALL, SMALL.data())}
+    assert list(found) == ["stored as bf16", "stored as q8_0"]
+    for case, data in found.values():
+        held = data.stored_as(case.dtype)
+        assert np.array_equal(held.k, SMALL.data().k) and np.array_equal(held.v, SMALL.data().v)
+    normal = SMALL._replace(kind="normal")
+    assert not list(same_values(normal, normal.data()))
+    assert [text for text, *_ in same_values(normal._replace(arithmetic="canonical"), normal.data())] == [
+        "stored as f32"
+    ]
+
+
+# --- bounds ------------------------------------------------------------------------------------------------
+
+
+def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
+    data = SMALL.data()
+    good, bad = outcome(), outcome(off=0.5)
+    judge_bounded(good, data, {}, device())
+    judge_bounded(bad, data, {}, device())
+    assert good.status == "pass" and good.verified.startswith("bound (") and good.shown == {11: 1}
+    assert bad.status == "FAIL" and not bad.verified
+    (line,) = [fault.line(properties_of("matrix")) for fault in bad.faults]
+    assert line.startswith("11 error against float64, in its bound, float64: out[3, 1, 5]: got ")
+    assert "1 of 5,120 elements are beyond the bound" in line
+
+
+def test_a_missing_number_is_beyond_every_bound() -> None:
+    want, result = case_truth(SMALL, SMALL.data()), outcome().result
+    assert result is not None and want.share(result) < 0.01
+    result.lse[0, 0] = np.nan
+    assert want.share(result) == np.inf and "lse[0, 0]: got nan" in str(want.beyond(result))
+
+
+def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys() -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal(s, np.float32) for s in ((3, 4, 64), (9, 2, 64), (9, 2, 64)))
+    mask = np.zeros((3, 9), bool)
+    mask[1:] = True
+    some = truth(q, k, v, "f32", 1, {"mask": mask, "sinks": None})
+    out, lse = (x.astype(np.float32) for x in reference.attention(q, k, v, mask=mask))
+    assert some.out.shape == (3, 2, 64) and some.share(Output(out, lse)) < 0.01 and lse[0, 0] == -np.inf
+    out[2, 0] = 9  # not of the last heads
+    assert some.beyond(Output(out, lse)) is None
+
+
+# --- records -----------------------------------------------------------------------------------------------
+
+
+def test_a_record_names_the_driver_and_is_of_no_other() -> None:
+    mine = record.describe(device(), "matrix")
+    assert mine["arithmetic"] == "matrix" and mine["tile"] == {"m": 16, "n": 16, "k": 16}
+    assert "arithmetic" not in record.describe(device())
+    source = f"r.json [0], {record.origin(mine)}"
+    assert GPU.driver in source and is_of(source, device(), "matrix")
+    assert not is_of(source, device(replace(UNITS, driver="radv Mesa 27")), "matrix")
+    known = {source: {str(SMALL): "0" * 64}, "other, of another driver": {str(SMALL): "1" * 64}}
+    changed = outcome()
+    judge_bounded(changed, SMALL.data(), known, device())
+    (fault,) = changed.faults
+    assert fault.property == 10 and "expected 0000000000000000, of the same device and driver" in fault.text
+
+
+def test_a_record_of_another_device_is_refused() -> None:
+    args = SimpleNamespace(arithmetic="matrix", against="r.json")
+    with pytest.raises(ArgumentError, match="the bits of matrix units are a driver's own"):
+        check_command.check_sources(args, {"r.json [0], another": {}}, [device()])  # type: ignore[arg-type]
+    args.arithmetic = "canonical"
+    check_command.check_sources(args, {"r.json [0], another": {}}, [device()])  # type: ignore[arg-type]
+
+
+def test_the_lines_of_check() -> None:
+    good = outcome()
+    judge_bounded(good, SMALL.data(), {}, device())
+    entry = record.make_entry({str(SMALL): good.digest}, **record.describe(device(), "matrix"))
+    lines = list(check_command.summary([good], [entry], {}))
+    assert "11 error against float64, in its bound       pass, 1 comparisons" in lines
+    assert lines[-1].endswith(f"{GPU.name}, vulkan, {GPU.driver}; arithmetic matrix") and entry["run"] in lines[-1]
+    (line,) = check_command.outcome_lines(good, False, 40)
+    assert "4/2/64 f16 130 rows=20 matrix coarse" in line and "bound (" in line
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("info", "runtime", "dtype", "kind", "text"),
+    [
+        (
+            GPU,
+            "vulkan",
+            "f16",
+            UnsupportedError,
+            "does not offer VK_KHR_cooperative_matrix.*use --arithmetic canonical",
+        ),
+        (UNITS, "kompute", "f16", RuntimeUnavailableError, "with runtime 'kompute', expected plain Vulkan: vulkan"),
+        (UNITS, "vulkan", "f32", DTypeError, "K or V in f32, expected a type that float16 holds; use f16 for both"),
+    ],
+)
+def test_refusals_are_in_a_commands_words(info: Any, runtime: str, dtype: str, kind: Any, text: str) -> None:
+    refuse_arithmetic("canonical", device(info, runtime), dtype, SHAPE)
+    for arithmetic in ("matrix", "matrix-prefill"):
+        with pytest.raises(kind, match=text):
+            refuse_arithmetic(arithmetic, device(info, runtime), dtype, SHAPE)
+
+
+@pytest.mark.parametrize("command", ["sweep", "bench", "generate", "perplexity", "check"])
+def test_commands_name_the_choices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        cli.main([command, "--arithmetic", "tensor"])
+    assert error.value.code == 2
+    names = "'canonical', 'matrix'" if command == "check" else "'canonical', 'matrix', 'matrix-prefill'"
+    line = capsys.readouterr().err.replace("choose from canonical, matrix", "choose from 'canonical', 'matrix'")
+    assert f"choose from {names}" in line.replace("'matrix', matrix-prefill", "'matrix', 'matrix-prefill'")
+
+
+def sweep_row(**fields: Any) -> SweepRow:
+    given = {name: 1 for name, field in SweepRow.__dataclass_fields__.items() if "int" in str(field.type)}
+    words = dict.fromkeys(("model", "device", "device_kind", "driver", "runtime", "dtype", "data", "layout"), "x")
+    numbers: Any = given | words | {"plan": "", "build": "loop", "median_us": 2.0, "formula_bytes": None}
+    return SweepRow(**numbers | fields)
+
+
+def test_a_sweep_says_bound_where_no_oracle_has_the_bits() -> None:
+    notes = list(sweep_notes([sweep_row(verified="bound", arithmetic="matrix")]))
+    assert notes[0].startswith("bound: out and lse are as near to float64") and not any("bits:" in n for n in notes)
+    notes = list(sweep_notes([sweep_row(verified="bits"), sweep_row(verified="bound (sampled)")]))
+    assert any(n.startswith("bits: ") for n in notes) and any(n.startswith("bound*: ") for n in notes)
+    assert not any("bound" in n for n in sweep_notes([sweep_row(verified="bits")]))
+    model, spec = ModelPreset("4/2/64", SHAPE, 1), SweepSpec(SHAPE, 1, [64], arithmetic="matrix")
+    assert sweep_title(model, [spec], None).endswith("arithmetic matrix")
+    assert "arithmetic" not in sweep_title(model, [replace(spec, arithmetic="canonical")], None)
+
+
+def test_few_rows_of_matrix_prefill_have_the_oracles_bits() -> None:
+    spec = SweepSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
+    assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
+    assert replace(spec, arithmetic="matrix").bounded and cases.MATRIX_ROWS == (16, 70)
+    with pytest.raises(ArgumentError, match="arithmetic: got 'x', expected one of"):
+        replace(spec, arithmetic="x")
