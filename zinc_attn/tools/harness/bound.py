@@ -30,6 +30,10 @@ class Truth(NamedTuple):
         """The largest error over its bound; infinite for a NaN. ``got`` may have more heads in front."""
         return max(float(part.max(initial=0.0)) for part in self._parts(got))
 
+    def out_share(self, out: F32) -> float:
+        """``share`` of out alone."""
+        return float(_shares(out, self.out, self.out_bound).max(initial=0.0))
+
     def beyond(self, got: Output) -> str | None:
         """The first element beyond its bound, in words; None where all are within."""
         truths = (self.out, self.out_bound), (self.lse, self.lse_bound)
@@ -47,15 +51,15 @@ class Truth(NamedTuple):
 
     def _parts(self, got: Output) -> tuple[F64, F64]:
         """The errors of out and lse over their bounds, for the last rows and heads, which are those of the truth."""
-        found = []
-        for array, want, bound in zip(got, (self.out, self.lse), (self.out_bound, self.lse_bound), strict=True):
-            mine = array[
-                tuple(slice(size - wanted, None) for size, wanted in zip(array.shape, want.shape, strict=True))
-            ]
-            with np.errstate(invalid="ignore"):
-                share = np.where(mine == want, 0.0, np.abs(mine - want) / np.maximum(bound, np.finfo(np.float64).tiny))
-            found.append(np.where(np.isnan(share), np.inf, share))
-        return found[0], found[1]
+        return _shares(got.out, self.out, self.out_bound), _shares(got.lse, self.lse, self.lse_bound)
+
+
+def _shares(got: F32, want: F64, bound: F64) -> F64:
+    """Each error over its bound, of the last elements of every axis; infinite for a NaN."""
+    mine = got[tuple(slice(size - wanted, None) for size, wanted in zip(got.shape, want.shape, strict=True))]
+    with np.errstate(invalid="ignore"):
+        found = np.where(mine == want, 0.0, np.abs(mine - want) / np.maximum(bound, np.finfo(np.float64).tiny))
+    return np.where(np.isnan(found), np.inf, found)
 
 
 Expected = Output | Truth  # what a call must give: these bits, or numbers within a bound
