@@ -64,13 +64,14 @@ MATRIX_QUICK: Final = (
     # values that f16, bf16 and q8_0 hold alike
     *("9/3/64 f16 1290 rows=40 coarse", "9/3/64 q8_0 577 rows=16 cancelling"),
     *("9/3/64 f16 600 rows=33 jumping alibi+mask=f16", "2/1/72/40/latent f16 577 rows=16 rising"),
+    "6/2/67/133 f16 300 rows=21 rising",  # more subgroups share a strip's V than its K
 )
 MATRIX_MORE: Final = (
     *("32/8/128 f16 1000 rows=33 rising window=700+sinks", "16/2/256 f16 1000 rows=18 jumping softcap=50"),
     *("16/2/256 q8_0 700 rows=16 coarse", "32/8/128 bf16 600 rows=16 coarse sinks"),
     *("9/3/64 f16 2200 rows=20 falling sinks", "9/3/64 f16 700 rows=50 cancelling mask=f32+noncausal"),
     *("9/3/64 f16 300 rows=70 mask=blind", "9/3/64 f16 902 rows=16 fading", "9/3/64 q5_1/q4_0 577 rows=19"),
-    *("6/2/67/133 f16 577 rows=21 rising", "128/1/64 f16 200 rows=9 jumping", "20/1/576/512/latent f16 600 rows=16"),
+    *("128/1/64 f16 200 rows=9 jumping", "20/1/576/512/latent f16 600 rows=16", "32/8/64/192 f16 200 rows=16 sinks"),
 )
 
 
