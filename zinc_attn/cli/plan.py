@@ -22,12 +22,14 @@ from .arguments import (
     DEFAULT_COMPUTE_UNITS,
     DEFAULT_CONTEXTS,
     Subparsers,
+    add_arithmetic,
     add_command,
     add_dtype,
     add_model_arguments,
     chosen_model,
     parse_counts,
 )
+from .plan_arithmetic import run_arithmetic
 from .plan_measured import run_measured
 from .plan_modeled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modeled, run_requests, run_shards
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
@@ -61,11 +63,13 @@ def add_plan(subparsers: Subparsers) -> None:
         "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
         "prefix; what cascade reads and takes on the card, and the batch without it. --shards: a sequence's nodes\n"
         "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.\n\n"
+        "--arithmetic: calls of many query rows, --rows, by matrix units; beside them the canonical kernels.\n\n"
         "--measured: a file that bench --json or sweep --json printed on a card; each verified call beside the model.\n"
         "The card is that of the rows' device name, or --card.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
         "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
         "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
+        "  zinc-attn plan --shape 32/8/128 --contexts 2k,32k --rows 16,2048 --arithmetic matrix\n"
         "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
         "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048\n"
@@ -78,6 +82,7 @@ def add_plan(subparsers: Subparsers) -> None:
     add("--splits", metavar="S,…", help="layouts: auto, a number of splits, or size:KEYS (default: auto)")
     add("--rows", metavar="R,…", help="query rows of a call, as in speculative decoding (default: 1)")
     add_dtype(parser, "f16")
+    add_arithmetic(parser)
     units = parser.add_mutually_exclusive_group()
     units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
@@ -102,6 +107,8 @@ def run_plan(args: argparse.Namespace) -> int:
         return run_measured(args)
     check_plan_topic(args)
     card = plan_card(args)
+    if card and args.arithmetic != "canonical":
+        return run_arithmetic(args, chosen_model(args), card)
     if card and args.requests:
         return run_requests(args, chosen_model(args), card)
     if card and args.shards:
@@ -147,13 +154,19 @@ def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, An
         "fingerprint": plan.fingerprint(),
         "shape": str(plan.shape),
         "dtype": dtype,
+        "arithmetic": "canonical",
         "compute_units": facts.compute_units,
         "kind": facts.kind,
     }
 
 
 def check_plan_topic(args: argparse.Namespace) -> None:
-    """Refuse arguments that do not go with --requests, --shards, or neither."""
+    """Refuse arguments that do not go with --requests, --shards, or neither, and those without matrix units."""
+    if args.arithmetic != "canonical":
+        for name in ("splits", "device", "draw", "requests", "shards"):
+            if getattr(args, name) is not None:
+                instead = "--card or --cu" if name == "device" else "one of the two"
+                raise ArgumentError(f"{name}: got --{name} with --arithmetic {args.arithmetic}, expected {instead}")
     topic = "requests" if args.requests else "shards" if args.shards else None
     others = {
         "requests": ("contexts", "splits", "rows", "link"),

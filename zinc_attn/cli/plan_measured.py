@@ -25,6 +25,8 @@ def run_measured(args: argparse.Namespace) -> int:
     for name in OTHERS:
         if getattr(args, name) is not None:
             raise ArgumentError(f"{name}: got --{name} with --measured, expected neither: the file's rows say it")
+    if args.arithmetic != "canonical":
+        raise ArgumentError("arithmetic: got --arithmetic with --measured, expected neither: the file's rows say it")
     path = Path(args.measured)
     card = cost.find_card(args.card) if args.card else cost.card_with(args.cu) if args.cu is not None else None
     rows = cost.read_rows(path)
