@@ -170,7 +170,7 @@ def test_the_lines_of_check() -> None:
             "does not offer VK_KHR_cooperative_matrix.*use --arithmetic canonical",
         ),
         (UNITS, "kompute", "f16", RuntimeUnavailableError, "with runtime 'kompute', expected plain Vulkan: vulkan"),
-        (UNITS, "vulkan", "f32", DTypeError, "K or V in f32, expected a type that float16 holds; use f16 for both"),
+        (UNITS, "vulkan", "f32", DTypeError, "K or V in f32, expected a type that float16 holds; use the dtype f16"),
     ],
 )
 def test_refusals_are_in_a_commands_words(info: Any, runtime: str, dtype: str, kind: Any, text: str) -> None:

@@ -24,7 +24,7 @@ DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
 UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
-ADVICE: Final = Advice("use --arithmetic canonical", "expected plain Vulkan: vulkan", "use f16 for both")
+ADVICE: Final = Advice("use --arithmetic canonical", "expected plain Vulkan: vulkan", "use the dtype f16")
 STATUSES: Final = (
     "exit status: 0 fine; 1 a wrong bit, and nothing else, or, of proof, a step that is not ok; 2 refused, the reason "
     "is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be written; 130 "
