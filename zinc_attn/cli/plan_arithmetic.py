@@ -6,8 +6,8 @@ import argparse
 from itertools import product
 from typing import Final
 
-from ..decode.arithmetic import on_matrices
 from ..errors import ArgumentError
+from ..planning.call import on_matrices
 from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import ModelPreset

@@ -9,7 +9,7 @@ from ..checks import shown
 from ..errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
 from ..kernels.matrix import HALF_MAX, MatrixWorkgroup, matrix_workgroup
-from ..planning.call import ARITHMETICS, Arithmetic, CallOptions, SplitLayout
+from ..planning.call import ARITHMETICS, Arithmetic
 from ..runtime.device import Device, load_spirv
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
@@ -46,15 +46,6 @@ def arithmetic_name(arithmetic: Any) -> Arithmetic:
 def workgroup_on(info: DeviceInfo, shape: AttnShape, vectors: int) -> MatrixWorkgroup | None:
     """The matrix workgroup of a device for ``vectors`` query vectors; None where the device has none for the shape."""
     return matrix_workgroup(shape, info.matrix, info.kind, vectors)
-
-
-def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:
-    """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
-
-    def unplanned(*_: Any) -> SplitLayout:
-        raise NotImplementedError
-
-    return CallOptions(unplanned, arithmetic=arithmetic).on_matrices(q_len, shape)
 
 
 def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advice: Advice = CACHE) -> Arithmetic:

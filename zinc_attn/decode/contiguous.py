@@ -13,13 +13,13 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
 from ..kernels.records import WorkBuffer
-from ..planning.call import Arithmetic
+from ..planning.call import Arithmetic, on_matrices
 from ..planning.items import Mask, Visible, item_records, matrix_items, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape, filled_up, row_format
-from .arithmetic import ARRAYS, check_arithmetic, on_matrices, workgroup_on
+from .arithmetic import ARRAYS, check_arithmetic, workgroup_on
 from .scoring import Scoring, check_scale
 
 F32 = NDArray[np.float32]

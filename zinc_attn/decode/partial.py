@@ -17,7 +17,7 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner
+from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner, on_matrices
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
 from .requests import CallRequest, set_mask
@@ -133,7 +133,7 @@ def _submit_rows(
         runner.append(request, layer)
     number = runner.scorings.number[layer]
     options = CallOptions(runner.layout, None, False, number, runner.arithmetic)
-    matrices = options.on_matrices(q_len, facts.shape)
+    matrices = on_matrices(runner.arithmetic, q_len, facts.shape)
     layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
     planner = SubmissionPlanner([request.planned()], [layout], options, facts)
     room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)

@@ -102,6 +102,13 @@ class DeviceFacts:
         return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
 
 
+def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:
+    """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
+    if arithmetic == "matrix-prefill":
+        return q_len * shape.group >= MATRIX_VECTORS
+    return arithmetic == "matrix"
+
+
 @dataclass(frozen=True)
 class CallOptions:
     """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
@@ -113,12 +120,6 @@ class CallOptions:
     cascade: bool | None = None
     scoring: int = 0
     arithmetic: Arithmetic = "canonical"
-
-    def on_matrices(self, q_len: int, shape: AttnShape) -> bool:
-        """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
-        if self.arithmetic == "matrix-prefill":
-            return q_len * shape.group >= MATRIX_VECTORS
-        return self.arithmetic == "matrix"
 
 
 class RecordingKey(NamedTuple):
@@ -185,9 +186,9 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
     layouts = [options.layout(request.tokens, request.q_len, options.window) for request in requests]
     planner = SubmissionPlanner(requests, layouts, options, facts)
     order = _sharing_order(requests, layouts, options)
-    on_matrices = [options.on_matrices(request.q_len, facts.shape) for request in requests]
+    by_units = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
     for matrices in (False, True):
-        for slices in _cut(requests, layouts, [i for i in order if on_matrices[i] == matrices], facts):
+        for slices in _cut(requests, layouts, [i for i in order if by_units[i] == matrices], facts):
             # the first submission appends the new rows of all requests; later ones find them in the cache
             submissions.append(planner.plan(slices, uploads if not submissions else (), matrices=matrices))
     return CallPlan(tuple(submissions), upload_first)

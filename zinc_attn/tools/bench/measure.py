@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...cache.rows import pack_k, pack_v
-from ...decode.arithmetic import on_matrices
 from ...decode.contiguous import ContiguousKV
 from ...errors import ArgumentError, LimitError
+from ...planning.call import on_matrices
 from ...runtime.device import Device
 from ..harness.bits import Output, oracle
 from ..harness.bound import Expected, fault, truth

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from ...cache import rows
 from ...checks import check_int
-from ...decode.arithmetic import on_matrices
 from ...dtypes import storage_dtype
 from ...errors import LimitError
-from ...planning.call import Arithmetic
+from ...planning.call import Arithmetic, on_matrices
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from ...storage import storage_types

@@ -9,10 +9,10 @@ from typing import Any, Final
 from ...cache.pages import PagePool
 from ...cache.rows import stored_values
 from ...checks import check_int
-from ...decode.arithmetic import arithmetic_name, on_matrices
+from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError, DTypeError, ShapeError
-from ...planning.call import Arithmetic
+from ...planning.call import Arithmetic, on_matrices
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape, row_format
