@@ -88,6 +88,8 @@ def main() -> None:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     print(f"{len(modules)} SPIR-V modules, {version}", file=sys.stderr)
+    for name, why in missing.items():
+        print(f"without {name}: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

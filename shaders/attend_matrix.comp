@@ -57,7 +57,7 @@ const uint KEY_TILES = KEYS_PER_LEAF / MAT_N / PARTS;  // tiles of scores that f
 const uint PIECE_STEPS = MATRIX_PIECE / MAT_K;         // steps of products over a piece's dimensions
 const uint K_PIECES = (K_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
 const uint V_PIECES = (V_DIM + MATRIX_PIECE - 1u) / MATRIX_PIECE;
-const uint LOADS = KEYS_PER_LEAF * MATRIX_PIECE / CHUNK / LANES;  // of 8 dimensions, by a lane for a piece
+const uint LOADS = KEYS_PER_LEAF * MATRIX_PIECE / CHUNK / LANES;  // of 8 values, by a lane for a piece
 const uint KEY_PARTS = KEYS_PER_LEAF / WEIGHT_PARTIALS;  // keys of a leaf that are the same mod 4
 const uint WEIGHT_ROUNDS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [vector][key mod 4] of a lane
 // Subgroups hold their strip's q in registers where these have room; else it lies in shared memory.

@@ -100,22 +100,20 @@ uvec4 k_halves(uvec2 where, uint chunk) {
     return uvec4(halves(low.xy), halves(low.zw), halves(high.xy), halves(high.zw));
 }
 
-uvec4 v_halves(uvec2 where, uint dim) {
+// Four dimensions of a value row, as halves.
+uvec2 v_halves(uvec2 where, uint dim) {
     if (V_BITS == 16u) {
-        uvec4 w = v_words(where, dim / 2u, 4u);
+        uvec2 w = v_words(where, dim / 2u, 2u).xy;
         if (V_STORAGE == STORAGE_BF16) {
-            w = uvec4(halves(from_half_words(V_STORAGE, w.x)), halves(from_half_words(V_STORAGE, w.y)),
-                      halves(from_half_words(V_STORAGE, w.z)), halves(from_half_words(V_STORAGE, w.w)));
+            w = uvec2(halves(from_half_words(V_STORAGE, w.x)), halves(from_half_words(V_STORAGE, w.y)));
         }
         return w;
     }
     Block block = v_block(where, dim / BLOCK);
-    uvec4 w = v_words(where, dim * V_BITS / 32u, V_BITS / 4u), found;
-    for (uint i = 0u; i < 4u; ++i) {  // pairs of values: four of a word with 4 bits each, two with 8
-        uint word = V_BITS == 8u ? w[i / 2u] : w.x, pair = V_BITS == 8u ? i % 2u : i;
-        found[i] = halves(quantized(V_STORAGE, word, pair, block.fifth >> (dim % BLOCK + 2u * i), block));
-    }
-    return found;
+    uint word = v_words(where, dim * V_BITS / 32u, 1u).x, pair = dim % (32u / V_BITS) / 2u;
+    uint fifth = block.fifth >> (dim % BLOCK);
+    return uvec2(halves(quantized(V_STORAGE, word, pair, fifth, block)),
+                 halves(quantized(V_STORAGE, word, pair + 1u, fifth >> 2, block)));
 }
 
 // To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and the
@@ -127,12 +125,14 @@ void fetch_k(Item item, Leaf leaf, uint piece) {
     }
 }
 
-// The same of V: a lane takes chunks in pairs, of the keys of two neighboring rows.
+// The same of V: four dimensions of the keys of two neighboring rows.
+const uint ROW_PAIRS = KEYS_PER_LEAF / 2u;
 void fetch_v(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
-        uint i = u / 2u * LANES + lane, rows = KEYS_PER_LEAF / 2u, dim = piece * MATRIX_PIECE + i / rows * CHUNK;
-        uint key = key_of(2u * (i % rows) + u % 2u);
-        ahead[u] = v_halves(locate(item, leaf, min(key, leaf.count - 1u)), min(dim, V_DIM - CHUNK));
+        uint i = u * LANES + lane, dim = min(piece * MATRIX_PIECE + i / ROW_PAIRS * 4u, V_DIM - 4u);
+        uint row = 2u * (i % ROW_PAIRS), last = leaf.count - 1u;
+        ahead[u] = uvec4(v_halves(locate(item, leaf, min(key_of(row), last)), dim),
+                         v_halves(locate(item, leaf, min(key_of(row + 1u), last)), dim));
     }
 }
 
@@ -147,10 +147,10 @@ void store_k() {
 }
 
 void store_v() {
-    [[unroll]] for (uint u = 0u; u < LOADS; u += 2u) {
-        uint i = u / 2u * LANES + lane, rows = KEYS_PER_LEAF / 2u, at = i / rows * CHUNK * PITCH + i % rows;
-        [[unroll]] for (uint w = 0u; w < 4u; ++w) {
-            uint a = ahead[u][w], b = ahead[u + 1u][w];
+    [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
+        uint i = u * LANES + lane, at = i / ROW_PAIRS * 4u * PITCH + i % ROW_PAIRS;
+        [[unroll]] for (uint w = 0u; w < 2u; ++w) {
+            uint a = ahead[u][w], b = ahead[u][w + 2u];
             kv_rows[at + 2u * w * PITCH] = a & 0xFFFFu | b << 16;
             kv_rows[at + (2u * w + 1u) * PITCH] = a >> 16 | b & 0xFFFF0000u;
         }

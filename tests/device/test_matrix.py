@@ -33,7 +33,7 @@ from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts, MatrixTile
 from zinc_attn.planning.splits import plan_splits
 
 F32 = NDArray[np.float32]
-SHAPES = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent", "71/1/64", "4/4/20/12")
+SHAPES = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent", "71/1/64", "4/4/20/12", "6/2/64/256")
 
 
 @pytest.fixture

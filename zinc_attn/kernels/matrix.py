@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import limits
-from ..canonical.constants import KEYS_PER_LEAF, WEIGHT_PARTIALS
+from ..canonical.constants import CHUNK, KEYS_PER_LEAF, WEIGHT_PARTIALS
 
 if TYPE_CHECKING:
     from ..shapes import AttnShape
@@ -15,6 +15,7 @@ HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registe
 # Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves.
 STRIP_PARTS: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
 VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
+MAX_LANES: Final = KEYS_PER_LEAF * PIECE // CHUNK  # of a workgroup: each lane carries 8 values of a piece at least
 TILE_SIZES: Final = (8, 16)  # of a tile's sides
 MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
 HALF_MAX: Final = 65504.0  # the largest float16
@@ -76,8 +77,8 @@ def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: i
     unrolled, found = kind != "cpu", None
     for count in VECTORS:
         lanes = limits.WAVE * (count // facts.tile.m) * parts
-        fits = lanes <= facts.max_invocations and shared_bytes(shape, count, unrolled) <= facts.shared_bytes
-        if count % facts.tile.m == 0 and fits:
+        fits = shared_bytes(shape, count, unrolled) <= facts.shared_bytes
+        if count % facts.tile.m == 0 and lanes <= min(facts.max_invocations, MAX_LANES) and fits:
             found = MatrixWorkgroup(count, lanes, unrolled)
             if count >= vectors:
                 break
