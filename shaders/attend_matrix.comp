@@ -32,6 +32,7 @@ layout(constant_id = MATRIX_SPEC_MAT_M) const uint MAT_M = 16u;  // a tile: MAT_
 layout(constant_id = MATRIX_SPEC_MAT_N) const uint MAT_N = 16u;  // ... by MAT_N keys or dimensions, ...
 layout(constant_id = MATRIX_SPEC_MAT_K) const uint MAT_K = 16u;  // ... MAT_K products at a time; 8 or 16 each
 layout(constant_id = MATRIX_SPEC_UNROLLED) const uint UNROLLED = 0u;  // 1 on GPUs: pieces one behind the other, no loop
+layout(constant_id = MATRIX_SPEC_WAVES) const uint WAVES = 0u;  // 1: subgroups are waves; else they may be smaller
 layout(constant_id = MATRIX_SPEC_TILE) const uint TILE = 64u;  // tokens per tile of K and V
 layout(constant_id = MATRIX_SPEC_SOFTCAP) const uint SOFTCAP = 0u;
 layout(constant_id = MATRIX_SPEC_ALIBI) const uint ALIBI = 0u;
@@ -71,7 +72,7 @@ const uint S_PITCH = KEYS_PER_LEAF + 4u;      // words
 #define MatrixA coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA>
 #define MatrixB coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB>
 
-shared uint q_rows[Q_HELD ? 1u : VECTORS * Q_PITCH];  // pairs of halves, [vector][dimension]
+shared uint q_rows[Q_HELD ? 4u : VECTORS * Q_PITCH];  // pairs of halves, [vector][dimension]
 // A piece of K, [row_of(key)][dimension], or of V, [dimension][row_of(key)].
 shared uint kv_rows[KEYS_PER_LEAF * PITCH];
 // [vector][row_of(key)]: scores as float32, then weights as halves.  At a unit's end [vector][dimension], a piece of o.

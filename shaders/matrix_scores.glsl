@@ -1,5 +1,8 @@
 // Steps 1 and 2 of a leaf: scores by the matrix units, then the canonical maxima, weights and sums.
 
+// Weights are rounded to float16 as p * 2**15, so that only those below 2**-29 lose digits.
+const float WEIGHT_SCALE = 32768.0, WEIGHT_UNIT = 1.0 / 32768.0;
+
 MatrixC score_sums[KEY_TILES];  // the subgroup's tiles of its strip's scores
 float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][key mod 4], then weights
 
@@ -127,7 +130,7 @@ void find_weights(Item item, Leaf leaf, bool first) {
                 vec2 p = mix(vec2(0.0), vec2(weight(s.x, top), weight(s.y, top)), greaterThan(s, vec2(EMPTY_M)));
                 lane_scores[round * KEY_PARTS + j] = p.x;
                 lane_scores[round * KEY_PARTS + j + 1u] = p.y;
-                s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u] = halves(p);
+                s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u] = halves(p * WEIGHT_SCALE);
             }
             for (uint j = 0u; j < KEY_PARTS; ++j) {
                 sum = sum + lane_scores[round * KEY_PARTS + j];

@@ -17,10 +17,10 @@ Vector vector_at(Item item, uint t) {
                   at < (item.last_row - item.row + 1u) * group, int(item.first) - before, int(item.limit) - before);
 }
 
-// The subgroup's strip and its part of the strip's tiles.  Where subgroups are smaller than a wave, as on CPUs, those from
-// STRIPS * PARTS on have none; a GPU has no others, and without a branch its compiler leaves loads where they are begun.
+// The subgroup's strip and its part of the strip's tiles.  Of smaller subgroups than waves those from STRIPS * PARTS on
+// have none.  Where all have one there is no branch, and compilers leave loads where they are begun.
 bool has_strip() {
-    return UNROLLED == 1u || gl_SubgroupID < STRIPS * PARTS;
+    return WAVES == 1u || gl_SubgroupID < STRIPS * PARTS;
 }
 
 uint strip() {

@@ -54,7 +54,7 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
         coopMatLoad(leaf_w, leaf_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
             MatrixC old = first ? MatrixC(0.0) : unit[piece * PIECE_TILES + n];
-            unit[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(value_sums[n]) * leaf_w);
+            unit[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
         }
     }
 }

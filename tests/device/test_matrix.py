@@ -30,6 +30,7 @@ from zinc_attn.errors import (
     ValueRangeError,
 )
 from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts, MatrixTile
+from zinc_attn.planning import call
 from zinc_attn.planning.splits import plan_splits
 
 F32 = NDArray[np.float32]
@@ -68,9 +69,9 @@ def filled(
 def attend(device: za.Device, shape: za.AttnShape, q: F32, k: Any, v: Any, **options: Any) -> tuple[F32, F32]:
     """out, lse by matrix units; options of the cache and of Attention together."""
     held = {name: options.pop(name) for name in ("dtype", "page_size", "round_rows") if name in options}
-    call = {name: options.pop(name) for name in ("mask", "causal") if name in options}
+    each = {name: options.pop(name) for name in ("mask", "causal") if name in options}
     with filled(device, shape, k, v, **held) as (cache, seq):
-        out, lse = za.Attention(cache, arithmetic="matrix", **options)(q, seq, 0, return_lse=True, **call)
+        out, lse = za.Attention(cache, arithmetic="matrix", **options)(q, seq, 0, return_lse=True, **each)
         return out, lse
 
 
@@ -234,6 +235,40 @@ def test_matrix_prefill_is_chosen_by_request(matrix_device: za.Device, rng: np.r
         long, short = mixed([q, q[:3]], [seq, twin], 0)
         assert not differing(long, matrix(q, seq, 0)) and not differing(short, canonical(q[:3], seq, 0))
         assert differing(mixed(q, seq, 0), canonical(q, seq, 0))
+
+
+@pytest.mark.parametrize(("of", "size"), (("v", 1e-8), ("k", 3e-8), ("q", 1e-7)))
+def test_numbers_that_float16_hardly_holds(
+    matrix_device: za.Device, rng: np.random.Generator, of: str, size: float
+) -> None:
+    """bfloat16 holds them with all its digits; the bound counts what the rounding to float16 takes away."""
+    shape = za.AttnShape(8, 2, 64)
+    given = {name: x.astype(np.float32) for name, x in zip("qkv", make(rng, shape, 3, 130), strict=True)}
+    given[of] *= np.float32(size)
+    k, v = (given[name].astype(ml_dtypes.bfloat16) for name in "kv")
+    for scale in (None, 1e3):
+        got = attend(matrix_device, shape, given["q"], k, v, dtype="bf16", scale=scale)
+        want = za.reference.attention(given["q"], k, v, scale=scale)
+        for one, right, bound in zip(got, want, matrix_bound(given["q"], k, v, scale=scale), strict=True):
+            assert np.all(np.abs(one - right) <= bound)
+
+
+def test_the_unrolled_program(
+    matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs run it; its bits are those of the program with loops."""
+    shape = za.AttnShape(4, 1, 80, 72)
+    q, k, v = make(rng, shape, 5, 200)
+    want = attend(matrix_device, shape, q, k, v)
+    built = call.matrix_workgroup
+
+    def unrolled(*arguments: Any) -> Any:
+        made = built(*arguments)
+        return made and made._replace(unrolled=True)
+
+    monkeypatch.setattr(call, "matrix_workgroup", unrolled)
+    for got, right in zip(attend(matrix_device, shape, q, k, v), want, strict=True):
+        assert not differing(got, right)
 
 
 @pytest.mark.parametrize("kind", ("one key", "none", "extreme", "subnormal"))

@@ -82,6 +82,7 @@ def test_workgroups(text: str) -> None:
             made = matrix_workgroup(shape, facts, kind, vectors)
             assert made is not None and made.lanes <= MAX_LANES and made.lanes % 32 == 0
             assert shared_bytes(shape, made.vectors, made.unrolled) <= facts.shared_bytes
+            assert made.waves == made.unrolled == (kind == "discrete")
             assert made.vectors % facts.tile.m == 0 and (made.vectors < 2 * max(vectors, facts.tile.m))
     most = matrix_workgroup(shape, RDNA4, "discrete", 64)
     assert most is not None

@@ -228,7 +228,6 @@ def _largest(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]
     """The largest magnitudes of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
     largest, most = Largest(), max(1, CHECK_BYTES // (4 * cache.row_words))
     shape = cache.shape
-    sizes = shape.head_dim, shape.v_head_dim
     whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)  # what fills rows up, too
     for at in range(0, len(words), most):
         with np.errstate(all="ignore"):
@@ -240,5 +239,5 @@ def _largest(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]
                 f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {at} to {at + most - 1}; "
                 "the file is damaged"
             )
-        largest = largest.joined(Largest(*(float(x[..., :dims].max()) for x, dims in zip(values, sizes, strict=True))))
+        largest = largest.joined(Largest(*(float(x.max()) for x in values)))  # with what fills rows up
     return largest

@@ -1,14 +1,16 @@
 """How far attention with matrix units (arithmetic "matrix") may be from the float64 truth: a bound of its roundings.
 
-With h = 2**-10 (a rounding to float16 in either direction), w = 2**-22 (per term of a float32 sum of a matrix unit,
-whose order and guard bits are its own), over d dimensions and at most n keys:
+A rounding to float16, in either direction, is off by h = 2**-10 of a number, or by t = 2**-24 below 2**-14. A float32
+sum of a matrix unit, whose order and guard bits are its own, is off by w = 2**-22 per term, and the canonical steps
+together by r = 2**-20. Over d dimensions and n keys:
 
-    score     |s' - s| <= e = scale * log2(e) * (sum |q| |k|) * (2 h + h**2 + d w) + |s| 2**-20       log2 units
-    weight    p' = p * 2**(s' - s) * (1 + h) + 2**-25, so each weight is off by a factor within 2**+-e (1 + h)
-    lse       |lse' - lse| <= ln(2) * (the largest e) + 2**-20 (1 + |lse|)
-    out       |out' - out| <= (2**(2 e) (1 + 2 h + 64 w + 2**-20) - 1) * sum softmax |v| + n 2**-24 * max |v|
+    score     |s' - s| <= e = |bias| r + scale * log2(e)
+                              * ((sum |q| |k|) (2 h + h**2 + d w + r) + t (sum |q| + sum |k| + d t))
+    weight    p' = p * 2**(s' - s) * (1 + h), or off by 2**-39 below 2**-29: weights are rounded as p * 2**15
+    lse       |lse' - lse| <= ln(2) * e + r (1 + |lse|) + (n / 512 + 16) t
+    out       |out' - out| <= (2**(2 e) (1 + 2 h + 64 w + r) - 1) * sum softmax |v| + t + n t * max |v|
 
-The last term is of weights below 2**-14, where float16 has fewer digits; l is at least half of the largest weight.
+with the largest e of a row's keys. The last term of out is of the fold of n / 512 nodes and of the least weights.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import with_rows
+from .constants import KEYS_PER_NODE
 from .reference import attention
 
 F64 = NDArray[np.float64]
 _HALF: Final = 2.0**-10
 _SUM: Final = 2.0**-22
-_REST: Final = 2.0**-20  # the canonical steps, generously
+_REST: Final = 2.0**-20
+_TINY: Final = 2.0**-24
 
 
 def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: Any) -> tuple[F64, F64]:
@@ -43,10 +47,13 @@ def matrix_bound(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], **options: A
     most = float(mask.max(where=np.isfinite(mask), initial=0.0))
     if options.get("alibi") is not None:
         most += float(np.max(np.abs(options["alibi"]))) * len(k)
-    error = factor * sums * (2 * _HALF + _HALF**2 + dims * _SUM + _REST) + most * math.log2(math.e) * _REST
+    all_k = size.sum(axis=2).max(axis=0, initial=0.0).repeat(grouped.shape[2])
+    tiny = _TINY * (grouped.sum(axis=3).reshape(len(rows), -1) + all_k + dims * _TINY)
+    error = factor * (sums * (2 * _HALF + _HALF**2 + dims * _SUM + _REST) + tiny) + most * math.log2(math.e) * _REST
     spread, lse = attention(q, k, np.abs(v.astype(np.float64)), **options)
     relative = np.exp2(2 * error) * (1 + 2 * _HALF + 64 * _SUM + _REST) - 1
     largest = float(np.max(np.abs(v.astype(np.float64)), initial=0.0))
-    bound: F64 = relative[..., None] * with_rows(spread) + len(k) * 2.0**-24 * largest
+    bound: F64 = relative[..., None] * with_rows(spread) + _TINY + len(k) * 2.0**-24 * largest
     size = np.where(np.isinf(lse), 0.0, np.abs(lse))
-    return bound.reshape(spread.shape), math.log(2) * error.reshape(lse.shape) + _REST * (1 + size)
+    folds = (len(k) / KEYS_PER_NODE + 16) * _TINY
+    return bound.reshape(spread.shape), math.log(2) * error.reshape(lse.shape) + _REST * (1 + size) + folds

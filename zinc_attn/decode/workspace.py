@@ -268,8 +268,8 @@ class Workspace:
 
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
-        chunks = self.cache.shape.head_chunks
-        total = chunks * _keys(self.work.items)
+        shape, matrix = self.cache.shape, self.key.matrix
+        total = (shape.head_chunks if matrix is None else matrix.blocks(shape.group)) * _keys(self.work.items)
         return total + (_keys(self.shared.items) if self.shared is not None else 0)
 
     # --- results ------------------------------------------------------------------------------------------

@@ -174,6 +174,7 @@ MATRIX: Final = KernelDecl(
         "mat_n",  # keys or dimensions,
         "mat_k",  # and products that one step adds
         "unrolled",  # 1: pieces of K and V one behind the other, matrices in registers; 0: a smaller program
+        "waves",  # 1: subgroups are waves; 0: they may be smaller, and some have nothing to multiply
         "tile",
         "softcap",
         "alibi",

@@ -113,6 +113,7 @@ class MatrixVariant:
             "mat_n": self.mat.n,
             "mat_k": self.mat.k,
             "unrolled": int(self.workgroup.unrolled),
+            "waves": int(self.workgroup.waves),
             "tile": self.tile,
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
@@ -127,7 +128,7 @@ class MatrixVariant:
 def matrix_call(variant: MatrixVariant, items: int, kv_heads: int, target: str) -> KernelCall:
     """Pass 1 with matrix units; see ``attend_call``."""
     decl, spec = variant.program()
-    blocks = -(-variant.rows * variant.shape.group // variant.workgroup.vectors)
+    blocks = variant.workgroup.blocks(variant.shape.group)
     return KernelCall(decl, spec, ("work", "q", "k", "v", target, target, "work"), (items, kv_heads, blocks))
 
 

@@ -41,15 +41,21 @@ NO_MATRICES: Final = MatrixFacts(None, 16384, 128)
 
 
 class MatrixWorkgroup(NamedTuple):
-    """vectors: query vectors; lanes: invocations; unrolled: a longer program, which keeps matrices in registers."""
+    """vectors: query vectors; lanes: invocations; unrolled: a longer program, which keeps matrices in registers;
+    waves: subgroups are waves, so each has its part of the work."""
 
     vectors: int
     lanes: int
     unrolled: bool
+    waves: bool
 
     def rows(self, group: int) -> int:
         """Query rows of an item, for ``group`` heads per KV head; where these are too many, grid z has the others."""
         return max(self.vectors // group, 1)
+
+    def blocks(self, group: int) -> int:
+        """Workgroups of an item, which share its vectors out."""
+        return -(-self.rows(group) * group // self.vectors)
 
 
 def best_tile(tiles: list[MatrixTile]) -> MatrixTile | None:
@@ -60,7 +66,7 @@ def best_tile(tiles: list[MatrixTile]) -> MatrixTile | None:
 
 def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool) -> int:
     """Shared memory of a workgroup, as shaders/attend_matrix.comp declares it."""
-    q = 4 if unrolled and shape.k_dim <= HELD_DIMS else 2 * vectors * (shape.k_dim + 8)
+    q = 16 if unrolled and shape.k_dim <= HELD_DIMS else 2 * vectors * (shape.k_dim + 8)
     kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
     scores = 4 * vectors * (KEYS_PER_LEAF + 4)
     return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 4)
@@ -79,7 +85,7 @@ def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: i
         lanes = limits.WAVE * (count // facts.tile.m) * parts
         fits = shared_bytes(shape, count, unrolled) <= facts.shared_bytes
         if count % facts.tile.m == 0 and lanes <= min(facts.max_invocations, MAX_LANES) and fits:
-            found = MatrixWorkgroup(count, lanes, unrolled)
+            found = MatrixWorkgroup(count, lanes, unrolled, kind != "cpu")
             if count >= vectors:
                 break
     return found

@@ -25,6 +25,7 @@ MATRIX_FEATURES: Final = {
     "VkPhysicalDeviceShaderFloat16Int8Features": "shaderFloat16",
     "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
 }
+CPU_SUBGROUP: Final = 8  # on a CPU; with 16, lavapipe of Mesa 26.2 crashes as it compiles matrix products
 ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
 COMPUTE_STAGE: Final = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
@@ -186,12 +187,13 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
     limits, tile = props.limits, None
     waves = wave.subgroupSize == WAVE or _asks_for_waves(vk, physical, extensions, api)
-    waves = waves or (wave.subgroupSize < WAVE and _KINDS.get(props.deviceType) == "cpu")
+    waves = waves or (wave.subgroupSize <= CPU_SUBGROUP and _KINDS.get(props.deviceType) == "cpu")
     if waves and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
         if all(getattr(one, name) for one, name in zip(features, MATRIX_FEATURES.values(), strict=True)):
             tile = best_tile(vk.matrix_tiles(instance, physical))
-    return MatrixFacts(tile, int(limits.maxComputeSharedMemorySize), int(limits.maxComputeWorkGroupInvocations))
+    lanes = min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0]))
+    return MatrixFacts(tile, int(limits.maxComputeSharedMemorySize), lanes)
 
 
 def _main_heap(heaps: Sequence[Heap]) -> Heap:

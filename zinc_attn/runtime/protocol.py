@@ -53,7 +53,7 @@ class DeviceInfo:
         """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""
         if self.subgroup_size == WAVE or self.kind == "cpu":
             return self
-        return replace(self, node_workgroups=False)
+        return replace(self, node_workgroups=False, matrix=NO_MATRICES)
 
 
 class Use(Enum):
