@@ -49,8 +49,8 @@ class MatrixCounts(NamedTuple):
 
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
 # 25.0.7 makes them: it gives a wave two copies of each factor's tile, as RDNA3 needs and RDNA4 does not.
-ISSUE: Final = MatrixCounts(15.5, 35.3, 130.0)  # cycles in which the wave issues instructions
-LDS: Final = MatrixCounts(3.6, 8.3, 70.0)  # rounds of 128 bytes of shared memory, without bank conflicts
+ISSUE: Final = MatrixCounts(23.5, 33.4, 129.0)  # cycles in which the wave issues instructions
+LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
 LDS_WAITS: Final = MatrixCounts(3.3, 3.7, 17.3, -28.0)  # times that the wave waits for shared memory
 SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 2.5)  # for work words and the page table
 # For K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for shortly
