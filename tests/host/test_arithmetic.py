@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +13,17 @@ from support import GPU
 
 from zinc_attn.cache.rows import Largest
 from zinc_attn.decode import arithmetic as rules
-from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
+from zinc_attn.errors import (
+    ArgumentError,
+    DTypeError,
+    KernelError,
+    RuntimeUnavailableError,
+    UnsupportedError,
+    ValueRangeError,
+)
 from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile
 from zinc_attn.planning.call import ARITHMETICS
+from zinc_attn.runtime import device as opened
 from zinc_attn.shapes import AttnShape
 
 SHAPE = AttnShape(16, 2, 256)
@@ -36,7 +46,8 @@ def test_canonical_asks_nothing_of_the_device() -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
-def test_refusals(arithmetic: str) -> None:
+def test_refusals(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
     with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic='canonical'"):
         rules.check_arithmetic(arithmetic, device(GPU), SHAPE, "f16")
     with pytest.raises(RuntimeUnavailableError, match="with runtime 'kompute', expected runtime='vulkan'"):
@@ -49,6 +60,17 @@ def test_refusals(arithmetic: str) -> None:
     small = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 8192, 1024))
     with pytest.raises(UnsupportedError, match="do not fit in 8,192 bytes of the shared memory"):
         rules.check_arithmetic(arithmetic, device(small), SHAPE, "f16")
+
+
+def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A compiler that is too old builds all but this kernel, and the refusal says so."""
+    missing = {"missing": {"attend_matrix": "Glslang Version: 11:12.0.0 does not know GL_KHR_cooperative_matrix"}}
+    (tmp_path / "build.json").write_text(json.dumps(missing))
+    monkeypatch.setattr(opened, "SPIRV", tmp_path)
+    with pytest.raises(
+        KernelError, match=r"attend_matrix: the package was built without it: Glslang.*a newer glslang$"
+    ):
+        rules.check_arithmetic("matrix", device(UNITS), SHAPE, "f16")
 
 
 def test_magnitudes_beyond_float16() -> None:

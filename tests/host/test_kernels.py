@@ -69,7 +69,7 @@ def test_kernels_needs_only_the_standard_library(tmp_path):
         "import zinc_attn.kernels.glsl, zinc_attn.kernels.tuning; "
         "print(*(n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names))"
     )
-    command = [sys.executable, "-I", "-c", code, str(ROOT / "zinc_attn")]
+    command = [sys.executable, "-IS", "-c", code, str(ROOT / "zinc_attn")]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout.split()
     assert "zinc_attn.kernels.declarations" in loaded
     assert [n for n in loaded if n.split(".")[0] != "zinc_attn" and not n.startswith(("_", "distutils"))] == []
