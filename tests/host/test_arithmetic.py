@@ -67,9 +67,7 @@ def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path:
     missing = {"missing": {"attend_matrix": "Glslang Version: 11:12.0.0 does not know GL_KHR_cooperative_matrix"}}
     (tmp_path / "build.json").write_text(json.dumps(missing))
     monkeypatch.setattr(opened, "SPIRV", tmp_path)
-    with pytest.raises(
-        KernelError, match=r"attend_matrix: the package was built without it: .*a newer glslang$"
-    ):
+    with pytest.raises(KernelError, match=r"attend_matrix: the package was built without it: .*a newer glslang$"):
         rules.check_arithmetic("matrix", device(UNITS), SHAPE, "f16")
 
 
