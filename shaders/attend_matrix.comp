@@ -85,6 +85,24 @@ MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
 MatrixC unit[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the unit so far
 uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves
 
+// `body` for every piece.  Compilers keep matrices in memory that a loop around barriers indexes, also if it has one
+// trip, so with `unrolled` up to four pieces stand one behind the other.
+#define FOR_PIECES(unrolled, piece, count, body)                         \
+    if (unrolled && count <= 4u) {                                       \
+        { const uint piece = 0u; body; }                                 \
+        if (count > 1u) { const uint piece = 1u; body; }                 \
+        if (count > 2u) { const uint piece = 2u; body; }                 \
+        if (count > 3u) { const uint piece = 3u; body; }                 \
+    } else {                                                             \
+        [[dont_unroll]] for (uint piece = 0u; piece < count; ++piece) { body; } \
+    }
+#define FOR_STEPS(step, count, body)                                     \
+    if (UNROLLED == 1u) {                                                \
+        [[unroll]] for (uint step = 0u; step < count; ++step) { body; }  \
+    } else {                                                             \
+        [[dont_unroll]] for (uint step = 0u; step < count; ++step) { body; } \
+    }
+
 #define lane gl_LocalInvocationIndex
 #include "state.glsl"
 #include "item.glsl"

@@ -36,15 +36,7 @@ void add_scores(Item item, Leaf leaf, uint piece) {
     } else {
         fetch_v(item, leaf, 0u);
     }
-    if (UNROLLED == 1u) {
-        [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
-            add_score_step(piece, step);
-        }
-    } else {
-        [[dont_unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
-            add_score_step(piece, step);
-        }
-    }
+    FOR_STEPS(step, PIECE_STEPS, add_score_step(piece, step))
 }
 
 // To s_rows: q . k of every vector and key.
@@ -52,22 +44,7 @@ void find_scores(Item item, Leaf leaf) {
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
         score_sums[n] = MatrixC(0.0);
     }
-    if (Q_HELD) {
-        add_scores(item, leaf, 0u);
-        if (K_PIECES > 1u) {
-            add_scores(item, leaf, 1u);
-        }
-        if (K_PIECES > 2u) {
-            add_scores(item, leaf, 2u);
-        }
-        if (K_PIECES > 3u) {
-            add_scores(item, leaf, 3u);
-        }
-    } else {
-        [[dont_unroll]] for (uint piece = 0u; piece < K_PIECES; ++piece) {
-            add_scores(item, leaf, piece);
-        }
-    }
+    FOR_PIECES(Q_HELD, piece, K_PIECES, add_scores(item, leaf, piece))
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
             uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;

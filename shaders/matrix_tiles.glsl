@@ -77,17 +77,7 @@ void load_q(Item item) {
         }
         return;
     }
-    // Compilers keep matrices in memory that a loop around barriers indexes, also if it has one trip.
-    hold_q(item, 0u);
-    if (K_PIECES > 1u) {
-        hold_q(item, 1u);
-    }
-    if (K_PIECES > 2u) {
-        hold_q(item, 2u);
-    }
-    if (K_PIECES > 3u) {
-        hold_q(item, 3u);
-    }
+    FOR_PIECES(true, piece, K_PIECES, hold_q(item, piece))
 }
 
 // Eight dimensions of a key, as halves.
@@ -116,8 +106,8 @@ uvec2 v_halves(uvec2 where, uint dim) {
                  halves(quantized(V_STORAGE, word, pair + 1u, fifth >> 2, block)));
 }
 
-// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and the
-// last dimension it is the last one again, which is a number: no row sees that key, and q is 0 in that dimension.
+// To ahead: the lane's chunks of piece `piece` of K.  Neighboring lanes take neighboring keys.  Behind the last key and
+// the last dimension it is the last one again, which is a number: no row sees that key, and q is 0 in that dimension.
 void fetch_k(Item item, Leaf leaf, uint piece) {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, key = i % KEYS_PER_LEAF, chunk = piece * (MATRIX_PIECE / CHUNK) + i / KEYS_PER_LEAF;

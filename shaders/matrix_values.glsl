@@ -24,8 +24,8 @@ void add_value_step(uint step) {
     }
 }
 
-// To unit: the piece of V that is in flight, weighted and folded.  Fetched is the next one, or the next leaf's first of
-// K.
+// To unit: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
+// piece of K.
 void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
     barrier();
     store_v();
@@ -39,15 +39,7 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
             value_sums[n] = MatrixC(0.0);
         }
-        if (UNROLLED == 1u) {
-            [[unroll]] for (uint step = 0u; step < KEYS_PER_LEAF / MAT_K; ++step) {
-                add_value_step(step);
-            }
-        } else {
-            [[dont_unroll]] for (uint step = 0u; step < KEYS_PER_LEAF / MAT_K; ++step) {
-                add_value_step(step);
-            }
-        }
+        FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
         // a row's number in every column: column-major with columns that lie one on the other
         MatrixC unit_w, leaf_w;
         coopMatLoad(unit_w, unit_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
@@ -71,22 +63,7 @@ void make_empty() {
 
 // To unit: the leaf's weighted values.
 void find_values(Item item, Leaf leaf, Leaf next, bool first) {
-    if (UNROLLED == 1u && V_PIECES <= 4u) {
-        add_values(item, leaf, next, first, 0u);
-        if (V_PIECES > 1u) {
-            add_values(item, leaf, next, first, 1u);
-        }
-        if (V_PIECES > 2u) {
-            add_values(item, leaf, next, first, 2u);
-        }
-        if (V_PIECES > 3u) {
-            add_values(item, leaf, next, first, 3u);
-        }
-    } else {
-        [[dont_unroll]] for (uint piece = 0u; piece < V_PIECES; ++piece) {
-            add_values(item, leaf, next, first, piece);
-        }
-    }
+    FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, first, piece))
 }
 
 // Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where a query row
@@ -140,20 +117,5 @@ void emit_piece(Item item, uint index, uint piece) {
 }
 
 void emit(Item item, uint index) {
-    if (UNROLLED == 1u && V_PIECES <= 4u) {
-        emit_piece(item, index, 0u);
-        if (V_PIECES > 1u) {
-            emit_piece(item, index, 1u);
-        }
-        if (V_PIECES > 2u) {
-            emit_piece(item, index, 2u);
-        }
-        if (V_PIECES > 3u) {
-            emit_piece(item, index, 3u);
-        }
-    } else {
-        [[dont_unroll]] for (uint piece = 0u; piece < V_PIECES; ++piece) {
-            emit_piece(item, index, piece);
-        }
-    }
+    FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, emit_piece(item, index, piece))
 }

@@ -620,7 +620,7 @@ class Scene:
         lives = (self.seq, self.ahead)
         self.cache.pool.check([s.pages for s in self.cache.sequences])
         bits = [x.tobytes() for s in lives for layer in (0, 1) for x in self.attn(q_(), s, layer, return_lse=True)]
-        return bits, self.cache.free_tokens, [s.lengths for s in lives], len(self.cache.sequences), self.cache.max_k
+        return bits, self.cache.free_tokens, [s.lengths for s in lives], len(self.cache.sequences), self.cache.largest
 
     def close(self) -> None:
         self.cache.close()
@@ -836,7 +836,7 @@ def test_rows_that_a_cache_does_not_take(device: za.Device, dtype: str, given: A
             cache.append(seq, 0, good, bad)
         most = "a cache of q8_0 takes at most 8319008; use a bf16 or f32 cache"
         assert str(caught.value) == f"v[1, 0, 5]: got a magnitude of up to 8323072, {most}"
-    assert cache.free_tokens == 32 and seq.lengths == (0, 0) and cache.max_k == 0
+    assert cache.free_tokens == 32 and seq.lengths == (0, 0) and cache.largest == (0, 0)
     cache.append(seq, 0, good, good)
     cache.close()
 
@@ -902,7 +902,7 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
     assert str(caught_memory.value) == message.format(name)
     with pytest.raises(errors.DeviceMemoryError, match="1,000 free"):
         attn(q_(20), seq, 0, k=k_(20), v=k_(20))
-    assert kept.free_tokens == 64 and seq.lengths == (0, 0) and kept.max_k == 0
+    assert kept.free_tokens == 64 and seq.lengths == (0, 0) and kept.largest == (0, 0)
     monkeypatch.undo()
     same(attn(q_(20), seq, 0, k=k_(20), v=k_(20), return_lse=True), reference.emulate(q_(20), k_(20), k_(20)))
     kept.close()

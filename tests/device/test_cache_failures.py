@@ -29,7 +29,7 @@ METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
 
 def values(n: int, seed: int) -> Any:
-    """k, v (n, 2, 64) float16; later seeds are larger, so that max_k moves."""
+    """k, v (n, 2, 64) float16; later seeds are larger, so that the largest magnitudes move."""
     x = np.random.default_rng(seed).standard_normal((2, n, 2, 64)).astype(np.float32)
     return (x * np.float32(1 + seed / 10)).astype(np.float16)
 
@@ -56,7 +56,7 @@ class World:
         """What a failed call must not change. Page numbers too: what was taken came back to its place."""
         self.cache.pool.check([s.pages for s in self.cache.sequences])
         held = [(s.lengths, list(s.pages.pages)) for s in self.cache.sequences]
-        return held, self.cache.free_tokens, self.cache.max_k
+        return held, self.cache.free_tokens, self.cache.largest
 
     def look(self) -> list[Any]:
         """The bits of every live sequence and layer, by an Attention that no failure has touched."""

@@ -78,7 +78,7 @@ def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device: za.Device, tmp_
             got = attn(query(3), seq, layer, k=new_k, v=new_v, return_lse=True)
             stored = rows.stored(np.concatenate([k, new_k]), np.concatenate([v, new_v]), dtype)
             assert same(got, reference.emulate(query(3), *stored))
-        assert target.max_k >= np.abs(rows_of(77, 0, dtype)[0]).max() * 0.99
+        assert target.largest.k >= np.abs(rows_of(77, 0, dtype)[0]).max() * 0.99
     for one in caches:
         one.close()
 
@@ -217,7 +217,7 @@ def test_a_wrong_file_is_refused_and_changes_nothing(
     path.write_bytes(damage(path.read_bytes()))
     attn = za.Attention(cache)
     bits = [attn(query(), seq, layer).tobytes() for layer in range(LAYERS)]
-    before = cache.free_tokens, cache.max_k, list(cache.sequences)
+    before = cache.free_tokens, cache.largest, list(cache.sequences)
     with pytest.raises(CacheFileError) as caught:
         cache.load(path)
     got = str(caught.value)
@@ -225,7 +225,7 @@ def test_a_wrong_file_is_refused_and_changes_nothing(
         message.endswith(": " if "safe" in message else "got ") and got.startswith(f"{path}: {message}")
     )
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, za.ZincAttnError)
-    assert (cache.free_tokens, cache.max_k, list(cache.sequences)) == before
+    assert (cache.free_tokens, cache.largest, list(cache.sequences)) == before
     cache.pool.check([seq.pages])
     assert bits == [attn(query(), seq, layer).tobytes() for layer in range(LAYERS)]
 

@@ -163,7 +163,7 @@ def test_encoded_rows_are_attended_as_their_values(device: za.Device, pair: str)
         cache.append_encoded(seq, 0, encode(k[33:290], k_type), encode(v[33:290], v_type))
         got = za.Attention(cache)(Q[:2], seq, 0, k=k[290:], v=v[290:], return_lse=True)
         same(got, reference.emulate(Q[:2], *stored(k, v, pair, True)))
-        before = len(seq), cache.max_k
+        before = len(seq), cache.largest
         bad = encode(k[:2], k_type)
         bad[1, 1, :2] = 0xFF, 0x7F
         if k_type != "f32":
@@ -171,7 +171,7 @@ def test_encoded_rows_are_attended_as_their_values(device: za.Device, pair: str)
                 cache.append_encoded(seq, 0, bad, encode(v[:2], v_type))
         with pytest.raises(errors.ShapeError, match="v: got shape"):
             cache.append_encoded(seq, 0, encode(k[:2], k_type), encode(v[:1], v_type))
-        assert (len(seq), cache.max_k) == before
+        assert (len(seq), cache.largest) == before
 
 
 @ONE

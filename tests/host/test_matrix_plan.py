@@ -13,7 +13,7 @@ from zinc_attn.kernels.matrix import MAX_LANES, MatrixFacts, MatrixTile, best_ti
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
-from zinc_attn.planning.items import Visible, item_records, matrix_items
+from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan
 from zinc_attn.shapes import AttnShape
@@ -53,22 +53,22 @@ def visibles() -> list[tuple[str, Visible]]:
 
 
 @pytest.mark.parametrize(("name", "visible"), visibles(), ids=[name for name, _ in visibles()])
-@pytest.mark.parametrize("rows_each", (1, 4, 8))
+@pytest.mark.parametrize("rows_each", (2, 4, 8))
 def test_rows_meet_what_they_see(name: str, visible: Visible, rows_each: int) -> None:
     tokens = int(visible[1].max())
     for splits in (1, 3):
         plan = SplitPlan.fixed(tokens, SHAPE, num_splits=splits, q_len=len(visible[0]))
         ranges = np.array(plan.leaf_ranges())
-        mine = matrix_items(visible, ranges, plan.leaves_per_state, rows_each)
+        mine = item_records(visible, ranges, plan.leaves_per_state, rows_each=rows_each)
         assert met(mine, False) == met(item_records(visible, ranges, plan.leaves_per_state), True)
         assert np.all(mine["rows"] <= rows_each)
     if name == "700 37 True None" and rows_each > 1:
-        assert len(matrix_items(visible, np.array([[0, 11]]), 1, rows_each)) == -(-37 // rows_each)
+        assert len(item_records(visible, np.array([[0, 11]]), 1, rows_each=rows_each)) == -(-37 // rows_each)
 
 
 def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass() -> None:
     none = np.zeros(3, np.int64)
-    (item,) = matrix_items((none, none), np.array([[0, 1]]), 1, 4, keep_empty=True)
+    (item,) = item_records((none, none), np.array([[0, 1]]), 1, keep_empty=True, rows_each=4)
     assert (item["rows"], item["leaf_begin"], item["leaf_end"], item["limit"]) == (3, 0, 1, 0)
 
 

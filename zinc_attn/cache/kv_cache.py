@@ -315,18 +315,13 @@ class KVCache:
 
     @property
     def largest(self) -> Largest:
-        """The largest |k| and |v| ever appended: the one bounds the scores, both what matrix units take."""
+        """The largest |k| and |v| ever appended: |k| bounds the scores, and matrix units take both up to a limit."""
         before, after, commit = self._largest
         return after if commit.made else before
 
     @largest.setter
     def largest(self, value: Largest) -> None:
         self._largest = value, value, Commit()
-
-    @property
-    def max_k(self) -> float:
-        """The largest |k| ever appended: it bounds the scores."""
-        return self.largest.k
 
     def hold(self, sequence: Sequence, layer: int, count: int) -> Reservation:
         """Reserve the places of new rows for a call that is under way, which ``commit``s them and then calls ``end``.
@@ -338,7 +333,7 @@ class KVCache:
         return sequence.pages.reserve(layer, count)
 
     def commit(self, reservations: list[Reservation], largest: Largest) -> None:
-        """The rows of ``reservations`` count, and ``largest``, of them, with them: one store, all or nothing."""
+        """The rows of ``reservations`` count, and their ``largest`` magnitudes: one store, all or nothing."""
         if reservations:
             commit = Commit()
             before = self.largest

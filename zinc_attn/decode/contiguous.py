@@ -14,7 +14,7 @@ from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
 from ..kernels.records import WorkBuffer
 from ..planning.call import Arithmetic, on_matrices
-from ..planning.items import Mask, Visible, item_records, matrix_items, row_records
+from ..planning.items import Mask, Visible, item_records, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
@@ -84,8 +84,19 @@ class RecordedCall:
         self.plan, self.runtime = plan, runtime
         scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
         visible = key_ranges(plan.context_len, plan.q_len, causal, scoring.window)
-        matrix = _matrix_variant(kv, plan, arithmetic, scoring, mask is not None)
-        work = _work_buffer(kv, plan, scoring, visible, mask, 0 if matrix is None else matrix.rows)
+        variant = AttendVariant(
+            shape,
+            kv.dtype,
+            plan.build_on(info.layout_facts, kv.dtype),
+            info.kind,
+            KEYS_PER_LEAF,
+            softcap=scoring.softcap is not None,
+            alibi=scoring.alibi is not None,
+            mask=mask is not None,
+            heads=per_workgroup,
+        )
+        matrix = _matrix_variant(kv, plan, arithmetic, variant)
+        work = _work_buffer(kv, plan, scoring, visible, mask, 1 if matrix is None else matrix.rows)
         vectors = plan.q_len * shape.q_heads
         out_bytes = 4 * vectors * (shape.v_dim + 1)
         sizes = (4 * work.words.size, 4 * vectors * shape.k_dim, max(plan.scratch_bytes, 4), out_bytes)
@@ -95,17 +106,6 @@ class RecordedCall:
             for name, nbytes in zip(_USES, sizes, strict=True):
                 self._buffers[name] = runtime.buffer(nbytes, _USES[name])
             runtime.write(self._buffers["work"], work.words)
-            variant = AttendVariant(
-                shape,
-                kv.dtype,
-                plan.build_on(info.layout_facts, kv.dtype),
-                info.kind,
-                KEYS_PER_LEAF,
-                softcap=scoring.softcap is not None,
-                alibi=scoring.alibi is not None,
-                mask=mask is not None,
-                heads=per_workgroup,
-            )
             calls: list[KernelCall] = []
             if len(work.items):
                 size = len(work.items), shape.kv_heads, "out" if plan.passes == 1 else "states"
@@ -157,7 +157,7 @@ class RecordedCall:
 
 
 def _matrix_variant(
-    kv: ContiguousKV, plan: SplitPlan, arithmetic: Arithmetic, scoring: Scoring, masked: bool
+    kv: ContiguousKV, plan: SplitPlan, arithmetic: Arithmetic, canonical: AttendVariant
 ) -> MatrixVariant | None:
     """Pass 1 with matrix units where ``arithmetic`` asks for them, None where the canonical one runs."""
     info, shape = kv.device.info, plan.shape
@@ -165,19 +165,15 @@ def _matrix_variant(
         return None
     tile, workgroup = info.matrix.tile, workgroup_on(info, shape, plan.q_len * shape.group)
     assert tile is not None and workgroup is not None, "check_arithmetic refuses these"
-    biases = scoring.softcap is not None, scoring.alibi is not None, masked
-    return MatrixVariant(shape, kv.dtype, tile, workgroup, KEYS_PER_LEAF, *biases)
+    return MatrixVariant.of(canonical, tile, workgroup)
 
 
 def _work_buffer(
-    kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: Mask | None, matrix_rows: int
+    kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: Mask | None, rows_each: int
 ) -> WorkBuffer:
-    """The call's work buffer; page 0 holds everything. matrix_rows: of an item for the matrix units, 0 without them."""
+    """The call's work buffer; page 0 holds everything. rows_each: query rows of a work item at most."""
     single_pass, ranges = plan.passes == 1, np.array(plan.leaf_ranges())
-    if matrix_rows:
-        items = matrix_items(visible, ranges, plan.leaves_per_state, matrix_rows, keep_empty=single_pass)
-    else:
-        items = item_records(visible, ranges, plan.leaves_per_state, keep_empty=single_pass)
+    items = item_records(visible, ranges, plan.leaves_per_state, keep_empty=single_pass, rows_each=rows_each)
     work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.heads, 0 if mask is None else mask.words.size)
     work.set_shape(plan.shape, plan.shape.kv_heads)
     work.set(

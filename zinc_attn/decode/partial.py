@@ -17,7 +17,7 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner, on_matrices
+from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
 from .requests import CallRequest, set_mask
@@ -131,16 +131,14 @@ def _submit_rows(
     upload = request.new_rows and request.new_rows <= UPLOAD_ROWS
     if request.new_rows and not upload:
         runner.append(request, layer)
-    number = runner.scorings.number[layer]
-    options = CallOptions(runner.layout, None, False, number, runner.arithmetic)
-    matrices = on_matrices(runner.arithmetic, q_len, facts.shape)
+    options = CallOptions(runner.layout, None, False, runner.scorings.number[layer], runner.arithmetic)
     layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
     planner = SubmissionPlanner([request.planned()], [layout], options, facts)
     room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
     parts: list[Seq[NDArray[np.float32]]] = []
     for row in range(0, q_len, room):
         rows = RowSlice(0, row, min(row + room, q_len))
-        submission = planner.plan((rows,), (0,) if upload and row == 0 else (), partial=True, matrices=matrices)
+        submission = planner.plan((rows,), (0,) if upload and row == 0 else (), partial=True)
         workspace = runner.submit(submission, [request], layer)
         parts.append(workspace.states(rows.end - rows.begin, plan.states))
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

@@ -168,7 +168,7 @@ def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -
             *new, largest_new = cache.check_rows(k[i], None if v is None else v[i], layer)
             new_max = new_max.joined(largest_new)
         requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
-    check_score_bound(q_max, max(new_max.k, cache.max_k), cache.shape.head_dim, scale)
+    check_score_bound(q_max, cache.largest.joined(new_max).k, cache.shape.head_dim, scale)
     if out is not None or lse is not None:
         dims = cache.shape.v_head_dim
         shapes = [(*request.q.shape[3 - np.ndim(x) : 2], dims) for request, x in zip(requests, q, strict=True)]

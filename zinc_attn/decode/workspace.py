@@ -331,8 +331,7 @@ class Workspace:
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
                 attends.append(self._dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
-            call = self._pass_1(alone, one.heads, target)
-            attends.append(self._dispatch(call, bound))
+            attends.append(self._dispatch(self._pass_1(alone, one.heads, target), bound))
         merges = []
         if not key.single_pass and not key.partial:
             bound = {"work": self.work_buffers[0], **self._bound()}
@@ -344,10 +343,7 @@ class Workspace:
         key, mat = self.key, self.cache.device.info.matrix.tile
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
-        variant = MatrixVariant(
-            alone.shape, alone.dtype, mat, key.matrix, alone.tile, alone.softcap, alone.alibi, alone.mask
-        )
-        return matrix_call(variant, key.items, kv_heads, target)
+        return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target)
 
     def _bound(self) -> dict[str, Buffer]:
         found = {"q": self.tensors.q, "states": self.tensors.states, "out": self.tensors.out}

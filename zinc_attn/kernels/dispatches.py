@@ -95,6 +95,12 @@ class MatrixVariant:
     alibi: bool = False
     mask: bool = False
 
+    @classmethod
+    def of(cls, canonical: AttendVariant, mat: MatrixTile, workgroup: MatrixWorkgroup) -> MatrixVariant:
+        """What serves the calls of a canonical variant."""
+        one = canonical
+        return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.alibi, one.mask)
+
     @property
     def rows(self) -> int:
         """Query rows that an item has at most."""

@@ -30,14 +30,15 @@ class MatrixTile(NamedTuple):
 
 
 class MatrixFacts(NamedTuple):
-    """What a device's matrix units and workgroups allow. tile: None without VK_KHR_cooperative_matrix."""
+    """What a device's matrix units and workgroups allow. tile: None without VK_KHR_cooperative_matrix; max_invocations:
+    of a workgroup, all of which lie along x."""
 
     tile: MatrixTile | None
     shared_bytes: int
     max_invocations: int
 
 
-NO_MATRICES: Final = MatrixFacts(None, 16384, 128)
+NO_MATRICES: Final = MatrixFacts(None, 16384, 128)  # and the least that Vulkan allows
 
 
 class MatrixWorkgroup(NamedTuple):

@@ -21,7 +21,7 @@ from ..kernels.matrix import MATRIX_VECTORS, NO_MATRICES, MatrixFacts, MatrixWor
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
-from .items import Indices, Mask, Visible, item_records, matrix_items, row_records
+from .items import Indices, Mask, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
@@ -190,7 +190,7 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
     for matrices in (False, True):
         for slices in _cut(requests, layouts, [i for i in order if by_units[i] == matrices], facts):
             # the first submission appends the new rows of all requests; later ones find them in the cache
-            submissions.append(planner.plan(slices, uploads if not submissions else (), matrices=matrices))
+            submissions.append(planner.plan(slices, uploads if not submissions else ()))
     return CallPlan(tuple(submissions), upload_first)
 
 
@@ -252,22 +252,17 @@ class SubmissionPlanner:
     facts: DeviceFacts
 
     def plan(
-        self,
-        slices: tuple[RowSlice, ...],
-        uploads: tuple[int, ...],
-        *,
-        partial: bool = False,
-        two_pass: bool = False,
-        matrices: bool = False,
+        self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...], *, partial: bool = False, two_pass: bool = False
     ) -> Submission:
         """The submission of ``slices`` that also appends the new rows of the requests ``uploads``.
 
-        partial: pass 1 alone; two_pass: pass 2 also where every row has one state; matrices: pass 1 by matrix units.
+        partial: pass 1 alone; two_pass: pass 2 also where every row has one state. The requests of all slices go to the
+        matrix units, or none.
         """
         facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
         single_pass = not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts)
         shared, attended, rows_each = no_records(ITEM), None, 1
-        matrix = self._workgroup(slices) if matrices else None
+        matrix = self._matrix_workgroup(slices)
         if not single_pass and not partial and self.options.window is None and matrix is None:
             shared, attended, rows_each = self._share(slices, layouts)
         placement = self._placement(slices, uploads)
@@ -294,11 +289,13 @@ class SubmissionPlanner:
         )
         return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)
 
-    def _workgroup(self, slices: tuple[RowSlice, ...]) -> MatrixWorkgroup:
-        """The matrix workgroup that suits the longest of the slices."""
-        shape = self.facts.shape
+    def _matrix_workgroup(self, slices: tuple[RowSlice, ...]) -> MatrixWorkgroup | None:
+        """The matrix workgroup that suits the longest of the slices; None where their arithmetic is the canonical."""
+        facts = self.facts
+        if not on_matrices(self.options.arithmetic, self.requests[slices[0].request].q_len, facts.shape):
+            return None
         rows = max(one.end - one.begin for one in slices)
-        found = matrix_workgroup(shape, self.facts.matrix, self.facts.kind, rows * shape.group)
+        found = matrix_workgroup(facts.shape, facts.matrix, facts.kind, rows * facts.shape.group)
         assert found is not None, "checked when the arithmetic was chosen"
         return found
 
@@ -346,11 +343,10 @@ class SubmissionPlanner:
         for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(one), None if attended is None else attended[i]
             leaves = layout.plan.leaves_per_state
-            if matrix is None:
-                mine = item_records(visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared)
-            else:
-                rows_each = matrix.rows(self.facts.shape.group)
-                mine = matrix_items(visible, layout.ranges, leaves, rows_each, keep_empty=single_pass)
+            rows_each = 1 if matrix is None else matrix.rows(self.facts.shape.group)
+            mine = item_records(
+                visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared, rows_each=rows_each
+            )
             mine["row"] += np.uint32(row)
             if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
                 mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]

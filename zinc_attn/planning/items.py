@@ -30,49 +30,31 @@ def item_records(
     *,
     keep_empty: bool = False,
     shared: Indices | None = None,
+    rows_each: int = 1,
 ) -> Records:
     """ITEM records of query rows over a plan's leaf ranges (splits, 2); rows count from 0, no page table is set.
 
-    Rows of the same range are neighbors, so that a GPU's caches hold the keys for all of them.
+    Rows of the same range are neighbors, so that a GPU's caches hold the keys for all of them. With ``rows_each`` up to
+    as many neighboring rows go into an item, whose keys [first, limit) move by 0 or by 1 from row to row; they share no
+    leaves in other items.
 
     A range of which the row sees no leaf gives no item; with ``keep_empty`` a row that sees no key still has its first
     range, whose state is the empty one. shared: (rows,) leaves at the front that other items attend for the row.
     """
     firsts, limits = visible
-    last = -(-limits // KEYS_PER_LEAF)
-    from_leaf = firsts // KEYS_PER_LEAF if shared is None else np.maximum(firsts // KEYS_PER_LEAF, shared)
-    if keep_empty:
-        last = np.maximum(last, 1)
-    mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
-    split, row = np.nonzero((mine & (ranges[:, 0] < ranges[:, 1])[None]).T)
-    items = np.zeros(len(row), ITEM)
-    items["row"], items["rows"] = row, 1
-    items["limit"], items["first"] = limits[row], firsts[row]
-    items["leaf_begin"] = np.maximum(ranges[split, 0], from_leaf[row])
-    items["leaf_end"] = np.minimum(ranges[split, 1], last[row])
-    items["leaves_per_state"], items["upload_begin"] = leaves_per_state, NEVER
-    return items
-
-
-def matrix_items(
-    visible: Visible, ranges: Indices, leaves_per_state: int, rows_each: int, *, keep_empty: bool = False
-) -> Records:
-    """ITEM records for the matrix units: as ``item_records``, for up to ``rows_each`` neighboring rows together.
-
-    Rows of an item see keys [first, limit) that move by 0 or by 1 from row to row.
-    """
-    firsts, limits = visible
     bounds, steps = _even_blocks(firsts, limits, rows_each)
-    begin, end = bounds[:-1], bounds[1:] - 1  # first and last rows
+    begin, end = bounds[:-1], bounds[1:] - 1  # first and last rows of the items
     last = -(-limits[end] // KEYS_PER_LEAF)
+    from_leaf = firsts[begin] // KEYS_PER_LEAF
+    if shared is not None:
+        from_leaf = np.maximum(from_leaf, shared)
     if keep_empty:
         last = np.maximum(last, 1)
-    from_leaf = firsts[begin] // KEYS_PER_LEAF
     mine = (ranges[None, :, 0] < last[:, None]) & (ranges[None, :, 1] > from_leaf[:, None])
     split, block = np.nonzero((mine & (ranges[:, 0] < ranges[:, 1])[None]).T)
     items = np.zeros(len(block), ITEM)
-    items["row"], items["rows"] = begin[block], (end - begin + 1)[block]
-    items["limit"], items["first"], items["row_step"] = limits[end][block], firsts[end][block], steps[block]
+    items["row"], items["rows"], items["row_step"] = begin[block], (end - begin + 1)[block], steps[block]
+    items["limit"], items["first"] = limits[end][block], firsts[end][block]
     items["leaf_begin"] = np.maximum(ranges[split, 0], from_leaf[block])
     items["leaf_end"] = np.minimum(ranges[split, 1], last[block])
     items["leaves_per_state"], items["upload_begin"] = leaves_per_state, NEVER
@@ -82,9 +64,11 @@ def matrix_items(
 def _even_blocks(firsts: Indices, limits: Indices, rows_each: int) -> tuple[Indices, Indices]:
     """Where blocks of rows begin, and the end; and by how much each block's first and limit grow from row to row.
 
-    A row that sees no key may have any limits up to 0, and a first of 0 stands for all that are lower.
+    They may be negative as a kernel counts them back from the block's last row: both are 0 here then.
     """
     bounds, steps, at, rows = [0], list[int](), 0, len(limits)
+    if rows_each == 1:
+        return np.arange(rows + 1), np.zeros(rows, np.int64)
     while at < rows:
         count, step = min(rows_each, rows - at), 0
         while count > 1:

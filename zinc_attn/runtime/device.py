@@ -148,7 +148,7 @@ def load_spirv(decl: KernelDecl) -> bytes:
     """The SPIR-V words of a kernel. KernelError where the package was not built."""
     path = SPIRV / decl.file
     if not path.exists():
-        if why := (build_record().get("missing") or {}).get(decl.name):
+        if why := build_record().get("missing", {}).get(decl.name):
             raise KernelError(f"kernel {decl.name}: the package was built without it: {why}; use a newer glslang")
         raise KernelError(f"{path} is missing; build the SPIR-V with scripts/build_shaders.py, or install the wheel")
     return path.read_bytes()

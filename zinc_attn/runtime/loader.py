@@ -158,11 +158,16 @@ class Vulkan:
     def text(self, chars: Any) -> str:
         return str(self.ffi.string(chars).decode(errors="replace"))
 
+    def _chained(self, names: Sequence[str]) -> list[Any]:
+        """Empty structs of these names, each of which points to the next."""
+        made: list[Any] = []
+        for name in reversed(names):
+            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
+        return made
+
     def properties(self, physical: Any, *chain: str) -> list[Any]:
         """[VkPhysicalDeviceProperties, then the structs named in ``chain``], filled by one query."""
-        made: list[Any] = []
-        for name in reversed(chain):
-            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
+        made = self._chained(chain)
         top = self.struct("VkPhysicalDeviceProperties2", pNext=made[0] if made else self.ffi.NULL)
         self.lib.vkGetPhysicalDeviceProperties2(physical, top)
         inner = top.properties  # a view: it does not own the memory
@@ -171,9 +176,7 @@ class Vulkan:
 
     def features(self, physical: Any, *chain: str) -> list[Any]:
         """The feature structs named in ``chain``, filled by one query; each points to the next."""
-        made: list[Any] = []
-        for name in reversed(chain):
-            made.insert(0, self.struct(name, pNext=made[0] if made else self.ffi.NULL))
+        made = self._chained(chain)
         self.lib.vkGetPhysicalDeviceFeatures2(physical, self.struct("VkPhysicalDeviceFeatures2", pNext=made[0]))
         return made
 

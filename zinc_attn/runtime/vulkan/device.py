@@ -57,7 +57,7 @@ class LogicalDevice:
             and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
         )
         self.info = info if self.wave32 else info.with_own_subgroups()
-        if info.matrix.tile is not None:
+        if self.info.matrix.tile is not None:
             enable += sorted(matrix_needs(api))
             features = self._matrix_features(features)
         self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
