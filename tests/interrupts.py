@@ -144,16 +144,19 @@ def moments(count: int, budget: int, seed: int) -> list[tuple[int, ...]]:
 class Signals:
     """Signals at random times, from ``signals``. As Ctrl-C does, they raise KeyboardInterrupt, but only in ``run``.
 
-    A call that is interrupted is given more time at each new try, so one that takes long comes to its end, too.
+    A call that is interrupted is given more time at each new try, so one that takes long comes to its end, too. On a
+    busy machine fewer of them raise in a second, so there is more time until ``least`` have, though not without end.
     """
 
-    def __init__(self, seconds: float, mean: float) -> None:
-        self.end, self.mean, self.rng = time.monotonic() + seconds, mean, random.Random(3)
+    def __init__(self, seconds: float, mean: float, least: int) -> None:
+        now = time.monotonic()
+        self.end, self.last_end, self.least = now + seconds, now + 20 * seconds, least
+        self.mean, self.rng = mean, random.Random(3)
         self.raised, self.inside, self.patience = 0, False, 1.0
 
     def go_on(self) -> bool:
         """Whether there is time left."""
-        return time.monotonic() < self.end
+        return time.monotonic() < (self.end if self.raised >= self.least else self.last_end)
 
     def again(self) -> None:
         """Set the timer for the next one."""
@@ -180,9 +183,9 @@ class Signals:
 
 
 @contextmanager
-def signals(seconds: float, mean: float = 0.002) -> Iterator[Signals]:
-    """For some seconds a signal every ``mean`` seconds on average, in the main thread."""
-    came = Signals(seconds, mean)
+def signals(seconds: float, mean: float, least: int) -> Iterator[Signals]:
+    """For some seconds a signal every ``mean`` seconds on average, in the main thread, until ``least`` have raised."""
+    came = Signals(seconds, mean, least)
     old = signal.signal(signal.SIGALRM, came.handler)
     came.again()
     try:

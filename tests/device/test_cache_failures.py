@@ -321,7 +321,7 @@ def test_signals_at_random_times_during_decode(device: za.Device) -> None:
     cache = za.KVCache(device, SHAPE, LAYERS, 1024, "f16", 16)
     attn, seqs = za.Attention(cache), [cache.new_sequence(), cache.new_sequence()]
     held = [[], []]  # seeds of the tokens of each sequence, those of layer 0
-    with signals(20.0 if FULL else 1.5, 0.004) as came:
+    with signals(20.0 if FULL else 1.5, 0.004, 21) as came:
         for seed in itertools.count():
             if not came.go_on():
                 break

@@ -543,7 +543,7 @@ def test_signals_at_random_times_lose_no_page() -> None:
     """Real SIGINTs, which also hit what no trace function sees: built-in functions and callbacks of the collector."""
     pool, rng = PagePool(256, 16), random.Random(7)
     seqs = [SequencePages(pool, 2)]
-    with signals(20.0 if FULL else 1.0, 0.0005) as came:
+    with signals(20.0 if FULL else 1.0, 0.0005, 51) as came:
         while came.go_on():
             seqs = came.run(lambda seqs=seqs: _steps(pool, seqs, rng)) or seqs
             pool.check(seqs)
