@@ -15,7 +15,7 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import MatrixVariant
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.tools.cost import CARDS
-from zinc_attn.tools.cost.matrix import PIECE, MatrixGroup
+from zinc_attn.tools.cost.matrix import PIECE, TILE, MatrixGroup
 from zinc_attn.tools.rdna4 import compiler
 
 _BLOCK = re.compile(r"BB(\d+):?$")
@@ -87,7 +87,7 @@ def compiled(groups: list[MatrixGroup]) -> list[dict[str, object]]:
     """The worker's answer for float16 programs of these workgroups."""
     jobs = []
     for group in groups:
-        _, constants = MatrixVariant(group.shape, "f16", group.tile, group.workgroup, 64).program()
+        _, constants = MatrixVariant(group.shape, "f16", TILE, group.workgroup, 64).program()
         jobs.append([str(SPIRV / kernels.MATRIX.file), len(kernels.MATRIX.bindings), True, list(constants)])
     ran = subprocess.run(
         [sys.executable, "-m", "zinc_attn.tools.rdna4.worker"],

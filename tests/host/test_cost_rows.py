@@ -12,6 +12,7 @@ import pytest
 from zinc_attn import AttnShape, plan_splits
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import MATRIX
+from zinc_attn.planning.call import Arithmetic
 from zinc_attn.tools import cost
 from zinc_attn.tools.cost import CARDS, matrix, pass1, predict, predict_rows, prefill
 from zinc_attn.tools.cost.matrix import MatrixGroup
@@ -19,6 +20,7 @@ from zinc_attn.tools.rdna4 import compiler
 
 R9700 = CARDS["r9700"]
 SHAPES = ("16/2/256", "32/8/128", "9/3/64")
+BOTH: tuple[Arithmetic, Arithmetic] = ("canonical", "matrix")
 PROMPTS = (2, 8, 32, 128)  # in 1,024 tokens
 COUNTS = (1, 2, 4, 8, 16, 32, 64)  # rows to verify
 DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
@@ -30,7 +32,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding=
 def prompt_line(text: str, length: int) -> str:
     """A prompt of ``length`` x 1,024 tokens by both arithmetics."""
     shape, n = AttnShape.parse(text), length << 10
-    canonical, by_matrix = (predict_rows(shape, R9700, n, n, "f16", one) for one in prefill.ARITHMETICS)
+    canonical, by_matrix = (predict_rows(shape, R9700, n, n, "f16", one) for one in BOTH)
     times = " | ".join(milliseconds(us) for us in (canonical.total_us, by_matrix.total_us))
     ratio = f"{canonical.total_us / by_matrix.total_us:.2f}"
     parts = (by_matrix.matrix_us, by_matrix.waves_us, by_matrix.memory_us, by_matrix.states_us + by_matrix.merge_us)
@@ -46,7 +48,7 @@ def milliseconds(us: float) -> str:
 def rows_line(text: str, length: int) -> str:
     """1 to 64 rows at ``length`` x 1,024 keys: µs of both, and from how many rows matrix units are faster."""
     shape, n = AttnShape.parse(text), length << 10
-    pairs = [[predict_rows(shape, R9700, r, n, "f16", one).total_us for one in prefill.ARITHMETICS] for r in COUNTS]
+    pairs = [[predict_rows(shape, R9700, r, n, "f16", one).total_us for one in BOTH] for r in COUNTS]
     cells = " | ".join(f"{a:,.0f} / {b:,.0f}" for a, b in pairs)
     return f"| {text} | {length}k | {cells} | {cost.matrix_from(shape, R9700, n) or 'never'} |\n"
 
@@ -130,8 +132,8 @@ def test_few_rows_are_the_call_of_predict(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", SHAPES)
-@pytest.mark.parametrize("arithmetic", prefill.ARITHMETICS)
-def test_terms(text: str, arithmetic: prefill.Arithmetic) -> None:
+@pytest.mark.parametrize("arithmetic", BOTH)
+def test_terms(text: str, arithmetic: Arithmetic) -> None:
     shape, found = AttnShape.parse(text), []
     for length in PROMPTS:
         n = length << 10
@@ -148,7 +150,7 @@ def test_terms(text: str, arithmetic: prefill.Arithmetic) -> None:
 
 def test_samples_stand_for_all_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, n = AttnShape(16, 2, 256), 16384
-    for arithmetic in prefill.ARITHMETICS:
+    for arithmetic in BOTH:
         few = predict_rows(shape, R9700, n, n, "f16", arithmetic)
         with monkeypatch.context() as patch:
             patch.setattr(prefill, "SAMPLES", 10**6)
@@ -176,13 +178,21 @@ def test_products_at_the_cards_rate() -> None:
     assert done == pytest.approx(R9700.compute_units * 1024 * R9700.clock_ghz / 1e3)
 
 
+def test_matrix_prefill_is_the_arithmetic_that_serves_the_rows() -> None:
+    shape = AttnShape(16, 2, 256)
+    for rows, like in zip((1, 2), BOTH, strict=True):  # times 8 heads per KV head
+        mixed = predict_rows(shape, R9700, rows, 8192, "f16", "matrix-prefill")
+        assert mixed == predict_rows(shape, R9700, rows, 8192, "f16", like) and mixed.arithmetic == like
+    assert predict_rows(shape, R9700, 1, 8192, "q8_0", "matrix-prefill").arithmetic == "canonical"
+
+
 def test_refusals() -> None:
     shape = AttnShape(16, 2, 256)
     with pytest.raises(ArgumentError, match=r"^card: got A100-80GB with arithmetic 'matrix', expected one of RDNA4$"):
         predict_rows(shape, CARDS["a100"], 64, 8192, "f16", "matrix")
     with pytest.raises(ArgumentError, match=r"^dtype: got 'q8_0' with arithmetic 'matrix', expected 'f16': of others"):
         predict_rows(shape, R9700, 64, 8192, "q8_0", "matrix")
-    with pytest.raises(ArgumentError, match=r"^arithmetic: got 'exact', expected 'canonical' or 'matrix'$"):
+    with pytest.raises(ArgumentError, match=r"^arithmetic: got 'exact', expected one of 'canonical', 'matrix'"):
         predict_rows(shape, R9700, 64, 8192, "f16", "exact")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"^rows: got 65, expected an int from 1 to 64$"):
         predict_rows(shape, R9700, 65, 64)

@@ -7,7 +7,6 @@ from itertools import product
 from typing import Final
 
 from ..errors import ArgumentError
-from ..planning.call import on_matrices
 from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import ModelPreset
@@ -26,8 +25,7 @@ def run_arithmetic(args: argparse.Namespace, model: ModelPreset, card: cost.Card
     found = []
     for context, count in product(contexts, rows):
         call = model.shape, card, count, context, args.dtype
-        one = cost.predict_rows(*call, "matrix" if on_matrices(args.arithmetic, count, model.shape) else "canonical")
-        found.append((one, one if one.arithmetic == "canonical" else cost.predict_rows(*call)))
+        found.append((cost.predict_rows(*call, args.arithmetic), cost.predict_rows(*call)))
     if args.json:
         asked = {"asked": args.arithmetic}
         print_json(one.to_dict() | asked | {"canonical_us": canonical.total_us} for one, canonical in found)

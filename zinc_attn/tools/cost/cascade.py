@@ -76,11 +76,16 @@ def cascade_layout(
     keys = prefix // page_size * page_size if suffix else prefix
     shared = keys // plan.unit_keys * plan.unit_keys
     max_rows = shared_rows(kind, shape) if plan.states > 1 and shared else 1
-    fitting = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2)) // max(plan.states, 1)
-    most = max(min(fitting, GRID // plan.num_splits), 1)
+    most = submission_rows(plan)
     submissions = tuple(min(most, requests - at) for at in range(0, requests, most))
     pays = partial(sharing_pays, shape=shape, compute_units=compute_units, kind=kind)
     return Cascade(plan, max_rows, shared, submissions, pays)
+
+
+def submission_rows(plan: SplitPlan) -> int:
+    """Rows laid out by ``plan`` that a submission can have: as many as its buffer of states and the grid hold."""
+    fitting = SCRATCH_BYTES // (4 * plan.shape.q_heads * (plan.shape.v_dim + 2)) // max(plan.states, 1)
+    return max(min(fitting, GRID // plan.num_splits), 1)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from .cards import Card
 from .pass1 import SIMDS, TRIP_CYCLES, Spread
 
 SIDE: Final = 16  # of a tile, in each of its three sizes
-TILE: Final = MatrixTile(SIDE, SIDE, SIDE)
 TILE_FLOPS: Final = 2 * SIDE**3
-MAX_LANES: Final = 1024  # of a workgroup
+TILE: Final = MatrixTile(SIDE, SIDE, SIDE)
+RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
 # No document gives the following figures. docs/cost-model.md shows what depends on them.
 OVERLAP: Final = 0.0  # share of the shorter of matrix and other instructions that issues beside the longer
 LDS_RATE: Final = 1.0  # rounds of 128 bytes that a compute unit's shared memory serves in a cycle
@@ -78,17 +78,11 @@ class MatrixGroup:
         """The workgroup that serves ``rows`` neighboring rows, or as many as one can. ArgumentError for other cards."""
         if not card.matrix_flops:
             raise ArgumentError(f"card: got {card.title} with arithmetic 'matrix', expected one of RDNA4")
-        facts = MatrixFacts(TILE, card.lds_kib * 1024, MAX_LANES)
-        found = matrix_workgroup(shape, facts, "discrete", rows * shape.group)
+        found = matrix_workgroup(shape, RDNA4_UNITS, "discrete", rows * shape.group)
         if found is None:
             raise ArgumentError(f"shape: got {shape} with arithmetic 'matrix', expected rows that fit in shared memory")
-        blocks = -(-rows // found.rows(shape.group))
-        return cls(card, shape, found, blocks * -(-found.rows(shape.group) * shape.group // found.vectors))
-
-    @property
-    def tile(self) -> MatrixTile:
-        """The products that the matrix units make."""
-        return TILE
+        items = -(-rows // found.rows(shape.group))
+        return cls(card, shape, found, items * found.blocks(shape.group))
 
     @property
     def waves(self) -> int:

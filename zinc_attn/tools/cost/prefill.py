@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from dataclasses import asdict, astuple, dataclass
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
 from ...checks import check_int
+from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
-from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts, shared_rows
+from ...kernels.tuning import LayoutFacts, shared_rows
 from ...limits import MAX_CONTEXT
+from ...planning.call import Arithmetic, on_matrices
 from ...planning.items import Indices
 from ...planning.sharing import rows_pay
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
 from ...shapes import AttnShape
 from .cards import Card
-from .cascade import GRID
+from .cascade import submission_rows
 from .matrix import MatrixGroup
 from .pass1 import KNEE, L2_RATE, START_US, Spread, Workgroup
 from .predict import GAP_US, Modeled, merge_us, written_bytes
 
-Arithmetic = Literal["canonical", "matrix"]
-ARITHMETICS: Final[tuple[Arithmetic, Arithmetic]] = ("canonical", "matrix")
 SAMPLES: Final = 17  # submissions of a long call that are modeled; those between them lie on the line through two
 MANY: Final = 64  # leaves for each SIMD from which work counts as evenly spread
 
 
-class Terms(NamedTuple):
-    """Of a submission, or of all: see ``RowsPrediction``."""
+@dataclass(frozen=True)
+class Terms:
+    """Work and times of a submission, or of all of a call's.
+
+    computed: pairs of a query vector and a key that the kernel computes, with those of tiles and leaves that are not
+    whole. matrix_us: the products at the full rate of the matrix units. memory_us: K and V at the read rate, once a
+    submission. states_us: writing the partial states. again_us: keys that other workgroups have read before, from the
+    L2. issue_us: of the busiest SIMD. waves_us: pass 1 if memory and L2 were infinitely wide. merge_us: pass 2 with the
+    gap before it.
+    """
 
     workgroups: float
     computed: float
@@ -46,14 +54,11 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RowsPrediction(Modeled):
+class RowsPrediction(Terms, Modeled):
     """A modeled call of the last ``rows`` rows of a sequence of ``context`` keys; each row sees the keys up to its own.
 
-    submissions: one after another, ``rows_each`` rows in all but the last. pairs: of a query vector and a key that it
-    sees; computed: pairs that the kernel computes, with those of tiles and leaves that are not whole. matrix_us: the
-    products at the full rate of the matrix units. memory_us: K and V at the read rate, once a submission. states_us:
-    writing the partial states. again_us: keys that other workgroups have read before, from the L2. issue_us: of the
-    busiest SIMD. waves_us: pass 1 if memory and L2 were infinitely wide. merge_us: pass 2 with the gap before it.
+    arithmetic: "canonical" or "matrix", which "matrix-prefill" is one of. submissions: one after another, ``rows_each``
+    rows in all but the last. pairs: of a query vector and a key that it sees.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("row_us", "tflops", "waste")
@@ -67,16 +72,6 @@ class RowsPrediction(Modeled):
     submissions: int
     rows_each: int
     pairs: int
-    workgroups: int
-    computed: float
-    matrix_us: float
-    memory_us: float
-    states_us: float
-    again_us: float
-    issue_us: float
-    waves_us: float
-    pass1_us: float
-    merge_us: float
     total_us: float
     flops: int
 
@@ -99,33 +94,34 @@ class RowsPrediction(Modeled):
 def predict_rows(
     shape: AttnShape, card: Card, rows: int, context: int, dtype: str = "f16", arithmetic: Arithmetic = "canonical"
 ) -> RowsPrediction:
-    """The time of ``rows`` rows at ``context`` keys on ``card``, cut into submissions as ``planning.call`` does."""
+    """The time of ``rows`` rows at ``context`` keys on ``card``, cut into submissions as ``planning.call`` does.
+
+    arithmetic: see ``Attention``.
+    """
     check_int("context", context, 1, MAX_CONTEXT)
     check_int("rows", rows, 1, context)
-    if arithmetic not in ARITHMETICS:
-        raise ArgumentError(f"arithmetic: got {arithmetic!r}, expected 'canonical' or 'matrix'")
+    by_matrix = on_matrices(arithmetic_name(arithmetic), rows, shape)
     dtype = storage_dtype(dtype)
-    if arithmetic == "matrix" and dtype != "f16":
+    if by_matrix and dtype != "f16":
         raise ArgumentError(
             f"dtype: got {dtype!r} with arithmetic 'matrix', expected 'f16': of others nothing is counted"
         )
     plan = plan_splits(context, shape, card.compute_units, dtype, rows)
-    most = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2)) // max(plan.states, 1)
-    each = min(rows, max(1, min(most, GRID // plan.num_splits)))
-    call = _Call(plan, card, dtype, arithmetic)
+    each = min(rows, submission_rows(plan))
+    call = _Call(plan, card, dtype, by_matrix)
     begins, limits = np.arange(0, rows, each), np.arange(context - rows + 1, context + 1)
     whole = rows // each
     picked = np.unique(np.linspace(0, whole - 1, min(whole, SAMPLES)).round().astype(int))
-    found = np.array([call.terms(limits[begins[i] : begins[i] + each]) for i in picked])
+    found = np.array([astuple(call.terms(limits[begins[i] : begins[i] + each])) for i in picked])
     total = np.array([np.interp(np.arange(whole), picked, column).sum() for column in found.T])
     if whole < len(begins):
-        total += np.array(call.terms(limits[begins[-1] :]))
+        total += np.array(astuple(call.terms(limits[begins[-1] :])))
     terms, pairs = Terms(*total.tolist()), int(limits.sum()) * shape.q_heads
     return RowsPrediction(
         card=card.title,
         shape=str(shape),
         dtype=dtype,
-        arithmetic=arithmetic,
+        arithmetic="matrix" if by_matrix else "canonical",
         rows=rows,
         context=context,
         submissions=len(begins),
@@ -133,15 +129,15 @@ def predict_rows(
         pairs=pairs,
         total_us=terms.pass1_us + terms.merge_us,
         flops=pairs * 2 * (shape.k_dim + shape.v_dim),
-        **{**terms._asdict(), "workgroups": round(terms.workgroups)},
+        **asdict(terms) | {"workgroups": round(terms.workgroups)},
     )
 
 
 def matrix_from(shape: AttnShape, card: Card, context: int, dtype: str = "f16", most: int = 128) -> int | None:
     """The fewest rows at ``context`` keys that matrix units serve faster; None where more than ``most`` are needed."""
     for rows in range(1, min(most, context) + 1):
-        canonical, matrix = (predict_rows(shape, card, rows, context, dtype, one) for one in ARITHMETICS)
-        if matrix.total_us < canonical.total_us:
+        call = shape, card, rows, context, dtype
+        if predict_rows(*call, "matrix").total_us < predict_rows(*call).total_us:
             return rows
     return None
 
@@ -158,12 +154,12 @@ class _Work(NamedTuple):
 
 @dataclass(frozen=True)
 class _Call:
-    """All rows of a call. plan: of the whole call."""
+    """All rows of a call. plan: of the whole call. by_matrix: whether matrix units attend them."""
 
     plan: SplitPlan
     card: Card
     dtype: str
-    arithmetic: Arithmetic
+    by_matrix: bool
 
     @property
     def _head_bytes(self) -> float:
@@ -176,8 +172,7 @@ class _Call:
         kv_bytes = int(limits[-1]) * shape.kv_bytes_per_token(self.dtype)
         states = -(-limits // KEYS_PER_NODE)
         written = self._of_states(limits, lambda plan: written_bytes(plan, kv_bytes, card))
-        work = self._on_matrices(limits, kv_bytes + written) if self.arithmetic == "matrix" else None
-        work = work or self._canonical(limits, kv_bytes + written)
+        work = (self._on_matrices if self.by_matrix else self._canonical)(limits, kv_bytes + written)
         again_us = max(0.0, work.nbytes - kv_bytes) / L2_RATE / card.read_rate
         busy = sum(one.us for one in work.spreads)
         pass1 = START_US + GAP_US * (len(work.spreads) - 1) + (busy**KNEE + again_us**KNEE) ** (1 / KNEE)
@@ -212,7 +207,7 @@ class _Call:
         group = MatrixGroup.of(card, shape, len(limits))
         each = group.workgroup.rows(shape.group)
         ends = np.append(limits[each - 1 : -1 : each], limits[-1])
-        sizes = _items(-(-ends // KEYS_PER_LEAF)) * (shape.kv_heads * -(-each * shape.group // group.workgroup.vectors))
+        sizes = _items(-(-ends // KEYS_PER_LEAF)) * (shape.kv_heads * group.workgroup.blocks(shape.group))
         leaves = sum(sizes)
         matrix_us = leaves * group.matrix * group.waves / card.all_simds / card.clock_ghz / 1e3
         pairs = leaves * KEYS_PER_LEAF * group.workgroup.vectors

@@ -13,19 +13,18 @@ from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, merge_call
-from ...kernels.matrix import MatrixFacts, MatrixTile, matrix_workgroup
+from ...kernels.matrix import matrix_workgroup
 from ...kernels.tuning import merge_lanes, shared_rows
 from ...limits import MAX_HEAD_DIM, WAVE
 from ...shapes import AttnShape
 from ...storage import STORAGE, StorageType, storage_types
+from ..cost.matrix import RDNA4_UNITS, TILE
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 # Shapes whose V is of another size than K: latent attention of 20 and of 64 heads, of a smaller K, and plain V of 128.
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-# What RADV of a Mesa that offers matrix units on RDNA4 tells of them.
-_MATRIX_FACTS: Final = MatrixFacts(MatrixTile(16, 16, 16), 65536, 1024)
 _MATRIX: Final = re.compile(r"attend_matrix_(?P<dtype>.+)")
 _PASS1: Final = re.compile(r"attend_(?P<build>single|node|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
 
@@ -111,13 +110,11 @@ class Spec:
     def matrix_variant(self) -> MatrixVariant | None:
         """What chooses the program of a variant for the matrix units; None for other kernels."""
         parts = _MATRIX.fullmatch(self.kernel)
-        workgroup = matrix_workgroup(self.shape, _MATRIX_FACTS, "discrete", self.heads)
-        if parts is None or workgroup is None or _MATRIX_FACTS.tile is None:
+        workgroup = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads)
+        if parts is None or workgroup is None:
             return None
         dtype = storage_dtype(parts["dtype"])
-        return MatrixVariant(
-            self.shape, dtype, _MATRIX_FACTS.tile, workgroup, KEYS_PER_LEAF, softcap=bool(self.softcap)
-        )
+        return MatrixVariant(self.shape, dtype, TILE, workgroup, KEYS_PER_LEAF, softcap=bool(self.softcap))
 
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
