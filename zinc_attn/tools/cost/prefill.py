@@ -27,7 +27,6 @@ from .pass1 import KNEE, L2_RATE, START_US, Spread, Workgroup
 from .predict import GAP_US, Modeled, merge_us, written_bytes
 
 SAMPLES: Final = 17  # submissions of a long call that are modeled; those between them lie on the line through two
-MANY: Final = 64  # leaves for each SIMD from which work counts as evenly spread
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ class _Call:
     def _work(self, parts: list[tuple[Workgroup, list[int]]], moved: float) -> _Work:
         """Dispatches one after another, which move ``moved`` bytes from and to memory in proportion to their leaves."""
         total = max(sum(sum(sizes) for _, sizes in parts), 1)
-        spreads = [_spread(group, sizes, moved * sum(sizes) / total) for group, sizes in parts]
+        spreads = [group.spread(sizes, moved * sum(sizes) / total) for group, sizes in parts]
         pairs = sum(sum(sizes) * KEYS_PER_LEAF * group.vectors for group, sizes in parts)
         nbytes = total * KEYS_PER_LEAF * self._head_bytes
         return _Work(spreads, sum(len(sizes) for _, sizes in parts), nbytes, pairs, 0.0)
@@ -254,16 +253,3 @@ def _items(leaves: Indices) -> list[int]:
     """Leaves of the workgroups of rows, or blocks of rows, that see so many leaves: whole nodes, and what is left."""
     rest = leaves % LEAVES_PER_NODE
     return [LEAVES_PER_NODE] * int((leaves // LEAVES_PER_NODE).sum()) + [int(n) for n in rest if n]
-
-
-def _spread(group: Workgroup, sizes: list[int], nbytes: float) -> Spread:
-    """``Workgroup.spread``; where each SIMD has many leaves, all SIMDs have as many."""
-    card, total = group.card, sum(sizes)
-    if total < MANY * card.all_simds:
-        return group.spread(sizes, nbytes)
-    leaves, resident = total / card.all_simds, group.resident
-    in_turn, cycles = leaves / resident, max(group.stall + group.issue, resident * group.issue)
-    issue_us = leaves * group.issue / card.clock_ghz / 1e3
-    alone_us = in_turn * cycles / card.clock_ghz / 1e3
-    in_turn *= LEAVES_PER_NODE if group.build == "node" else 1  # a workgroup's leaves, of which each wave has one
-    return Spread(card, [(alone_us, nbytes)], issue_us, in_turn, resident * card.all_simds)
