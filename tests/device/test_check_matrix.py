@@ -91,7 +91,7 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
 def test_every_property_holds(index: int, text: str) -> None:
     """Numbers of q8_0 with scales of all kinds are in no other type, so that case has nothing to compare for 7."""
     outcome = outcome_of(index, text)
-    assert outcome.status == "pass", [str(fault) for fault in outcome.faults]
+    assert outcome.status == "pass", [outcome.line(fault) for fault in outcome.faults]
     assert set(outcome.shown) == {*range(1, 10), 11} - ({7} if text == CANCELLING else set())
     assert outcome.verified.startswith("bound (")
 

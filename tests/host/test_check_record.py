@@ -19,7 +19,7 @@ from zinc_attn.tools.check.__main__ import main as write_record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.data import KINDS, MASKS, ROWS, Data
 from zinc_attn.tools.check.masking import Masking
-from zinc_attn.tools.check.outcome import compare
+from zinc_attn.tools.check.outcome import Outcome, compare
 from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)
@@ -206,7 +206,7 @@ def test_first_difference_has_its_distance() -> None:
     heads = Output(np.zeros((8, 4), np.float32), np.full(8, got.lse[0]))  # the last two of them are compared
     fault = compare(2, "layout 8", heads, want)
     assert fault is not None and (fault.array, fault.index, fault.ulp) == ("lse", (6,), 1)
-    assert str(fault) == (
+    assert Outcome(Case.quick()[0], "a device").line(fault) == (
         "2 split layout, layout 8: lse[6]: got 1.00000012 (0x3f800001), expected 1 (0x3f800000), 1 ulp apart; "
         "2 of 2 elements differ"
     )

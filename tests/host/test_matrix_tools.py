@@ -21,7 +21,7 @@ from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.check import cases, record
 from zinc_attn.tools.check.bounded import case_truth, is_of, judge_bounded
 from zinc_attn.tools.check.cases import Case
-from zinc_attn.tools.check.outcome import Outcome, properties_of
+from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.check.same_values import same_values
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
@@ -96,7 +96,7 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
     judge_bounded(bad, data, {}, device())
     assert good.status == "pass" and good.verified.startswith("bound (") and good.shown == {11: 1}
     assert bad.status == "FAIL" and not bad.verified
-    (line,) = [fault.line(properties_of("matrix")) for fault in bad.faults]
+    (line,) = [bad.line(fault) for fault in bad.faults]
     assert line.startswith("11 error against float64, in its bound, float64: out[3, 1, 5]: got ")
     assert "1 of 5,120 elements are beyond the bound" in line
 

@@ -169,7 +169,6 @@ def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:
         yield json.dumps(outcome.to_dict())
         return
     name = f"{outcome.case!s:<{width}}"
-    titles = properties_of(outcome.case.arithmetic)
     yield f"{outcome.status:<8}{name}{outcome.digest[:16]:<18}{outcome.verified:<24}{outcome.subject}"
     if outcome.refused:
         yield f"        {outcome.refused}"
@@ -178,7 +177,7 @@ def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:
         seen.setdefault(fault.property, []).append(fault)
     for faults in seen.values():
         more = f" (and in {len(faults) - 1} more variations)" if len(faults) > 1 else ""
-        yield f"        {faults[0].line(titles)}{more}"
+        yield f"        {outcome.line(faults[0])}{more}"
 
 
 def summary(

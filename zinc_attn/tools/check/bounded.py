@@ -10,14 +10,12 @@ from ..harness.bound import Truth, truth
 from .cases import Case
 from .data import Data
 from .outcome import Fault, Outcome
-from .record import Digests, describe, origin
+from .record import Digests, describe, origin, reference_arguments
 
 
 def case_truth(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Truth:
     """What float64 says of a case; where that takes more than ``products``, of the last KV head's query heads alone."""
-    sampled = case.rows * case.context * case.shape.q_heads * case.shape.head_dim > products
-    masking = {**case.options(), **case.masking.call(case.rows, case.context)}
-    return truth(case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking)
+    return truth(*reference_arguments(case, data, products))
 
 
 def judge_bounded(outcome: Outcome, data: Data, known: Mapping[str, Digests], device: Device) -> None:

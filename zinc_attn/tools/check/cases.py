@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
+from ...planning.call import Arithmetic
 from ...shapes import AttnShape, row_format
 from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
@@ -84,7 +85,7 @@ class Case(NamedTuple):
     masking: Masking = Masking()
     kind: str = "normal"
     rows: int = 1
-    arithmetic: str = "canonical"
+    arithmetic: Arithmetic = "canonical"
 
     def __str__(self) -> str:
         words = [str(self.shape), self.dtype, str(self.context)]
@@ -111,7 +112,9 @@ class Case(NamedTuple):
         """The inverse of ``str``."""
         shape, dtype, context, *words = text.split()
         rows = int(words.pop(0).removeprefix("rows=")) if words and words[0].startswith("rows=") else 1
-        arithmetic = words.pop(0) if words and words[0] == "matrix" else "canonical"
+        arithmetic: Arithmetic = "canonical"
+        if words[:1] == ["matrix"]:
+            arithmetic, words = "matrix", words[1:]
         kind = words.pop(0) if words and words[0] in KINDS else "normal"
         masking = Masking.parse(*words or ["none"])
         return cls(AttnShape.parse(shape), dtype, int(context), masking, kind, rows, arithmetic)
@@ -125,7 +128,7 @@ class Case(NamedTuple):
         masking: str = "none",
         data: str = "normal",
         rows: Sequence[int] = (1,),
-        arithmetic: str = "canonical",
+        arithmetic: Arithmetic = "canonical",
     ) -> list[Case]:
         """Every combination. ArgumentError for what no kernel serves, and for more rows than keys."""
         parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
@@ -144,7 +147,7 @@ class Case(NamedTuple):
         return list(dict.fromkeys(cls(*one) for one in found))
 
     @classmethod
-    def default(cls, arithmetic: str = "canonical") -> list[Case]:
+    def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
         """The default matrix, and the fixed cases with masking options."""
         if arithmetic == "matrix":
             grid = cls.matrix(MATRIX_SHAPES, "f16", MATRIX_CONTEXTS, rows=MATRIX_ROWS, arithmetic=arithmetic)
@@ -152,7 +155,7 @@ class Case(NamedTuple):
         return list(dict.fromkeys((*cls.matrix(SHAPES, DTYPES, CONTEXTS), *map(cls.parse, MASKED))))
 
     @classmethod
-    def quick(cls, arithmetic: str = "canonical") -> list[Case]:
+    def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
         """The small fixed set."""
         return _by_matrix_units(MATRIX_QUICK) if arithmetic == "matrix" else list(map(cls.parse, QUICK))
 

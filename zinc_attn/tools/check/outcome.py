@@ -47,13 +47,6 @@ class Fault:
     index: tuple[int, ...] | None = None
     ulp: int | None = None  # None where one of the two values is not a number
 
-    def __str__(self) -> str:
-        return self.line(PROPERTIES)
-
-    def line(self, properties: Mapping[int, str]) -> str:
-        """The fault, its property named as in ``properties``."""
-        return f"{self.property} {properties[self.property]}, {self.variation}: {self.text}"
-
 
 def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:
     """The first element whose bits differ, None where all are equal. ``want`` may be of the last heads alone."""
@@ -91,6 +84,11 @@ class Outcome:
         fault = compare(prop, variation, got, want)
         if fault:
             self.faults.append(fault)
+
+    def line(self, fault: Fault) -> str:
+        """A fault in words."""
+        title = properties_of(self.case.arithmetic)[fault.property]
+        return f"{fault.property} {title}, {fault.variation}: {fault.text}"
 
     def to_dict(self) -> dict[str, Any]:
         """The outcome for JSON."""

@@ -81,12 +81,12 @@ def check(
                 cut = data.prefix(case.context)
                 beside = [other for other in devices if other is not device]
                 outcome = examine(device, case, cut, splits, beside, observer)
-                if case.arithmetic == "canonical":
-                    judge(outcome, cut, known)
-                else:
+                if case.arithmetic == "matrix":
                     judge_bounded(outcome, cut, known, device)
-                if case.arithmetic == "canonical" and outcome.result and first and first.result:
-                    outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
+                else:
+                    judge(outcome, cut, known)
+                    if outcome.result and first and first.result:
+                        outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
                 first = first or outcome
                 outcomes.append(outcome)
                 if on_outcome:
@@ -162,8 +162,8 @@ class _Examination:
             seq = cache.new_sequence()
             _append(cache, seq, data, 0, len(data.k), PIECE)
             rule = self._by_split(SplitSpec("auto"), case.dtype)
-            options = {**case.options(), "arithmetic": case.arithmetic}
-            attention = PlannedAttention(cache, rule, self.observer.planned, **options)
+            planned = self.observer.planned
+            attention = PlannedAttention(cache, rule, planned, arithmetic=case.arithmetic, **case.options())
             with closing(attention):
                 yield attention, seq
 
@@ -186,7 +186,7 @@ class _Examination:
     def _repeats(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 1: the call again, with another query in between."""
         for i in (2, 3):
-            self._output(attention, -self.query if self.case.rows > 1 else self.data.q[0], seq)
+            self._output(attention, -self.query, seq)
             self.outcome.compare(1, f"run {i}", self._output(attention, self.query, seq))
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
@@ -297,8 +297,7 @@ class _Examination:
         weights = [1.0 + i % 2 for i in range(len(devices))]
         with ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as sharded:
             self.observer.sharded(sharded)
-            options: Any = {**case.options(), "arithmetic": case.arithmetic}
-            with closing(ShardedAttention(sharded, **options)) as attention:
+            with closing(ShardedAttention(sharded, arithmetic=case.arithmetic, **case.options())) as attention:
                 seq = sharded.new_sequence()
                 _append(sharded, seq, data, 0, begin, PIECE)
                 where = "shards on " + " and ".join(map(title, devices))
@@ -309,11 +308,10 @@ class _Examination:
 
                 if rows:
                     self.outcome.compare(9, f"{where}, rows", attend(data.q[-rows:], *data.rows(begin, n)), at_once)
-                result = self.outcome.result
                 if rows or case.rows == 1:
-                    self.outcome.compare(9, where, attend(self.query), result)
-                elif result:  # a shard's rows see no keys behind them, and the last row has none there
-                    self.outcome.compare(9, where, attend(data.q[-1]), Output(result.out[-1], result.lse[-1]))
+                    self.outcome.compare(9, where, attend(self.query))
+                else:  # a shard's rows see no keys behind them, and the last row has none there
+                    self.outcome.compare(9, where, attend(data.q[-1]), Output(at_once.out[-1], at_once.lse[-1]))
 
 
 def _append(kv_cache: Any, seq: Any, data: Data, begin: int, end: int, piece: int) -> None:

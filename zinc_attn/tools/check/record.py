@@ -31,11 +31,16 @@ def run_digest(digests: Digests) -> str:
     return hashlib.sha256("".join(f"{case} {digests[case]}\n" for case in sorted(digests)).encode()).hexdigest()
 
 
-def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
-    """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
+def reference_arguments(case: Case, data: Data, products: int) -> tuple[Any, ...]:
+    """Those of ``oracle`` and ``truth``; where these take more than ``products``, for the last KV head alone."""
     sampled = case.rows * case.context * case.shape.q_heads * case.shape.head_dim > products
     masking = {**case.options(), **case.masking.call(case.rows, case.context)}
-    return oracle(case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking)
+    return case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking
+
+
+def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
+    """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
+    return oracle(*reference_arguments(case, data, products))
 
 
 def judge(outcome: Outcome, data: Data, known: Mapping[str, Digests]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,8 @@ from ...cache.rows import stored
 from .inputs import NUMPY_DTYPES
 
 F32 = NDArray[np.float32]
+Arrays = tuple[F32, NDArray[Any], NDArray[Any]]
+Place = tuple[int, ...]
 ORACLE_PRODUCTS: Final = 1 << 30  # rows * context * q_heads * head_dim up to which a tool computes every head
 
 
@@ -41,21 +43,29 @@ def oracle(
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim) as a cache of ``dtype``
     takes them; masking: keyword arguments of ``reference.emulate``. The last heads are those whose buffer offsets are
-    the largest. KV heads are computed one after the other, so that only one is held as float32.
+    the largest.
+    """
+    parts = (reference.emulate(*x, **options) for x, options in by_kv_head(q, k, v, dtype, kv_heads, masking))
+    out, lse = zip(*parts, strict=True)
+    return Output(np.concatenate(out, axis=-2), np.concatenate(lse, axis=-1))
+
+
+def by_kv_head(
+    q: F32, k: NDArray[Any], v: NDArray[Any], dtype: str, kv_heads: int | None, masking: Mapping[str, Any] | None
+) -> Iterator[tuple[Arrays, dict[str, Any]]]:
+    """What a reference takes for each KV head: q, k and v of the head, as stored, and keyword arguments.
+
+    Arguments as in ``oracle``. KV heads come one after the other, so that only one is held as float32.
     """
     held = k.shape[1]
     group, options = q.shape[-2] // held, dict(masking or {})
     by_head = {name: options[name] for name in ("sinks", "alibi") if options.get(name) is not None}
-    parts = []
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        options |= {name: x[served] for name, x in by_head.items()}
-        parts.append(reference.emulate(q[..., served, :], keys, values, **options))
-    out, lse = zip(*parts, strict=True)
-    return Output(np.concatenate(out, axis=-2), np.concatenate(lse, axis=-1))
+        yield (q[..., served, :], keys, values), options | {name: x[served] for name, x in by_head.items()}
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Difference:
     """The first element whose bits differ, and how many do."""
 
     array: str
-    index: tuple[int, ...]
+    index: Place
     got: np.float32
     expected: np.float32
     count: int
@@ -94,14 +104,23 @@ def first_difference(array: str, got: F32, want: F32) -> Difference | None:
 
     ``want`` may be smaller: it is compared with the last elements of every axis. The index counts in ``got``.
     """
-    first = tuple(size - wanted for size, wanted in zip(got.shape, want.shape, strict=True))
-    got = got[tuple(slice(begin, None) for begin in first)]
-    differs = np.ascontiguousarray(got).view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
+    last = last_elements(got, want.shape)
+    differs = np.ascontiguousarray(last).view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
     if not differs.any():
         return None
-    at = np.unravel_index(int(differs.argmax()), differs.shape)
-    index = tuple(int(i) + begin for i, begin in zip(at, first, strict=True))
-    return Difference(array, index, got[at], want[at], int(differs.sum()), differs.size)
+    at, index = first_place(differs, got.shape)
+    return Difference(array, index, last[at], want[at], int(differs.sum()), differs.size)
+
+
+def last_elements(x: F32, shape: Place) -> F32:
+    """The last elements of every axis, as many as ``shape`` has."""
+    return x[tuple(slice(size - wanted, None) for size, wanted in zip(x.shape, shape, strict=True))]
+
+
+def first_place(wrong: NDArray[np.bool_], shape: Place) -> tuple[Place, Place]:
+    """The index of the first True, and that of its element in an array of ``shape``, whose last elements these are."""
+    at = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
+    return at, tuple(i + size - part for i, size, part in zip(at, shape, wrong.shape, strict=True))
 
 
 def compare(got: Output, want: Output) -> Difference | None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...planning.splits import SplitPlan
 from ..harness.bits import Output, compare, oracle
-from ..harness.bound import Expected, Truth, truth
+from ..harness.bound import Expected, Truth, fault, truth
 from ..harness.inputs import Inputs
 from ..harness.progress import Steps
 from ..harness.split_spec import SplitSpec
@@ -74,7 +74,7 @@ class Point:
         """Compare the output with what is expected, by sequence; where not every bit is, also with ``leader``'s."""
         assert self.output is not None
         for sequence, want in expected.items():
-            if wrong := _fault(Output(self.output.out[sequence], self.output.lse[sequence]), want, sequence):
+            if wrong := fault(Output(self.output.out[sequence], self.output.lse[sequence]), want, (sequence,)):
                 self.row = self.row.failed(wrong)
                 return
         everything = sum(want.out.size for want in expected.values()) == self.output.out.size
@@ -94,15 +94,6 @@ class Point:
             when = f"timed run {self.timed_runs}" if self.timed_runs > 0 else "a warm-up run"
             self.row = self.row.failed(f"in {when}: {found.text()}")
         return seconds
-
-
-def _fault(got: Output, want: Expected, sequence: int) -> str | None:
-    """The first element of a sequence's output that is not as it must be, its index with the sequence in front."""
-    if isinstance(want, Truth):
-        wrong = want.beyond(got)
-        return f"sequence {sequence}: {wrong}" if wrong else None
-    found = compare(got, want)
-    return replace(found, index=(sequence, *found.index)).text() if found else None
 
 
 def time_points(points: list[Point], repeats: int | None) -> None:
