@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 import zinc_attn as za
+from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import DeviceInfo
+from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")
@@ -43,6 +47,28 @@ GPU = DeviceInfo(
     max_workgroups=(65535, 65535, 65535),
     timestamp_period_ns=10.0,
 )
+CPU = replace(
+    GPU,
+    index=0,
+    name="llvmpipe (LLVM 15.0.6, 256 bits)",
+    kind="cpu",
+    vendor="Mesa",
+    driver="llvmpipe Mesa 25.0.7",
+    compute_units=2,
+    compute_units_source="CPU threads of this process",
+    subgroup_size=8,
+    memory_bytes=16 << 30,
+    max_buffer_bytes=1 << 27,
+    timestamp_period_ns=1.0,
+)
+
+
+def fake_device(facts: MatrixFacts = RDNA4_UNITS, runtime: str = "vulkan", **info: Any) -> Any:
+    """What asks a device for its matrix units sees those of ``facts`` on a GPU."""
+    has = runtime == "vulkan" and facts.tile is not None
+    shown = replace(GPU, matrix=facts, **info)
+    return SimpleNamespace(info=shown, runtime=SimpleNamespace(name=runtime, has_matrix_units=has))
+
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 

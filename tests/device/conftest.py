@@ -11,6 +11,8 @@ import pytest
 from support import DRIVERS, FULL, RUNTIMES, open_device
 
 import zinc_attn as za
+from zinc_attn.decode.arithmetic import check_units
+from zinc_attn.errors import KernelError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.runtime import devices as machine
 
 
@@ -31,6 +33,16 @@ def device(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.De
 def any_device(request: pytest.FixtureRequest, device_of: Callable[[str, str], za.Device]) -> za.Device:
     """Every driver, on the dispatchers that ``pytest_generate_tests`` names."""
     return device_of(*request.param)
+
+
+@pytest.fixture
+def matrix_device(device: za.Device) -> za.Device:
+    """``device`` where it, the dispatcher and the package have matrix units; lavapipe has them from Mesa 26 on."""
+    try:
+        check_units("matrix", device)
+    except (UnsupportedError, RuntimeUnavailableError, KernelError) as error:
+        pytest.skip(str(error))
+    return device
 
 
 @pytest.fixture(scope="session")

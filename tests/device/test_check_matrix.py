@@ -54,15 +54,6 @@ MUTANTS = (
 
 
 @pytest.fixture(scope="module")
-def index() -> int:
-    """The first device with matrix units."""
-    found = [info.index for info in za.list_devices() if info.matrix.tile is not None]
-    if not found:
-        pytest.skip("no device of this machine offers VK_KHR_cooperative_matrix")
-    return found[0]
-
-
-@pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A compiler that knows the kernel's extension."""
     if shutil.which("glslangValidator") is None:
@@ -74,10 +65,10 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"this glslangValidator does not know {MATRIX.extension}")
 
 
-def outcome_of(index: int, text: str) -> check.Outcome:
-    with za.Device.open(index, runtime="vulkan") as device:
+def outcome_of(device: za.Device, text: str) -> check.Outcome:
+    with za.Device.open(device.info.index, runtime="vulkan") as another:  # which loads the kernels anew
         case = Case.parse(text)._replace(arithmetic="matrix")
-        (outcome,) = check.check([device], [case], parse_split_specs("1,auto,size:512"))
+        (outcome,) = check.check([another], [case], parse_split_specs("1,auto,size:512"))
     return outcome
 
 
@@ -88,9 +79,9 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
 
 
 @pytest.mark.parametrize("text", [COARSE, CANCELLING])
-def test_every_property_holds(index: int, text: str) -> None:
+def test_every_property_holds(matrix_device: za.Device, text: str) -> None:
     """Numbers of q8_0 with scales of all kinds are in no other type, so that case has nothing to compare for 7."""
-    outcome = outcome_of(index, text)
+    outcome = outcome_of(matrix_device, text)
     assert outcome.status == "pass", [outcome.line(fault) for fault in outcome.faults]
     assert set(outcome.shown) == {*range(1, 10), 11} - ({7} if text == CANCELLING else set())
     assert outcome.verified.startswith("bound (")
@@ -98,9 +89,9 @@ def test_every_property_holds(index: int, text: str) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS if FULL else MUTANTS[:2], ids=str)
 def test_a_mutant_is_caught(
-    index: int, compiler: None, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    matrix_device: za.Device, compiler: None, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     changes = [Change(f"matrix_{mutant.file}.glsl", mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
-    found = sorted({fault.property for fault in outcome_of(index, mutant.case).faults})
+    found = sorted({fault.property for fault in outcome_of(matrix_device, mutant.case).faults})
     assert mutant.prop in found and (11 not in found) == mutant.bounded, f"reported: {found}"

@@ -25,28 +25,17 @@ from zinc_attn.decode.arithmetic import check_arithmetic
 from zinc_attn.errors import (
     ArgumentError,
     DTypeError,
-    KernelError,
     RuntimeUnavailableError,
     UnsupportedError,
     ValueRangeError,
 )
-from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts, MatrixTile
+from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
 from zinc_attn.planning import call
 from zinc_attn.planning.splits import plan_splits
+from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
 F32 = NDArray[np.float32]
 SHAPES = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent", "71/1/64", "4/4/20/12", "6/2/64/256")
-
-
-@pytest.fixture
-def matrix_device(device: za.Device) -> za.Device:
-    if device.info.matrix.tile is None:
-        pytest.skip(f"{device.info.name} ({device.info.driver}) has no VK_KHR_cooperative_matrix of 8 or 16")
-    try:
-        check_arithmetic("matrix", device, za.AttnShape(8, 1, 64), "f16")
-    except KernelError as e:
-        pytest.skip(str(e))
-    return device
 
 
 def make(rng: np.random.Generator, shape: za.AttnShape, rows: int, tokens: int) -> tuple[F32, Any, Any]:
@@ -300,11 +289,11 @@ def test_steady_decode(matrix_device: za.Device, rng: np.random.Generator) -> No
             assert not differing(attention(q[i], seq, 0, k=k[i], v=v[i]), want[i])
 
 
-@pytest.mark.parametrize(("name", "which"), (("q", "q"), ("k", "k"), ("v", "v")))
-def test_beyond_float16(matrix_device: za.Device, rng: np.random.Generator, name: str, which: str) -> None:
+@pytest.mark.parametrize("name", "qkv")
+def test_beyond_float16(matrix_device: za.Device, rng: np.random.Generator, name: str) -> None:
     shape = za.AttnShape(8, 2, 64)
     q, k, v = (x.astype(np.float32) for x in make(rng, shape, 3, 40))
-    {"q": q, "k": k, "v": v}[which].reshape(-1)[5] = 70000.0
+    {"q": q, "k": k, "v": v}[name].reshape(-1)[5] = 70000.0
     with filled(matrix_device, shape, k, v, "bf16", round_rows=True) as (cache, seq):
         attention = za.Attention(cache, arithmetic="matrix")
         with pytest.raises(ValueRangeError, match=rf"^{name}: got .* with arithmetic='matrix', expected at most 65504"):
@@ -327,9 +316,6 @@ def test_a_failed_call_leaves_the_largest_values(matrix_device: za.Device, rng: 
 # --- what is refused, on any device -------------------------------------------------------------------------------
 
 
-TILE = MatrixTile(16, 16, 16)
-
-
 def facts_of(device: za.Device, monkeypatch: pytest.MonkeyPatch, facts: MatrixFacts, units: bool = True) -> None:
     """Let the device seem to have these matrix units."""
     info = replace(device.info, matrix=facts)
@@ -341,22 +327,10 @@ def facts_of(device: za.Device, monkeypatch: pytest.MonkeyPatch, facts: MatrixFa
     ("facts", "units", "dtype", "error", "says"),
     (
         (NO_MATRICES, False, "f16", UnsupportedError, "does not offer VK_KHR_cooperative_matrix"),
-        (
-            MatrixFacts(TILE, 65536, 1024),
-            False,
-            "f16",
-            RuntimeUnavailableError,
-            "runtime='vulkan'",
-        ),
-        (MatrixFacts(TILE, 65536, 1024), True, "f32", DTypeError, "K or V in f32"),
-        (
-            MatrixFacts(TILE, 8192, 1024),
-            True,
-            "f16",
-            UnsupportedError,
-            "8,192 bytes of the shared",
-        ),
-        (MatrixFacts(TILE, 65536, 16), True, "f16", UnsupportedError, "do not fit"),
+        (RDNA4_UNITS, False, "f16", RuntimeUnavailableError, "runtime='vulkan'"),
+        (RDNA4_UNITS, True, "f32", DTypeError, "K or V in f32"),
+        (RDNA4_UNITS._replace(shared_bytes=8192), True, "f16", UnsupportedError, "8,192 bytes of the shared"),
+        (RDNA4_UNITS._replace(max_invocations=16), True, "f16", UnsupportedError, "do not fit"),
     ),
 )
 def test_refused(

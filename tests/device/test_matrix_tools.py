@@ -13,8 +13,7 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn.cli import app as cli
-from zinc_attn.decode.arithmetic import check_units
-from zinc_attn.errors import DTypeError, KernelError, UnsupportedError, ValueRangeError
+from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
 from zinc_attn.tools import bench, sweep
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
@@ -24,17 +23,6 @@ from zinc_attn.tools.sweep.calls import AttentionCall
 
 SHAPE = za.AttnShape(4, 2, 64)
 MASKING: dict[str, Any] = {"window": 90, "softcap": 20.0, "sinks": np.array([1, -1, 0.5, 2], np.float32)}
-
-
-@pytest.fixture
-def units(device: za.Device) -> za.Device:
-    if device.info.matrix.tile is None:
-        pytest.skip(f"{device.info.name} ({device.info.driver}) does not offer VK_KHR_cooperative_matrix")
-    try:
-        check_units("matrix", device)
-    except KernelError as error:  # the package was built without the kernel
-        pytest.skip(str(error))
-    return device
 
 
 @pytest.fixture
@@ -48,47 +36,47 @@ def same(got: Any, want: Any) -> bool:
     return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(got, want, strict=True))
 
 
-def test_one_shot_calls_have_the_caches_bits(units: za.Device) -> None:
+def test_one_shot_calls_have_the_caches_bits(matrix_device: za.Device) -> None:
     data = Inputs.normal(SHAPE, 600, "f16", q_len=19)
     call = {"arithmetic": "matrix", "return_lse": True, **MASKING}
-    want = za.attention(data.q, data.k, data.v, units, **call)
-    assert same(za.attention(data.q, data.k, data.v, units, num_splits=1, **call), want)
-    assert same(za.attention(data.q[-1], data.k, data.v, units, **call), (want[0][-1], want[1][-1]))
+    want = za.attention(data.q, data.k, data.v, matrix_device, **call)
+    assert same(za.attention(data.q, data.k, data.v, matrix_device, num_splits=1, **call), want)
+    assert same(za.attention(data.q[-1], data.k, data.v, matrix_device, **call), (want[0][-1], want[1][-1]))
     assert truth(data.q, data.k, data.v, "f16", None, MASKING).beyond(Output(*want)) is None
-    with za.KVCache(units, SHAPE, 1, 1024, "f16") as cache:
+    with za.KVCache(matrix_device, SHAPE, 1, 1024, "f16") as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, data.k, data.v)
         attention = za.Attention(cache, arithmetic="matrix", **MASKING)
         assert same(attention(data.q, seq, 0, return_lse=True), want)
-    with za.ShardedKVCache([units, units], SHAPE, 1, 1024, "f16", 256) as sharded:
+    with za.ShardedKVCache([matrix_device, matrix_device], SHAPE, 1, 1024, "f16", 256) as sharded:
         parts = sharded.new_sequence()
         sharded.append(parts, 0, data.k, data.v)
         split = za.ShardedAttention(sharded, arithmetic="matrix", **MASKING)
         assert same(split(data.q, parts, 0, return_lse=True), want)
 
 
-def test_few_rows_of_matrix_prefill_are_canonical(units: za.Device) -> None:
+def test_few_rows_of_matrix_prefill_are_canonical(matrix_device: za.Device) -> None:
     data = Inputs.normal(SHAPE, 200, "f16", q_len=8)
     for rows in (7, 8):  # times two heads per KV head: 14 and 16
         q = data.rows[-rows:]
-        got = za.attention(q, data.k, data.v, units, arithmetic="matrix-prefill")
-        like = za.attention(q, data.k, data.v, units, arithmetic="canonical" if rows == 7 else "matrix")
+        got = za.attention(q, data.k, data.v, matrix_device, arithmetic="matrix-prefill")
+        like = za.attention(q, data.k, data.v, matrix_device, arithmetic="canonical" if rows == 7 else "matrix")
         assert np.array_equal(got, like)
 
 
-def test_one_shot_refusals(units: za.Device) -> None:
+def test_one_shot_refusals(matrix_device: za.Device) -> None:
     data = Inputs.normal(SHAPE, 20, "f16", q_len=8)
     k, v = data.k.astype(np.float32), data.v.astype(np.float32)
     with pytest.raises(DTypeError, match=r"K or V in f32.*pass k and v in float16"):
-        za.attention(data.q, k, v, units, arithmetic="matrix")
+        za.attention(data.q, k, v, matrix_device, arithmetic="matrix")
     with pytest.raises(ValueRangeError, match=r"q: got a magnitude of .*, expected at most 65504"):
-        za.attention(data.q * 1e5, data.k, data.v, units, arithmetic="matrix")
+        za.attention(data.q * 1e5, data.k, data.v, matrix_device, arithmetic="matrix")
 
 
 @pytest.mark.parametrize("page_size", [256, None])
-def test_a_sweep_is_within_the_bound_and_finds_what_is_not(units: za.Device, page_size: int | None) -> None:
+def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device: za.Device, page_size: int | None) -> None:
     spec = SweepSpec(SHAPE, 1, [200], q_len=9, page_size=page_size, repeats=2, arithmetic="matrix")
-    rows = sweep.sweep(units, spec)
+    rows = sweep.sweep(matrix_device, spec)
     assert [(row.status, row.verified, row.arithmetic) for row in rows] == [("ok", "bound", "matrix")] * 2
 
     def off(call: AttentionCall, by: float) -> AttentionCall:
@@ -99,15 +87,15 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(units: za.Device, pag
 
         return replace(call, result=result)
 
-    first, second = sweep.sweep(units, spec, wrap_call=lambda call: off(call, 0.5))
+    first, second = sweep.sweep(matrix_device, spec, wrap_call=lambda call: off(call, 0.5))
     assert first.status == second.status == "failed" and "within" in str(first.error)
     calls = iter((0.0, 1e-6))  # the second layout has another bit
-    first, second = sweep.sweep(units, spec, wrap_call=lambda call: off(call, next(calls)))
+    first, second = sweep.sweep(matrix_device, spec, wrap_call=lambda call: off(call, next(calls)))
     assert (first.status, second.status) == ("ok", "failed") and str(second.error).startswith("unlike layout auto: ")
 
 
-def test_a_benchmark_is_within_the_bound(units: za.Device) -> None:
-    rows = bench.bench([units], bench.BenchSpec([SHAPE], [200], repeats=2, host_rounds=2, arithmetic="matrix"))
+def test_a_benchmark_is_within_the_bound(matrix_device: za.Device) -> None:
+    rows = bench.bench([matrix_device], bench.BenchSpec([SHAPE], [200], repeats=2, host_rounds=2, arithmetic="matrix"))
     mine = [row for row in rows if row.arithmetic]
     assert {(row.layout, row.verified) for row in mine if row.context} == {("auto", "bound"), ("1 split", "bound")}
     assert {row.arithmetic for row in mine} == {"matrix"} and all(row.status != "failed" for row in rows)
@@ -136,13 +124,13 @@ def test_a_transformers_cache_is_refused_without_units(without_units: za.Device)
         cache.allocate(torch.float16)
 
 
-def test_a_transformers_cache_tells_how_to_round(units: za.Device) -> None:
+def test_a_transformers_cache_tells_how_to_round(matrix_device: za.Device) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     from zinc_attn.integrations import transformers as hf
 
     config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
     refused = pytest.raises(DTypeError, match=r"ZincCache\(dtype='f16'\) rounds a model's float32 keys and values")
-    with hf.ZincCache(config, 64, device=units, arithmetic="matrix") as cache, refused:
+    with hf.ZincCache(config, 64, device=matrix_device, arithmetic="matrix") as cache, refused:
         cache.allocate(torch.float32)
-    with hf.ZincCache(config, 64, device=units, dtype="f16", arithmetic="matrix") as cache:
+    with hf.ZincCache(config, 64, device=matrix_device, dtype="f16", arithmetic="matrix") as cache:
         cache.allocate(torch.float32)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import GPU
+from support import fake_device
 
 from zinc_attn.cache.rows import Largest
 from zinc_attn.decode import arithmetic as rules
@@ -21,24 +19,19 @@ from zinc_attn.errors import (
     UnsupportedError,
     ValueRangeError,
 )
-from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile
+from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.planning.call import ARITHMETICS
 from zinc_attn.runtime import device as opened
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
 SHAPE = AttnShape(16, 2, 256)
-UNITS = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 65536, 1024))
-
-
-def device(info: Any, runtime: str = "vulkan") -> Any:
-    has = runtime == "vulkan" and info.matrix.tile is not None
-    return SimpleNamespace(info=info, runtime=SimpleNamespace(name=runtime, has_matrix_units=has))
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
 def test_names(arithmetic: Any) -> None:
     with pytest.raises(ArgumentError, match="expected one of 'canonical', 'matrix', 'matrix-prefill'"):
-        rules.check_arithmetic(arithmetic, device(UNITS), SHAPE, "f16")
+        rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f16")
 
 
 def test_canonical_asks_nothing_of_the_device() -> None:
@@ -49,17 +42,16 @@ def test_canonical_asks_nothing_of_the_device() -> None:
 def test_refusals(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
     with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic='canonical'"):
-        rules.check_arithmetic(arithmetic, device(GPU), SHAPE, "f16")
+        rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), SHAPE, "f16")
     with pytest.raises(RuntimeUnavailableError, match="with runtime 'kompute', expected runtime='vulkan'"):
-        rules.check_arithmetic(arithmetic, device(UNITS, "kompute"), SHAPE, "f16")
+        rules.check_arithmetic(arithmetic, fake_device(runtime="kompute"), SHAPE, "f16")
     for dtype in ("f32", "f16/f32", "f32/q8_0"):
         with pytest.raises(DTypeError, match=r"K or V in f32.*round_rows=True rounds float32 rows"):
-            rules.check_arithmetic(arithmetic, device(UNITS), SHAPE, dtype)
+            rules.check_arithmetic(arithmetic, fake_device(), SHAPE, dtype)
     with pytest.raises(DTypeError, match=r"pass k and v in float16, for example k\.astype"):
-        rules.check_arithmetic(arithmetic, device(UNITS), SHAPE, "f32", rules.ARRAYS)
-    small = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 8192, 1024))
+        rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f32", rules.ARRAYS)
     with pytest.raises(UnsupportedError, match="do not fit in 8,192 bytes of the shared memory"):
-        rules.check_arithmetic(arithmetic, device(small), SHAPE, "f16")
+        rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(shared_bytes=8192)), SHAPE, "f16")
 
 
 def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,7 +60,7 @@ def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "build.json").write_text(json.dumps(missing))
     monkeypatch.setattr(opened, "SPIRV", tmp_path)
     with pytest.raises(KernelError, match=r"attend_matrix: the package was built without it: .*a newer glslang$"):
-        rules.check_arithmetic("matrix", device(UNITS), SHAPE, "f16")
+        rules.check_arithmetic("matrix", fake_device(), SHAPE, "f16")
 
 
 def test_magnitudes_beyond_float16() -> None:

@@ -27,8 +27,8 @@ from zinc_attn.storage import STORAGE, storage_types
 
 ROOT = Path(__file__).parents[2]
 Formula = Callable[[dict[str, int]], int]
-# results of these may differ between drivers, or fuse what must not be fused
 CANONICAL = [decl for decl in kernels.MODULES if decl.extension is None]
+# results of these may differ between drivers, or fuse what must not be fused
 FORBIDDEN = re.compile(
     r"OpFDiv|OpFRem|OpFMod|OpDot|OpMatrixTimes|OpVectorTimesMatrix|"
     r"OpExtInst %\w+ %\w+ "

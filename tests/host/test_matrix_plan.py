@@ -17,10 +17,9 @@ from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.cost.matrix import RDNA4_UNITS, TILE
 
 SHAPE = AttnShape(8, 2, 64)
-TILE = MatrixTile(16, 16, 16)
-RDNA4 = MatrixFacts(TILE, 65536, 1024)
 
 
 def met(items: Records, one_row: bool) -> set[tuple[int, int, int, int]]:
@@ -77,14 +76,14 @@ def test_workgroups(text: str) -> None:
     """As many vectors as are there and fit; 64 KiB are enough for every shape, 32 KiB for all but the largest K."""
     shape = AttnShape.parse(text)
     small = MatrixFacts(MatrixTile(8, 8, 8), 32768, 1024)
-    for vectors, facts in itertools.product((1, 16, 20, 64, 500), (RDNA4, small)):
+    for vectors, facts in itertools.product((1, 16, 20, 64, 500), (RDNA4_UNITS, small)):
         for kind in ("discrete", "cpu"):
             made = matrix_workgroup(shape, facts, kind, vectors)
             assert made is not None and made.lanes <= MAX_LANES and made.lanes % 32 == 0
             assert shared_bytes(shape, made.vectors, made.unrolled) <= facts.shared_bytes
             assert made.waves == made.unrolled == (kind == "discrete")
             assert made.vectors % facts.tile.m == 0 and (made.vectors < 2 * max(vectors, facts.tile.m))
-    most = matrix_workgroup(shape, RDNA4, "discrete", 64)
+    most = matrix_workgroup(shape, RDNA4_UNITS, "discrete", 64)
     assert most is not None
     call = matrix_call(MatrixVariant(shape, "f16", TILE, most, 64), 5, 1, "out")
     assert call.groups[2] * call.spec[3] >= shape.group
@@ -100,7 +99,7 @@ def test_tiles() -> None:
 def test_matrix_prefill_is_for_16_vectors(rows: tuple[int, int], matrices: bool | None) -> None:
     """Requests on either side of it go in submissions of their own, of which the first appends."""
     layouts = split_rule_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"))
-    facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4)
+    facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4_UNITS)
     requests = [Request(n, 300, n, np.arange(5, dtype=np.uint32)) for n in rows]
     made = plan_call(requests, CallOptions(layouts, arithmetic="matrix-prefill"), facts).submissions
     assert [one.key.matrix is not None for one in made] == ([False, True] if matrices is None else [matrices])
@@ -112,7 +111,7 @@ def test_matrix_prefill_is_for_16_vectors(rows: tuple[int, int], matrices: bool 
 def test_the_key_names_the_workgroup() -> None:
     """Two calls that need other workgroups have other recordings."""
     layouts = fixed_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"), num_splits=2, split_size=None)
-    facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4)
+    facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4_UNITS)
     keys = set()
     for rows in (1, 4, 16):
         request = Request(rows, 300, 0, np.arange(5, dtype=np.uint32))

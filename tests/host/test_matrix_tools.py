@@ -9,33 +9,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import GPU
+from support import GPU, fake_device
 
 from zinc_attn import cli, reference
 from zinc_attn.cli import check as check_command
 from zinc_attn.cli.arguments import refuse_arithmetic
 from zinc_attn.cli.sweep_report import sweep_notes, sweep_title
 from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError
-from zinc_attn.kernels.matrix import MatrixFacts, MatrixTile
+from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.check import cases, record
 from zinc_attn.tools.check.bounded import case_truth, is_of, judge_bounded
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.check.same_values import same_values
+from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
 from zinc_attn.tools.models import ModelPreset
 from zinc_attn.tools.sweep import SweepRow, SweepSpec
 
 SHAPE = AttnShape(4, 2, 64)
-UNITS = replace(GPU, matrix=MatrixFacts(MatrixTile(16, 16, 16), 65536, 1024))
 SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
-
-
-def device(info: Any = UNITS, runtime: str = "vulkan") -> Any:
-    has = runtime == "vulkan" and info.matrix.tile is not None
-    return SimpleNamespace(info=info, runtime=SimpleNamespace(name=runtime, has_matrix_units=has))
 
 
 def outcome(case: Case = SMALL, off: float = 0.0) -> Outcome:
@@ -92,8 +87,8 @@ def test_coarse_values_are_in_three_types() -> None:
 def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
-    judge_bounded(good, data, {}, device())
-    judge_bounded(bad, data, {}, device())
+    judge_bounded(good, data, {}, fake_device())
+    judge_bounded(bad, data, {}, fake_device())
     assert good.status == "pass" and good.verified.startswith("bound (") and good.shown == {11: 1}
     assert bad.status == "FAIL" and not bad.verified
     (line,) = [bad.line(fault) for fault in bad.faults]
@@ -124,15 +119,15 @@ def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys() -> None:
 
 
 def test_a_record_names_the_driver_and_is_of_no_other() -> None:
-    mine = record.describe(device(), "matrix")
+    mine = record.describe(fake_device(), "matrix")
     assert mine["arithmetic"] == "matrix" and mine["tile"] == {"m": 16, "n": 16, "k": 16}
-    assert "arithmetic" not in record.describe(device())
+    assert "arithmetic" not in record.describe(fake_device())
     source = f"r.json [0], {record.origin(mine)}"
-    assert GPU.driver in source and is_of(source, device(), "matrix")
-    assert not is_of(source, device(replace(UNITS, driver="radv Mesa 27")), "matrix")
+    assert GPU.driver in source and is_of(source, fake_device(), "matrix")
+    assert not is_of(source, fake_device(driver="radv Mesa 27"), "matrix")
     known = {source: {str(SMALL): "0" * 64}, "other, of another driver": {str(SMALL): "1" * 64}}
     changed = outcome()
-    judge_bounded(changed, SMALL.data(), known, device())
+    judge_bounded(changed, SMALL.data(), known, fake_device())
     (fault,) = changed.faults
     assert fault.property == 10 and "expected 0000000000000000, of the same device and driver" in fault.text
 
@@ -140,15 +135,15 @@ def test_a_record_names_the_driver_and_is_of_no_other() -> None:
 def test_a_record_of_another_device_is_refused() -> None:
     args = SimpleNamespace(arithmetic="matrix", against="r.json")
     with pytest.raises(ArgumentError, match="the bits of matrix units are a driver's own"):
-        check_command.check_sources(args, {"r.json [0], another": {}}, [device()])  # type: ignore[arg-type]
+        check_command.check_sources(args, {"r.json [0], another": {}}, [fake_device()])  # type: ignore[arg-type]
     args.arithmetic = "canonical"
-    check_command.check_sources(args, {"r.json [0], another": {}}, [device()])  # type: ignore[arg-type]
+    check_command.check_sources(args, {"r.json [0], another": {}}, [fake_device()])  # type: ignore[arg-type]
 
 
 def test_the_lines_of_check() -> None:
     good = outcome()
-    judge_bounded(good, SMALL.data(), {}, device())
-    entry = record.make_entry({str(SMALL): good.digest}, **record.describe(device(), "matrix"))
+    judge_bounded(good, SMALL.data(), {}, fake_device())
+    entry = record.make_entry({str(SMALL): good.digest}, **record.describe(fake_device(), "matrix"))
     lines = list(check_command.summary([good], [entry], {}))
     assert "11 error against float64, in its bound       pass, 1 comparisons" in lines
     assert lines[-1].endswith(f"{GPU.name}, vulkan, {GPU.driver}; arithmetic matrix") and entry["run"] in lines[-1]
@@ -160,24 +155,24 @@ def test_the_lines_of_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "runtime", "dtype", "kind", "text"),
+    ("facts", "runtime", "dtype", "kind", "text"),
     [
         (
-            GPU,
+            NO_MATRICES,
             "vulkan",
             "f16",
             UnsupportedError,
             "does not offer VK_KHR_cooperative_matrix.*use --arithmetic canonical",
         ),
-        (UNITS, "kompute", "f16", RuntimeUnavailableError, "with runtime 'kompute', expected plain Vulkan: vulkan"),
-        (UNITS, "vulkan", "f32", DTypeError, "K or V in f32, expected a type that float16 holds; use the dtype f16"),
+        (RDNA4_UNITS, "kompute", "f16", RuntimeUnavailableError, "runtime 'kompute', expected plain Vulkan: vulkan"),
+        (RDNA4_UNITS, "vulkan", "f32", DTypeError, "K or V in f32, .* float16 holds; use the dtype f16"),
     ],
 )
-def test_refusals_are_in_a_commands_words(info: Any, runtime: str, dtype: str, kind: Any, text: str) -> None:
-    refuse_arithmetic("canonical", device(info, runtime), dtype, SHAPE)
+def test_refusals_are_in_a_commands_words(facts: MatrixFacts, runtime: str, dtype: str, kind: Any, text: str) -> None:
+    refuse_arithmetic("canonical", fake_device(facts, runtime), dtype, SHAPE)
     for arithmetic in ("matrix", "matrix-prefill"):
         with pytest.raises(kind, match=text):
-            refuse_arithmetic(arithmetic, device(info, runtime), dtype, SHAPE)
+            refuse_arithmetic(arithmetic, fake_device(facts, runtime), dtype, SHAPE)
 
 
 @pytest.mark.parametrize("command", ["sweep", "bench", "plan", "generate", "perplexity", "validate", "check"])

@@ -8,28 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import CPU
 
 from zinc_attn.errors import ArgumentError, DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import DeviceInfo
-
-CPU = DeviceInfo(
-    index=0,
-    name="llvmpipe (LLVM 15.0.6, 256 bits)",
-    kind="cpu",
-    vendor="Mesa",
-    driver="llvmpipe Mesa 25.0.7",
-    api_version="1.4.305",
-    uuid="00",
-    compute_units=2,
-    compute_units_source="CPU threads of this process",
-    subgroup_size=8,
-    memory_bytes=1 << 34,
-    max_buffer_bytes=1 << 27,
-    max_workgroups=(65535, 65535, 65535),
-    timestamp_period_ns=1.0,
-)
 
 
 def device(index: int, name: str, kind: str) -> DeviceInfo:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GPU
+from support import CPU, GPU
 
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
@@ -27,7 +27,6 @@ from zinc_attn.tools.proof.steps import judge_step
 
 PCI = "0000:03:00.0"
 SHAPE = AttnShape(16, 2, 256)
-CPU = replace(GPU, index=0, name="llvmpipe (LLVM 15.0.6, 256 bits)", kind="cpu", max_buffer_bytes=1 << 27)
 NOTHING = Scrubber(environment={}, home=Path("/nowhere"), names={})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from .call import CallOptions, DeviceFacts, RecordingKey, Request, plan_call
+from .layouts import UnitFunction
 from .splits import first_seen
 
 Keys = list[RecordingKey]  # of the submissions of a call, in order
@@ -22,11 +22,11 @@ def growth_keys(
     q_len: int,
     options: CallOptions,
     facts: DeviceFacts,
-    unit: Callable[[int, int, int | None], int] | None = None,
+    unit: UnitFunction | None = None,
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. unit: of the split rule, the leaves per state of the
-    layout of (tokens, q_len, window); None for any other layout, which is planned at both ends of every leaf.
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. unit: as in ``LayoutCache``; without it, calls are
+    planned at both ends of every leaf.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)
     leaves = range((q_len - 1) // KEYS_PER_LEAF, -(-tokens // KEYS_PER_LEAF))
@@ -80,7 +80,7 @@ class _Growth:
         search(begin, at_begin, end, at_end)
         return [at_begin, at_end]
 
-    def by_runs(self, leaves: range, unit: Callable[[int, int, int | None], int]) -> None:
+    def by_runs(self, leaves: range, unit: UnitFunction) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.
 
         From leaf to leaf, or from node to node at equal places in both where there is a window, sizes only grow, and

@@ -154,13 +154,13 @@ def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[s
 
 def _uncovered(row: Row) -> str | None:
     """Why the model has no word on a row; None where it has."""
-    arithmetic = row.get("arithmetic") or "canonical"  # files of versions before matrix arithmetic have no such field
-    if row["status"] != "ok" or arithmetic != "canonical":
-        return str(row["status"]) if row["status"] != "ok" else f"of arithmetic {arithmetic}"
+    if row["status"] != "ok":
+        return str(row["status"])
+    if row.get("arithmetic") not in (None, "canonical"):  # a yardstick has none, and older files have no such field
+        return f"of arithmetic {row['arithmetic']}"
     if "measure" in row:
-        if not row["context"]:
-            return "host work without keys"
-        return None if row["layout"] in _BENCH_LAYOUTS else str(row["layout"])
+        found = str(row["layout"]) if row["context"] else "host work without keys"
+        return None if found in _BENCH_LAYOUTS else found
     if row["median_us"] is None:
         return "without a time"
     if row["batch"] > 1:
