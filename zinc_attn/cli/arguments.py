@@ -52,9 +52,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", choices=RUNTIMES, help=runtime)
 
 
-def installed_runtimes() -> str:
-    """The dispatchers that are installed, as --runtimes takes them."""
-    return ",".join(RUNTIMES if importlib.util.find_spec("kp") else ("vulkan",))
+def installed_runtimes(arithmetic: str = "canonical") -> str:
+    """The dispatchers that are installed and have an arithmetic, as --runtimes takes them."""
+    both = arithmetic == "canonical" and importlib.util.find_spec("kp")
+    return ",".join(RUNTIMES if both else ("vulkan",))
 
 
 def add_runtimes_argument(parser: argparse.ArgumentParser) -> None:
@@ -92,11 +93,11 @@ def add_arithmetic(parser: Any, names: tuple[str, ...] = ARITHMETICS) -> None:
     parser.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
 
 
-def refuse_arithmetic(arithmetic: str, device: Device, dtype: str | None, *shapes: AttnShape) -> None:
-    """Refuse what a device cannot do with K and V of a dtype, where one is given, and shapes, in a command's words."""
+def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: AttnShape) -> None:
+    """Refuse, in a command's words, what a device cannot do with K and V of a dtype, and with shapes that are known."""
     check_units(arithmetic, device, dtype, ADVICE)
     for shape in shapes:
-        check_arithmetic(arithmetic, device, shape, dtype or "f16", ADVICE)
+        check_arithmetic(arithmetic, device, shape, dtype, ADVICE)
 
 
 def _dtype(text: str) -> str:

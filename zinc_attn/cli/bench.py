@@ -55,11 +55,10 @@ def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
     shapes, contexts = parse_shapes(args.shapes), parse_contexts(args.contexts)
-    numbers = {"repeats": args.repeats, "seed": args.seed}
-    spec = bench.BenchSpec(shapes, contexts, dtype=args.dtype, arithmetic=args.arithmetic, **numbers)
+    options = {name: getattr(args, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
+    spec = bench.BenchSpec(shapes, contexts, **options)
     with ExitStack() as stack:
-        runtimes = installed_runtimes() if args.arithmetic == "canonical" else "vulkan"
-        devices = open_devices(stack, [args.device], args.runtimes or runtimes)
+        devices = open_devices(stack, [args.device], args.runtimes or installed_runtimes(args.arithmetic))
         for device in devices:
             refuse_arithmetic(args.arithmetic, device, args.dtype, *shapes)
         info = devices[0].info

@@ -99,7 +99,8 @@ def run_check(args: argparse.Namespace) -> int:
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        devices = open_devices(stack, chosen_devices(args.devices), chosen_runtimes(args))
+        default = None if args.quick and args.arithmetic == "canonical" else installed_runtimes(args.arithmetic)
+        devices = open_devices(stack, chosen_devices(args.devices), args.runtimes or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args, against, devices)
@@ -133,15 +134,6 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
         rows = parse_counts("rows", args.rows) if args.rows else MATRIX_ROWS if units else (1,)
         return Case.matrix(shapes, dtypes, contexts, masking, data, rows, args.arithmetic)
     return Case.quick(args.arithmetic) if args.quick else Case.default(args.arithmetic)
-
-
-def chosen_runtimes(args: argparse.Namespace) -> str | None:
-    """The text of --runtimes, or its default; None for the environment's."""
-    if args.runtimes:
-        return str(args.runtimes)
-    if args.arithmetic == "matrix":
-        return "vulkan"
-    return None if args.quick else installed_runtimes()
 
 
 def check_sources(args: argparse.Namespace, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:

@@ -74,10 +74,11 @@ def run_perplexity(args: argparse.Namespace) -> int:
             refuse_arithmetic(args.arithmetic, device, dtype)
         note_cpu(info)
         with progress_bar() as progress:
-            options = {"arithmetic": args.arithmetic}
-            found = generate.measure_perplexity(host, device, ids, dtypes, args.page_size, progress, **options)
+            found = generate.measure_perplexity(
+                host, device, ids, dtypes, args.page_size, progress, arithmetic=args.arithmetic
+            )
         about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
-        about |= options
+        about["arithmetic"] = args.arithmetic
     if args.json:
         print_json(about | {"text": args.text.name, "context": len(ids)} | asdict(one) for one in found)
         return 0

@@ -41,13 +41,12 @@ def add_sweep(subparsers: Subparsers) -> None:
         subparsers,
         "sweep",
         "verify, then time decode attention over context lengths",
-        "A point is one call at one context under one split layout: append the new rows to the resident\n"
-        "KV cache, attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the\n"
-        "values as stored (those of some KV heads, where all would take long; it says so).\n"
-        "With matrix units (--arithmetic) out and lse must be within the bound of their roundings from float64,\n"
-        "and all layouts must have the first one's bits. A verified point is\n"
-        "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed,\n"
-        "behind every call. The cache has one layer; a step's figures are that layer's times --layers.\n"
+        "A point is one call at one context under one split layout: append the new rows to the resident KV cache,\n"
+        "attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the values as stored (those\n"
+        "of some KV heads, where all would take long; it says so). With matrix units (--arithmetic) they must be\n"
+        "within the bound of their roundings from float64, and have the first layout's bits. A verified point is\n"
+        "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed, behind every\n"
+        "call. The cache has one layer; a step's figures are that layer's times --layers.\n"
         "Leaves sweep.csv, sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
         "With --distributed, started by mpiexec, the ranks hold the nodes of 512 keys of one sequence in proportion\n"
         "to their devices' memory; a call gathers their partial states once. Every rank compares its bits with the\n"

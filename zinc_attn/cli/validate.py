@@ -77,7 +77,7 @@ def run_validate(args: argparse.Namespace) -> int:
         refuse_arithmetic(args.arithmetic, device, args.dtype or storage_dtype(host.dtype))
         note_cpu(info)
         about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
-        about |= {"arithmetic": args.arithmetic}
+        about["arithmetic"] = args.arithmetic
 
         def on_context(one: generate.ContextResult) -> None:
             if args.json:

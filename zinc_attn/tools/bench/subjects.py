@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time, thread_time
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -134,8 +134,7 @@ class AttentionSubject(DeviceSubject):
         self._rows = data.rows
 
         def make(timestamps: bool) -> RecordedCall:
-            how: Any = {"timestamps": timestamps, "heads_per_workgroup": heads, "arithmetic": arithmetic}
-            step = RecordedCall(kv, plan, **how)
+            step = RecordedCall(kv, plan, timestamps=timestamps, heads_per_workgroup=heads, arithmetic=arithmetic)
             step.write_q(self._rows)
             return step
 

@@ -92,8 +92,10 @@ class CachedInputs(ResidentInputs):
         if isinstance(self.cache, ShardedKVCache):
             call = _CachedCall(self, ShardedAttention(self.cache, arithmetic=self.arithmetic))
         else:
-            sizes: Any = {"num_splits": split.num_splits, "split_size": split.split_size}
-            call = _CachedCall(self, Attention(self.cache, arithmetic=self.arithmetic, **sizes))
+            attention = Attention(
+                self.cache, num_splits=split.num_splits, split_size=split.split_size, arithmetic=self.arithmetic
+            )
+            call = _CachedCall(self, attention)
         others = [-q for q in self.q]
         return AttentionCall(lambda: call(others), lambda: call(self.q), lambda: Output(*map(np.stack, call.got)))
 

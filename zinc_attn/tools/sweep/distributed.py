@@ -57,16 +57,8 @@ def distributed_sweep(
 def _set_up(spec: SweepSpec) -> str:
     """What every rank must have been given alike."""
     names = (
-        "shape",
-        "layers",
-        "contexts",
-        "dtype",
-        "q_len",
-        "page_size",
-        "repeats",
-        "seed",
-        "weights_ms",
-        "arithmetic",
+        *("shape", "layers", "contexts", "dtype", "q_len"),
+        *("page_size", "repeats", "seed", "weights_ms", "arithmetic"),
     )
     words = {name: str(getattr(spec, name)) for name in names}
     if spec.kv:

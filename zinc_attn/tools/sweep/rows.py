@@ -126,7 +126,7 @@ class SweepRow:
     "refused" (there is no room; ``error`` says why).
     verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
     are, at least of the last KV head of the last sequence, and all are those of the context's first layout. "bound",
-    "bound (sampled)": with matrix units, out and lse are so near to float64 as their roundings allow, and all bits are
+    "bound (sampled)": with matrix units, out and lse are as near to float64 as their roundings allow, and all bits are
     those of the first layout.
     """
 
