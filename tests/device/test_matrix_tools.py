@@ -5,6 +5,8 @@ The tests of bits need a device with VK_KHR_cooperative_matrix, and skip where t
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
+from zinc_attn.planning import call as planning
 from zinc_attn.tools import bench, sweep
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
@@ -99,6 +102,62 @@ def test_a_benchmark_is_within_the_bound(matrix_device: za.Device) -> None:
     mine = [row for row in rows if row.arithmetic]
     assert {(row.layout, row.verified) for row in mine if row.context} == {("auto", "bound"), ("1 split", "bound")}
     assert {row.arithmetic for row in mine} == {"matrix"} and all(row.status != "failed" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def on_a_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
+    """Runs a command by matrix units on a small random checkpoint."""
+    for name in ("transformers", "torch"):
+        pytest.importorskip(name)
+    from tiny_models import TEXT, byte_tokenizer, config_file
+
+    from zinc_attn.tools import generate
+
+    folder = tmp_path_factory.mktemp("model")
+    generate.build_model(config_file(folder / "config.json"), seed=7).model.save_pretrained(folder / "llama")
+    byte_tokenizer().save_pretrained(folder / "llama")
+    (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
+
+    def run(command: str) -> int:
+        words = [word.replace("TEXT", str(folder / "text.txt")) for word in command.split()]
+        return cli.main([*words, "--model", str(folder / "llama"), "--arithmetic", "matrix", "--runtime", "vulkan"])
+
+    return run
+
+
+MODEL_COMMANDS = {
+    "generate": "generate --json --prompt-ids 1,2,3 --max-new-tokens 3 --dtype f16 --selfcheck",
+    "validate": "validate --json --contexts 70 --layouts 8 --dtype f16",
+    "perplexity": "perplexity --json --text TEXT --context 70 --dtypes f16",
+}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", MODEL_COMMANDS)
+def test_a_models_attention(
+    matrix_device: za.Device,
+    on_a_model: Callable[..., int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planned, workgroup = [], planning.matrix_workgroup
+    monkeypatch.setattr(planning, "matrix_workgroup", lambda *given: planned.append(given) or workgroup(*given))
+    assert on_a_model(MODEL_COMMANDS[name]) == 0 and planned
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    if name == "validate":
+        assert last["status"] == "pass" and all(0 < layer["bound_share"] <= 1 for layer in last["layers"])
+    elif name == "perplexity":
+        assert last["arithmetic"] == "matrix" and 0 < last["kl"] < 1e-2
+
+
+@pytest.mark.parametrize("name", MODEL_COMMANDS)
+def test_a_models_attention_is_refused_without_units(
+    without_units: za.Device, on_a_model: Callable[..., int], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert on_a_model(MODEL_COMMANDS[name]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")
 
 
 @pytest.mark.parametrize("command", ["sweep --shape", "bench --runtimes vulkan --shapes", "check --shapes"])

@@ -273,11 +273,12 @@ class _Context:
             options = mine[0].options
             arguments = {"window": options.window, "softcap": options.softcap, "sinks": options.sinks}
             stored = self._stored(layer, [one[0] for one in calls])
-            want = blockwise_attention(q, stored, limits, options.scale, **arguments)
-            if share is not None:
-                k, v = map(np.concatenate, zip(*self._stored(layer, [one[0] for one in calls]), strict=True))
+            if share is None:
+                want = blockwise_attention(q, stored, limits, options.scale, **arguments)
+            else:
+                k, v = map(np.concatenate, zip(*stored, strict=True))
                 bounded = truth(q, k, v, "f32", None, {**arguments, "scale": options.scale})
-                share = max(share, bounded.out_share(got))
+                share, want = max(share, bounded.out_share(got)), bounded.out
             largest = max(largest, float(np.abs(got - want).max()))
             squares, norm = squares + float(np.sum((got - want) ** 2)), norm + float(np.sum(want**2))
         return LayerError(layer.index, largest, math.sqrt(squares / norm) if norm else float(largest > 0), share)
