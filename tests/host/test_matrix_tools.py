@@ -18,6 +18,8 @@ from zinc_attn.cli.sweep_report import sweep_notes, sweep_title
 from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.bench import BenchSpec
+from zinc_attn.tools.bench.rows import LAYOUTS
 from zinc_attn.tools.check import cases, record
 from zinc_attn.tools.check.bounded import case_truth, is_of, judge_bounded
 from zinc_attn.tools.check.cases import Case
@@ -235,6 +237,8 @@ def test_a_sweep_says_bound_where_no_oracle_has_the_bits() -> None:
 def test_few_rows_of_matrix_prefill_have_the_oracles_bits() -> None:
     spec = SweepSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
     assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
+    timed = BenchSpec([SHAPE], [64], arithmetic="matrix-prefill")
+    assert timed.layouts(SHAPE) == LAYOUTS and timed.layouts(AttnShape(16, 1, 64)) == LAYOUTS[:2]
     assert replace(spec, arithmetic="matrix").bounded and cases.MATRIX_ROWS == (16, 70)
     with pytest.raises(ArgumentError, match="arithmetic: got 'x', expected one of"):
         replace(spec, arithmetic="x")

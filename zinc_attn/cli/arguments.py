@@ -87,9 +87,9 @@ def add_dtype(parser: Any, default: str | None, said: str = "%(default)s") -> No
 
 def add_arithmetic(parser: Any, names: tuple[str, ...] = ARITHMETICS) -> None:
     """--arithmetic of attention, one of ``names``."""
-    text = "of attention: canonical, whose bits are the same on every device, or the device's matrix units, float16 "
-    text += "factors and float32 sums"
-    text += ", for all rows or where a call has many of them" if "matrix-prefill" in names else ""
+    text = "of attention: canonical has the same bits on every device; matrix multiplies float16 numbers and adds in "
+    text += "float32, on the device's matrix units"
+    text += "; matrix-prefill does so where a call has many rows" if "matrix-prefill" in names else ""
     parser.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
 
 

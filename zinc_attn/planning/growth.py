@@ -83,9 +83,10 @@ class _Growth:
     def by_runs(self, leaves: range, unit: UnitFunction) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.
 
-        From leaf to leaf, or from node to node at equal places in both where there is a window, sizes only grow, and
-        builds never return, as long as states have the same number of leaves, and before and after the window begins
-        to move. So where two blocks of such a run need the same, each call in one submission, all between them do.
+        A block is a leaf, or, with a window, a node, whose leaves stand for those at the same places of other nodes. In
+        a run of blocks all states have the same number of leaves, and the window has begun to move in all or in none.
+        From block to block of a run sizes only grow, and a build that was left never returns. So where two blocks need
+        the same, and each call is one submission, all between them do.
         """
         size = 1 if self.options.window is None else LEAVES_PER_NODE
         blocks = range(leaves.start // size, -(-leaves.stop // size))

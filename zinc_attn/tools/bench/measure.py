@@ -14,7 +14,6 @@ import numpy as np
 from ...cache.rows import pack_k, pack_v
 from ...decode.contiguous import ContiguousKV
 from ...errors import ArgumentError, LimitError
-from ...planning.call import on_matrices
 from ...runtime.device import Device
 from ..harness.bits import Output, oracle
 from ..harness.bound import Expected, fault, truth
@@ -81,7 +80,7 @@ def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Benc
     """All rows of one shape and context."""
     shape = data.shape
     sampled = len(data.k) * shape.q_heads * shape.head_dim > spec.oracle_products
-    bounded, heads = on_matrices(spec.arithmetic, 1, shape), 1 if sampled else None
+    bounded, heads = spec.bounded(shape), 1 if sampled else None
     want = (truth if bounded else oracle)(data.q, data.k, data.v, spec.dtype, heads)
     word = "bound" if bounded else "bits"
     verifier = _Verifier(want, f"{word} (last KV head)" if sampled else word, spec)
@@ -121,7 +120,7 @@ class _Verifier:
             stack.enter_context(closing(yardstick))
             assert isinstance(yardstick.call, ReadYardstick)
             self._sort(yardstick, yardstick.call.wrong(pack_k(data.k, data.shape), pack_v(data.v, data.shape)))
-            for layout in self._spec.layouts:
+            for layout in self._spec.layouts(data.shape):
                 row = replace(row, layout=layout)
                 subject = AttentionSubject(replace(row, verified=self._word), kv, data, self._spec.arithmetic)
                 stack.enter_context(closing(subject))

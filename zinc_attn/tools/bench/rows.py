@@ -13,7 +13,7 @@ from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
-from ...planning.call import Arithmetic
+from ...planning.call import Arithmetic, on_matrices
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from ..harness.bits import ORACLE_PRODUCTS
@@ -69,10 +69,13 @@ class BenchSpec:
             if not getattr(self, name):
                 raise ArgumentError(f"{name}: got none, expected one or more")
 
-    @property
-    def layouts(self) -> tuple[str, ...]:
+    def bounded(self, shape: AttnShape) -> bool:
+        """Whether matrix units attend, so that a call has a bound of its error in place of the oracle's bits."""
+        return on_matrices(self.arithmetic, 1, shape)
+
+    def layouts(self, shape: AttnShape) -> tuple[str, ...]:
         """Those of LAYOUTS that differ: the workgroups of matrix units have no choice of heads."""
-        return LAYOUTS if self.arithmetic == "canonical" else LAYOUTS[:2]
+        return LAYOUTS[:2] if self.bounded(shape) else LAYOUTS
 
 
 @dataclass(frozen=True)

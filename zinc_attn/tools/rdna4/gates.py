@@ -15,7 +15,7 @@ from .variants import Spec
 RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA4 chip's
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
-MATRIX_LDS_BYTES: Final = 64 << 10  # so that a WGP holds two workgroups with matrix units
+MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
 MAX_LDS_BYTES: Final = 4096  # of a workgroup; the node build's is node_shared_bytes
 # (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on
 # RDNA4 only.
