@@ -1,7 +1,8 @@
 """The grid of shapes, types, masks and biases that the field tests attention with: the oracle's bits in every case.
 
 The axes are those of llama.cpp's test of FLASH_ATTN_EXT, with more of each. ``--full`` runs every combination of sizes,
-type, mask and bias; the default run a few that hold each value of each axis. Ratio, keys and rows are drawn per case.
+type, mask and bias; the default run a few with each value of each axis. Keys and rows are drawn per case, ratio and
+KV heads per size and type, so that cases share pipelines: compiling them takes most of the time.
 """
 
 from __future__ import annotations
@@ -59,16 +60,15 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """Every case, with drawn ratio, KV heads, keys and rows; a latent shape has one type."""
     rng, found = np.random.default_rng(15), []
-    for (k, v, latent), dtype, mask, biases in product(SIZES, TYPES, MASKS, BIASES):
+    for (k, v, latent), dtype in product(SIZES, TYPES):
         if latent and "/" in dtype:
             continue
         ratio, kv_heads = int(rng.choice(RATIOS)), 1 if latent else int(rng.choice((1, 2)))
-        per_key = ratio * kv_heads * (k + v)
-        fitting = [(n, rows) for n in KEYS for rows in ROWS if rows <= n and n * rows * per_key <= PRODUCTS]
-        if not fitting:
-            ratio, fitting = 1, [(17, 1)]
-        keys, rows = fitting[rng.integers(len(fitting))]
-        found.append(Case(za.AttnShape(ratio * kv_heads, kv_heads, k, v, latent), dtype, mask, biases, keys, rows))
+        shape = za.AttnShape(ratio * kv_heads, kv_heads, k, v, latent)
+        most = PRODUCTS // (shape.q_heads * (k + v))
+        fitting = [(keys, rows) for keys, rows in product(KEYS, ROWS) if rows <= keys and keys * rows <= most]
+        for mask, biases in product(MASKS, BIASES):
+            found.append(Case(shape, dtype, mask, biases, *fitting[rng.integers(len(fitting))]))
     return found
 
 
