@@ -16,31 +16,33 @@ import numpy as np
 import pytest
 
 from zinc_attn.kernels.declarations import APPEND, COPY, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "embed_c"
 PAGE = ROOT / "docs" / "c-hosts.md"
 SOURCES = sorted(EXAMPLE.glob("*.c"))
 LIBRARY = [path for path in SOURCES if path.name not in ("main.c", "case.c")]
-DTYPES = ("f32", "f16", "bf16", "q8_0")  # enum za_dtype
+DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
 WRAP = [f"-Wl,--wrap={name}" for name in sorted(set(re.findall(r"(?:WRAP\(|__wrap_)(vk\w+)", SHIM.read_text())))]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
-STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
 
 
-def _make_case() -> Any:
-    spec = importlib.util.spec_from_file_location("make_case", EXAMPLE / "make_case.py")
+def _script(name: str) -> Any:
+    """A script of the example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["make_case"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-make_case = _make_case()
+make_case, make_storage = _script("make_case"), _script("make_storage")
 
 
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +68,8 @@ class Options(c.Structure):
         ("manifest", c.c_char_p),
         ("device", c.c_char_p),
         *((name, c.c_uint32) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")),
-        ("dtype", c.c_int),
+        ("latent", c.c_bool),
+        *((name, c.c_int) for name in ("dtype", "v_dtype")),
     ]
 
 
@@ -76,6 +79,7 @@ class Call(c.Structure):
         ("page_table", c.c_void_p),
         ("new_rows", c.c_uint32),
         *((name, c.c_void_p) for name in ("k", "v")),
+        ("encoded", c.c_bool),
         ("q_len", c.c_uint32),
         *((name, c.c_void_p) for name in ("q", "out", "lse")),
         *((name, c.c_double) for name in ("scale", "softcap")),

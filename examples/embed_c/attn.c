@@ -5,9 +5,11 @@
 
 #include "check.h"
 #include "error.h"
+#include "floats.h"
 #include "gpu.h"
 #include "manifest.h"
 #include "rows.h"
+#include "storage.h"
 #include "work.h"
 #include "zinc_attn.h"
 
@@ -20,7 +22,6 @@ static const char *const SCRATCH_NAMES[SCRATCH] = {"work", "q", "rows", "states"
 struct za_attn {
     struct manifest manifest;
     struct shape shape;
-    enum za_dtype dtype;
     bool cpu;
     struct gpu gpu;
     struct pipeline pipelines[PIPELINES];
@@ -30,27 +31,44 @@ struct za_attn {
 
 struct za_cache {
     uint32_t layers, pages; /* pages of a layer */
-    struct buffer k, v;     /* (layers, pages, words of a page) */
+    struct buffer k, v;     /* (layers, pages, words of a page); no v where the shape is latent */
+    float *scales;          /* (layers, 2, kv_heads), K's and V's; NULL where no type has them */
     double largest_k;
 };
 
 /* --- opening ----------------------------------------------------------------------------------------- */
 
-static bool open_parts(struct za_attn *attn, const struct za_options *options) {
-    if ((unsigned)options->dtype >= ZA_DTYPES || !options->q_heads || !options->kv_heads || !options->head_dim)
-        return za_fail("options: got shape %u/%u/%u and dtype %d, expected numbers from 1 on and a za_dtype",
-                       options->q_heads, options->kv_heads, options->head_dim, (int)options->dtype);
-    attn->dtype = options->dtype;
-    if (!za_manifest_open(&attn->manifest, options->manifest) || !za_gpu_open(&attn->gpu, options->device))
+static bool known(enum za_dtype dtype) { return dtype > ZA_AS_K && dtype < ZA_DTYPES; }
+
+static bool check_options(const struct za_options *o) {
+    if (!o->q_heads || !o->kv_heads || !o->head_dim)
+        return za_fail("options: got shape %u/%u/%u, expected numbers from 1 on", o->q_heads, o->kv_heads, o->head_dim);
+    if (!known(o->dtype) || !known(o->v_dtype))
+        return za_fail("options: got dtype %d and v_dtype %d, expected a za_dtype, %d to %d; v_dtype 0 is K's",
+                       (int)o->dtype, (int)o->v_dtype, ZA_AS_K + 1, ZA_DTYPES - 1);
+    if (o->latent && o->dtype != o->v_dtype)
+        return za_fail("options: got dtype %s and v_dtype %s for a latent shape, expected one type, since its V is "
+                       "part of its K", za_storage[o->dtype].name, za_storage[o->v_dtype].name);
+    if (o->latent && o->v_head_dim > o->head_dim)
+        return za_fail("options: got v_head_dim %u for a latent shape, expected at most head_dim = %u, since its V is "
+                       "the begin of its K", o->v_head_dim, o->head_dim);
+    return true;
+}
+
+static bool open_parts(struct za_attn *attn, struct za_options options) {
+    if (!options.v_head_dim) options.v_head_dim = options.head_dim;
+    if (options.v_dtype == ZA_AS_K) options.v_dtype = options.dtype;
+    if (!check_options(&options) || !za_manifest_open(&attn->manifest, options.manifest) ||
+        !za_gpu_open(&attn->gpu, options.device))
         return false;
     attn->cpu = attn->gpu.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    return za_manifest_shape(&attn->manifest, options, attn->cpu ? "cpu" : "gpu", &attn->shape);
+    return za_manifest_shape(&attn->manifest, &options, attn->cpu ? "cpu" : "gpu", &attn->shape);
 }
 
 struct za_attn *za_open(const struct za_options *options) {
     struct za_attn *attn = calloc(1, sizeof *attn);
     if (!attn) za_fail("out of memory");
-    if (attn && open_parts(attn, options)) return attn;
+    if (attn && open_parts(attn, *options)) return attn;
     za_close(attn);
     return NULL;
 }
@@ -74,23 +92,62 @@ struct za_trace za_trace(const struct za_attn *attn) { return attn->trace; }
 
 /* --- caches ------------------------------------------------------------------------------------------ */
 
-struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages) {
+/* A layer's scales of K (or V), `given` (layers, kv_heads), to every second row of `scales` (layers, 2, kv_heads). */
+static bool take_scales(const struct shape *shape, const char *name, enum za_dtype dtype, const float *given,
+                        uint32_t layers, float *scales) {
+    const struct storage_limits *limits = &za_storage_limits;
+    size_t heads = shape->kv_heads;
+    if (given && !za_storage[dtype].head_scale)
+        return za_fail("%s: got some for %s, expected NULL; only fp8_e4m3 has scales of heads", name,
+                       za_storage[dtype].name);
+    if (!given && za_storage[dtype].head_scale)
+        return za_fail("%s: got NULL, expected (%u, %zu) scales of layers and KV heads for fp8_e4m3; 1 suits values up "
+                       "to %g", name, layers, heads, limits->fp8_most);
+    for (size_t i = 0; i < layers * heads; ++i) {
+        float scale = given ? given[i] : 1;
+        if (!((double)scale >= limits->least_scale && (double)scale <= limits->most_scale)) /* also where it is NaN */
+            return za_fail("%s[%zu, %zu]: got %g, expected a scale from %g to %g", name, i / heads, i % heads,
+                           (double)scale, limits->least_scale, limits->most_scale);
+        if (scales) scales[i / heads * 2 * heads + i % heads] = scale;
+    }
+    return true;
+}
+
+static bool make_scales(const struct za_attn *attn, struct za_cache *cache, const float *k, const float *v) {
+    const struct shape *shape = &attn->shape;
+    if (shape->latent && v)
+        return za_fail("v_scales: got some for a latent shape, expected NULL; its V is part of its K");
+    if (shape->scale_words && !(cache->scales = calloc(cache->layers, 4 * (size_t)shape->scale_words)))
+        return za_fail("out of memory");
+    float *v_scales = cache->scales ? cache->scales + shape->kv_heads : NULL;
+    return take_scales(shape, "k_scales", shape->k.dtype, k, cache->layers, cache->scales) &&
+           take_scales(shape, "v_scales", shape->v.dtype, shape->latent ? k : v, cache->layers, v_scales);
+}
+
+/* That a storage buffer of the device holds K, and one V. */
+static bool check_cache(const struct za_attn *attn, uint32_t layers, uint32_t pages) {
     uint64_t k_bytes = 4 * (uint64_t)attn->shape.k_page_words * pages, limit;
     uint64_t v_bytes = 4 * (uint64_t)attn->shape.v_page_words * pages, bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
     limit = attn->gpu.properties.limits.maxStorageBufferRange;
-    if (!layers || !pages || layers > UINT32_MAX / pages || bytes > limit || layers > limit / bytes) {
-        za_fail("cache: got %u layers of %u pages, %llu bytes of K or V a layer; %s takes %llu bytes in one storage "
-                "buffer, so make a cache of at most %llu layers, and others for the rest", layers, pages,
-                (unsigned long long)bytes, attn->gpu.properties.deviceName, (unsigned long long)limit,
-                (unsigned long long)(bytes ? limit / bytes : 0));
-        return NULL;
-    }
+    if (layers && pages && layers <= UINT32_MAX / pages && bytes <= limit && layers <= limit / bytes) return true;
+    return za_fail("cache: got %u layers of %u pages, %llu bytes of K or V a layer; %s takes %llu bytes in one storage "
+                   "buffer, so make a cache of at most %llu layers, and others for the rest", layers, pages,
+                   (unsigned long long)bytes, attn->gpu.properties.deviceName, (unsigned long long)limit,
+                   (unsigned long long)(bytes ? limit / bytes : 0));
+}
+
+struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
+                               const float *v_scales) {
+    const struct shape *shape = &attn->shape;
+    uint64_t all = (uint64_t)layers * pages;
+    if (!check_cache(attn, layers, pages)) return NULL;
     struct za_cache *cache = calloc(1, sizeof *cache);
     if (!cache) za_fail("out of memory");
     if (!cache) return NULL;
     *cache = (struct za_cache){.layers = layers, .pages = pages};
-    if (za_buffer_make(&attn->gpu, layers * k_bytes, false, "k", &cache->k) &&
-        za_buffer_make(&attn->gpu, layers * v_bytes, false, "v", &cache->v))
+    if (make_scales(attn, cache, k_scales, v_scales) &&
+        za_buffer_make(&attn->gpu, 4 * all * shape->k_page_words, false, "k", &cache->k) &&
+        (shape->latent || za_buffer_make(&attn->gpu, 4 * all * shape->v_page_words, false, "v", &cache->v)))
         return cache;
     za_cache_free(attn, cache);
     return NULL;
@@ -100,7 +157,17 @@ void za_cache_free(struct za_attn *attn, struct za_cache *cache) {
     if (!cache) return;
     za_buffer_free(&attn->gpu, &cache->k);
     za_buffer_free(&attn->gpu, &cache->v);
+    free(cache->scales);
     free(cache);
+}
+
+/* The buffer that a kernel reads V from. */
+static const struct buffer *v_of(const struct za_attn *attn, const struct za_cache *cache) {
+    return attn->shape.latent ? &cache->k : &cache->v;
+}
+
+static const float *scales_of(const struct za_attn *attn, const struct za_cache *cache, uint32_t layer) {
+    return cache->scales ? cache->scales + (size_t)layer * attn->shape.scale_words : NULL;
 }
 
 /* --- what a call needs ------------------------------------------------------------------------------- */
@@ -137,10 +204,10 @@ static bool need_buffers(struct za_attn *attn, const struct za_call *call, const
     const struct shape *shape = &attn->shape;
     uint64_t words[SCRATCH] = {
         [WORK] = za_work_words(&attn->manifest, shape, call, layout),
-        [Q] = (uint64_t)call->q_len * shape->q_heads * shape->head_dim,
+        [Q] = (uint64_t)call->q_len * shape->q_heads * shape->k_dim,
         [ROWS] = (uint64_t)call->new_rows * shape->token_words,
         [STATES] = layout->single_pass ? 0 : (uint64_t)call->q_len * layout->states_per_row * shape->state_words,
-        [OUT] = (uint64_t)call->q_len * shape->q_heads * (shape->v_head_dim + 1),
+        [OUT] = (uint64_t)call->q_len * shape->q_heads * (shape->v_dim + 1),
     };
     for (int i = 0; i < SCRATCH; ++i)
         if (!need_buffer(attn, i, words[i] ? words[i] : 1)) return false;
@@ -154,27 +221,47 @@ static int attend_of(const struct layout *layout, const struct za_call *call) {
 
 /* --- a call ------------------------------------------------------------------------------------------ */
 
+/* Queries (q_len, q_heads, k_dim), 0 from head_dim on. */
+static void write_q(const struct za_attn *attn, const struct za_call *call, float *out) {
+    const struct shape *shape = &attn->shape;
+    size_t n = (size_t)call->q_len * shape->q_heads, dims = shape->head_dim, filled = shape->k_dim;
+    for (size_t i = 0; i < n; ++i, out += filled) {
+        for (size_t d = 0; d < dims; ++d) out[d] = za_flushed(attn->manifest.min_input, call->q[i * dims + d]);
+        memset(out + dims, 0, 4 * (filled - dims));
+    }
+}
+
+/* The results, whose rows have v_dim values on the device. */
+static void read_out(const struct za_attn *attn, const struct za_call *call) {
+    const struct shape *shape = &attn->shape;
+    size_t n = (size_t)call->q_len * shape->q_heads, dims = shape->v_head_dim, filled = shape->v_dim;
+    const float *out = attn->scratch[OUT].mapped;
+    for (size_t i = 0; i < n; ++i) memcpy(call->out + i * dims, out + i * filled, 4 * dims);
+    if (n && call->lse) memcpy(call->lse, out + n * filled, 4 * n);
+}
+
 /* The host's part: work words, new rows and queries. */
 static bool fill(struct za_attn *attn, struct za_cache *cache, const struct za_call *call, const struct layout *layout,
                  double *largest_k) {
     const struct manifest *m = &attn->manifest;
-    const struct row_format format = {
-        .dtype = attn->dtype,
-        .kv_heads = attn->shape.kv_heads,
-        .k = attn->shape.k,
-        .v = attn->shape.v,
-        .min_input = m->min_input,
-        .max_input = m->max_input,
+    const struct shape *shape = &attn->shape;
+    const struct row_format format = {shape->kv_heads, shape->k, shape->v, m->min_input, m->max_input};
+    const float *scales = scales_of(attn, cache, call->layer);
+    const struct new_rows rows = {
+        .tokens = call->new_rows,
+        .encoded = call->encoded,
+        .k = call->k,
+        .v = call->v,
+        .k_scales = scales,
+        .v_scales = scales ? scales + shape->kv_heads : NULL,
     };
-    if (!za_rows_encode(&format, call->k, call->v, call->new_rows, attn->scratch[ROWS].mapped, largest_k) ||
-        !za_check_scores(m, &attn->shape, call, *largest_k))
+    if (!za_rows_encode(&format, &rows, attn->scratch[ROWS].mapped, largest_k) ||
+        !za_check_scores(m, shape, call, *largest_k))
         return false;
-    size_t n = (size_t)call->q_len * attn->shape.q_heads * attn->shape.head_dim;
-    float *q = attn->scratch[Q].mapped;
-    for (size_t i = 0; i < n; ++i) q[i] = za_flushed(m->min_input, call->q[i]);
+    write_q(attn, call, attn->scratch[Q].mapped);
     uint32_t *work = attn->scratch[WORK].mapped;
-    za_work_write(m, &attn->shape, call, layout, call->layer * cache->pages, work);
-    attn->trace = (struct za_trace){work, za_work_words(m, &attn->shape, call, layout), layout->splits,
+    za_work_write(m, shape, call, layout, call->layer * cache->pages, scales, work);
+    attn->trace = (struct za_trace){work, za_work_words(m, shape, call, layout), layout->splits,
                                     layout->leaves_per_state, layout->loop};
     return true;
 }
@@ -184,7 +271,7 @@ static bool submit(struct za_attn *attn, const struct za_cache *cache, const str
                    const struct layout *layout) {
     struct gpu *gpu = &attn->gpu;
     const struct pipeline *pipelines = attn->pipelines;
-    const struct buffer *b = attn->scratch, *k = &cache->k, *v = &cache->v;
+    const struct buffer *b = attn->scratch, *k = &cache->k, *v = v_of(attn, cache);
     const struct buffer *target = layout->single_pass ? &b[OUT] : &b[STATES];
     const struct buffer *const appended[] = {&b[WORK], &b[ROWS], k, v};
     const struct buffer *const attended[] = {&b[WORK], &b[Q], k, v, target, target, &b[WORK]};
@@ -200,7 +287,7 @@ static bool submit(struct za_attn *attn, const struct za_cache *cache, const str
         return false;
     if (call->q_len && !layout->single_pass) {
         za_commands_barrier(gpu, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, VK_ACCESS_SHADER_READ_BIT); /* states */
-        if (!za_commands_dispatch(gpu, &pipelines[MERGE], merged, (attn->shape.v_head_dim + dims - 1) / dims,
+        if (!za_commands_dispatch(gpu, &pipelines[MERGE], merged, (attn->shape.v_dim + dims - 1) / dims,
                                   attn->shape.q_heads, call->q_len))
             return false;
     }
@@ -219,10 +306,7 @@ bool za_run(struct za_attn *attn, struct za_cache *cache, const struct za_call *
         (call->q_len && !layout.single_pass && !need_pipeline(attn, MERGE)) || !submit(attn, cache, call, &layout))
         return false;
     cache->largest_k = largest_k;
-    size_t n = (size_t)call->q_len * shape->q_heads;
-    const float *out = attn->scratch[OUT].mapped;
-    if (n) memcpy(call->out, out, 4 * n * shape->v_head_dim);
-    if (n && call->lse) memcpy(call->lse, out + n * shape->v_head_dim, 4 * n);
+    read_out(attn, call);
     return true;
 }
 
@@ -234,7 +318,7 @@ bool za_copy_page(struct za_attn *attn, struct za_cache *cache, uint32_t source,
     uint32_t *work = attn->scratch[WORK].mapped;
     za_copy_write(&attn->manifest, source, target, cache->pages, cache->layers, work);
     attn->trace = (struct za_trace){.work = work, .work_words = za_copy_words(&attn->manifest, cache->layers)};
-    const struct buffer *const bound[] = {&attn->scratch[WORK], &cache->k, &cache->v};
+    const struct buffer *const bound[] = {&attn->scratch[WORK], &cache->k, v_of(attn, cache)};
     return za_commands_begin(&attn->gpu) &&
            za_commands_dispatch(&attn->gpu, &attn->pipelines[COPY], bound, cache->layers, attn->shape.kv_heads,
                                 attn->shape.page_tiles) &&

@@ -8,7 +8,7 @@
 
 #include "zinc_attn.h"
 
-enum { VERSION = 3, HEADER_WORDS = 19, MOST = 1 << 20 };
+enum { VERSION = 4, HEADER_WORDS = 21, MOST = 1 << 20 };
 
 bool complain(const char *format, ...) {
     va_list arguments;
@@ -37,19 +37,27 @@ static char *read_all(const char *path, size_t *size) {
     return data;
 }
 
-/* Bytes of q, of k or v, and of all three, of one step and layer. */
+/* Bytes of q, of k, of v, and of all three, of one step and layer. */
 static uint64_t q_bytes(const struct input *in, const struct step *step) {
     return 4 * (uint64_t)step->q_len * in->q_heads * in->head_dim;
 }
 
-/* dims: head_dim for k, v_head_dim for v. */
-static uint64_t row_bytes(const struct input *in, const struct step *step, uint32_t dims) {
+/* Whole words: what values of two bytes leave of the last one is filled up. */
+static uint64_t row_bytes(const struct input *in, const struct step *step, uint32_t dtype, uint32_t dims) {
     uint64_t values = (uint64_t)step->new_rows * in->kv_heads * dims;
-    return values * (in->dtype == ZA_F16 || in->dtype == ZA_BF16 ? 2 : 4);
+    return dtype == ZA_F16 || dtype == ZA_BF16 ? (values + 1) / 2 * 4 : 4 * values;
+}
+
+static uint64_t k_bytes(const struct input *in, const struct step *step) {
+    return row_bytes(in, step, in->dtype, in->head_dim);
+}
+
+static uint64_t v_bytes(const struct input *in, const struct step *step) {
+    return in->latent ? 0 : row_bytes(in, step, in->v_dtype, in->v_head_dim);
 }
 
 static uint64_t layer_bytes(const struct input *in, const struct step *step) {
-    return q_bytes(in, step) + row_bytes(in, step, in->head_dim) + row_bytes(in, step, in->v_head_dim);
+    return q_bytes(in, step) + k_bytes(in, step) + v_bytes(in, step);
 }
 
 static uint64_t mask_bytes(const struct step *step) { return 4 * (uint64_t)step->q_len * step->mask_keys; }
@@ -62,23 +70,28 @@ static bool read_header(const char *path, struct input *in, size_t size, uint64_
     memcpy(words, in->file, sizeof words); /* see make_case.py */
     if (words[2] != VERSION) return complain("%s: got version %u, expected %d", path, words[2], VERSION);
     in->q_heads = words[3], in->kv_heads = words[4], in->head_dim = words[5], in->v_head_dim = words[6];
-    in->dtype = words[7], in->layers = words[8], in->steps = words[9], in->splits = words[10], in->window = words[11];
-    in->noncausal = words[14] != 0;
-    memcpy(&in->scale, words + 15, sizeof in->scale);
-    memcpy(&in->softcap, words + 17, sizeof in->softcap);
+    in->latent = words[7] != 0, in->dtype = words[8], in->v_dtype = words[9];
+    in->layers = words[10], in->steps = words[11], in->splits = words[12], in->window = words[13];
+    in->noncausal = words[16] != 0;
+    memcpy(&in->scale, words + 17, sizeof in->scale);
+    memcpy(&in->softcap, words + 19, sizeof in->softcap);
     if (in->q_heads > 1024 || in->kv_heads > 1024 || in->head_dim > 1024 || in->v_head_dim > 1024 ||
-        in->head_dim % 2 || in->v_head_dim % 2 || in->dtype >= ZA_DTYPES || in->layers > 1024 || in->steps > MOST)
-        return complain("%s: got shape %u/%u/%u/%u, dtype %u, %u layers and %u steps, which is beyond what it may have",
-                        path, in->q_heads, in->kv_heads, in->head_dim, in->v_head_dim, in->dtype, in->layers,
-                        in->steps);
-    size_t sinks = words[12] ? in->q_heads : 0, alibi = words[13] ? in->q_heads : 0;
-    *expected = sizeof words + sizeof(struct step) * (uint64_t)in->steps + 4 * (sinks + alibi);
+        in->dtype >= ZA_DTYPES || in->v_dtype >= ZA_DTYPES || in->layers > 1024 || in->steps > MOST)
+        return complain("%s: got shape %u/%u/%u/%u, dtypes %u and %u, %u layers and %u steps, which is beyond what it "
+                        "may have", path, in->q_heads, in->kv_heads, in->head_dim, in->v_head_dim, in->dtype, in->v_dtype,
+                        in->layers, in->steps);
+    size_t sinks = words[14] ? in->q_heads : 0, alibi = words[15] ? in->q_heads : 0, scales = in->layers * in->kv_heads;
+    size_t k_scales = in->dtype == ZA_FP8_E4M3 ? scales : 0;
+    size_t v_scales = in->v_dtype == ZA_FP8_E4M3 && !in->latent ? scales : 0;
+    *expected = sizeof words + sizeof(struct step) * (uint64_t)in->steps + 4 * (sinks + alibi + k_scales + v_scales);
     if (size < *expected) return complain("%s: got %zu bytes, which end within the steps", path, size);
     in->step = (const struct step *)(const void *)(in->file + sizeof words);
     const float *behind = (const float *)(const void *)(in->step + in->steps);
     in->sinks = sinks ? behind : NULL;
     in->alibi = alibi ? behind + sinks : NULL;
-    in->masks = behind + sinks + alibi;
+    in->k_scales = k_scales ? behind + sinks + alibi : NULL;
+    in->v_scales = v_scales ? behind + sinks + alibi + k_scales : NULL;
+    in->masks = behind + sinks + alibi + k_scales + v_scales;
     return true;
 }
 
@@ -114,7 +127,7 @@ void input_free(struct input *in) {
 
 struct values input_next(const struct input *in, const struct step *step, const char **at) {
     struct values found = {.q = (const float *)(const void *)*at, .k = *at + q_bytes(in, step)};
-    found.v = (const char *)found.k + row_bytes(in, step, in->head_dim);
+    found.v = in->latent ? NULL : (const char *)found.k + k_bytes(in, step);
     *at += layer_bytes(in, step);
     return found;
 }

@@ -15,19 +15,22 @@ struct step {
 
 struct values {
     const float *q;    /* (q_len, q_heads, head_dim) */
-    const void *k, *v; /* (new_rows, kv_heads, head_dim), v's v_head_dim, as struct za_call takes them */
+    const void *k, *v; /* (new_rows, kv_heads, head_dim), v's v_head_dim, as struct za_call takes them; v is NULL where
+                          the shape is latent */
 };
 
 struct input {
-    uint32_t q_heads, kv_heads, head_dim, v_head_dim, dtype; /* dtype: an enum za_dtype */
+    uint32_t q_heads, kv_heads, head_dim, v_head_dim, dtype, v_dtype; /* the types: an enum za_dtype each */
+    bool latent;
     uint32_t layers, steps, sequences, splits, window;
     bool noncausal;
     double scale, softcap;
-    const float *sinks, *alibi; /* (q_heads), or NULL */
-    const struct step *step;    /* (steps) */
-    const float *masks;         /* by step: (q_len, mask_keys), for all layers */
-    const char *values;         /* behind them, by step and layer: q, k, v */
-    char *file;                 /* which all of these lie in */
+    const float *sinks, *alibi;       /* (q_heads), or NULL */
+    const float *k_scales, *v_scales; /* (layers, kv_heads) of fp8_e4m3, or NULL */
+    const struct step *step;          /* (steps) */
+    const float *masks;               /* by step: (q_len, mask_keys), for all layers */
+    const char *values;               /* behind them, by step and layer: q, k, v */
+    char *file;                       /* which all of these lie in */
 };
 
 /* False, with a line on stderr, for a file that is none of make_case.py. */

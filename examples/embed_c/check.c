@@ -49,6 +49,8 @@ static bool check_numbers(const struct manifest *m, const struct za_call *call, 
 bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t layers,
                    uint32_t pages) {
     if (!check_numbers(m, call, layers)) return false;
+    if (shape->latent && call->v && call->new_rows)
+        return za_fail("v: got an array, expected NULL; V of a latent shape is part of k");
     uint32_t used = call->tokens / shape->page_size + (call->tokens % shape->page_size != 0);
     for (uint32_t i = 0; i < used; ++i) {
         if (call->page_table[i] >= pages)

@@ -144,7 +144,7 @@ static bool run_make(struct run *run) {
     for (uint32_t i = 0; ok && i < in->sequences; ++i)
         ok = (run->sequences[i].table = calloc(run->pages, sizeof(uint32_t))) != NULL;
     if (!ok) return complain("out of memory");
-    run->cache = za_cache_make(run->attn, in->layers, run->pages);
+    run->cache = za_cache_make(run->attn, in->layers, run->pages, in->k_scales, in->v_scales);
     return run->cache || complain("%s", za_error());
 }
 
@@ -179,11 +179,21 @@ static bool run_case(struct za_attn *attn, const struct input *in, const char *p
 
 /* The library for the case's shape; it serves the cases that follow, which must have the same. */
 static bool need_attn(struct za_attn **attn, struct za_options *options, const struct input *in, const char *path) {
-    struct za_options wanted = {options->manifest, options->device, in->q_heads, in->kv_heads, in->head_dim,
-                                in->v_head_dim, (enum za_dtype)in->dtype};
+    struct za_options wanted = {
+        .manifest = options->manifest,
+        .device = options->device,
+        .q_heads = in->q_heads,
+        .kv_heads = in->kv_heads,
+        .head_dim = in->head_dim,
+        .v_head_dim = in->v_head_dim,
+        .latent = in->latent,
+        .dtype = (enum za_dtype)in->dtype,
+        .v_dtype = (enum za_dtype)in->v_dtype,
+    };
     if (*attn && (wanted.q_heads != options->q_heads || wanted.kv_heads != options->kv_heads ||
                   wanted.head_dim != options->head_dim || wanted.v_head_dim != options->v_head_dim ||
-                  wanted.dtype != options->dtype))
+                  wanted.latent != options->latent || wanted.dtype != options->dtype ||
+                  wanted.v_dtype != options->v_dtype))
         return complain("%s: its shape or dtype is not that of the first case", path);
     if (*attn) return true;
     *options = wanted;

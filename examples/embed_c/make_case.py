@@ -5,12 +5,14 @@
 A prompt goes in chunks, every row of which is attended; then it is forked, and each fork decodes tokens of its own.
 With --tree, each step of a fork is a tree of speculative tokens, whose mask says which of them follow each other.
 
-The file, little-endian: "ZINCCASE", then uint32 version, q_heads, kv_heads, head_dim, v_head_dim, dtype (0 f32, 1 f16,
-2 bf16, 3 q8_0), layers, steps, splits (0: the split rule), window (0: none), sinks and alibi (1: there are some),
-noncausal (1: rows see what is behind them), then float64 scale and softcap (0: none); four uint32 a step, its sequence,
-new rows, query rows and the keys of its mask (0: none); sinks, then slopes (q_heads) float32; by step, its mask (query
-rows, keys) float32; then, by step and layer, q (query rows, q_heads, head_dim) float32, k (new rows, kv_heads,
-head_dim) and v (new rows, kv_heads, v_head_dim), float32 for f32 and q8_0.
+The file, little-endian: "ZINCCASE", then uint32 version, q_heads, kv_heads, head_dim, v_head_dim, latent (1: V is a
+part of K), the types of K and of V (enum za_dtype), layers, steps, splits (0: the split rule), window (0: none), sinks
+and alibi (1: there are some), noncausal (1: rows see what is behind them, too), then float64 scale and softcap (0:
+none); four uint32 a step, its sequence, new rows, query rows and the keys of its mask (0: none); sinks, then slopes
+(q_heads) float32; the scales of K, then of V (layers, kv_heads) float32, of each that is fp8_e4m3; by step, its mask
+(query rows, keys) float32; then, by step and layer, q (query rows, q_heads, head_dim) float32, k (new rows, kv_heads,
+head_dim) and, unless the shape is latent, v (new rows, kv_heads, v_head_dim), in float16 for f16, bfloat16 for bf16 and
+float32 for all others, each filled up to whole words.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from numpy.typing import NDArray
 
 import zinc_attn as za
 from zinc_attn.cache.rows import stored
+from zinc_attn.dtypes import storage_dtype
+from zinc_attn.storage import storage_index, storage_types
 
-VERSION = 3  # of the file
-DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16, "q8_0": np.float32}  # of k and v in the file
+VERSION = 4  # of the file
+NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v in the file, which are float32 for all other types
 
 
 class Step(NamedTuple):
@@ -44,7 +48,8 @@ class Step(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What a step gives a layer: q (q_len, q_heads, head_dim); k, v (new_rows, kv_heads, head_dim or v_head_dim)."""
+    """What a step gives a layer: q (q_len, q_heads, head_dim); k, v (new_rows, kv_heads, head_dim or v_head_dim), v the
+    begin of k where the shape is latent."""
 
     q: NDArray[Any]
     k: NDArray[Any]
@@ -54,7 +59,8 @@ class Values(NamedTuple):
 @dataclass
 class Case:
     """The steps of a run and their values, by step and layer; options: keyword arguments of the oracle; masks: by the
-    number of a step that has one, (q_len, n) float32 of the last n keys, for all layers."""
+    number of a step that has one, (q_len, n) float32 of the last n keys, for all layers; scales: (layers, 2, kv_heads)
+    float32, K's and V's, where a type is fp8_e4m3."""
 
     shape: za.AttnShape
     dtype: str
@@ -64,45 +70,54 @@ class Case:
     splits: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     masks: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    scales: NDArray[np.float32] | None = None
 
     @classmethod
     def drawn(
         cls, rng: np.random.Generator, shape: za.AttnShape, dtype: str, layers: int, steps: list[Step], **more: Any
     ) -> Case:
-        """A case of normally distributed values."""
+        """A case of normally distributed values, and of scales of heads where a type has them."""
+        k_type, v_type = (NARROW.get(kind.name, np.float32) for kind in storage_types(dtype))
 
         def draw(*size: int) -> NDArray[Any]:
             return rng.standard_normal(size, np.float32)
 
-        values = [
-            [
-                Values(
-                    draw(step.q_len, shape.q_heads, shape.head_dim),
-                    draw(step.new_rows, shape.kv_heads, shape.head_dim).astype(DTYPES[dtype]),
-                    draw(step.new_rows, shape.kv_heads, shape.v_head_dim).astype(DTYPES[dtype]),
-                )
-                for _ in range(layers)
-            ]
-            for step in steps
-        ]
+        def of_step(step: Step) -> Values:
+            q = draw(step.q_len, shape.q_heads, shape.head_dim)
+            k = draw(step.new_rows, shape.kv_heads, shape.head_dim).astype(k_type)
+            if shape.latent:
+                return Values(q, k, k[..., : shape.v_head_dim])
+            return Values(q, k, draw(step.new_rows, shape.kv_heads, shape.v_head_dim).astype(v_type))
+
+        values = [[of_step(step) for _ in range(layers)] for step in steps]
+        if any(kind.head_scale for kind in storage_types(dtype)):
+            more["scales"] = rng.uniform(0.02, 0.2, (layers, 2, shape.kv_heads)).astype(np.float32)
+            if shape.latent:
+                more["scales"][:, 1] = more["scales"][:, 0]
         return cls(shape, dtype, layers, steps, values, **more)
 
     def write(self, path: Path) -> None:
         """Write the file. The scale is 1 / sqrt(head_dim)."""
         shape, options = self.shape, self.options
         heads = [options.get(name) for name in ("sinks", "alibi")]
-        numbers = [VERSION, shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim]
-        numbers += [list(DTYPES).index(self.dtype), self.layers, len(self.steps), self.splits]
+        kinds = storage_types(self.dtype)
+        numbers = [VERSION, shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, int(shape.latent)]
+        numbers += [1 + storage_index(kind) for kind in kinds]
+        numbers += [self.layers, len(self.steps), self.splits]
         numbers += [options.get("window") or 0, *(int(one is not None) for one in heads)]
         numbers += [int(not options.get("causal", True))]
         scale = 1 / math.sqrt(shape.head_dim)
-        head = struct.pack("<8s13I2d", b"ZINCCASE", *numbers, scale, options.get("softcap") or 0.0)
+        head = struct.pack("<8s15I2d", b"ZINCCASE", *numbers, scale, options.get("softcap") or 0.0)
         widths = [self.masks[i].shape[1] if i in self.masks else 0 for i in range(len(self.steps))]
+        stored_parts = 1 if shape.latent else 2  # K alone, or K and V
         arrays: list[NDArray[Any]] = [np.column_stack([np.array(self.steps), widths]).astype("<u4")]
         arrays += [np.array(one, "<f4") for one in heads if one is not None]
+        if self.scales is not None:
+            arrays += [self.scales[:, i] for i in range(stored_parts) if kinds[i].head_scale]
         arrays += [np.array(self.masks[i], "<f4") for i in sorted(self.masks)]
-        arrays += [array for step in self.values for layer in step for array in layer]
-        path.write_bytes(head + b"".join(array.tobytes() for array in arrays))
+        arrays += [array for step in self.values for layer in step for array in layer[: 1 + stored_parts]]
+        parts = (array.tobytes() for array in arrays)
+        path.write_bytes(head + b"".join(part + bytes(-len(part) % 4) for part in parts))
 
     def results(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
         """The oracle's out (q_len, q_heads, v_head_dim) and lse (q_len, q_heads), by step and layer."""
@@ -114,7 +129,9 @@ class Case:
                 sequences.append(list(sequences[-1]) if sequences else [nothing] * self.layers)
             for layer, (q, k, v) in enumerate(of_step):
                 if step.new_rows:
-                    both = zip(sequences[step.sequence][layer], stored(k, v, self.dtype), strict=True)
+                    scales = None if self.scales is None else self.scales[layer]
+                    new = stored(k, v, self.dtype, latent=shape.latent, scales=scales)
+                    both = zip(sequences[step.sequence][layer], new, strict=True)
                     sequences[step.sequence][layer] = [np.concatenate(pair) for pair in both]
                 if step.q_len:
                     keys, values = sequences[step.sequence][layer]
@@ -144,8 +161,9 @@ def main() -> None:
     """Write the file, print the digest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--shape", default="16/2/256", metavar="Q/KV/D[/V]")
-    parser.add_argument("--dtype", default="f16", choices=DTYPES, help="of K and V in the cache (default: %(default)s)")
+    parser.add_argument("--shape", default="16/2/256", metavar="Q/KV/D[/V[/latent]]")
+    types = "of K and V in the cache, for example q8_0 or q8_0/q4_0 (default: %(default)s)"
+    parser.add_argument("--dtype", default="f16", type=storage_dtype, help=types)
     parser.add_argument("--layers", type=int, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--prompt", type=int, default=150, metavar="N", help="tokens (default: %(default)s)")
     parser.add_argument("--chunk", type=int, default=64, metavar="N", help="of the prompt (default: %(default)s)")

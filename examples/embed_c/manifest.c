@@ -8,6 +8,7 @@
 #include "error.h"
 #include "rows.h"
 #include "sha256.h"
+#include "storage.h"
 
 #define FORMAT "zinc_attn export"
 #define HEADER(name) {"header", #name, offsetof(struct work_layout, header.name)}
@@ -21,16 +22,15 @@ static const struct {
     const char *record, *field;
     size_t at;
 } FIELDS[] = {
-    HEADER(q_heads),        HEADER(kv_heads),     HEADER(row_kv_heads), HEADER(group),           HEADER(score_scale),
-    HEADER(state_stride),   HEADER(page_shift),   HEADER(page_tiles),   HEADER(rows),            HEADER(row_table),
-    HEADER(single_pass),    HEADER(append_table), HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
-    HEADER(alibi_table),    HEADER(first_page),   ITEM(row),            ITEM(first),             ITEM(limit),
-    ITEM(leaf_begin),       ITEM(leaf_end),       ITEM(rows),           ITEM(page_table),        ITEM(upload_begin),
-    ITEM(leaves_per_state), ROW(state),           ROW(count),           ROW(unit),               ROW(leaves_per_state),
-    ROW(position),          ROW(mask),            ROW(mask_begin),      ROW(mask_end),           APPEND(position),
-    APPEND(page_table),     COPY(source),         COPY(target),
+    HEADER(q_heads),       HEADER(kv_heads),       HEADER(row_kv_heads), HEADER(group),           HEADER(score_scale),
+    HEADER(state_stride),  HEADER(page_shift),     HEADER(page_tiles),   HEADER(rows),            HEADER(row_table),
+    HEADER(single_pass),   HEADER(append_table),   HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
+    HEADER(alibi_table),   HEADER(scale_table),    HEADER(first_page),   ITEM(row),               ITEM(first),
+    ITEM(limit),           ITEM(leaf_begin),       ITEM(leaf_end),       ITEM(rows),              ITEM(page_table),
+    ITEM(upload_begin),    ITEM(leaves_per_state), ROW(state),           ROW(count),              ROW(unit),
+    ROW(leaves_per_state), ROW(position),          ROW(mask),            ROW(mask_begin),         ROW(mask_end),
+    APPEND(position),      APPEND(page_table),     COPY(source),         COPY(target),
 };
-static const char *const DTYPES[ZA_DTYPES] = {"f32", "f16", "bf16", "q8_0"};
 
 char *za_read_file(const char *path, size_t *size) {
     errno = 0;
@@ -162,50 +162,55 @@ void za_manifest_close(struct manifest *m) {
     m->directory = NULL;
 }
 
-/* Whether entry is that of the shape, with V stored; its heads and sizes then lie in `shape`. */
+/* The types as the manifest names them: that of K, and V's behind a slash where it is another one. */
+static void name_types(const struct za_options *o, char name[32]) {
+    const char *k = za_storage[o->dtype].name, *v = za_storage[o->v_dtype].name;
+    snprintf(name, 32, "%s%s%s", k, o->dtype != o->v_dtype ? "/" : "", o->dtype != o->v_dtype ? v : "");
+}
+
+/* Whether entry is that of the shape; its heads and sizes then lie in `shape`. */
 static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
     const char *dtype = za_json_text(za_json_get(entry, "dtype"));
     const struct json *latent = za_json_get(entry, "latent");
-    uint32_t v_head_dim = options->v_head_dim ? options->v_head_dim : options->head_dim;
+    char types[32];
+    name_types(options, types);
     return za_json_u32(za_json_get(entry, "q_heads"), &shape->q_heads) && shape->q_heads == options->q_heads &&
            za_json_u32(za_json_get(entry, "kv_heads"), &shape->kv_heads) && shape->kv_heads == options->kv_heads &&
            za_json_u32(za_json_get(entry, "head_dim"), &shape->head_dim) && shape->head_dim == options->head_dim &&
-           za_json_u32(za_json_get(entry, "v_head_dim"), &shape->v_head_dim) && shape->v_head_dim == v_head_dim &&
-           latent && latent->type == JSON_FALSE && dtype && strcmp(dtype, DTYPES[options->dtype]) == 0;
+           za_json_u32(za_json_get(entry, "v_head_dim"), &shape->v_head_dim) &&
+           shape->v_head_dim == options->v_head_dim && latent &&
+           latent->type == (options->latent ? JSON_TRUE : JSON_FALSE) && dtype && strcmp(dtype, types) == 0;
 }
 
 static bool no_entry(const struct manifest *m, const struct za_options *o) {
-    char text[64], v_text[16] = "";
-    if (o->v_head_dim && o->v_head_dim != o->head_dim) snprintf(v_text, sizeof v_text, "/%u", o->v_head_dim);
-    snprintf(text, sizeof text, "%u/%u/%u%s", o->q_heads, o->kv_heads, o->head_dim, v_text);
+    char text[64], v_text[16] = "", types[32];
+    if (o->v_head_dim != o->head_dim || o->latent) snprintf(v_text, sizeof v_text, "/%u", o->v_head_dim);
+    snprintf(text, sizeof text, "%u/%u/%u%s%s", o->q_heads, o->kv_heads, o->head_dim, v_text,
+             o->latent ? "/latent" : "");
+    name_types(o, types);
     return za_fail("%s/manifest.json: it has no sizes for shape %s, %s; export it with --shape %s --dtype %s",
-                   m->directory, text, DTYPES[o->dtype], text, DTYPES[o->dtype]);
-}
-
-/* That K and V have their sizes in the cache, as rows.c writes them, none of them filled up. */
-static bool check_dims(const struct manifest *m, const struct json *sizes, const struct shape *shape) {
-    uint32_t k_dim, v_dim;
-    if (!za_json_u32(za_json_get(sizes, "k_dim"), &k_dim) || !za_json_u32(za_json_get(sizes, "v_dim"), &v_dim))
-        return missing(m, "complete entry for the shape");
-    if (k_dim == shape->head_dim && v_dim == shape->v_head_dim) return true;
-    return za_fail("%s/manifest.json: got head_dim %u and v_head_dim %u, which the cache fills up to %u in K and %u in "
-                   "V, expected ones that it holds as they are; choose multiples of 16, and of 32 above 512",
-                   m->directory, shape->head_dim, shape->v_head_dim, k_dim, v_dim);
+                   m->directory, text, types, text, types);
 }
 
 /* That a row has as many words as rows.c writes. */
-static bool check_rows(const struct manifest *m, enum za_dtype dtype, const struct shape *shape) {
-    struct row_part k, v;
-    if (!za_row_words(dtype, shape->head_dim, &k) || !za_row_words(dtype, shape->v_head_dim, &v)) return false;
-    uint32_t words = (k.value_words + k.scale_words + v.value_words + v.scale_words) * shape->kv_heads;
-    if (shape->k.value_words == k.value_words && shape->k.scale_words == k.scale_words &&
-        shape->v.value_words == v.value_words && shape->v.scale_words == v.scale_words && shape->token_words == words)
+static bool check_rows(const struct manifest *m, const struct za_options *options, struct shape *shape) {
+    struct row_part found_k = shape->k, found_v = shape->v;
+    shape->k = za_row_part(options->dtype, shape->head_dim, shape->k_dim);
+    shape->v = za_row_part(options->v_dtype, shape->latent ? 0 : shape->v_head_dim, shape->latent ? 0 : shape->v_dim);
+    const struct row_part *k = &shape->k, *v = &shape->v;
+    uint32_t words = (k->value_words + k->scale_words + v->value_words + v->scale_words) * shape->kv_heads;
+    bool filled = shape->k_dim >= shape->head_dim && shape->v_dim >= shape->v_head_dim && shape->k_dim % 8 == 0 &&
+                  shape->v_dim % 8 == 0 && (!shape->latent || shape->k_dim >= shape->v_dim);
+    if (filled && found_k.value_words == k->value_words && found_k.scale_words == k->scale_words &&
+        found_v.value_words == v->value_words && found_v.scale_words == v->scale_words && shape->token_words == words)
         return true;
+    char types[32];
+    name_types(options, types);
     return za_fail("%s/manifest.json: got %u and %u words of values and %u and %u of scales in a row of K and V, %u in "
-                   "a token, expected %u, %u, %u, %u and %u for %s; export it again", m->directory,
-                   shape->k.value_words, shape->v.value_words, shape->k.scale_words, shape->v.scale_words,
-                   shape->token_words, k.value_words, v.value_words, k.scale_words, v.scale_words, words,
-                   DTYPES[dtype]);
+                   "a token, expected %u, %u, %u, %u and %u for %s in %u and %u dimensions; export it again",
+                   m->directory, found_k.value_words, found_v.value_words, found_k.scale_words, found_v.scale_words,
+                   shape->token_words, k->value_words, v->value_words, k->scale_words, v->scale_words, words, types,
+                   shape->k_dim, shape->v_dim);
 }
 
 bool za_manifest_shape(const struct manifest *m, const struct za_options *options, const char *kind,
@@ -216,10 +221,13 @@ bool za_manifest_shape(const struct manifest *m, const struct za_options *option
     if (!entry) return no_entry(m, options);
     const struct json *sizes = za_json_get(entry, "sizes");
     shape->specialization = za_json_get(za_json_get(za_json_get(entry, "kinds"), kind), "specialization");
-    shape->k.dims = shape->head_dim;
-    shape->v.dims = shape->v_head_dim;
+    shape->latent = options->latent;
+    bool scaled = za_storage[options->dtype].head_scale || za_storage[options->v_dtype].head_scale;
+    shape->scale_words = scaled ? 2 * shape->kv_heads : 0;
     bool whole = za_json_u32(za_json_get(entry, "page_size"), &shape->page_size) &&
                  za_json_u32(za_json_get(entry, "compute_units"), &shape->compute_units) &&
+                 za_json_u32(za_json_get(sizes, "k_dim"), &shape->k_dim) &&
+                 za_json_u32(za_json_get(sizes, "v_dim"), &shape->v_dim) &&
                  za_json_u32(za_json_get(sizes, "group"), &shape->group) &&
                  za_json_u32(za_json_get(sizes, "head_chunks"), &shape->head_chunks) &&
                  za_json_u32(za_json_get(sizes, "k_values"), &shape->k.value_words) &&
@@ -232,9 +240,9 @@ bool za_manifest_shape(const struct manifest *m, const struct za_options *option
                  za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
                  za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
     if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||
-        !shape->k_page_words || !shape->v_page_words || !shape->specialization)
+        !shape->k_page_words || (!shape->v_page_words && !shape->latent) || !shape->specialization)
         return missing(m, "complete entry for the shape");
-    return check_dims(m, sizes, shape) && check_rows(m, options->dtype, shape);
+    return check_rows(m, options, shape);
 }
 
 /* The values of a kernel's specialization constants: its own fixed ones, and those of the shape, by family and name. */

@@ -17,7 +17,8 @@ struct work_layout {
     uint32_t header_words, item_words, row_words, append_words, copy_words;
     struct {
         uint32_t q_heads, kv_heads, row_kv_heads, group, score_scale, state_stride, page_shift, page_tiles, rows,
-            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, alibi_table, first_page;
+            row_table, single_pass, append_table, softcap, softcap_inverse, sink_table, alibi_table,
+            scale_table, first_page;
     } header;
     struct {
         uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
@@ -41,11 +42,14 @@ struct manifest {
     float min_input, max_input, max_score; /* magnitudes of q, k, v; bound of the scores */
 };
 
-/* One entry of the manifest's shapes: the numbers of a shape, dtype and page size on a kind of device. */
+/* One entry of the manifest's shapes: the numbers of a shape, its types and a page size on a kind of device. k_dim and
+   v_dim are head_dim and v_head_dim as the device has them, filled up with zeros. */
 struct shape {
-    uint32_t q_heads, kv_heads, head_dim, v_head_dim, page_size, compute_units;
+    uint32_t q_heads, kv_heads, head_dim, v_head_dim, k_dim, v_dim, page_size, compute_units;
+    bool latent;
+    uint32_t scale_words; /* scales of heads in a work buffer: 2 * kv_heads where a type has them, else 0 */
     uint32_t group, head_chunks, token_words, k_page_words, v_page_words, page_tiles, state_words;
-    struct row_part k, v; /* of a row */
+    struct row_part k, v; /* of a row; v has no dimensions where the shape is latent */
     const struct json *specialization;
 };
 
@@ -65,7 +69,7 @@ char *za_read_file(const char *path, size_t *size);
 
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
-/* kind: "gpu" or "cpu". */
+/* options: with the types and sizes of K and V. kind: "gpu" or "cpu". */
 bool za_manifest_shape(const struct manifest *manifest, const struct za_options *options, const char *kind,
                        struct shape *shape);
 bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,

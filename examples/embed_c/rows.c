@@ -1,131 +1,180 @@
 #include "rows.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
+#include "blocks.h"
 #include "error.h"
+#include "floats.h"
 
-_Static_assert(FLT_EVAL_METHOD == 0, "float operations must round to float: on x86 compile with -msse2 -mfpmath=sse");
+/* K, or V, of new tokens. */
+struct part {
+    const char *name;
+    const struct row_part *as;
+    const struct storage_type *type;
+    const void *values;
+    const float *scales; /* (kv_heads), where the type has them */
+    bool blocks;         /* values are ggml's blocks, or fp8_e4m3's bytes */
+    uint32_t kv_heads;
+    float min_input, max_input;
+};
 
-enum { BLOCK = 32 }; /* head dimensions that share a q8_0 scale */
-static const float Q8_MAX = 127.0F * 65504.0F;
-
-/* --- float16 ----------------------------------------------------------------------------------------- */
-
-/* The float16 nearest to x, ties to even. x: 0 to 65504. */
-static uint16_t half_bits(float x) {
-    if (x < 0x1p-14F) return (uint16_t)rintf(x * 0x1p24F); /* a multiple of 2**-24; 1024 is the smallest normal one */
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits += 0xFFF + (bits >> 13 & 1); /* rounds the 13 bits that float16 lacks */
-    return (uint16_t)((bits >> 13) - ((127 - 15) << 10));
+static struct part part_of(const struct row_format *f, const struct new_rows *rows, bool of_k) {
+    const struct row_part *as = of_k ? &f->k : &f->v;
+    const struct storage_type *type = &za_storage[as->dtype];
+    return (struct part){
+        .name = of_k ? "k" : "v",
+        .as = as,
+        .type = type,
+        .values = of_k ? rows->k : rows->v,
+        .scales = type->head_scale ? of_k ? rows->k_scales : rows->v_scales : NULL,
+        .blocks = rows->encoded && (type->halves || type->head_scale),
+        .kv_heads = f->kv_heads,
+        .min_input = f->min_input,
+        .max_input = f->max_input,
+    };
 }
 
-/* The value of a float16. */
-static float half_value(uint16_t bits) {
-    int exponent = bits >> 10 & 31, mantissa = bits & 0x3FF;
-    float magnitude = exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
-    if (exponent == 31) magnitude = mantissa ? NAN : INFINITY;
-    return bits & 0x8000 ? -magnitude : magnitude;
-}
+/* --- checks ------------------------------------------------------------------------------------------ */
 
-/* --- values ------------------------------------------------------------------------------------------ */
-
-/* Value i of k or v. */
 static float value_at(enum za_dtype dtype, const void *values, size_t i) {
-    if (dtype == ZA_F32 || dtype == ZA_Q8_0) return ((const float *)values)[i];
-    uint16_t half = ((const uint16_t *)values)[i];
-    if (dtype == ZA_F16) return half_value(half);
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    if (dtype == ZA_F16) return za_half_value(((const uint16_t *)values)[i]);
+    if (dtype == ZA_BF16) return za_bfloat_value(((const uint16_t *)values)[i]);
+    return ((const float *)values)[i];
 }
 
-/* False if a value of k (or v) is none that the dtype takes. */
-static bool check_values(const struct row_format *f, const char *name, const void *values, uint32_t dims,
-                         uint32_t tokens, double *largest) {
-    size_t heads = f->kv_heads, n = (size_t)tokens * heads * dims;
-    double most = f->dtype == ZA_F16 ? 65504 : f->dtype == ZA_Q8_0 ? (double)Q8_MAX : (double)f->max_input;
-    double growth = f->dtype == ZA_Q8_0 ? 1.125 : 1; /* a stored value may exceed its own by the scale's rounding */
+/* False if a value is none that the type takes. */
+static bool check_values(const struct part *p, uint32_t tokens, double *largest) {
+    size_t heads = p->kv_heads, dims = p->as->dims, n = (size_t)tokens * heads * dims;
+    double most = p->type->most != 0 ? p->type->most : (double)p->max_input, top = 0;
     for (size_t i = 0; i < n; ++i) {
-        double x = (double)value_at(f->dtype, values, i);
-        if (!(fabs(x) <= most)) /* also where x is NaN */
-            return za_fail("%s[%zu, %zu, %zu]: got %g, expected a finite value of at most %g", name, i / (heads * dims),
-                           i / dims % heads, i % dims, x, most);
-        *largest = fmax(*largest, growth * fabs(x));
+        float x = value_at(p->as->dtype, p->values, i), scale = p->scales ? p->scales[i / dims % heads] : 1;
+        if (!((double)fabsf(x) <= most)) /* also where x is NaN */
+            return za_fail("%s[%zu, %zu, %zu]: got %g, expected a finite value of at most %g", p->name,
+                           i / (heads * dims), i / dims % heads, i % dims, (double)x, most);
+        if (p->scales && (double)(fabsf(x) / scale) > za_storage_limits.fp8_most)
+            return za_fail("%s[%zu, %zu, %zu]: got %g, expected at most %g times the head's scale, %g; give a larger "
+                           "one in %s_scales", p->name, i / (heads * dims), i / dims % heads, i % dims, (double)x,
+                           za_storage_limits.fp8_most, (double)scale, p->name);
+        top = fmax(top, (double)fabsf(x));
+    }
+    *largest = fmax(*largest, p->type->halves || p->scales ? top * za_storage_limits.growth : top);
+    return true;
+}
+
+static bool check_part(const struct part *p, uint32_t tokens, double *largest) {
+    if (!tokens || !p->as->dims) return true;
+    if (!p->values)
+        return za_fail("%s: got NULL, expected (%u, %u, %u) values of %s", p->name, tokens, p->kv_heads, p->as->dims,
+                       p->type->name);
+    if (!p->blocks) return check_values(p, tokens, largest);
+    if (!p->type->halves || p->as->dims % BLOCK == 0) return true;
+    return za_fail("encoded: got rows of %u values in %s, expected a multiple of %d for %s; give floats for other "
+                   "sizes", p->as->dims, p->name, BLOCK, p->type->name);
+}
+
+/* --- encodings of one token and KV head -------------------------------------------------------------- */
+
+/* Block number `at` of a row. */
+static void write_block(const struct part *p, uint32_t at, const struct block *block, uint32_t *out, uint32_t *shared) {
+    uint32_t left = p->as->stored - at * BLOCK, n = left < BLOCK ? left : BLOCK, halves = p->type->halves;
+    uint8_t *bytes = (uint8_t *)out + (size_t)at * BLOCK * p->type->bits / 8;
+    for (uint32_t i = 0; i < n; ++i) {
+        if (p->type->bits == 8) {
+            bytes[i] = block->q[i];
+        } else {
+            bytes[i / 2] |= (uint8_t)((block->q[i] & 15) << 4 * (i % 2));
+        }
+    }
+    memcpy((uint8_t *)shared + (size_t)at * 2 * halves, block->halves, 2 * (size_t)halves);
+    if (!p->type->fifth_bits) return;
+    uint32_t fifth = 0, count = (p->as->stored + BLOCK - 1) / BLOCK;
+    for (int i = 0; i < BLOCK; ++i) fifth |= (uint32_t)(block->q[i] >> 4) << i;
+    memcpy(shared + p->as->scale_words - count + at, &fifth, sizeof fifth);
+}
+
+/* Row number `row` of blocks, from values or from ggml's bytes. */
+static bool encode_blocks(const struct part *p, size_t row, uint32_t *out, uint32_t *shared, double *largest) {
+    uint32_t dims = p->as->dims, count = (dims + BLOCK - 1) / BLOCK;
+    enum za_dtype dtype = p->as->dtype;
+    struct block block;
+    for (uint32_t at = 0; at < count; ++at) {
+        if (p->blocks) {
+            if (!za_block_read(dtype, (const uint8_t *)p->values + (row * count + at) * za_block_bytes(dtype), &block))
+                return za_fail("%s: got a scale or minimum that is not finite in token %zu, KV head %zu, block %u, "
+                               "expected numbers", p->name, row / p->kv_heads, row % p->kv_heads, at);
+            for (int i = 0; i < BLOCK; ++i) *largest = fmax(*largest, (double)fabsf(za_block_value(dtype, &block, i)));
+        } else {
+            float x[BLOCK] = {0};
+            for (uint32_t i = 0; i < BLOCK && at * BLOCK + i < dims; ++i)
+                x[i] = za_flushed(p->min_input, ((const float *)p->values)[row * dims + at * BLOCK + i]);
+            za_block_quantize(dtype, x, &block);
+        }
+        write_block(p, at, &block, out, shared);
     }
     return true;
 }
 
-float za_flushed(float min_input, float x) { return x != 0 && fabsf(x) < min_input ? 0 : x; }
-
-/* --- encodings of K (or V) of one token and KV head -------------------------------------------------- */
-
-static void encode_q8_0(const struct row_format *f, const struct row_part *part, const float *x, int8_t *quants,
-                        uint8_t *scales) {
-    memset(scales, 0, 4 * (size_t)part->scale_words);
-    for (uint32_t block = 0; block < part->dims / BLOCK; ++block, x += BLOCK, quants += BLOCK) {
-        float largest = 0;
-        for (int i = 0; i < BLOCK; ++i) largest = fmaxf(largest, fabsf(za_flushed(f->min_input, x[i])));
-        float step = largest / 127.0F, inverse = step > 0 ? 1.0F / step : 0;
-        uint16_t half = half_bits(step);
-        memcpy(scales + 2 * (size_t)block, &half, sizeof half);
-        for (int i = 0; i < BLOCK; ++i)
-            quants[i] = (int8_t)roundf(za_flushed(f->min_input, x[i]) * inverse); /* ties away from zero */
-    }
-}
-
-static void encode_bf16(const struct row_format *f, const struct row_part *part, const uint16_t *bits, uint32_t *out) {
-    for (uint32_t i = 0; i < part->dims; ++i) {
-        float value = value_at(ZA_BF16, bits, i);
-        uint16_t kept = value != 0 && fabsf(value) < f->min_input ? 0 : bits[i];
-        memcpy((char *)out + 2 * (size_t)i, &kept, sizeof kept);
-    }
-}
-
-/* The values of row number `row`. */
-static void encode(const struct row_format *f, const struct row_part *part, const void *values, size_t row,
-                   uint32_t *out, uint32_t *scales) {
-    size_t at = row * part->dims;
-    if (f->dtype == ZA_F16) {
-        memcpy(out, (const uint16_t *)values + at, 2 * (size_t)part->dims);
-    } else if (f->dtype == ZA_BF16) {
-        encode_bf16(f, part, (const uint16_t *)values + at, out);
-    } else if (f->dtype == ZA_Q8_0) {
-        encode_q8_0(f, part, (const float *)values + at, (int8_t *)out, (uint8_t *)scales);
-    } else {
-        for (uint32_t i = 0; i < part->dims; ++i) {
-            float kept = za_flushed(f->min_input, ((const float *)values)[at + i]);
-            memcpy(out + i, &kept, sizeof kept);
+/* Row number `row` of fp8_e4m3, from values or from its bytes. */
+static bool encode_fp8(const struct part *p, size_t row, uint8_t *out, double *largest) {
+    float scale = p->scales[row % p->kv_heads];
+    for (uint32_t i = 0; i < p->as->dims; ++i) {
+        size_t at = row * p->as->dims + i;
+        if (!p->blocks) {
+            out[i] = za_fp8_bits(za_flushed(p->min_input, ((const float *)p->values)[at]) / scale);
+            continue;
         }
+        out[i] = ((const uint8_t *)p->values)[at];
+        float value = za_fp8_value(out[i]) * scale;
+        if (isnan(value))
+            return za_fail("%s: got an fp8_e4m3 NaN in token %zu, KV head %zu, value %u, expected numbers", p->name,
+                           row / p->kv_heads, row % p->kv_heads, i);
+        *largest = fmax(*largest, (double)fabsf(value));
     }
+    return true;
+}
+
+/* Row number `row` of values that stay as they are, apart from those that count as 0. */
+static void encode_plain(const struct part *p, size_t row, uint32_t *out) {
+    size_t dims = p->as->dims, size = p->type->bits / 8, at = row * dims;
+    memcpy(out, (const char *)p->values + at * size, dims * size);
+    if (p->as->dtype == ZA_F16) return; /* it has no magnitude that counts as 0 */
+    for (size_t i = 0; i < dims; ++i) {
+        float x = value_at(p->as->dtype, p->values, at + i);
+        if (x != 0 && za_flushed(p->min_input, x) == 0) memset((char *)out + i * size, 0, size);
+    }
+}
+
+static bool encode(const struct part *p, size_t row, uint32_t *out, uint32_t *shared, double *largest) {
+    if (!p->as->dims) return true;
+    memset(out, 0, 4 * (size_t)p->as->value_words);
+    memset(shared, 0, 4 * (size_t)p->as->scale_words);
+    if (p->type->halves) return encode_blocks(p, row, out, shared, largest);
+    if (p->type->head_scale) return encode_fp8(p, row, (uint8_t *)out, largest);
+    encode_plain(p, row, out);
+    return true;
 }
 
 /* --- rows -------------------------------------------------------------------------------------------- */
 
-bool za_row_words(enum za_dtype dtype, uint32_t dims, struct row_part *part) {
-    static const uint32_t bytes[ZA_DTYPES] = {[ZA_F32] = 4, [ZA_F16] = 2, [ZA_BF16] = 2, [ZA_Q8_0] = 1};
-    uint32_t scales = dtype == ZA_Q8_0 ? (dims + 2 * BLOCK - 1) / (2 * BLOCK) : 0;
-    *part = (struct row_part){dims, dims * bytes[dtype] / 4, scales};
-    if (dtype == ZA_Q8_0 && dims % BLOCK)
-        return za_fail("dtype: got q8_0 at head_dim %u, expected a head_dim that is a multiple of 32", dims);
-    return true;
+struct row_part za_row_part(enum za_dtype dtype, uint32_t dims, uint32_t stored) {
+    const struct storage_type *type = &za_storage[dtype];
+    uint32_t blocks = (stored + BLOCK - 1) / BLOCK;
+    return (struct row_part){dtype, dims, stored, (uint32_t)((uint64_t)stored * type->bits / 32),
+                             (blocks * type->halves + 1) / 2 + blocks * type->fifth_bits};
 }
 
-bool za_rows_encode(const struct row_format *f, const void *k, const void *v, uint32_t tokens, uint32_t *out,
-                    double *largest_k) {
+bool za_rows_encode(const struct row_format *f, const struct new_rows *rows, uint32_t *out, double *largest_k) {
+    struct part k = part_of(f, rows, true), v = part_of(f, rows, false);
     double largest_v = 0;
-    if (!check_values(f, "k", k, f->k.dims, tokens, largest_k) ||
-        !check_values(f, "v", v, f->v.dims, tokens, &largest_v))
-        return false;
-    size_t rows = (size_t)tokens * f->kv_heads;
-    for (size_t row = 0; row < rows; ++row) {
-        uint32_t *v_out = out + f->k.value_words, *scales = v_out + f->v.value_words;
-        encode(f, &f->k, k, row, out, scales);
-        encode(f, &f->v, v, row, v_out, scales + f->k.scale_words);
-        out = scales + f->k.scale_words + f->v.scale_words;
+    if (!check_part(&k, rows->tokens, largest_k) || !check_part(&v, rows->tokens, &largest_v)) return false;
+    size_t n = (size_t)rows->tokens * f->kv_heads;
+    for (size_t row = 0; row < n; ++row) {
+        uint32_t *v_out = out + f->k.value_words, *shared = v_out + f->v.value_words;
+        if (!encode(&k, row, out, shared, largest_k) ||
+            !encode(&v, row, v_out, shared + f->k.scale_words, &largest_v))
+            return false;
+        out = shared + f->k.scale_words + f->v.scale_words;
     }
     return true;
 }

@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-#include "rows.h"
+#include "floats.h"
+#include "storage.h"
 
 static const double LOG2E = 1.4426950408889634;
 enum { WORKGROUPS_PER_UNIT = 8, MAX_CPU_STATES = 4096, SINGLE_SPLIT_LEAVES = 2, NODE_LEAVES = 1024, MAX_SPLITS = 128 };
@@ -91,7 +92,7 @@ struct layout za_layout(const struct manifest *m, const struct shape *shape, con
 
 /* Words where the parts of a call's work buffer begin. */
 struct parts {
-    uint64_t rows, appends, pages, sinks, alibi, mask, end;
+    uint64_t rows, appends, pages, sinks, alibi, scales, mask, end;
 };
 
 static struct parts parts_of(const struct manifest *m, const struct shape *shape, const struct za_call *call,
@@ -102,7 +103,8 @@ static struct parts parts_of(const struct manifest *m, const struct shape *shape
     at.pages = at.appends + (uint64_t)call->new_rows * m->work.append_words;
     at.sinks = at.pages + ceil_div(call->tokens, shape->page_size);
     at.alibi = at.sinks + (call->sinks && call->q_len ? shape->q_heads : 0);
-    at.mask = at.alibi + (call->alibi && call->q_len ? shape->q_heads : 0);
+    at.scales = at.alibi + (call->alibi && call->q_len ? shape->q_heads : 0);
+    at.mask = at.scales + (call->q_len ? shape->scale_words : 0);
     at.end = at.mask + (uint64_t)call->q_len * call->mask_keys;
     return at;
 }
@@ -140,7 +142,8 @@ static void write_header(const struct manifest *m, const struct shape *shape, co
         write_float(&work[at->header.softcap_inverse], 1.0 / (double)(float)call->softcap);
     }
     if (parts->alibi > parts->sinks) work[at->header.sink_table] = (uint32_t)parts->sinks;
-    if (parts->mask > parts->alibi) work[at->header.alibi_table] = (uint32_t)parts->alibi;
+    if (parts->scales > parts->alibi) work[at->header.alibi_table] = (uint32_t)parts->alibi;
+    if (parts->mask > parts->scales) work[at->header.scale_table] = (uint32_t)parts->scales;
 }
 
 /* Item and row records of every query row. Rows of a split are neighbors: a GPU's caches hold its keys for all. */
@@ -180,20 +183,22 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
     }
 }
 
-/* What the heads and the rows have: sinks, slopes, masks. */
+/* What the heads and the rows have: sinks, slopes, scales, masks. */
 static void write_tables(const struct manifest *m, const struct za_call *call, const struct parts *parts,
-                         uint32_t *work) {
+                         const float *scales, uint32_t *work) {
     for (uint64_t i = parts->sinks; i < parts->alibi; ++i) {
         float sink = za_flushed(m->min_input, call->sinks[i - parts->sinks]) * (float)LOG2E; /* in float */
         memcpy(&work[i], &sink, sizeof sink);
     }
-    for (uint64_t i = parts->alibi; i < parts->mask; ++i) /* in double, rounded once */
+    for (uint64_t i = parts->alibi; i < parts->scales; ++i) /* in double, rounded once */
         write_float(&work[i], (double)call->alibi[i - parts->alibi] * LOG2E);
+    for (uint64_t i = parts->scales; i < parts->mask; ++i)
+        write_float(&work[i], (double)scales[i - parts->scales] * za_storage_limits.fp8_unit);
     if (parts->end > parts->mask) memcpy(&work[parts->mask], call->mask, 4 * (size_t)(parts->end - parts->mask));
 }
 
 void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                   const struct layout *layout, uint32_t first_page, uint32_t *work) {
+                   const struct layout *layout, uint32_t first_page, const float *scales, uint32_t *work) {
     const struct work_layout *at = &m->work;
     struct parts parts = parts_of(m, shape, call, layout);
     memset(work, 0, 4 * (size_t)parts.end);
@@ -205,7 +210,7 @@ void za_work_write(const struct manifest *m, const struct shape *shape, const st
         record[at->append.page_table] = (uint32_t)parts.pages;
     }
     for (uint64_t i = parts.pages; i < parts.sinks; ++i) work[i] = call->page_table[i - parts.pages];
-    write_tables(m, call, &parts, work);
+    write_tables(m, call, &parts, scales, work);
 }
 
 uint64_t za_copy_words(const struct manifest *m, uint32_t pairs) {

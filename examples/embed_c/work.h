@@ -1,5 +1,5 @@
 /* The layout of a call, and the words of its work buffer: header, item records, row records, append records, page ids,
-   sinks, ALiBi slopes, masks. docs/c-hosts.md goes through them with numbers. */
+   sinks, ALiBi slopes, scales of heads, masks. docs/c-hosts.md goes through them with numbers. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -25,9 +25,10 @@ struct layout za_layout(const struct manifest *m, const struct shape *shape, con
 uint64_t za_work_words(const struct manifest *m, const struct shape *shape, const struct za_call *call,
                        const struct layout *layout);
 
-/* first_page: where the layer begins in K and V. A call with q_len 0 has the empty layout and appends only. */
+/* first_page: where the layer begins in K and V. scales: (2, kv_heads) of the layer, K's and V's, NULL where no type
+   has them. A call with q_len 0 has the empty layout and appends only. */
 void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                   const struct layout *layout, uint32_t first_page, uint32_t *work);
+                   const struct layout *layout, uint32_t first_page, const float *scales, uint32_t *work);
 
 /* The work buffer that copies `pairs` pages: page source[i] of the K and V buffers to page target[i], with step pages
    from one pair to the next. */

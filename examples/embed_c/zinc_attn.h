@@ -1,9 +1,9 @@
 /* zinc_attn for C: decode attention on Vulkan from the exported SPIR-V modules, in buffers of the library's own.
 
-   A host opens a za_attn for one shape and one storage type, makes a za_cache for the layers that share a pair of K and
-   V buffers, and then makes one call per layer and step: append the new rows, attend, merge, in one submission. Pages
-   and page tables are the host's own; main.c shows how they grow and how sequences are forked. docs/c-hosts.md explains
-   what the library writes for the kernels.
+   A host opens a za_attn for one shape and the storage types of K and V, makes a za_cache for the layers that share a
+   pair of K and V buffers, and then makes one call per layer and step: append the new rows, attend, merge, in one
+   submission. Pages and page tables are the host's own; main.c shows how they grow and how sequences are forked.
+   docs/c-hosts.md explains what the library writes for the kernels.
 
    Every function that can fail returns false or NULL, and za_error says why. A failed call has no effect that a later
    call could see, because the host counts a token only after the calls of all layers have succeeded. A za_attn and its
@@ -19,14 +19,30 @@
 extern "C" {
 #endif
 
-enum za_dtype { ZA_F32, ZA_F16, ZA_BF16, ZA_Q8_0, ZA_DTYPES };
+/* Storage types. Of one value: f32, f16, bf16, and fp8_e4m3, which has a float32 scale per head. Of ggml's blocks, 32
+   head dimensions that share a scale: the others. */
+enum za_dtype {
+    ZA_AS_K, /* of v_dtype alone: K's type */
+    ZA_F32,
+    ZA_F16,
+    ZA_BF16,
+    ZA_Q8_0,
+    ZA_FP8_E4M3,
+    ZA_Q5_1,
+    ZA_Q5_0,
+    ZA_Q4_1,
+    ZA_Q4_0,
+    ZA_IQ4_NL,
+    ZA_DTYPES
+};
 
 struct za_options {
-    const char *manifest; /* the folder that `zinc-attn export` wrote, for this shape and dtype */
+    const char *manifest; /* the folder that `zinc-attn export` wrote, for this shape and these types */
     const char *device;   /* a piece of the device's name; NULL: the best one, a discrete GPU before all others */
     uint32_t q_heads, kv_heads, head_dim;
-    uint32_t v_head_dim; /* the size of V and out; 0: head_dim */
-    enum za_dtype dtype; /* in which K and V are stored */
+    uint32_t v_head_dim;          /* the size of V and out; 0: head_dim */
+    bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
+    enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
 };
 
 struct za_info {
@@ -43,8 +59,11 @@ struct za_call {
     const uint32_t *page_table; /* token t lies in page page_table[t / page_size]; ids are below the cache's pages */
 
     uint32_t new_rows; /* tokens [tokens - new_rows, tokens) are appended before the call attends */
-    const void *k, *v; /* (new_rows, kv_heads, head_dim), v's v_head_dim: float for ZA_F32 and for ZA_Q8_0, which the
-                          library quantizes; for ZA_F16 and ZA_BF16 uint16_t, the bits of the values */
+    const void *k, *v; /* (new_rows, kv_heads, head_dim), v's v_head_dim; v is NULL where the shape is latent. By the
+                          type of each: uint16_t, the bits of the values, for ZA_F16 and ZA_BF16; float for ZA_F32 and
+                          for the others, to which the library quantizes */
+    bool encoded;      /* k and v are rows that are stored already, as a llama.cpp cache has them: (new_rows, kv_heads)
+                          rows of ggml's blocks for block types, of bytes for ZA_FP8_E4M3, of values for the others */
 
     uint32_t q_len; /* query rows, those of tokens [tokens - q_len, tokens); each sees its own key and those before,
                        see noncausal and mask. A row that sees no key, as where tokens is 0, gives out 0 and lse -inf
@@ -86,8 +105,11 @@ struct za_info za_info(const struct za_attn *attn);
 struct za_trace za_trace(const struct za_attn *attn);
 
 /* K and V of `layers` layers in one buffer each, `pages` pages a layer. A page id names the same place in every layer.
-   Layers that one storage buffer cannot hold together go into several caches. */
-struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages);
+   Layers that one storage buffer cannot hold together go into several caches. k_scales, v_scales: (layers, kv_heads),
+   each from 2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are copied;
+   NULL for all other types, and v_scales where the shape is latent, whose V has K's scales. */
+struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
+                               const float *v_scales);
 void za_cache_free(struct za_attn *attn, struct za_cache *cache); /* NULL does nothing */
 
 /* Append, attend and merge; returns when out and lse are written. q_len 0 appends only, new_rows 0 attends only. */

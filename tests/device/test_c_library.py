@@ -7,15 +7,30 @@ import itertools
 
 import numpy as np
 import pytest
-from c_host import LIBRARY, SHIM, WRAP, Call, Options, Trace, library, make_case, needs_compiler, page_words, tables
+from c_host import (
+    DTYPES,
+    LIBRARY,
+    SHIM,
+    WRAP,
+    Call,
+    Options,
+    Trace,
+    library,
+    make_case,
+    needs_compiler,
+    page_words,
+    tables,
+)
 from support import differing
 
 import zinc_attn as za
+from zinc_attn.cache.rows import encode, stored
 from zinc_attn.decode.scoring import Scoring, check_alibi
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.kernels.records import WorkBuffer
+from zinc_attn.kernels.records import HeadTables, WorkBuffer
 from zinc_attn.planning.splits import plan_splits
+from zinc_attn.storage import FP8_UNIT
 from zinc_attn.tools import export
 from zinc_attn.tools.export import evaluate, evaluate_all, formulas, meanings
 from zinc_attn.tools.export.describe import storage_names
@@ -24,6 +39,7 @@ SHAPE = za.AttnShape(4, 2, 64)  # that of the page, whose numbers follow
 LAYERS, PAGES, PAGE_SIZE, TOKENS, NEW = 2, 12, 64, 129, 2
 
 PAGE_SLOPES = np.exp2(-1.0 - np.arange(4)).astype(np.float32)
+PAGE_SCALES = (0.5, 0.25), (1.0, 2.0)  # of K's two heads, and of V's
 PAGE_MASK = np.array([[0, 0], [-np.inf, 0]], np.float32)
 SLOPES = np.exp2(-2.0 * np.arange(4)).astype(np.float32)
 MASK = np.linspace(-3, 3, 2 * TOKENS, dtype=np.float32).reshape(2, TOKENS)  # also as (2, 7), of the last 7 keys
@@ -37,23 +53,27 @@ def address(array):
 
 
 class Library:
-    """The library, opened for SHAPE, with a cache and two sets of arguments."""
+    """The library, opened for a shape and its types, with a cache and two sets of arguments.
 
-    def __init__(self, folder, device, sources=LIBRARY, flags=()):
-        export.export(folder / "kernels", [SHAPE], page_size=PAGE_SIZE)
-        self.c = library(folder, sources, *flags)
+    loaded: its code, where another one has it already. scales: float32 (LAYERS, kv_heads), K's and V's, or None.
+    """
+
+    def __init__(self, folder, device, loaded=None, dtype="f16", scales=(None, None)):
+        export.export(folder / "kernels", [SHAPE], dtype=dtype, page_size=PAGE_SIZE)
+        self.c = loaded or library(folder, LIBRARY)
         for name in ("za_open", "za_cache_make"):
             getattr(self.c, name).restype = c.c_void_p
         self.c.za_trace.restype = Trace
         self.c.za_run.restype = self.c.za_copy_page.restype = c.c_bool
         self.names = str(folder / "kernels").encode(), device.info.name.encode()
+        self.dtype, self.scales = DTYPES.index(dtype), [x if x is None else address(x) for x in scales]
         self.open()
 
     def open(self):
-        options = Options(*self.names, 4, 2, 64, 0, 1)
+        options = Options(*self.names, 4, 2, 64, 0, False, self.dtype)
         self.attn = c.c_void_p(self.c.za_open(c.byref(options)))
         assert self.attn, self.error
-        self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, PAGES))
+        self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, PAGES, *self.scales))
         assert self.cache, self.error
 
     @property
@@ -95,26 +115,31 @@ def opened(tmp_path_factory, device):
     made.close()
 
 
-def page_call(opened, inputs, layer=1, **more):
+def page_call(opened, inputs, layer=1, encoded=False, **more):
     """The call of the page: the first 127 tokens are there, the last two are new."""
     q, k, v = inputs
-    assert opened.run(q[:0], k[:-NEW], v[:-NEW], (11, 10), TOKENS - NEW, layer), opened.error
-    return opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, layer, **more)
+    assert opened.run(q[:0], k[:-NEW], v[:-NEW], (11, 10), TOKENS - NEW, layer, encoded=encoded), opened.error
+    return opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, layer, encoded=encoded, **more)
 
 
 # --- docs/c-hosts.md -----------------------------------------------------------------------------------------
 
 
-def words_of_page(biased):
-    """The words of the page's call; with slopes and a mask, where they differ."""
+def words_of_page(section=None, size=0):
+    """The words of the page's call, and those that a later section of the page fills in."""
     plain = page_words("A call in words")
-    changed = page_words("Slopes and masks") if biased else plain[:0]
+    changed = page_words(section) if section else plain[:0]
     both = zip(plain, changed, strict=False)
     assert not any(old and new for old, new in both)  # they only fill in words that are 0
-    found = np.zeros(max(len(plain), 111 if biased else 0), np.uint32)
+    found = np.zeros(max(len(plain), size), np.uint32)
     found[: len(plain)] = plain
     found[: len(changed)] |= changed
     return found.tolist()
+
+
+def words_of_call(biased):
+    """With slopes and a mask, where they differ."""
+    return words_of_page("Slopes and masks", 111) if biased else words_of_page()
 
 
 @pytest.mark.parametrize("biased", (False, True))
@@ -142,7 +167,7 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, biased):
         found = workspace.work.words.tolist()
         workspace.close()
         tensors.close()
-    assert found == words_of_page(biased)
+    assert found == words_of_call(biased)
 
 
 @pytest.mark.parametrize("biased", (False, True))
@@ -154,7 +179,7 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, biased):
         words.append(opened.words())
         want, want_lse = za.reference.emulate(*inputs, **options)
         assert np.array_equal(out, want) and np.array_equal(lse, want_lse)
-    assert words[1].tolist() == words_of_page(biased)
+    assert words[1].tolist() == words_of_call(biased)
     assert np.flatnonzero(words[0] != words[1]).tolist() == [kernels.HEADER.index("first_page")]
     trace = opened.c.za_trace(opened.attn)
     assert (trace.splits, trace.leaves_per_state, trace.loop) == (3, 1, False)
@@ -241,6 +266,80 @@ def test_more_rows_than_keys(opened, inputs, rng):
         assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), (causal, mask)
 
 
+# --- storage types -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scaled(opened, tmp_path_factory, device):
+    """The library for fp8_e4m3, with the page's scales in layer 1 and others in layer 0."""
+    scales = [np.array([[1, 3], of_layer], np.float32) for of_layer in PAGE_SCALES]
+    made = Library(tmp_path_factory.mktemp("scaled"), device, opened.c, "fp8_e4m3", scales)
+    yield made
+    made.close()
+
+
+def test_scales_of_heads(scaled, inputs):
+    """The words of the page, which are those of the package, and bits of the oracle, of floats and of stored bytes."""
+    q, k, v = inputs
+    k, v, scales = k.astype(np.float32), v.astype(np.float32), np.array(PAGE_SCALES, np.float32)
+    want = za.reference.emulate(q, *stored(k, v, "fp8_e4m3", scales=scales))
+    codes = [x.view(np.uint8) for x in np.split(encode(k, v, SHAPE, "fp8_e4m3", scales), 2, axis=2)]
+    heads = HeadTables(scales=scales.reshape(-1) * np.float32(FP8_UNIT))
+    work = WorkBuffer(items=5, rows=2, appends=NEW, tables=3, heads=heads)
+    page = words_of_page("Scales of heads", 107)
+    for given, encoded in (((k, v), False), (codes, True)):
+        found = page_call(scaled, make_case.Values(q, *given), encoded=encoded)
+        assert found is not None, scaled.error
+        assert all(np.array_equal(a, b) for a, b in zip(found, want, strict=True))
+        assert scaled.words().tolist() == page
+    assert page[103:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 103
+
+
+def test_what_scales_refuse(scaled, opened, inputs):
+    """By name; a row that its scale does not fit leaves what the cache holds."""
+    q, k, v = (x.astype(np.float32) for x in inputs)
+    before = page_call(scaled, make_case.Values(q, k, v))
+    too_large = v[-NEW:].copy()
+    too_large[1, 1, 3] = 449 * PAGE_SCALES[1][1]
+    assert scaled.run(q, k[-NEW:], too_large, (11, 10, 9), TOKENS) is None
+    assert "v[1, 1, 3]: got 898, expected at most 448 times the head's scale, 2; give a larger one in" in scaled.error
+    nan = np.full((NEW, 2, 64), 0x7F, np.uint8)
+    assert scaled.run(q, nan, nan, (11, 10, 9), TOKENS, encoded=True) is None
+    assert scaled.error.startswith("k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0")
+    after = scaled.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    good = np.ones((LAYERS, 2), np.float32)
+    for bad in (np.nan, 0.0, -1.0, 2.0**52):
+        scales = good.copy()
+        scales[1, 0] = bad
+        assert not scaled.c.za_cache_make(scaled.attn, LAYERS, PAGES, address(good), address(scales))
+        want = f"v_scales[1, 0]: got {bad:g}, expected a scale from 4.65661e-10 to 2.2518e+15"
+        assert scaled.error == want
+    assert not scaled.c.za_cache_make(scaled.attn, LAYERS, PAGES, None, address(good))
+    assert scaled.error.startswith("k_scales: got NULL, expected (2, 2) scales of layers and KV heads for fp8_e4m3")
+    assert not opened.c.za_cache_make(opened.attn, LAYERS, PAGES, None, address(good))
+    assert opened.error == "v_scales: got some for f16, expected NULL; only fp8_e4m3 has scales of heads"
+
+
+def test_a_latent_shape_has_no_v(scaled, tmp_path):
+    export.export(tmp_path, [za.AttnShape(1, 1, 64, 32, latent=True)], dtype="fp8_e4m3")
+    options = Options(str(tmp_path).encode(), scaled.names[1], 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3"))
+    attn, one = c.c_void_p(scaled.c.za_open(c.byref(options))), np.ones((1, 1), np.float32)
+    assert attn, scaled.error
+    assert not scaled.c.za_cache_make(attn, 1, 1, address(one), address(one))
+    assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
+    cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, address(one), None))
+    rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
+    call = Call(tokens=1, new_rows=1, page_table=address(table), k=address(rows), v=address(rows))
+    assert not scaled.c.za_run(attn, cache, c.byref(call))
+    assert scaled.error == "v: got an array, expected NULL; V of a latent shape is part of k"
+    call.k = call.v = None
+    assert not scaled.c.za_run(attn, cache, c.byref(call))
+    assert scaled.error == "k: got NULL, expected (1, 1, 64) values of fp8_e4m3"
+    scaled.c.za_cache_free(attn, cache)
+    scaled.c.za_close(attn)
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -296,24 +395,36 @@ def test_too_large_a_key_does_not_stay(opened, inputs):
 def test_other_refusals(opened, tmp_path):
     assert not opened.c.za_copy_page(opened.attn, opened.cache, 3, 12)
     assert opened.error == "source, target: got pages 3 and 12, expected ones below 12"
-    assert not opened.c.za_cache_make(opened.attn, 1000, 1 << 20)
+    assert not opened.c.za_cache_make(opened.attn, 1000, 1 << 20, None, None)
     assert "cache: got 1000 layers of 1048576 pages, " in opened.error and "make a cache of at most 0" in opened.error
-    assert not opened.c.za_cache_make(opened.attn, 0, 1)
-    for dtype, shape in ((4, (4, 2, 64)), (1, (0, 2, 64))):
-        options = Options(b"nowhere", None, *shape, 0, dtype)
+    assert not opened.c.za_cache_make(opened.attn, 0, 1, None, None)
+    for *sizes, types, message in (
+        (0, 2, 64, 0, False, (2, 0), "got shape 0/2/64, expected numbers from 1 on"),
+        (4, 2, 64, 0, False, (0, 0), "got dtype 0 and v_dtype 0, expected a za_dtype, 1 to 10; v_dtype 0 is K's"),
+        (4, 2, 64, 0, False, (2, 11), "got dtype 2 and v_dtype 11, expected a za_dtype, 1 to 10"),
+        (4, 2, 64, 0, False, (2, -1), "got dtype 2 and v_dtype -1, expected a za_dtype"),
+        (4, 2, 64, 32, True, (2, 4), "got dtype f16 and v_dtype q8_0 for a latent shape, expected one type"),
+        (4, 2, 64, 65, True, (2, 0), "got v_head_dim 65 for a latent shape, expected at most head_dim = 64"),
+    ):
+        options = Options(b"nowhere", None, *sizes, *types)
         assert not opened.c.za_open(c.byref(options))
-        assert opened.error.startswith("options: got shape ")
+        assert opened.error.startswith(f"options: {message}")
     export.export(tmp_path, [za.AttnShape(1, 1, 64)], dtype="q8_0")
-    for v_head_dim, text in ((0, "1/1/64"), (64, "1/1/64"), (32, "1/1/64/32")):
-        options = Options(str(tmp_path).encode(), None, 1, 1, 64, v_head_dim, 1)
+    for v_head_dim, latent, v_dtype, text, types in (
+        (0, False, 0, "1/1/64", "f16"),
+        (64, False, 2, "1/1/64", "f16"),
+        (32, False, 4, "1/1/64/32", "f16/q8_0"),
+        (64, True, 0, "1/1/64/64/latent", "f16"),
+    ):
+        options = Options(str(tmp_path).encode(), None, 1, 1, 64, v_head_dim, latent, 2, v_dtype)
         assert not opened.c.za_open(c.byref(options))
-        want = f"it has no sizes for shape {text}, f16; export it with --shape {text} --dtype f16"
+        want = f"it has no sizes for shape {text}, {types}; export it with --shape {text} --dtype {types}"
         assert opened.error.endswith(want)
 
 
 def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):
     """One that was not made leaves all as it was. One that is not known to have ended loses the device."""
-    opened = Library(tmp_path, device, [*LIBRARY, SHIM], WRAP)
+    opened = Library(tmp_path, device, library(tmp_path, [*LIBRARY, SHIM], *WRAP))
     want = za.reference.emulate(*inputs)
     monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:2:-2")
     assert page_call(opened, inputs) is None

@@ -18,81 +18,140 @@ from c_host import (
     STRICT,
     library,
     make_case,
+    make_storage,
     needs_compiler,
     tables,
 )
 
-from zinc_attn.cache import rows
+from zinc_attn.cache import blocks, rows
+from zinc_attn.cache.encoded import encoded_rows, row_bytes
+from zinc_attn.limits import BLOCK
 from zinc_attn.shapes import AttnShape, row_format
+from zinc_attn.storage import STORAGE, storage_index, storage_types
+
+MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], strict=True)]  # each once as K, as V
+SHAPES = ("2/2/64", "2/2/80", "2/2/96/160", "1/1/576/512", "3/3/65/33", "2/2/7/100", "1/1/80/65/latent")
 
 
 class RowPart(c.Structure):
-    _fields_ = [(name, c.c_uint32) for name in ("dims", "value_words", "scale_words")]
+    _fields_ = [("dtype", c.c_int), *((name, c.c_uint32) for name in ("dims", "stored", "value_words", "scale_words"))]
 
 
 class RowFormat(c.Structure):
     _fields_ = [
-        ("dtype", c.c_int),
         ("kv_heads", c.c_uint32),
         *((name, RowPart) for name in "kv"),
         *((name, c.c_float) for name in ("min_input", "max_input")),
     ]
 
 
+class NewRows(c.Structure):
+    _fields_ = [
+        ("tokens", c.c_uint32),
+        ("encoded", c.c_bool),
+        *((name, c.c_void_p) for name in ("k", "v", "k_scales", "v_scales")),
+    ]
+
+
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory):
-    """rows.c, which needs error.c alone."""
-    loaded = library(tmp_path_factory.mktemp("codec"), [EXAMPLE / "rows.c", EXAMPLE / "error.c"])
-    loaded.za_rows_encode.restype = loaded.za_row_words.restype = c.c_bool
+    """The codec, which needs error.c alone."""
+    sources = [EXAMPLE / f"{name}.c" for name in ("rows", "blocks", "floats", "storage", "error")]
+    loaded = library(tmp_path_factory.mktemp("codec"), sources)
+    loaded.za_rows_encode.restype, loaded.za_row_part.restype = c.c_bool, RowPart
     return loaded
 
 
-def encode(codec, k, v, dtype):
+def encode(codec, shape, dtype, k, v, scales=None, encoded=False):
     """The words of rows, and the largest magnitude of k; a message where the codec refuses them."""
-    n, kv_heads, _ = k.shape
-    parts = RowPart(), RowPart()
-    for x, part in zip((k, v), parts, strict=True):
-        if not codec.za_row_words(DTYPES.index(dtype), x.shape[2], c.byref(part)):
-            return codec.za_error().decode()
-    row = row_format(AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2]), dtype)
-    assert (parts[0].value_words, parts[0].scale_words) == (row.k_values, row.k_scales)
-    assert (parts[1].value_words, parts[1].scale_words) == (row.v_values, row.v_scales)
-    form = RowFormat(DTYPES.index(dtype), kv_heads, *parts, 2.0**-40, 2.0**60)
-    out = np.full((n, kv_heads, sum(part.value_words + part.scale_words for part in parts)), 0xDEADBEEF, np.uint32)
+    sizes = (shape.head_dim, shape.k_dim), (0, 0) if shape.latent else (shape.v_head_dim, shape.v_dim)
+    kinds = storage_types(dtype)
+    parts = [codec.za_row_part(1 + storage_index(kind), *size) for kind, size in zip(kinds, sizes, strict=True)]
+    row = row_format(shape, dtype)
+    assert [part.value_words for part in parts] == [row.k_values, row.v_values]
+    assert [part.scale_words for part in parts] == [row.k_scales, row.v_scales]
+    form = RowFormat(shape.kv_heads, *parts, 2.0**-40, 2.0**60)
+    scales = np.ones((2, shape.kv_heads), np.float32) if scales is None else scales
+    given = [np.ascontiguousarray(x) for x in (k, k if shape.latent else v, *scales)]
+    new = NewRows(len(k), encoded, *(x.ctypes.data for x in given))
+    out = np.full((len(k), shape.kv_heads, row.words), 0xDEADBEEF, np.uint32)
     largest = c.c_double(0)
-    pointers = [x.ctypes.data_as(c.c_void_p) for x in (k, v)]
-    if codec.za_rows_encode(c.byref(form), *pointers, n, out.ctypes.data_as(c.c_void_p), c.byref(largest)):
+    if codec.za_rows_encode(c.byref(form), c.byref(new), out.ctypes.data_as(c.c_void_p), c.byref(largest)):
         return out, largest.value
     return codec.za_error().decode()
 
 
-def awkward(rng, shape, dtype):
+def awkward(rng, shape, kind, scale):
     """Values of every magnitude: ties, zero blocks, blocks whose scale is subnormal or 0, and what is flushed."""
     x = rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-44, 20, (*shape[:2], 1))).astype(np.float32)
     x[0] = rng.integers(-254, 255, x[0].shape) / np.float32(2)  # scale 1: halves are ties
     x[0, :, ::32] = 127
     x[1, 0] = 0
     x[2] *= np.float32(2.0**-20) / np.abs(x[2]).max()  # the scale is subnormal, or 0
-    x[3, :, 5] = 2.0**-41, -(2.0**-149)
+    x[3, :, 5] = 2.0**-41
+    x[3, 0, 5] = -(2.0**-149)
     x[4] = np.float32(-0.0)
-    x[5, 0, 0] = 127 * 65504 if dtype == "q8_0" else 60000
-    return x.astype(np.float16).clip(-65504, 65504) if dtype == "f16" else x.astype(make_case.DTYPES[dtype])
+    most = blocks.MOST.get(kind.name, 60000.0)
+    x[5, 0, 0] = -most
+    x = x.clip(-most, most)
+    if kind.head_scale:
+        return x.clip(-448 * scale[:, None], 448 * scale[:, None])
+    return x.astype(make_case.NARROW.get(kind.name, np.float32))
+
+
+def awkward_rows(rng, shape, dtype, tokens=64):
+    """k, v, and scales of heads that are powers of two: 448 times one is a float32 number."""
+    scales = np.exp2(rng.integers(-6, 7, (2, shape.kv_heads))).astype(np.float32)
+    sizes = zip((shape.head_dim, shape.v_head_dim), storage_types(dtype), scales, strict=True)
+    k, v = (awkward(rng, (tokens, shape.kv_heads, dims), kind, scale) for dims, kind, scale in sizes)
+    return k, v, scales
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k_dim,v_dim", ((64, 64), (80, 80), (96, 96), (512, 512), (576, 576), (192, 128), (96, 160)))
-def test_rows_have_the_bits_of_the_package(codec, rng, dtype, k_dim, v_dim):
-    if dtype == "q8_0" and k_dim % 32:
-        return
-    with np.errstate(over="ignore"):
-        k, v = (awkward(rng, (64, 2, dim), dtype) for dim in (k_dim, v_dim))
-    stored = [rows.stored_values(name, x, dtype) for name, x in (("k", k), ("v", v))]
-    want = rows.encode(stored[0][0], stored[1][0], AttnShape(2, 2, k_dim, v_dim), dtype)
-    words, largest = encode(codec, k, v, dtype)
-    assert np.array_equal(words, want)
-    assert largest == stored[0][1]
-    assert encode(codec, k[:0], v[:0], dtype)[1] == 0
+@pytest.mark.parametrize("dtype", (*STORAGE, *MIXED))
+def test_rows_have_the_bits_of_the_package(codec, rng, dtype):
+    for shape in map(AttnShape.parse, SHAPES):
+        if shape.latent and "/" in dtype:
+            continue
+        with np.errstate(over="ignore"):
+            k, v, scales = awkward_rows(rng, shape, dtype)
+        kinds = storage_types(dtype)
+        given = zip("kv", (k, v), kinds, scales, strict=True)
+        stored = [rows.stored_values(name, x, kind.name, scale=scale) for name, x, kind, scale in given]
+        want = rows.encode(stored[0][0], stored[1][0], shape, dtype, scales)
+        words, largest = encode(codec, shape, dtype, k, v, scales)
+        assert np.array_equal(words, want), shape
+        assert largest == stored[0][1]
+        assert encode(codec, shape, dtype, k[:0], v[:0], scales)[1] == 0
+
+
+def bytes_of_rows(rng, kind, tokens, heads, dims):
+    """Random rows as another cache stores them, with no number that is not finite."""
+    if not kind.quantized:
+        x = rng.standard_normal((tokens, heads, dims), np.float32).astype(make_case.NARROW.get(kind.name, np.float32))
+        return x.view(np.uint8).reshape(tokens, heads, -1)
+    raw = rng.integers(0, 256, (tokens, heads, row_bytes(kind, dims)), np.uint8)
+    if kind.head_scale:
+        raw[(raw & 127) == 127] = 126
+        return raw
+    halves = rng.standard_normal((tokens, heads, dims // 32, kind.halves)).astype(np.float16)
+    in_blocks = raw.reshape(tokens, heads, dims // 32, -1)
+    in_blocks[..., : 2 * kind.halves] = halves.view(np.uint8)
+    return raw
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", (*STORAGE, *MIXED))
+def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
+    scales = rng.uniform(0.1, 4, (2, 2)).astype(np.float32)
+    for shape in (AttnShape(2, 2, 96, 64), AttnShape(2, 2, 64, 32, latent=True)):
+        if shape.latent and "/" in dtype:
+            continue
+        sizes = zip(storage_types(dtype), (shape.head_dim, shape.v_head_dim), strict=True)
+        given = [bytes_of_rows(rng, kind, 5, 2, dims) for kind, dims in sizes]
+        want, largest = encoded_rows(given[:1] if shape.latent else given, shape, dtype, scales)
+        words, found = encode(codec, shape, dtype, *given, scales, encoded=True)
+        assert np.array_equal(words, want) and found == largest.k
 
 
 @needs_compiler
@@ -104,21 +163,59 @@ def test_rows_have_the_bits_of_the_package(codec, rng, dtype, k_dim, v_dim):
         ("bf16", 2.0**61, "v[1, 0, 3]: got 2.30584e+18, expected a finite value of at most 1.15292e+18"),
         ("f32", np.nan, "v[1, 0, 3]: got nan, expected a finite value of at most 1.15292e+18"),
         ("q8_0", 127 * 65505.0, "v[1, 0, 3]: got 8.31914e+06, expected a finite value of at most 8.31901e+06"),
+        ("q5_1", -65505.0, "v[1, 0, 3]: got -65505, expected a finite value of at most 65504"),
+        ("q5_0", np.nan, "v[1, 0, 3]: got nan, expected a finite value of at most 1.04806e+06"),
+        ("q4_1", 65505.0, "v[1, 0, 3]: got 65505, expected a finite value of at most 65504"),
+        ("f32/q4_0", 2.0**19, "v[1, 0, 3]: got 524288, expected a finite value of at most 524032"),
+        ("q8_0/iq4_nl", 6550401.0, "v[1, 0, 3]: got 6.5504e+06, expected a finite value of at most 6.5504e+06"),
+        ("fp8_e4m3", np.inf, "v[1, 0, 3]: got inf, expected a finite value of at most 1.15292e+18"),
+        ("fp8_e4m3", -225.0, "v[1, 0, 3]: got -225, expected at most 448 times the head's scale, 0.5; give a larger "),
     ),
 )
 def test_values_that_no_row_takes(codec, dtype, value, message):
-    k, v = np.zeros((2, 2, 1, 64), make_case.DTYPES[dtype])
+    kinds, scales = storage_types(dtype), np.full((2, 1), 0.5, np.float32)
+    k, v = (np.zeros((2, 1, 64), make_case.NARROW.get(kind.name, np.float32)) for kind in kinds)
     v[1, 0, 3] = value
-    assert encode(codec, k, v, dtype).startswith(message)
+    assert encode(codec, AttnShape(1, 1, 64), dtype, k, v, scales).startswith(message)
     with pytest.raises(rows.ValueRangeError):
-        rows.stored_values("v", v, dtype)
+        rows.stored_values("v", v, kinds[1].name, scale=scales[1])
 
 
 @needs_compiler
-def test_q8_0_needs_whole_blocks(codec):
-    x = np.zeros((1, 1, 80), np.float32)
-    message = "dtype: got q8_0 at head_dim 80, expected a head_dim that is a multiple of 32"
-    assert encode(codec, x, x, "q8_0") == message
+@pytest.mark.parametrize(
+    "dtype,at,message",
+    (
+        ("q8_0", 1, "k: got a scale or minimum that is not finite in token 1, KV head 0, block 0, expected numbers"),
+        ("q5_1", 24 + 3, "k: got a scale or minimum that is not finite in token 1, KV head 0, block 1, expected "),
+        ("fp8_e4m3", 7, "k: got an fp8_e4m3 NaN in token 1, KV head 0, value 7, expected numbers"),
+        ("bf16", 7, "k[1, 0, 3]: got nan, expected a finite value"),
+    ),
+)
+def test_encoded_rows_that_no_cache_takes(codec, dtype, at, message):
+    shape, kind = AttnShape(1, 1, 64), STORAGE[dtype]
+    given = np.zeros((2, 2, 1, row_bytes(kind, 64)), np.uint8)
+    given[0, 1, 0, at] = 0x7F
+    if dtype == "bf16":
+        given[0, 1, 0, at - 1] = 0xFF
+    assert encode(codec, shape, dtype, *given, encoded=True).startswith(message)
+    with pytest.raises(rows.ValueRangeError):
+        encoded_rows(list(given), shape, dtype, None)
+
+
+@needs_compiler
+def test_encoded_blocks_are_whole(codec):
+    x = np.zeros((1, 1, 80), np.uint8)
+    message = "encoded: got rows of 80 values in v, expected a multiple of 32 for q4_0; give floats for other sizes"
+    assert encode(codec, AttnShape(1, 1, 80), "fp8_e4m3/q4_0", x, x, encoded=True) == message
+    assert len(encode(codec, AttnShape(1, 1, 80), "fp8_e4m3", x, x, encoded=True)) == 2
+
+
+def test_the_library_s_types_are_the_package_s():
+    """storage.c is what make_storage.py writes, and zinc_attn.h has the same order."""
+    assert (EXAMPLE / "storage.c").read_text() == make_storage.text()
+    enum = re.search(r"enum za_dtype \{(.*?)\};", (EXAMPLE / "zinc_attn.h").read_text(), flags=re.S)[1]
+    assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
+    assert f"enum {{ BLOCK = {BLOCK} }};" in (EXAMPLE / "storage.h").read_text()
 
 
 @needs_compiler
@@ -127,7 +224,7 @@ def test_the_page_s_row_of_q8_0(codec):
     k[0, 0, [0, 1, 2, 3, 32, 33, 34]] = 1, -0.5, 0.25, 0.01, -2, 0.03, 0.007
     v[0, 0, :4] = 127, 0.5, 1.5, -2.5
     shown = {int(row["word"]): int(row["value"], 0) for row in tables("q8_0")[0]}
-    words, _ = encode(codec, k, v, "q8_0")
+    words, _ = encode(codec, AttnShape(1, 1, 64), "q8_0", k, v)
     assert {at: int(word) for at, word in enumerate(words[0, 0]) if word} == shown
     assert np.array_equal(words, rows.encode(k, v, AttnShape(1, 1, 64), "q8_0")) and words.shape[2] == 34
 

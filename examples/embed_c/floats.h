@@ -1,0 +1,16 @@
+/* Conversions of numbers. Every one rounds to the nearest, ties to even. */
+#ifndef FLOATS_H
+#define FLOATS_H
+
+#include <stdint.h>
+
+uint16_t za_half_bits(float x); /* float16; x: a magnitude that rounds to at most 65504 */
+float za_half_value(uint16_t bits);
+float za_bfloat_value(uint16_t bits);
+uint8_t za_fp8_bits(float x); /* e4m3; x: a magnitude up to 448 */
+float za_fp8_value(uint8_t bits);
+
+/* A float as the kernels take it: a magnitude below min_input becomes +0. */
+float za_flushed(float min_input, float x);
+
+#endif
