@@ -39,7 +39,9 @@ class Device:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        """See the class."""
+        """See the class. ArgumentError for a name, which ``Device.open`` takes."""
+        if isinstance(runtime, (str, int)):
+            raise ArgumentError(f"runtime: got {shown(runtime)}, expected an open one; names are for Device.open")
         self.runtime = runtime
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
