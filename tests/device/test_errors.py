@@ -254,9 +254,7 @@ def test_no_such_device_or_runtime():
         za.Device.open(99)
     with pytest.raises(errors.ArgumentError, match="runtime: got 'metal', expected one of kompute, vulkan"):
         za.Device.open(runtime="metal")
-    with pytest.raises(
-        errors.ArgumentError, match="runtime: got .vulkan., expected an open one; names are for"
-    ):
+    with pytest.raises(errors.ArgumentError, match="expected an open one; names are for"):
         za.Device("vulkan")
 
 
