@@ -17,6 +17,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_spirv_intrinsics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -110,6 +111,7 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
 #include "storage.glsl"
 #include "softcap.glsl"
 #include "bias.glsl"
+#include "matrix_memory.glsl"
 #include "matrix_tiles.glsl"
 #include "matrix_scores.glsl"
 #include "matrix_values.glsl"

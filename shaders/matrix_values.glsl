@@ -14,12 +14,10 @@ MatrixC value_sums[PIECE_TILES];  // the subgroup's tiles of a piece of its stri
 
 // To value_sums: the products with MAT_K keys.
 void add_value_step(uint step) {
-    MatrixA a;
-    coopMatLoad(a, s_rows, strip() * MAT_M * S_PITCH + step * MAT_K / 2u, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+    MatrixA a = load_a(s_rows[strip() * MAT_M * S_PITCH + step * MAT_K / 2u], S_PITCH);
     [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-        MatrixB b;
-        coopMatLoad(b, kv_rows, (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u, PITCH,
-                    gl_CooperativeMatrixLayoutColumnMajor);
+        uint at = (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
+        MatrixB b = load_b(kv_rows[at], PITCH);
         value_sums[n] = coopMatMulAdd(a, b, value_sums[n]);
     }
 }
@@ -27,9 +25,9 @@ void add_value_step(uint step) {
 // To unit: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
 // piece of K.
 void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
-    barrier();
+    meet();
     store_v();
-    barrier();
+    meet();
     if (piece + 1u < V_PIECES) {
         fetch_v(item, leaf, piece + 1u);
     } else {
@@ -40,10 +38,7 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
             value_sums[n] = MatrixC(0.0);
         }
         FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
-        // a row's number in every column: column-major with columns that lie one on the other
-        MatrixC unit_w, leaf_w;
-        coopMatLoad(unit_w, unit_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
-        coopMatLoad(leaf_w, leaf_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+        MatrixC unit_w = load_rows(unit_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
             MatrixC old = first ? MatrixC(0.0) : unit[piece * PIECE_TILES + n];
             unit[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
@@ -57,7 +52,7 @@ void make_empty() {
         unit[n] = MatrixC(0.0);
     }
     if (lane < VECTORS) {
-        unit_ml[lane] = vec2(EMPTY_M, 0.0);
+        store(unit_ml[lane], vec2(EMPTY_M, 0.0));
     }
 }
 
@@ -74,7 +69,8 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
         return;
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    float top = unit_ml[t].x, sum = unit_ml[t].y, keep = 1.0;
+    vec2 ml = load(unit_ml[t]);
+    float top = ml.x, sum = ml.y, keep = 1.0;
     if (work[HEADER_SINGLE_PASS] != 0u) {
         uint slot = vector.row * q_heads + vector.head;
         if (work[HEADER_SINK_TABLE] != 0u) {
@@ -100,18 +96,17 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
 
 // The unit's piece `piece` of all vectors, through s_rows.
 void emit_piece(Item item, uint index, uint piece) {
-    barrier();
+    meet();
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-            coopMatStore(unit[piece * PIECE_TILES + n], s_rows,
-                         strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
-                         gl_CooperativeMatrixLayoutRowMajor);
+            uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
+            store_c(s_rows[at], unit[piece * PIECE_TILES + n], S_PITCH);
         }
     }
-    barrier();
+    meet();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
         uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
-        uvec2 x = uvec2(s_rows[t * S_PITCH + at], s_rows[t * S_PITCH + at + 1u]);
+        uvec2 x = uvec2(load(s_rows[t * S_PITCH + at]), load(s_rows[t * S_PITCH + at + 1u]));
         emit_pair(item, index, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
     }
 }
