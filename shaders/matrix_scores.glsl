@@ -8,14 +8,15 @@ float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][k
 
 // To score_sums: the products of MAT_K dimensions.
 void add_score_step(uint piece, uint step) {
-    if (!has_strip() || piece * MATRIX_PIECE + step * MAT_K >= K_DIM) {
+    if (!has_strip() || K_DIM % MATRIX_PIECE != 0u && piece * MATRIX_PIECE + step * MAT_K >= K_DIM) {
         return;
     }
     MatrixA a;
     if (Q_HELD) {
         a = q_held[piece * PIECE_STEPS + step];
     } else {
-        a = load_a(q_rows[strip() * MAT_M * Q_PITCH + (piece * MATRIX_PIECE + step * MAT_K) / 2u], Q_PITCH);
+        uint at = piece * (MATRIX_PIECE / 2u) + step * (MAT_K / 2u);
+        a = load_a(q_rows[strip() * MAT_M * Q_PITCH + at], Q_PITCH);
     }
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
         uint at = (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
@@ -42,7 +43,7 @@ void find_scores(Item item, Leaf leaf) {
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
         score_sums[n] = MatrixC(0.0);
     }
-    FOR_PIECES(Q_HELD, piece, K_PIECES, add_scores(item, leaf, piece))
+    FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
             uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;

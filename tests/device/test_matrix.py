@@ -243,11 +243,12 @@ def test_numbers_that_float16_hardly_holds(
             assert np.all(np.abs(one - right) <= bound)
 
 
+@pytest.mark.parametrize("text", ("4/1/80/72", "2/1/136/8"))
 def test_the_unrolled_program(
-    matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """GPUs run it; its bits are those of the program with loops."""
-    shape = za.AttnShape(4, 1, 80, 72)
+    """GPUs run it; its bits are those of the program with loops, with q in registers and in shared memory."""
+    shape = za.AttnShape.parse(text)
     q, k, v = make(rng, shape, 5, 200)
     want = attend(matrix_device, shape, q, k, v)
     built = call.matrix_workgroup

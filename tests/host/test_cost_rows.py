@@ -71,7 +71,7 @@ ASSUMED: dict[str, tuple[object, str, object]] = {  # label: (module, name, anot
     "waves reach a barrier 200 cycles apart (50)": (matrix, "BARRIER_WAIT", 200),
     "a wait for scalar loads takes 200 cycles (100)": (matrix, "TRIP_CYCLES", 200),
     "the L2 gives 3 times memory's rate (6)": (prefill, "L2_RATE", 3.0),
-    "tiles without copies: 168 and 120 registers (240 and 168)": (matrix, "VGPRS", {128: 168, 256: 120}),
+    "tiles without copies: 168 and 120 registers (240 and 192)": (matrix, "VGPRS", {128: 168, 256: 120}),
 }
 CARD_ASSUMED = {
     "the matrix units reach 80 % of their rate (100 %)": {"matrix_flops": 819},

@@ -49,16 +49,16 @@ class MatrixCounts(NamedTuple):
 
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
 # 25.0.7 makes them: it gives a wave two copies of each factor's tile, as RDNA3 needs and RDNA4 does not.
-ISSUE: Final = MatrixCounts(23.5, 33.4, 129.0)  # cycles in which the wave issues instructions
+ISSUE: Final = MatrixCounts(19.0, 40.3, 87.0)  # cycles in which the wave issues instructions
 LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
-LDS_WAITS: Final = MatrixCounts(3.3, 3.7, 17.3, -28.0)  # times that the wave waits for shared memory
-SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 2.5)  # for work words and the page table
+LDS_WAITS: Final = MatrixCounts(0.0, 1.3, 9.5)  # times that the wave waits for shared memory
+SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 6.0)  # for work words and the page table
 # For K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for shortly
 # before they are stored, and the program has about one wait for every 8 values of a lane.
 MEMORY_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 2.0)
 PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
 Q_ISSUE, EMIT_ISSUE = 70, 60  # cycles of a trip that carries 2 values of q, or writes 2 of a state
-VGPRS: Final = {128: 240, 256: 168}  # by dimensions of K, rounded up; larger heads have the last
+VGPRS: Final = {128: 240, 256: 192}  # by dimensions of K, rounded up; larger heads have the last
 
 
 @dataclass(frozen=True)
