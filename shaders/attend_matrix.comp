@@ -82,6 +82,7 @@ shared float reduced[VECTORS * WEIGHT_PARTIALS];      // [vector][key mod 4]: ma
 shared float unit_weight[VECTORS];                    // what the unit so far and the leaf are multiplied with
 shared float leaf_weight[VECTORS];
 shared vec2 unit_ml[VECTORS];
+shared vec2 total_ml[VECTORS];                        // of the item's units before this one
 MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
 MatrixC unit[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the unit so far
 uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves

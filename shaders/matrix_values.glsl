@@ -61,8 +61,25 @@ void find_values(Item item, Leaf leaf, Leaf next, bool first) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, first, piece))
 }
 
-// Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where a query row
-// has only one, to the output.
+// Whether leaf `index` is of the item's first unit, or ends the item.
+bool in_first_unit(Item item, uint index) {
+    return index / item.leaves_per_state == item.leaf_begin / item.leaves_per_state;
+}
+
+bool ends_item(Item item, uint index) {
+    return index + 1u == item.leaf_end;
+}
+
+// (m, l) of the total so far, with the unit: what merge.comp has behind this state.
+vec2 total_with_unit(uint t) {
+    vec2 total = load(total_ml[t]), ml = load(unit_ml[t]);
+    vec2 w = merge_weights(total.x, ml.x);
+    return vec2(max(total.x, ml.x), merge(total.y, w.x, ml.y, w.y));
+}
+
+// Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where the item
+// has all units of its rows, to the total of these, which lies in the row's place of `states` until it is the output.
+// The lane that writes a pair of the total reads it at the next unit.
 void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     Vector vector = vector_at(item, t);
     if (!vector.real || dim >= V_DIM) {
@@ -70,15 +87,25 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     }
     uint q_heads = work[HEADER_Q_HEADS];
     vec2 ml = load(unit_ml[t]);
-    float top = ml.x, sum = ml.y, keep = 1.0;
     if (work[HEADER_SINGLE_PASS] != 0u) {
-        uint slot = vector.row * q_heads + vector.head;
+        uint slot = vector.row * q_heads + vector.head, at = slot * V_DIM + dim;
+        if (!in_first_unit(item, index)) {
+            vec2 w = merge_weights(load(total_ml[t]).x, ml.x);
+            x = merge(vec2(states[at], states[at + 1u]), w.x, x, w.y);
+            ml = total_with_unit(t);
+        }
+        if (!ends_item(item, index)) {
+            states[at] = x.x;
+            states[at + 1u] = x.y;
+            return;
+        }
+        float top = ml.x, sum = ml.y, keep = 1.0;
         if (work[HEADER_SINK_TABLE] != 0u) {
             keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
         }
         x = normalize(x, keep, sum);
-        result[slot * V_DIM + dim] = x.x;
-        result[slot * V_DIM + dim + 1u] = x.y;
+        result[at] = x.x;
+        result[at + 1u] = x.y;
         if (dim == 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         }
@@ -88,9 +115,9 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     states[slot * V_DIM + dim] = x.x;
     states[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
-        uint ml = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
-        states[ml] = top;
-        states[ml + 1u] = sum;
+        uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+        states[at] = ml.x;
+        states[at + 1u] = ml.y;
     }
 }
 
@@ -113,4 +140,11 @@ void emit_piece(Item item, uint index, uint piece) {
 
 void emit(Item item, uint index) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, emit_piece(item, index, piece))
+    if (ends_item(item, index)) {
+        return;
+    }
+    meet();
+    if (lane < VECTORS) {
+        store(total_ml[lane], in_first_unit(item, index) ? load(unit_ml[lane]) : total_with_unit(lane));
+    }
 }
