@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import differing
+from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn.cache.rows import decode
@@ -273,7 +273,7 @@ def test_numbers_that_float16_hardly_holds(
             assert np.all(np.abs(one - right) <= bound)
 
 
-@pytest.mark.parametrize("text", ("4/1/80/72", "2/1/136/8"))
+@pytest.mark.parametrize("text", ("4/1/80/72", "2/1/136/8") if FULL else ("4/1/80/72",))
 def test_the_unrolled_program(
     matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
