@@ -78,8 +78,8 @@ vec2 total_with_unit(uint t) {
 }
 
 // Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where the item
-// has all units of its rows, to the total of these, which lies in the row's place of `states` until it is the output.
-// The lane that writes a pair of the total reads it at the next unit.
+// has all units of its rows, to the total of these.  That lies in the row's place of `states` until it is the output,
+// which may be memory of the host.  The lane that writes a pair of the total reads it at the next unit.
 void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     Vector vector = vector_at(item, t);
     if (!vector.real || dim >= V_DIM) {
