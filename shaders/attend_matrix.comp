@@ -17,6 +17,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_spirv_intrinsics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -81,6 +82,7 @@ shared float reduced[VECTORS * WEIGHT_PARTIALS];      // [vector][key mod 4]: ma
 shared float unit_weight[VECTORS];                    // what the unit so far and the leaf are multiplied with
 shared float leaf_weight[VECTORS];
 shared vec2 unit_ml[VECTORS];
+shared vec2 total_ml[VECTORS];                        // of the item's units before this one
 MatrixA q_held[Q_HELD ? K_PIECES * PIECE_STEPS : 1u];
 MatrixC unit[V_PIECES * PIECE_TILES];  // the subgroup's part of its strip's o, of the unit so far
 uvec4 ahead[LOADS];                    // what the lane has in flight of the next piece, as halves
@@ -110,6 +112,7 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
 #include "storage.glsl"
 #include "softcap.glsl"
 #include "bias.glsl"
+#include "matrix_memory.glsl"
 #include "matrix_tiles.glsl"
 #include "matrix_scores.glsl"
 #include "matrix_values.glsl"

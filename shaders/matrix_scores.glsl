@@ -8,29 +8,28 @@ float lane_scores[WEIGHT_ROUNDS * KEY_PARTS];  // of the lane's pairs [vector][k
 
 // To score_sums: the products of MAT_K dimensions.
 void add_score_step(uint piece, uint step) {
-    if (!has_strip() || piece * MATRIX_PIECE + step * MAT_K >= K_DIM) {
+    if (!has_strip() || K_DIM % MATRIX_PIECE != 0u && piece * MATRIX_PIECE + step * MAT_K >= K_DIM) {
         return;
     }
     MatrixA a;
     if (Q_HELD) {
         a = q_held[piece * PIECE_STEPS + step];
     } else {
-        coopMatLoad(a, q_rows, strip() * MAT_M * Q_PITCH + (piece * MATRIX_PIECE + step * MAT_K) / 2u, Q_PITCH,
-                    gl_CooperativeMatrixLayoutRowMajor);
+        uint at = piece * (MATRIX_PIECE / 2u) + step * (MAT_K / 2u);
+        a = load_a(q_rows[strip() * MAT_M * Q_PITCH + at], Q_PITCH);
     }
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
-        MatrixB b;
-        coopMatLoad(b, kv_rows, (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u, PITCH,
-                    gl_CooperativeMatrixLayoutColumnMajor);
+        uint at = (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
+        MatrixB b = load_b(kv_rows[at], PITCH);
         score_sums[n] = coopMatMulAdd(a, b, score_sums[n]);
     }
 }
 
 // To score_sums: the products of the piece of K that is in flight.  The next one is fetched, or the first one of V.
 void add_scores(Item item, Leaf leaf, uint piece) {
-    barrier();
+    meet();
     store_k();
-    barrier();
+    meet();
     if (piece + 1u < K_PIECES) {
         fetch_k(item, leaf, piece + 1u);
     } else {
@@ -44,20 +43,22 @@ void find_scores(Item item, Leaf leaf) {
     [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
         score_sums[n] = MatrixC(0.0);
     }
-    FOR_PIECES(Q_HELD, piece, K_PIECES, add_scores(item, leaf, piece))
+    FOR_PIECES(UNROLLED == 1u, piece, K_PIECES, add_scores(item, leaf, piece))
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < KEY_TILES; ++n) {
             uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
-            coopMatStore(score_sums[n], s_rows, at, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            store_c(s_rows[at], score_sums[n], S_PITCH);
         }
     }
-    barrier();
+    meet();
 }
 
 // m of a vector, from the partial maxima.
 float leaf_maximum(uint t) {
     uint at = t * WEIGHT_PARTIALS;
-    return roundEven(max(max(reduced[at], reduced[at + 1u]), max(reduced[at + 2u], reduced[at + 3u])));
+    float m01 = max(load(reduced[at]), load(reduced[at + 1u]));
+    float m23 = max(load(reduced[at + 2u]), load(reduced[at + 3u]));
+    return roundEven(max(m01, m23));
 }
 
 // The products of a vector with keys `key` and key + 4 as scores, EMPTY_M for keys that it does not see.
@@ -85,17 +86,17 @@ void find_weights(Item item, Leaf leaf, bool first) {
             float top = EMPTY_M;
             for (uint j = 0u; j < KEY_PARTS; j += 2u) {
                 uint at = t * S_PITCH + key * KEY_PARTS + j;
-                vec2 s = uintBitsToFloat(uvec2(s_rows[at], s_rows[at + 1u]));
+                vec2 s = uintBitsToFloat(uvec2(load(s_rows[at]), load(s_rows[at + 1u])));
                 s = scores_of(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
                 s = vector.real ? s : vec2(EMPTY_M);
                 lane_scores[round * KEY_PARTS + j] = s.x;
                 lane_scores[round * KEY_PARTS + j + 1u] = s.y;
                 top = max(top, max(s.x, s.y));
             }
-            reduced[i] = top;
+            store(reduced[i], top);
         }
     }
-    barrier();
+    meet();
     float m = leaf_maximum(min(lane, VECTORS - 1u)), sums[WEIGHT_ROUNDS];
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
         uint i = round * LANES + lane, t = i / WEIGHT_PARTIALS, key = i % WEIGHT_PARTIALS;
@@ -107,7 +108,7 @@ void find_weights(Item item, Leaf leaf, bool first) {
                 vec2 p = mix(vec2(0.0), vec2(weight(s.x, top), weight(s.y, top)), greaterThan(s, vec2(EMPTY_M)));
                 lane_scores[round * KEY_PARTS + j] = p.x;
                 lane_scores[round * KEY_PARTS + j + 1u] = p.y;
-                s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u] = halves(p * WEIGHT_SCALE);
+                store(s_rows[t * S_PITCH + (key * KEY_PARTS + j) / 2u], halves(p * WEIGHT_SCALE));
             }
             for (uint j = 0u; j < KEY_PARTS; ++j) {
                 sum = sum + lane_scores[round * KEY_PARTS + j];
@@ -115,23 +116,23 @@ void find_weights(Item item, Leaf leaf, bool first) {
         }
         sums[round] = sum;
     }
-    barrier();
+    meet();
     [[unroll]] for (uint round = 0u; round < WEIGHT_ROUNDS; ++round) {
         uint i = round * LANES + lane;
         if (i < VECTORS * WEIGHT_PARTIALS) {
-            reduced[i] = sums[round];
+            store(reduced[i], sums[round]);
         }
     }
-    barrier();
+    meet();
     if (lane < VECTORS) {
         uint at = lane * WEIGHT_PARTIALS;
-        precise float c01 = reduced[at] + reduced[at + 1u];
-        precise float c23 = reduced[at + 2u] + reduced[at + 3u];
+        precise float c01 = load(reduced[at]) + load(reduced[at + 1u]);
+        precise float c23 = load(reduced[at + 2u]) + load(reduced[at + 3u]);
         precise float l = c01 + c23;
-        vec2 old = first ? vec2(EMPTY_M, 0.0) : unit_ml[lane];
+        vec2 old = first ? vec2(EMPTY_M, 0.0) : load(unit_ml[lane]);
         vec2 w = merge_weights(old.x, m);
-        unit_ml[lane] = vec2(max(old.x, m), merge(old.y, w.x, l, w.y));
-        unit_weight[lane] = w.x;
-        leaf_weight[lane] = w.y;
+        store(unit_ml[lane], vec2(max(old.x, m), merge(old.y, w.x, l, w.y)));
+        store(unit_weight[lane], w.x);
+        store(leaf_weight[lane], w.y);
     }
 }

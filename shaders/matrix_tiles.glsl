@@ -55,16 +55,16 @@ uint q_pair(Item item, uint t, uint pair) {
 
 // To q_held, through kv_rows: piece `piece` of the dimensions.
 void hold_q(Item item, uint piece) {
-    barrier();
+    meet();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
         uint t = i / (MATRIX_PIECE / 2u), pair = i % (MATRIX_PIECE / 2u);
-        kv_rows[t * PITCH + pair] = q_pair(item, t, piece * (MATRIX_PIECE / 2u) + pair);
+        store(kv_rows[t * PITCH + pair], q_pair(item, t, piece * (MATRIX_PIECE / 2u) + pair));
     }
-    barrier();
+    meet();
     [[unroll]] for (uint step = 0u; step < PIECE_STEPS; ++step) {
         if (has_strip()) {
-            coopMatLoad(q_held[piece * PIECE_STEPS + step], kv_rows, strip() * MAT_M * PITCH + step * MAT_K / 2u, PITCH,
-                        gl_CooperativeMatrixLayoutRowMajor);
+            uint at = strip() * MAT_M * PITCH + step * MAT_K / 2u;
+            q_held[piece * PIECE_STEPS + step] = load_a(kv_rows[at], PITCH);
         }
     }
 }
@@ -73,7 +73,8 @@ void hold_q(Item item, uint piece) {
 void load_q(Item item) {
     if (!Q_HELD) {
         for (uint i = lane; i < VECTORS * (K_DIM / 2u); i += LANES) {
-            q_rows[i / (K_DIM / 2u) * Q_PITCH + i % (K_DIM / 2u)] = q_pair(item, i / (K_DIM / 2u), i % (K_DIM / 2u));
+            uint t = i / (K_DIM / 2u), pair = i % (K_DIM / 2u);
+            store(q_rows[t * Q_PITCH + pair], q_pair(item, t, pair));
         }
         return;
     }
@@ -131,7 +132,7 @@ void store_k() {
     [[unroll]] for (uint u = 0u; u < LOADS; ++u) {
         uint i = u * LANES + lane, at = row_of(i % KEYS_PER_LEAF) * PITCH + i / KEYS_PER_LEAF * (CHUNK / 2u);
         [[unroll]] for (uint w = 0u; w < 4u; ++w) {
-            kv_rows[at + w] = ahead[u][w];
+            store(kv_rows[at + w], ahead[u][w]);
         }
     }
 }
@@ -141,8 +142,8 @@ void store_v() {
         uint i = u * LANES + lane, at = i / ROW_PAIRS * 4u * PITCH + i % ROW_PAIRS;
         [[unroll]] for (uint w = 0u; w < 2u; ++w) {
             uint a = ahead[u][w], b = ahead[u][w + 2u];
-            kv_rows[at + 2u * w * PITCH] = a & 0xFFFFu | b << 16;
-            kv_rows[at + (2u * w + 1u) * PITCH] = a >> 16 | b & 0xFFFF0000u;
+            store(kv_rows[at + 2u * w * PITCH], a & 0xFFFFu | b << 16);
+            store(kv_rows[at + (2u * w + 1u) * PITCH], a >> 16 | b & 0xFFFF0000u);
         }
     }
 }

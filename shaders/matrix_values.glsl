@@ -14,12 +14,10 @@ MatrixC value_sums[PIECE_TILES];  // the subgroup's tiles of a piece of its stri
 
 // To value_sums: the products with MAT_K keys.
 void add_value_step(uint step) {
-    MatrixA a;
-    coopMatLoad(a, s_rows, strip() * MAT_M * S_PITCH + step * MAT_K / 2u, S_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+    MatrixA a = load_a(s_rows[strip() * MAT_M * S_PITCH + step * MAT_K / 2u], S_PITCH);
     [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-        MatrixB b;
-        coopMatLoad(b, kv_rows, (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u, PITCH,
-                    gl_CooperativeMatrixLayoutColumnMajor);
+        uint at = (n * PARTS + part_of_strip()) * MAT_N * PITCH + step * MAT_K / 2u;
+        MatrixB b = load_b(kv_rows[at], PITCH);
         value_sums[n] = coopMatMulAdd(a, b, value_sums[n]);
     }
 }
@@ -27,9 +25,9 @@ void add_value_step(uint step) {
 // To unit: the piece of V that is in flight, weighted and folded.  The next one is fetched, or the next leaf's first
 // piece of K.
 void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
-    barrier();
+    meet();
     store_v();
-    barrier();
+    meet();
     if (piece + 1u < V_PIECES) {
         fetch_v(item, leaf, piece + 1u);
     } else {
@@ -40,10 +38,7 @@ void add_values(Item item, Leaf leaf, Leaf next, bool first, uint piece) {
             value_sums[n] = MatrixC(0.0);
         }
         FOR_STEPS(step, KEYS_PER_LEAF / MAT_K, add_value_step(step))
-        // a row's number in every column: column-major with columns that lie one on the other
-        MatrixC unit_w, leaf_w;
-        coopMatLoad(unit_w, unit_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
-        coopMatLoad(leaf_w, leaf_weight, strip() * MAT_M, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+        MatrixC unit_w = load_rows(unit_weight[strip() * MAT_M]), leaf_w = load_rows(leaf_weight[strip() * MAT_M]);
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
             MatrixC old = first ? MatrixC(0.0) : unit[piece * PIECE_TILES + n];
             unit[piece * PIECE_TILES + n] = flushed(old * unit_w + flushed(value_sums[n] * WEIGHT_UNIT) * leaf_w);
@@ -57,7 +52,7 @@ void make_empty() {
         unit[n] = MatrixC(0.0);
     }
     if (lane < VECTORS) {
-        unit_ml[lane] = vec2(EMPTY_M, 0.0);
+        store(unit_ml[lane], vec2(EMPTY_M, 0.0));
     }
 }
 
@@ -66,23 +61,51 @@ void find_values(Item item, Leaf leaf, Leaf next, bool first) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, add_values(item, leaf, next, first, piece))
 }
 
-// Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where a query row
-// has only one, to the output.
+// Whether leaf `index` is of the item's first unit, or ends the item.
+bool in_first_unit(Item item, uint index) {
+    return index / item.leaves_per_state == item.leaf_begin / item.leaves_per_state;
+}
+
+bool ends_item(Item item, uint index) {
+    return index + 1u == item.leaf_end;
+}
+
+// (m, l) of the total so far, with the unit: what merge.comp has behind this state.
+vec2 total_with_unit(uint t) {
+    vec2 total = load(total_ml[t]), ml = load(unit_ml[t]);
+    vec2 w = merge_weights(total.x, ml.x);
+    return vec2(max(total.x, ml.x), merge(total.y, w.x, ml.y, w.y));
+}
+
+// Write dimensions dim and dim + 1 of vector t of the unit that holds leaf `index`: to its state, or, where the item
+// has all units of its rows, to the total of these.  That lies in the row's place of `states` until it is the output,
+// which may be memory of the host.  The lane that writes a pair of the total reads it at the next unit.
 void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     Vector vector = vector_at(item, t);
     if (!vector.real || dim >= V_DIM) {
         return;
     }
     uint q_heads = work[HEADER_Q_HEADS];
-    float top = unit_ml[t].x, sum = unit_ml[t].y, keep = 1.0;
+    vec2 ml = load(unit_ml[t]);
     if (work[HEADER_SINGLE_PASS] != 0u) {
-        uint slot = vector.row * q_heads + vector.head;
+        uint slot = vector.row * q_heads + vector.head, at = slot * V_DIM + dim;
+        if (!in_first_unit(item, index)) {
+            vec2 w = merge_weights(load(total_ml[t]).x, ml.x);
+            x = merge(vec2(states[at], states[at + 1u]), w.x, x, w.y);
+            ml = total_with_unit(t);
+        }
+        if (!ends_item(item, index)) {
+            states[at] = x.x;
+            states[at + 1u] = x.y;
+            return;
+        }
+        float top = ml.x, sum = ml.y, keep = 1.0;
         if (work[HEADER_SINK_TABLE] != 0u) {
             keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.head]), top, sum);
         }
         x = normalize(x, keep, sum);
-        result[slot * V_DIM + dim] = x.x;
-        result[slot * V_DIM + dim + 1u] = x.y;
+        result[at] = x.x;
+        result[at + 1u] = x.y;
         if (dim == 0u) {
             result[work[HEADER_ROWS] * q_heads * V_DIM + slot] = natural_lse(top, sum);
         }
@@ -92,30 +115,36 @@ void emit_pair(Item item, uint index, uint t, uint dim, vec2 x) {
     states[slot * V_DIM + dim] = x.x;
     states[slot * V_DIM + dim + 1u] = x.y;
     if (dim == 0u) {
-        uint ml = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
-        states[ml] = top;
-        states[ml + 1u] = sum;
+        uint at = work[HEADER_STATE_STRIDE] * q_heads * V_DIM + 2u * slot;
+        states[at] = ml.x;
+        states[at + 1u] = ml.y;
     }
 }
 
 // The unit's piece `piece` of all vectors, through s_rows.
 void emit_piece(Item item, uint index, uint piece) {
-    barrier();
+    meet();
     if (has_strip()) {
         [[unroll]] for (uint n = 0u; n < PIECE_TILES; ++n) {
-            coopMatStore(unit[piece * PIECE_TILES + n], s_rows,
-                         strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N, S_PITCH,
-                         gl_CooperativeMatrixLayoutRowMajor);
+            uint at = strip() * MAT_M * S_PITCH + (n * PARTS + part_of_strip()) * MAT_N;
+            store_c(s_rows[at], unit[piece * PIECE_TILES + n], S_PITCH);
         }
     }
-    barrier();
+    meet();
     for (uint i = lane; i < VECTORS * (MATRIX_PIECE / 2u); i += LANES) {
         uint t = i / (MATRIX_PIECE / 2u), at = 2u * (i % (MATRIX_PIECE / 2u));
-        uvec2 x = uvec2(s_rows[t * S_PITCH + at], s_rows[t * S_PITCH + at + 1u]);
+        uvec2 x = uvec2(load(s_rows[t * S_PITCH + at]), load(s_rows[t * S_PITCH + at + 1u]));
         emit_pair(item, index, t, piece * MATRIX_PIECE + at, uintBitsToFloat(x));
     }
 }
 
 void emit(Item item, uint index) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, emit_piece(item, index, piece))
+    if (ends_item(item, index)) {
+        return;
+    }
+    meet();
+    if (lane < VECTORS) {
+        store(total_ml[lane], in_first_unit(item, index) ? load(unit_ml[lane]) : total_with_unit(lane));
+    }
 }

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import differing
+from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn.cache.rows import decode
@@ -30,7 +30,7 @@ from zinc_attn.errors import (
     ValueRangeError,
 )
 from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
-from zinc_attn.planning import call
+from zinc_attn.planning import call, walks
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
@@ -98,6 +98,36 @@ def test_error_layouts_chunks_and_pages(matrix_device: za.Device, rng: np.random
             out = attention(q[part], seq, 0, k=k[new], v=None if shape.latent else v[new])
             assert not differing(out, want[0][part])
             begin += count
+
+
+@pytest.mark.parametrize("options", ({}, {"window": 600}, {"sinks": np.linspace(-2, 3, 8, dtype=np.float32)}))
+@pytest.mark.parametrize("text", ("8/2/64", "8/1/40/72"))
+def test_walks(
+    matrix_device: za.Device,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    options: dict[str, Any],
+) -> None:
+    """Workgroups that walk all nodes of their rows have the bits of partial states, and more rows fit a submission."""
+    shape, tokens, rows = za.AttnShape.parse(text), 1700, 150
+    q, k, v = make(rng, shape, rows, tokens)
+    want = attend(matrix_device, shape, q, k, v, num_splits=2, **options)
+    every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * walks.ROOM * 64  # room for all rows; for 64 that walk
+    planned: list[bool] = []
+
+    def observe(one: Any, _: object) -> None:
+        planned.append(one.key.walks)
+
+    with filled(matrix_device, shape, k, v) as (cache, seq):
+        attention = za.Attention(cache, arithmetic="matrix", observer=observe, **options)
+        for walkers, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
+            monkeypatch.setattr(walks, "WALKERS", walkers)
+            monkeypatch.setattr(call, "SCRATCH_BYTES", room)
+            planned.clear()
+            for got, right in zip(attention(q, seq, 0, return_lse=True), want, strict=True):
+                assert not differing(got, right)
+            assert planned == [walkers == 1] * submissions
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))
@@ -243,11 +273,12 @@ def test_numbers_that_float16_hardly_holds(
             assert np.all(np.abs(one - right) <= bound)
 
 
+@pytest.mark.parametrize("text", ("4/1/80/72", "2/1/136/8") if FULL else ("4/1/80/72",))
 def test_the_unrolled_program(
-    matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """GPUs run it; its bits are those of the program with loops."""
-    shape = za.AttnShape(4, 1, 80, 72)
+    """GPUs run it; its bits are those of the program with loops, with q in registers and in shared memory."""
+    shape = za.AttnShape.parse(text)
     q, k, v = make(rng, shape, 5, 200)
     want = attend(matrix_device, shape, q, k, v)
     built = call.matrix_workgroup

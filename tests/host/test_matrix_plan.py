@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,3 +120,29 @@ def test_the_key_names_the_workgroup() -> None:
         assert one.key.matrix is not None
         keys.add(one.key.matrix.vectors)
     assert keys == {16, 64}
+
+
+@pytest.mark.parametrize("rows", (1, 511, 1024, 2500))
+def test_rows_walk_where_they_make_enough_workgroups(rows: int) -> None:
+    """A layout of the split rule then has an item for each block of rows, the longest first, and even parts."""
+    shape = AttnShape(16, 2, 256)
+    device = LayoutFacts(64, "discrete")
+    facts = DeviceFacts(shape, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4_UNITS)
+    request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
+    options = CallOptions(split_rule_layouts(shape, "f16", device), arithmetic="matrix")
+    made = plan_call([request], options, facts).submissions
+    assert all(one.key.walks == one.key.single_pass == (rows >= 1024) for one in made)
+    if rows < 1024:
+        return
+    assert [one.query_rows for one in made] == ([1024] if rows == 1024 else [1250, 1250])
+    for one in made:
+        assert one.key.states >= one.query_rows and np.all(one.items["leaf_begin"] == 0)
+        assert np.all(one.items["leaves_per_state"] == 8) and one.items["rows"].sum() == one.query_rows
+        assert np.all(np.diff(one.items["leaf_end"].astype(int)) <= 0)
+    for other in (
+        replace(options, arithmetic="canonical"),
+        replace(options, layout=fixed_layouts(shape, "f16", device, num_splits=4, split_size=None)),
+    ):
+        assert not any(one.key.walks for one in plan_call([request], other, facts).submissions)
+    shard = replace(request, end=9000, shifts=np.zeros(16, np.int64))
+    assert not any(one.key.walks for one in plan_call([shard], options, facts).submissions)

@@ -100,7 +100,7 @@ class TensorWords:
         heads, dim = cache.shape.q_heads, cache.shape.v_dim
         return cls(
             q=key.rows * heads * cache.shape.k_dim,
-            states=0 if key.single_pass else key.states * heads * (dim + 2),
+            states=0 if key.single_pass and not key.walks else key.states * heads * (dim + 2),
             out=key.rows * heads * (dim + 1),
             rows=key.appends * cache.row_words,
         )
@@ -343,7 +343,8 @@ class Workspace:
         key, mat = self.key, self.cache.device.info.matrix.tile
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
-        return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target)
+        states = "states" if key.walks else None
+        return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target, states)
 
     def _bound(self) -> dict[str, Buffer]:
         found = {"q": self.tensors.q, "states": self.tensors.states, "out": self.tensors.out}

@@ -72,7 +72,7 @@ HEADER: Final = (
     "page_tiles",  # tiles per page and KV head
     "rows",  # query rows of the call
     "row_table",  # word where the ROW records begin
-    "single_pass",  # 1: each row has at most one state, and pass 1 writes the final output
+    "single_pass",  # 1: an item has all keys that its rows see, and pass 1 writes the final output
     "append_table",  # word where the APPEND (or COPY) records begin
     "softcap",  # float32 bits of the cap, read where attend's specialization constant softcap is 1
     "softcap_inverse",  # float32 bits of 1 / cap

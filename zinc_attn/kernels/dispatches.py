@@ -131,11 +131,14 @@ class MatrixVariant:
         return decl, tuple(values[name] for name in decl.spec)
 
 
-def matrix_call(variant: MatrixVariant, items: int, kv_heads: int, target: str) -> KernelCall:
-    """Pass 1 with matrix units; see ``attend_call``."""
+def matrix_call(
+    variant: MatrixVariant, items: int, kv_heads: int, target: str, states: str | None = None
+) -> KernelCall:
+    """Pass 1 with matrix units; see ``attend_call``. states: where workgroups that walk keep totals, if they do."""
     decl, spec = variant.program()
     blocks = variant.workgroup.blocks(variant.shape.group)
-    return KernelCall(decl, spec, ("work", "q", "k", "v", target, target, "work"), (items, kv_heads, blocks))
+    buffers = ("work", "q", "k", "v", states or target, target, "work")
+    return KernelCall(decl, spec, buffers, (items, kv_heads, blocks))
 
 
 def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, work: str = "work") -> KernelCall:

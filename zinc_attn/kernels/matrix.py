@@ -70,7 +70,7 @@ def shared_bytes(shape: AttnShape, vectors: int, unrolled: bool) -> int:
     q = 16 if unrolled and shape.k_dim <= HELD_DIMS else 2 * vectors * (shape.k_dim + 8)
     kv = 2 * KEYS_PER_LEAF * (PIECE + 8)
     scores = 4 * vectors * (KEYS_PER_LEAF + 4)
-    return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 4)
+    return q + kv + scores + 4 * vectors * (WEIGHT_PARTIALS + 6)
 
 
 def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: int) -> MatrixWorkgroup | None:

@@ -25,6 +25,7 @@ from .items import Indices, Mask, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
+from .walks import ROOM, walk_pays, walking_rows
 
 Arithmetic = Literal["canonical", "matrix", "matrix-prefill"]
 ARITHMETICS: Final[tuple[Arithmetic, ...]] = ("canonical", "matrix", "matrix-prefill")
@@ -66,16 +67,26 @@ class RowSlice(NamedTuple):
 
 
 class SplitLayout(NamedTuple):
-    """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants."""
+    """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants.
+
+    by_rule: it is the split rule's, so a call may go without splits; walks: it does: a workgroup by matrix units walks
+    all keys of its rows.
+    """
 
     plan: SplitPlan
     ranges: Indices
     build: Build
+    by_rule: bool = False
+    walks: bool = False
 
     @classmethod
-    def of(cls, plan: SplitPlan, build: Build) -> SplitLayout:
+    def of(cls, plan: SplitPlan, build: Build, *, by_rule: bool = False) -> SplitLayout:
         """The layout of a plan, run by ``build``."""
-        return cls(plan, np.array(plan.leaf_ranges()), build)
+        return cls(plan, np.array(plan.leaf_ranges()), build, by_rule)
+
+    def walked(self) -> SplitLayout:
+        """The same nodes as one range."""
+        return self._replace(ranges=np.array([[0, self.ranges.max()]]), walks=True)
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,7 @@ class RecordingKey(NamedTuple):
     """
 
     build: Build
-    single_pass: bool  # every row has at most one state, and pass 1 writes the output
+    single_pass: bool  # every row has at most one state, or a workgroup that walks, and pass 1 writes the output
     from_upload: bool  # attend reads the new rows from the upload, and append writes them to the cache afterwards
     items: int
     rows: int
@@ -144,6 +155,7 @@ class RecordingKey(NamedTuple):
     shared_build: Build = "single"
     masks: int = 0  # words of masks; 0: there is none
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
+    walks: bool = False  # its workgroups keep their rows' totals where the states would be
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,15 +195,29 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
     upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
     uploads = () if upload_first else tuple(i for i, request in enumerate(requests) if request.new_rows)
     submissions: list[Submission] = []
-    layouts = [options.layout(request.tokens, request.q_len, options.window) for request in requests]
+    layouts = _layouts(requests, options, facts)
     planner = SubmissionPlanner(requests, layouts, options, facts)
     order = _sharing_order(requests, layouts, options)
     by_units = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
-    for matrices in (False, True):
-        for slices in _cut(requests, layouts, [i for i in order if by_units[i] == matrices], facts):
+    for matrices, walks in ((False, False), (True, False), (True, True)):
+        alike = [i for i in order if by_units[i] == matrices and layouts[i].walks == walks]
+        for slices in _cut(requests, layouts, alike, facts):
             # the first submission appends the new rows of all requests; later ones find them in the cache
             submissions.append(planner.plan(slices, uploads if not submissions else ()))
     return CallPlan(tuple(submissions), upload_first)
+
+
+def _layouts(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> list[SplitLayout]:
+    """The layout of each request."""
+    found = []
+    for request in requests:
+        layout = options.layout(request.tokens, request.q_len, options.window)
+        whole = request.shifts is None and on_matrices(options.arithmetic, request.q_len, facts.shape)
+        if whole and layout.by_rule:
+            device = facts.matrix, facts.compute_units, facts.kind
+            layout = layout.walked() if walk_pays(layout.plan, request.q_len, *device) else layout
+        found.append(layout)
+    return found
 
 
 def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], options: CallOptions) -> list[int]:
@@ -214,19 +240,20 @@ def _cut(
     states = items = rows = 0
     for at in order:
         layout, row = layouts[at], 0
-        cost, width = max(layout.plan.states, 1), len(layout.ranges)
+        cost, width = ROOM if layout.walks else max(layout.plan.states, 1), len(layout.ranges)
         while row < requests[at].q_len:
+            left = requests[at].q_len - row
             room = min(
                 (facts.max_states - states) // cost,
                 (facts.max_workgroups[0] - items) // width,
                 facts.max_workgroups[2] - rows,
-                requests[at].q_len - row,
+                left,
             )
-            if room < 1 and found[-1]:
+            if room < (left if layout.walks else 1) and found[-1]:
                 found.append([])
                 states = items = rows = 0
                 continue
-            room = max(room, 1)
+            room = max(walking_rows(room, left) if layout.walks else room, 1)
             found[-1].append(RowSlice(at, row, row + room))
             states, items, rows = states + room * cost, items + room * width, rows + room
             row += room
@@ -260,7 +287,8 @@ class SubmissionPlanner:
         matrix units, or none.
         """
         facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
-        single_pass = not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts)
+        walks = layouts[0].walks
+        single_pass = walks or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
         shared, attended, rows_each = no_records(ITEM), None, 1
         matrix = self._matrix_workgroup(slices)
         if not single_pass and not partial and self.options.window is None and matrix is None:
@@ -269,7 +297,8 @@ class SubmissionPlanner:
         items, rows, spans = self._records(slices, layouts, placement, single_pass, attended, matrix)
         masks = self._place_rows(rows, slices)
         self._place_shared(shared, slices, placement)
-        states = sum((one.end - one.begin) * layout.plan.states for one, layout in zip(slices, layouts, strict=True))
+        counts = (1 if walks else layout.plan.states for layout in layouts)
+        states = sum((one.end - one.begin) * count for one, count in zip(slices, counts, strict=True))
         key = RecordingKey(
             build=max((layout.build for layout in layouts), key=BUILDS.index, default="single"),
             single_pass=single_pass,
@@ -286,6 +315,7 @@ class SubmissionPlanner:
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
             masks=power_of_two(len(masks)) if len(masks) else 0,
             matrix=matrix,
+            walks=walks,
         )
         return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)
 
@@ -342,12 +372,14 @@ class SubmissionPlanner:
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(one), None if attended is None else attended[i]
-            leaves = layout.plan.leaves_per_state
+            leaves = LEAVES_PER_NODE if layout.walks else layout.plan.leaves_per_state
             rows_each = 1 if matrix is None else matrix.rows(self.facts.shape.group)
             mine = item_records(
                 visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared, rows_each=rows_each
             )
             mine["row"] += np.uint32(row)
+            if layout.walks:
+                mine = mine[::-1]  # the longest items begin first
             if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
                 mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]
             for name, value in self._key_words(one.request, placement).items():

@@ -38,7 +38,8 @@ class LayoutCache:
             if len(self._layouts) >= _KEPT:
                 self._layouts.clear()
             plan = self._plan(tokens, q_len, tokens - q_len + 1 - begin if begin else None)
-            found = self._layouts[key] = SplitLayout.of(plan, plan.build_on(self.device, self._dtype))
+            build = plan.build_on(self.device, self._dtype)
+            found = self._layouts[key] = SplitLayout.of(plan, build, by_rule=self.unit is not None)
         return found
 
     def clear(self) -> None:

@@ -82,10 +82,13 @@ def cascade_layout(
     return Cascade(plan, max_rows, shared, submissions, pays)
 
 
-def submission_rows(plan: SplitPlan) -> int:
-    """Rows laid out by ``plan`` that a submission can have: as many as its buffer of states and the grid hold."""
-    fitting = SCRATCH_BYTES // (4 * plan.shape.q_heads * (plan.shape.v_dim + 2)) // max(plan.states, 1)
-    return max(min(fitting, GRID // plan.num_splits), 1)
+def submission_rows(plan: SplitPlan, room: int | None = None) -> int:
+    """Rows laid out by ``plan`` that a submission can have: as many as its buffer of states and the grid hold.
+
+    room: of a row that takes no splits, in states.
+    """
+    fitting = SCRATCH_BYTES // (4 * plan.shape.q_heads * (plan.shape.v_dim + 2)) // (room or max(plan.states, 1))
+    return max(min(fitting, GRID if room else GRID // plan.num_splits), 1)
 
 
 @dataclass(frozen=True)

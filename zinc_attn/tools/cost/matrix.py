@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from ...canonical.constants import KEYS_PER_LEAF
+from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...errors import ArgumentError
 from ...kernels.matrix import PIECE, MatrixFacts, MatrixTile, MatrixWorkgroup, matrix_workgroup, shared_bytes
 from ...limits import WAVE
@@ -49,16 +49,17 @@ class MatrixCounts(NamedTuple):
 
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
 # 25.0.7 makes them: it gives a wave two copies of each factor's tile, as RDNA3 needs and RDNA4 does not.
-ISSUE: Final = MatrixCounts(23.5, 33.4, 129.0)  # cycles in which the wave issues instructions
+ISSUE: Final = MatrixCounts(19.0, 40.3, 87.0)  # cycles in which the wave issues instructions
 LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
-LDS_WAITS: Final = MatrixCounts(3.3, 3.7, 17.3, -28.0)  # times that the wave waits for shared memory
-SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 2.5)  # for work words and the page table
+LDS_WAITS: Final = MatrixCounts(0.0, 1.3, 9.5)  # times that the wave waits for shared memory
+SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 6.0)  # for work words and the page table
 # For K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for shortly
 # before they are stored, and the program has about one wait for every 8 values of a lane.
 MEMORY_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 2.0)
 PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
 Q_ISSUE, EMIT_ISSUE = 70, 60  # cycles of a trip that carries 2 values of q, or writes 2 of a state
-VGPRS: Final = {128: 240, 256: 168}  # by dimensions of K, rounded up; larger heads have the last
+TOTAL_ISSUE = 20  # more, where the trip reads a total and merges the state into it
+VGPRS: Final = {128: 240, 256: 192}  # by dimensions of K, rounded up; larger heads have the last
 
 
 @dataclass(frozen=True)
@@ -162,35 +163,40 @@ class MatrixGroup:
         scalar, shared = TRIP_CYCLES * SCALAR_WAITS.of(self), LDS_WAIT * LDS_WAITS.of(self)
         return self.memory_wait * MEMORY_WAITS.of(self) + scalar + shared + BARRIER_WAIT * barriers
 
-    @cached_property
-    def item(self) -> tuple[float, float]:
-        """(cycles of waiting, issue cycles) of a wave for an item: q and a state, two values of a lane at a time."""
-        pairs = self.workgroup.vectors / 2 / self.workgroup.lanes
-        q, state = pairs * self.shape.k_dim, pairs * self.shape.v_dim
-        wait = self.card.near_ns * self.card.clock_ghz + TRIP_CYCLES
-        return (q + state) * wait, Q_ISSUE * q + EMIT_ISSUE * state
+    def item(self, nodes: int = 1) -> tuple[float, float]:
+        """(cycles of waiting, issue cycles) of a wave for q and ``nodes`` states of an item, in trips.
 
-    def cycles(self, leaves: int, items: int, most: int) -> tuple[float, float]:
-        """(all, issue alone) in cycles of ``items`` workgroups with ``leaves`` leaves, ``most`` of them in one.
+        A trip carries two values of a lane and waits once: for q, for the place of a state, or for a total.
+        """
+        pairs = self.workgroup.vectors / 2 / self.workgroup.lanes
+        q, state = pairs * self.shape.k_dim, pairs * self.shape.v_dim * nodes
+        merged = pairs * self.shape.v_dim * (nodes - 1)
+        wait = self.card.near_ns * self.card.clock_ghz + TRIP_CYCLES
+        return (q + state) * wait, Q_ISSUE * q + EMIT_ISSUE * state + TOTAL_ISSUE * merged
+
+    def cycles(self, sizes: Sequence[int]) -> tuple[float, float]:
+        """(all, issue alone) in cycles of workgroups with ``sizes`` leaves.
 
         They are those of a pair of compute units, which holds as many as fit at a time. Each waits and issues in turn;
         waves fill each other's waits until the issue slots, or the shared memory of two SIMDs, are full.
         """
-        resident, share = min(items, self.resident), self.waves / SIMDS
-        wait, issue = self.item
-        chain = max(most, leaves / resident) * (self.stall + self.issue) + max(1.0, items / resident) * (wait + issue)
-        issued = share * (leaves * self.issue + items * issue)
+        resident, share, leaves = min(len(sizes), self.resident), self.waves / SIMDS, sum(sizes)
+        items = [self.item(-(-size // LEAVES_PER_NODE)) for size in sizes]
+        alone = [size * (self.stall + self.issue) + sum(item) for size, item in zip(sizes, items, strict=True)]
+        issued = share * (leaves * self.issue + sum(issue for _, issue in items))
+        chain = max(*alone, sum(alone) / resident)
         return max(chain, issued, share * self.card.simds * leaves * self.lds), issued
 
     def spread(self, sizes: Sequence[int], nbytes: float) -> Spread:
         """Workgroups of ``sizes`` leaves, which move ``nbytes``, dealt over the card's pairs of compute units."""
         pairs, per_leaf = self.card.all_simds // SIMDS, nbytes / max(sum(sizes), 1)
         dealt = [sizes[i::pairs] for i in range(min(pairs, len(sizes)))]
-        loads = Counter((len(one), sum(one), max(one)) for one in dealt)
+        loads = Counter(tuple(sorted(one)) for one in dealt)
         demand: list[tuple[float, float]] = []
         issue_us, in_turn, waves = 0.0, 0.0, 0
-        for (items, leaves, most), alike in loads.items():
-            cycles, issued = self.cycles(leaves, items, most)
+        for one, alike in loads.items():
+            items, leaves, most = len(one), sum(one), max(one)
+            cycles, issued = self.cycles(one)
             demand.append((cycles / self.card.clock_ghz / 1e3, alike * leaves * per_leaf))
             issue_us = max(issue_us, issued / self.card.clock_ghz / 1e3)
             resident = min(items, self.resident)

@@ -19,10 +19,11 @@ from ...planning.call import Arithmetic, on_matrices
 from ...planning.items import Indices
 from ...planning.sharing import rows_pay
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
+from ...planning.walks import ROOM, walk_pays, walking_rows
 from ...shapes import AttnShape
 from .cards import Card
 from .cascade import submission_rows
-from .matrix import MatrixGroup
+from .matrix import RDNA4_UNITS, MatrixGroup
 from .pass1 import KNEE, L2_RATE, START_US, Spread, Workgroup
 from .predict import GAP_US, Modeled, merge_us, written_bytes
 
@@ -106,8 +107,10 @@ def predict_rows(
             f"dtype: got {dtype!r} with arithmetic 'matrix', expected 'f16': of others nothing is counted"
         )
     plan = plan_splits(context, shape, card.compute_units, dtype, rows)
-    each = min(rows, submission_rows(plan))
-    call = _Call(plan, card, dtype, by_matrix)
+    walks = by_matrix and walk_pays(plan, rows, RDNA4_UNITS, card.compute_units, "discrete")
+    each = min(rows, submission_rows(plan, ROOM) if walks else submission_rows(plan))
+    each = walking_rows(each, rows) if walks else each
+    call = _Call(plan, card, dtype, by_matrix, walks)
     begins, limits = np.arange(0, rows, each), np.arange(context - rows + 1, context + 1)
     whole = rows // each
     picked = np.unique(np.linspace(0, whole - 1, min(whole, SAMPLES)).round().astype(int))
@@ -153,12 +156,14 @@ class _Work(NamedTuple):
 
 @dataclass(frozen=True)
 class _Call:
-    """All rows of a call. plan: of the whole call. by_matrix: whether matrix units attend them."""
+    """All rows of a call. plan: of the whole call. by_matrix: whether matrix units attend them; walks: whether a
+    workgroup attends all keys of its rows."""
 
     plan: SplitPlan
     card: Card
     dtype: str
     by_matrix: bool
+    walks: bool = False
 
     @property
     def _head_bytes(self) -> float:
@@ -187,12 +192,12 @@ class _Call:
             issue_us=sum(one.issue_us for one in work.spreads),
             waves_us=sum(one.alone_us for one in work.spreads),
             pass1_us=pass1,
-            merge_us=merge if states.max() > 1 or self.plan.passes == 2 else 0.0,
+            merge_us=merge if not self.walks and (states.max() > 1 or self.plan.passes == 2) else 0.0,
         )
 
     def _of_states(self, limits: Indices, of: Callable[[SplitPlan], float]) -> float:
         """``of`` a plan whose rows have as many states as those of ``limits`` have on average."""
-        if self.plan.passes == 1:
+        if self.plan.passes == 1 or self.walks:
             return 0.0
         mean = max(2.0, float(np.mean(-(-limits // KEYS_PER_NODE))))
         low, shape, rows = int(mean), self.plan.shape, len(limits)
@@ -201,16 +206,24 @@ class _Call:
         return a + (mean - low) * (b - a)
 
     def _on_matrices(self, limits: Indices, moved: float) -> _Work:
-        """Workgroups of neighboring rows, each on one node; their leaves are those that the last row sees."""
+        """Workgroups of neighboring rows on one node, or on all; their leaves are those that the last row sees.
+
+        Where they walk, a node's state is merged into a total that the L2 holds.
+        """
         shape, card = self.plan.shape, self.card
         group = MatrixGroup.of(card, shape, len(limits))
         each = group.workgroup.rows(shape.group)
         ends = np.append(limits[each - 1 : -1 : each], limits[-1])
-        sizes = _items(-(-ends // KEYS_PER_LEAF)) * (shape.kv_heads * group.workgroup.blocks(shape.group))
+        ends = -(-ends // KEYS_PER_LEAF)
+        sizes = sorted(ends.tolist(), reverse=True) if self.walks else _items(ends)
+        sizes *= shape.kv_heads * group.workgroup.blocks(shape.group)
         leaves = sum(sizes)
         matrix_us = leaves * group.matrix * group.waves / card.all_simds / card.clock_ghz / 1e3
         pairs = leaves * KEYS_PER_LEAF * group.workgroup.vectors
         nbytes = leaves * KEYS_PER_LEAF * self._head_bytes
+        if self.walks:
+            nodes = sum(-(-size // LEAVES_PER_NODE) for size in sizes)
+            nbytes += 2 * 4 * nodes * group.workgroup.vectors * shape.v_dim
         return _Work([group.spread(sizes, moved)], len(sizes), nbytes, pairs, matrix_us)
 
     def _canonical(self, limits: Indices, moved: float) -> _Work:
