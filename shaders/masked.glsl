@@ -4,11 +4,10 @@
 // compiler makes scale * q + addend of such a half in one instruction (v_fma_mix_f32).  scale * q and
 // scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one.
 
-// Whether K's values are made so, and V's.  iq4_nl has a table; and with more than 8 query vectors, whose addresses are in
-// the scalar registers, the masks do not fit beside them.
-const bool MASKED = CHUNKS_AHEAD > 1u && HEADS <= 8u;
-const bool K_MASKED = MASKED && K_BITS <= 8u && K_STORAGE != STORAGE_IQ4_NL;
-const bool V_MASKED = MASKED && V_BITS <= 8u && V_STORAGE != STORAGE_IQ4_NL;
+// Whether K's values are made so, and V's.  iq4_nl has a table; and with more than 8 query vectors, whose addresses are
+// in the scalar registers, V's masks do not fit beside them.
+const bool K_MASKED = CHUNKS_AHEAD > 1u && K_BITS <= 8u && K_STORAGE != STORAGE_IQ4_NL;
+const bool V_MASKED = CHUNKS_AHEAD > 1u && HEADS <= 8u && V_BITS <= 8u && V_STORAGE != STORAGE_IQ4_NL;
 
 // Value i of a word; i is known to the compiler.  fifth: the fifth bits of the word's values, from bit 0 on.
 float masked(uint storage, uint w, uint i, uint fifth, Block block) {

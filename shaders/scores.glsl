@@ -8,7 +8,7 @@
 
 // Chunks that are in use as floats at a time.  Where stored words are few registers, fewer floats leave the compiler
 // more places for the sums, and it pairs more of them.
-const uint TOGETHER = K_MASKED && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
+const uint TOGETHER = K_MASKED && HEADS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
 // The dots of one chunk (dimensions a, then b) of a query head with two keys.  Both keys have the query value in
 // common, so that a GPU with dual issue takes them in one cycle.
