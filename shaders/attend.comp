@@ -83,6 +83,7 @@ shared float weights[MEMBERS * WAVE_WEIGHTS];
 #include "item.glsl"
 #include "cache.glsl"
 #include "storage.glsl"
+#include "masked.glsl"
 #include "scores.glsl"
 #include "weights.glsl"
 #include "values.glsl"

@@ -75,11 +75,12 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
         return w;
     }
     uint at = chunk * TILE + where.y;
+    // What all lanes have in common comes first in a sum: its last step and the index's shift are one instruction then.
     if (CHUNK_WORDS == 1u) {
-        return uvec4(k_words1[where.x * K_TILE_WORDS + at], 0u, 0u, 0u);
+        return uvec4(k_words1[where.x * K_TILE_WORDS + chunk * TILE + where.y], 0u, 0u, 0u);
     }
     if (CHUNK_WORDS == 2u) {
-        return uvec4(k_words2[where.x * (K_TILE_WORDS / 2u) + at], 0u, 0u);
+        return uvec4(k_words2[where.x * (K_TILE_WORDS / 2u) + chunk * TILE + where.y], 0u, 0u);
     }
     if (K_STORAGE == STORAGE_F32) {
         return k_words4[where.x * (K_TILE_WORDS / 4u) + 2u * at + part];
@@ -102,6 +103,9 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
     }
     if (words == 1u) {
         return uvec4(v_words1[first], 0u, 0u, 0u);
+    }
+    if (words == 2u && V_BITS <= 8u && LATENT == 0u) {
+        return uvec4(v_words2[where.x * (V_TILE_WORDS / 2u) + where.y * (V_VALUES / 2u) + at / 2u], 0u, 0u);
     }
     if (words == 2u) {
         return uvec4(v_words2[first / 2u], 0u, 0u);

@@ -6,6 +6,10 @@
 #include "softcap.glsl"
 #include "bias.glsl"
 
+// Chunks that are in use as floats at a time.  Where stored words are few registers, fewer floats leave the compiler
+// more places for the sums, and it pairs more of them.
+const uint TOGETHER = K_MASKED && HEADS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
+
 // The dots of one chunk (dimensions a, then b) of a query head with two keys.  Both keys have the query value in
 // common, so that a GPU with dual issue takes them in one cycle.
 vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
@@ -40,23 +44,39 @@ void find_scores(Item item, Leaf leaf) {
     }
     uint q_heads = work[HEADER_Q_HEADS];
     [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
-        vec4 k0a[CHUNKS_AHEAD], k0b[CHUNKS_AHEAD], k1a[CHUNKS_AHEAD], k1b[CHUNKS_AHEAD];
+        uvec4 k0[CHUNKS_AHEAD], k1[CHUNKS_AHEAD], k0_more[CHUNKS_AHEAD], k1_more[CHUNKS_AHEAD];
         Block block0, block1;  // all chunks in flight lie in a block of four
         if (K_BITS <= 8u) {
             block0 = k_block(key0, c / 4u);
             block1 = k_block(key1, c / 4u);
         }
         for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
-            load_k(key0, c + j, block0, k0a[j], k0b[j]);
-            load_k(key1, c + j, block1, k1a[j], k1b[j]);
+            k0[j] = k_chunk(key0, c + j, 0u);
+            k1[j] = k_chunk(key1, c + j, 0u);
+            if (K_STORAGE == STORAGE_F32) {
+                k0_more[j] = k_chunk(key0, c + j, 1u);
+                k1_more[j] = k_chunk(key1, c + j, 1u);
+            }
         }
-        for (uint h = 0u; h < HEADS; ++h) {
-            uvec2 vector = vector_of(item, h);
-            for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
-                uint at = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + j);
-                vec4 qa = q[at], qb = q[at + 1u];
-                precise vec2 sum = dots[h] + chunk_dots(qa, qb, k0a[j], k0b[j], k1a[j], k1b[j]);
-                dots[h] = sum;
+        for (uint g = 0u; g < CHUNKS_AHEAD; g += TOGETHER) {
+            vec4 k0a[TOGETHER], k0b[TOGETHER], k1a[TOGETHER], k1b[TOGETHER];
+            for (uint j = 0u; j < TOGETHER; ++j) {
+                if (K_MASKED) {
+                    masked_k(k0[g + j], c + g + j, block0, k0a[j], k0b[j]);
+                    masked_k(k1[g + j], c + g + j, block1, k1a[j], k1b[j]);
+                } else {
+                    unpack_k(k0[g + j], k0_more[g + j], c + g + j, block0, k0a[j], k0b[j]);
+                    unpack_k(k1[g + j], k1_more[g + j], c + g + j, block1, k1a[j], k1b[j]);
+                }
+            }
+            for (uint h = 0u; h < HEADS; ++h) {
+                uvec2 vector = vector_of(item, h);
+                for (uint j = 0u; j < TOGETHER; ++j) {
+                    uint at = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + g + j);
+                    vec4 qa = q[at], qb = q[at + 1u];
+                    precise vec2 sum = dots[h] + chunk_dots(qa, qb, k0a[j], k0b[j], k1a[j], k1b[j]);
+                    dots[h] = sum;
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //
 // KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
+const uint WORD_VALUES = 2u * WORD_PAIRS;
 vec2 v[PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * SLICE_LOADS];
 Block v_blocks[KEYS_AHEAD];  // of types that have blocks
@@ -27,6 +28,13 @@ void unpack_v(uint slice, uint ahead) {
         uint at = i / WORD_PAIRS, word = v_raw[ahead * SLICE_LOADS + at / LOAD_WORDS][at % LOAD_WORDS];
         if (V_BITS == 16u) {
             v[i] = from_half_words(V_STORAGE, word);
+        } else if (V_MASKED) {
+            Block block = v_blocks[ahead];
+            uint fifth = block.fifth >> ((slice * SLICE + at * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
+            if (SLICE < WORD_VALUES) {  // several lanes share the word
+                word >>= slice * SLICE % WORD_VALUES * V_BITS;
+            }
+            v[i] = vec2(masked(V_STORAGE, word, j, fifth, block), masked(V_STORAGE, word, j + 1u, fifth, block));
         } else {
             uint pair = (PAIRS < WORD_PAIRS ? slice * PAIRS + i : i) % WORD_PAIRS;
             uint fifth = v_blocks[ahead].fifth >> ((slice * SLICE + 2u * i) % BLOCK);

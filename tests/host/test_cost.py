@@ -216,7 +216,7 @@ def test_cascade_terms(shape: AttnShape) -> None:
             assert found.total_us > own / R9700.bandwidth / 1e3, "every key is read once at least"
 
 
-@pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.82, 14, 0.97), ("q8_0", 0.7, 166, 0.93)])
+@pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.82, 14, 0.97), ("q8_0", 0.69, 179, 0.92)])
 def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: float) -> None:
     """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
     found, best = [], []

@@ -20,9 +20,6 @@ MAX_LDS_BYTES: Final = 4096  # of a workgroup; the node build's is node_shared_b
 # (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on
 # RDNA4 only.
 VGPR_GATES: Final = (
-    ("attend_loop_q5_1", 256, 192),  # 8
-    ("attend_loop_q4_0_from_upload", 256, 192),  # 8; two score loops, of which a Kompute call needs the second
-    ("attend_loop_q4_1_from_upload", 256, 192),
     ("attend_single_", 256, 120),  # 12 waves per SIMD
     ("attend_node_", 256, 120),
     ("attend_loop_", 256, 168),  # 9
