@@ -4,10 +4,10 @@
 // compiler makes scale * q + addend of such a half in one instruction (v_fma_mix_f32).  scale * q and
 // scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one.
 
-// Whether K's values are made so, and V's.  iq4_nl has a table; and with more than 8 query vectors, whose addresses are
-// in the scalar registers, V's masks do not fit beside them.
-const bool K_MASKED = CHUNKS_AHEAD > 1u && K_BITS <= 8u && K_STORAGE != STORAGE_IQ4_NL;
-const bool V_MASKED = CHUNKS_AHEAD > 1u && HEADS <= 8u && V_BITS <= 8u && V_STORAGE != STORAGE_IQ4_NL;
+// Whether K's values are made so, and V's.  With more than 8 query vectors, whose addresses are in the scalar registers,
+// V's masks do not fit beside them.
+const bool K_MASKED = CHUNKS_AHEAD > 1u && K_BITS <= 8u;
+const bool V_MASKED = CHUNKS_AHEAD > 1u && HEADS <= 8u && V_BITS <= 8u;
 
 // Value i of a word; i is known to the compiler.  fifth: the fifth bits of the word's values, from bit 0 on.
 float masked(uint storage, uint w, uint i, uint fifth, Block block) {
@@ -25,6 +25,15 @@ float masked(uint storage, uint w, uint i, uint fifth, Block block) {
         return x;
     }
     uint nibbles = ((i & 2u) == 0u ? w : w >> 8) & (odd ? 0x00F000F0u : 0x000F000Fu);  // values i % 4 and i % 4 + 4
+    float unit = odd ? 1048576.0 : 16777216.0;
+    if (storage == STORAGE_IQ4_NL) {
+        // A polynomial of q that is within 0.45 of its entry in the table, plus 1.5 * 2**23, to which no number but a
+        // whole one can be added: the last sum rounds to the entry.  Fused or not, the other roundings are below 1e-4.
+        precise float q = unpackHalf2x16(nibbles)[i >> 2] * unit;
+        precise float entry = fma(fma(fma(fma(q, 0.001448, 0.036273), q, -1.4386), q, 24.501), q, 12582912.0 - 127.0);
+        x = (entry - 12582912.0) * block.scale;
+        return x;
+    }
     if (storage == STORAGE_Q5_0 || storage == STORAGE_Q5_1) {
         uint spread = (fifth & 0xFFu) | fifth << 12;  // bits i and i + 4 to i and i + 16, for i below 4
         uint left = i % 4u == 0u ? 4u : (i % 4u == 1u ? 7u : (i % 4u == 2u ? 2u : 5u));
@@ -33,7 +42,7 @@ float masked(uint storage, uint w, uint i, uint fifth, Block block) {
     float addend = storage == STORAGE_Q4_0   ? block.scale * -8.0
                    : storage == STORAGE_Q5_0 ? block.scale * -16.0
                                              : block.minimum;
-    x = fma(unpackHalf2x16(nibbles)[i >> 2], block.scale * (odd ? 1048576.0 : 16777216.0), addend);
+    x = fma(unpackHalf2x16(nibbles)[i >> 2], block.scale * unit, addend);
     return x;
 }
 
