@@ -44,19 +44,15 @@ void find_scores(Item item, Leaf leaf) {
     }
     uint q_heads = work[HEADER_Q_HEADS];
     [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
-        uvec4 k0[CHUNKS_AHEAD], k1[CHUNKS_AHEAD], k0_more[CHUNKS_AHEAD], k1_more[CHUNKS_AHEAD];
+        uvec4 k0[CHUNKS_AHEAD], k1[CHUNKS_AHEAD];  // where K_MASKED: the words in flight
         Block block0, block1;  // all chunks in flight lie in a block of four
         if (K_BITS <= 8u) {
             block0 = k_block(key0, c / 4u);
             block1 = k_block(key1, c / 4u);
         }
-        for (uint j = 0u; j < CHUNKS_AHEAD; ++j) {
+        for (uint j = 0u; K_MASKED && j < CHUNKS_AHEAD; ++j) {
             k0[j] = k_chunk(key0, c + j, 0u);
             k1[j] = k_chunk(key1, c + j, 0u);
-            if (K_STORAGE == STORAGE_F32) {
-                k0_more[j] = k_chunk(key0, c + j, 1u);
-                k1_more[j] = k_chunk(key1, c + j, 1u);
-            }
         }
         for (uint g = 0u; g < CHUNKS_AHEAD; g += TOGETHER) {
             vec4 k0a[TOGETHER], k0b[TOGETHER], k1a[TOGETHER], k1b[TOGETHER];
@@ -65,8 +61,8 @@ void find_scores(Item item, Leaf leaf) {
                     masked_k(k0[g + j], c + g + j, block0, k0a[j], k0b[j]);
                     masked_k(k1[g + j], c + g + j, block1, k1a[j], k1b[j]);
                 } else {
-                    unpack_k(k0[g + j], k0_more[g + j], c + g + j, block0, k0a[j], k0b[j]);
-                    unpack_k(k1[g + j], k1_more[g + j], c + g + j, block1, k1a[j], k1b[j]);
+                    load_k(key0, c + g + j, block0, k0a[j], k0b[j]);
+                    load_k(key1, c + g + j, block1, k1a[j], k1b[j]);
                 }
             }
             for (uint h = 0u; h < HEADS; ++h) {

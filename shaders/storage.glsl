@@ -93,27 +93,19 @@ vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// Dimensions 8 chunk ... 8 chunk + 7 of one key, which lie in `block`, from the chunk's words.  more: the last four of
-// float32.
-void unpack_k(uvec4 w, uvec4 more, uint chunk, Block block, out vec4 low, out vec4 high) {
+// Dimensions 8 chunk ... 8 chunk + 7 of one key, which lie in `block`.
+void load_k(uvec2 where, uint chunk, Block block, out vec4 low, out vec4 high) {
+    uvec4 w = k_chunk(where, chunk, 0u);
     if (K_STORAGE == STORAGE_F32) {
         low = uintBitsToFloat(w);
-        high = uintBitsToFloat(more);
-        return;
-    }
-    if (K_BITS == 16u) {
+        high = uintBitsToFloat(k_chunk(where, chunk, 1u));
+    } else if (K_BITS == 16u) {
         low = vec4(from_half_words(K_STORAGE, w.x), from_half_words(K_STORAGE, w.y));
         high = vec4(from_half_words(K_STORAGE, w.z), from_half_words(K_STORAGE, w.w));
-        return;
+    } else {
+        uint fifth = block.fifth >> (8u * (chunk % 4u)), more = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
+        low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
+        high = vec4(quantized(K_STORAGE, more, first, fifth >> 4, block),
+                    quantized(K_STORAGE, more, first + 1u, fifth >> 6, block));
     }
-    uint fifth = block.fifth >> (8u * (chunk % 4u)), last = K_BITS == 8u ? w.y : w.x, first = K_BITS == 8u ? 0u : 2u;
-    low = vec4(quantized(K_STORAGE, w.x, 0u, fifth, block), quantized(K_STORAGE, w.x, 1u, fifth >> 2, block));
-    high = vec4(quantized(K_STORAGE, last, first, fifth >> 4, block),
-                quantized(K_STORAGE, last, first + 1u, fifth >> 6, block));
-}
-
-// The same, loaded.
-void load_k(uvec2 where, uint chunk, Block block, out vec4 low, out vec4 high) {
-    uvec4 more = K_STORAGE == STORAGE_F32 ? k_chunk(where, chunk, 1u) : uvec4(0u);
-    unpack_k(k_chunk(where, chunk, 0u), more, chunk, block, low, high);
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import differing
+from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -172,6 +172,24 @@ def test_encoded_rows_are_attended_as_their_values(device: za.Device, pair: str)
         with pytest.raises(errors.ShapeError, match="v: got shape"):
             cache.append_encoded(seq, 0, encode(k[:2], k_type), encode(v[:1], v_type))
         assert (len(seq), cache.largest) == before
+
+
+PAIRS = "q8_0/q4_0 q4_1/q5_0 iq4_nl/q5_1 fp8_e4m3/q8_0"
+
+
+@pytest.mark.parametrize("any_device", [("swiftshader", "vulkan")], indirect=True, ids=["swiftshader"])
+@pytest.mark.parametrize("pair", [*PAIRS.split(), *("/".join(x.split("/")[::-1]) for x in PAIRS.split() if FULL)])
+def test_the_values_of_a_gpu(any_device: za.Device, pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that make values on a card, on a device that says it is one; scales down to subnormal float16."""
+    monkeypatch.setattr(any_device.runtime, "_info", replace(any_device.info, kind="discrete"))
+    sizes = np.exp2(RNG.integers(-20, 3, (300, 2, 1))).astype(np.float32)
+    k, v = K * sizes, V * sizes
+    with za.KVCache(any_device, SHAPE, 1, 512, pair, round_rows=True) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k, v)
+        want = reference.emulate(Q[:1], *stored(k, v, pair, True))
+        for splits in (None, 1):  # eight waves, one of the loop build
+            same(za.Attention(cache, num_splits=splits)(Q[:1], seq, 0, return_lse=True), want)
 
 
 @ONE

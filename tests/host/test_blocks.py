@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ from zinc_attn.cache.head_scales import check_head_scales
 from zinc_attn.dtypes import storage_dtype
 from zinc_attn.shapes import AttnShape
 from zinc_attn.storage import IQ4_NL, STORAGE
+
+MASKED = Path(__file__).parents[2] / "shaders" / "masked.glsl"
 
 BLOCK_TYPES = [name for name, kind in STORAGE.items() if kind.halves]
 SHAPE = AttnShape(4, 2, 96, 64)
@@ -263,3 +268,21 @@ def test_head_scales() -> None:
     assert found is not None and np.array_equal(found, [[[0.5, 0.25]] * 2])
     with pytest.raises(errors.ArgumentError, match="v_scale: got one for a latent shape, expected None"):
         check_head_scales("fp8_e4m3", latent, 1, 0.5, 0.5)
+
+
+def test_a_gpus_polynomial_rounds_to_the_table() -> None:
+    """Each of its multiply-adds fused or not: the entries of iq4_nl, with room to the middle of two numbers."""
+    first, *rest, last = re.findall(r"-?\d+\.\d+", re.findall(r"float entry = (.*);", MASKED.read_text())[0])
+    assert [last] == ["127.0"] and rest.pop() == "12582912.0"
+    terms = [float(np.float32(x)) for x in (first, *rest)] + [-127.0]
+    q = np.arange(16)
+    exact = np.polyval(terms, q)
+    assert np.abs(exact - IQ4_NL).max() < 0.45
+    for fused in product((False, True), repeat=4):
+        value = np.full(16, terms[0], np.float32)
+        for one, term in zip(fused, (*terms[1:-1], 12582912.0 - 127.0), strict=True):
+            exactly = value.astype(np.float64) * q
+            value = ((exactly if one else exactly.astype(np.float32)).astype(np.float64) + np.float32(term)).astype(
+                np.float32
+            )
+        assert np.array_equal(value - np.float32(12582912.0), np.array(IQ4_NL, np.float32))
