@@ -46,7 +46,7 @@ float masked(uint storage, uint w, uint i, uint fifth, Block block) {
     return x;
 }
 
-// As unpack_k, where K_MASKED.
+// As load_k, where K_MASKED, from the words of the chunk.
 void masked_k(uvec4 w, uint chunk, Block block, out vec4 low, out vec4 high) {
     uint fifth = block.fifth >> (8u * (chunk % 4u)), last = K_BITS == 8u ? w.y : w.x, from = K_BITS == 8u ? 0u : 4u;
     low = vec4(masked(K_STORAGE, w.x, 0u, fifth, block), masked(K_STORAGE, w.x, 1u, fifth, block),
