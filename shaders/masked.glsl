@@ -2,7 +2,8 @@
 //
 // Two values are masked at a time into the mantissas of two float16 below 2**-14: q * 2**-24, or q * 2**-20.  AMD's
 // compiler makes scale * q + addend of such a half in one instruction (v_fma_mix_f32).  scale * q and
-// scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one.
+// scale * (q + 128) have at most 19 digits, so the one rounding is that of adding a minimum, the canonical one, or, of
+// fp8_e4m3, that of its product with the head's scale.
 
 // Whether K's values are made so, and V's.  With more than 8 query vectors, whose addresses are in the scalar registers,
 // V's masks do not fit beside them.

@@ -140,7 +140,7 @@ void emit_piece(Item item, uint index, uint piece) {
 
 void emit(Item item, uint index) {
     FOR_PIECES(UNROLLED == 1u, piece, V_PIECES, emit_piece(item, index, piece))
-    if (ends_item(item, index)) {
+    if (work[HEADER_SINGLE_PASS] == 0u || ends_item(item, index)) {
         return;
     }
     meet();

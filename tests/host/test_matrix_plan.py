@@ -12,12 +12,14 @@ from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
 from zinc_attn.kernels.matrix import MAX_LANES, MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
-from zinc_attn.kernels.tuning import LayoutFacts
+from zinc_attn.kernels.tuning import SCRATCH_BYTES, LayoutFacts
 from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
 from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
-from zinc_attn.planning.splits import SplitPlan
+from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.planning.walks import WORK, row_cost
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.cost.cascade import submission_rows
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS, TILE
 
 SHAPE = AttnShape(8, 2, 64)
@@ -120,6 +122,18 @@ def test_the_key_names_the_workgroup() -> None:
         assert one.key.matrix is not None
         keys.add(one.key.matrix.vectors)
     assert keys == {16, 64}
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("16/2/512/64", 29127), ("16/2/256", 1 << 17), ("16/2/256", 1 << 20)])
+def test_walking_rows_are_bounded(text: str, tokens: int) -> None:
+    """By the size of q, where it is more than that of the output, and by the work of one submission."""
+    shape = AttnShape.parse(text)
+    states = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2))
+    plan = plan_splits(tokens, shape, 64, "f16", 2048)
+    rows = states // row_cost(plan, states)
+    assert rows == submission_rows(plan, walks=True) > 0
+    assert 4 * rows * shape.q_heads * max(shape.k_dim, shape.v_dim) <= SCRATCH_BYTES // 4
+    assert rows * shape.q_heads * tokens // 64 <= WORK
 
 
 @pytest.mark.parametrize("rows", (1, 511, 1024, 2500))

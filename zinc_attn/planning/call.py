@@ -25,7 +25,7 @@ from .items import Indices, Mask, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
-from .walks import ROOM, walk_pays, walking_rows
+from .walks import row_cost, walk_pays, walking_rows
 
 Arithmetic = Literal["canonical", "matrix", "matrix-prefill"]
 ARITHMETICS: Final[tuple[Arithmetic, ...]] = ("canonical", "matrix", "matrix-prefill")
@@ -240,7 +240,8 @@ def _cut(
     states = items = rows = 0
     for at in order:
         layout, row = layouts[at], 0
-        cost, width = ROOM if layout.walks else max(layout.plan.states, 1), len(layout.ranges)
+        cost = row_cost(layout.plan, facts.max_states) if layout.walks else max(layout.plan.states, 1)
+        width = len(layout.ranges)
         while row < requests[at].q_len:
             left = requests[at].q_len - row
             room = min(

@@ -13,6 +13,7 @@ from ...kernels import declarations as kernels
 from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts, shared_rows
 from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
+from ...planning.walks import row_cost
 from ...shapes import AttnShape
 from .cards import Card
 from .pass1 import CACHED_RATE, START_US, Workgroup
@@ -82,13 +83,11 @@ def cascade_layout(
     return Cascade(plan, max_rows, shared, submissions, pays)
 
 
-def submission_rows(plan: SplitPlan, room: int | None = None) -> int:
-    """Rows laid out by ``plan`` that a submission can have: as many as its buffer of states and the grid hold.
-
-    room: of a row that takes no splits, in states.
-    """
-    fitting = SCRATCH_BYTES // (4 * plan.shape.q_heads * (plan.shape.v_dim + 2)) // (room or max(plan.states, 1))
-    return max(min(fitting, GRID if room else GRID // plan.num_splits), 1)
+def submission_rows(plan: SplitPlan, *, walks: bool = False) -> int:
+    """Rows laid out by ``plan``, or that walk, that a submission can have: its states and the grid hold them."""
+    states = SCRATCH_BYTES // (4 * plan.shape.q_heads * (plan.shape.v_dim + 2))
+    fitting = states // (row_cost(plan, states) if walks else max(plan.states, 1))
+    return max(min(fitting, GRID if walks else GRID // plan.num_splits), 1)
 
 
 @dataclass(frozen=True)

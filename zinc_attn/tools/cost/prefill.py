@@ -19,7 +19,7 @@ from ...planning.call import Arithmetic, on_matrices
 from ...planning.items import Indices
 from ...planning.sharing import rows_pay
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
-from ...planning.walks import ROOM, walk_pays, walking_rows
+from ...planning.walks import walk_pays, walking_rows
 from ...shapes import AttnShape
 from .cards import Card
 from .cascade import submission_rows
@@ -108,7 +108,7 @@ def predict_rows(
         )
     plan = plan_splits(context, shape, card.compute_units, dtype, rows)
     walks = by_matrix and walk_pays(plan, rows, RDNA4_UNITS, card.compute_units, "discrete")
-    each = min(rows, submission_rows(plan, ROOM) if walks else submission_rows(plan))
+    each = min(rows, submission_rows(plan, walks=walks))
     each = walking_rows(each, rows) if walks else each
     call = _Call(plan, card, dtype, by_matrix, walks)
     begins, limits = np.arange(0, rows, each), np.arange(context - rows + 1, context + 1)
