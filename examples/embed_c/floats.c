@@ -12,19 +12,28 @@ static uint32_t bits_of(float x) {
     return bits;
 }
 
-uint16_t za_half_bits(float x) {
-    uint16_t sign = (uint16_t)(bits_of(x) >> 16 & 0x8000);
+/* The magnitude of x in a format of `mantissa` bits behind the exponent, whose bias is `bias`. */
+static uint32_t narrowed(float x, int mantissa, int bias) {
     x = fabsf(x);
-    if (x < 0x1p-14F) return sign | (uint16_t)rintf(x * 0x1p24F); /* a multiple of 2**-24; 1024 is the normal 2**-14 */
+    if (x < ldexpf(1, 1 - bias)) return (uint32_t)rintf(ldexpf(x, bias - 1 + mantissa)); /* below the normal numbers */
+    int dropped = 23 - mantissa;
     uint32_t bits = bits_of(x);
-    bits += 0xFFF + (bits >> 13 & 1); /* rounds the 13 bits that float16 lacks */
-    return sign | (uint16_t)((bits >> 13) - ((127 - 15) << 10));
+    bits += (1U << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    return (bits >> dropped) - ((uint32_t)(127 - bias) << mantissa);
 }
 
+/* The inverse, for finite numbers. */
+static float widened(uint32_t bits, int mantissa, int bias) {
+    int exponent = (int)(bits >> mantissa), fraction = (int)(bits & ((1U << mantissa) - 1));
+    if (exponent == 0) return ldexpf((float)fraction, 1 - bias - mantissa);
+    return ldexpf((float)((1 << mantissa) + fraction), exponent - bias - mantissa);
+}
+
+uint16_t za_half_bits(float x) { return (uint16_t)((bits_of(x) >> 16 & 0x8000) | narrowed(x, 10, 15)); }
+
 float za_half_value(uint16_t bits) {
-    int exponent = bits >> 10 & 31, mantissa = bits & 0x3FF;
-    float magnitude = exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
-    if (exponent == 31) magnitude = mantissa ? NAN : INFINITY;
+    uint32_t size = bits & 0x7FFF;
+    float magnitude = size < 0x7C00 ? widened(size, 10, 15) : size == 0x7C00 ? INFINITY : NAN;
     return bits & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -35,19 +44,11 @@ float za_bfloat_value(uint16_t bits) {
     return value;
 }
 
-uint8_t za_fp8_bits(float x) {
-    uint8_t sign = (uint8_t)(bits_of(x) >> 24 & 0x80);
-    x = fabsf(x);
-    if (x < 0x1p-6F) return sign | (uint8_t)rintf(x * 0x1p9F); /* a multiple of 2**-9; 8 is the normal 2**-6 */
-    uint32_t bits = bits_of(x);
-    bits += 0x7FFFF + (bits >> 20 & 1); /* rounds the 20 bits that e4m3 lacks */
-    return sign | (uint8_t)((bits >> 20) - ((127 - 7) << 3));
-}
+uint8_t za_fp8_bits(float x) { return (uint8_t)((bits_of(x) >> 24 & 0x80) | narrowed(x, 3, 7)); }
 
 float za_fp8_value(uint8_t bits) {
-    int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    float magnitude = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
-    if ((bits & 0x7F) == 0x7F) magnitude = NAN;
+    uint32_t size = bits & 0x7F;
+    float magnitude = size < 0x7F ? widened(size, 3, 7) : NAN;
     return bits & 0x80 ? -magnitude : magnitude;
 }
 

@@ -13,7 +13,7 @@ from zinc_attn import AttnShape, plan_splits
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import MATRIX
 from zinc_attn.planning import walks
-from zinc_attn.planning.call import Arithmetic
+from zinc_attn.planning.arithmetic import Arithmetic
 from zinc_attn.tools import cost
 from zinc_attn.tools.cost import CARDS, matrix, pass1, predict, predict_rows, prefill
 from zinc_attn.tools.cost.matrix import MatrixGroup

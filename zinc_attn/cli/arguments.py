@@ -11,7 +11,7 @@ from ..checks import check_int, parse_digits, shown
 from ..decode.arithmetic import Advice, check_arithmetic, check_units
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
-from ..planning.call import ARITHMETICS
+from ..planning.arithmetic import ARITHMETICS
 from ..runtime.device import RUNTIMES, Device
 from ..shapes import AttnShape
 from ..storage import STORAGE

@@ -9,7 +9,7 @@ from ..checks import shown
 from ..errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
 from ..kernels.matrix import HALF_MAX, MatrixWorkgroup, matrix_workgroup
-from ..planning.call import ARITHMETICS, Arithmetic
+from ..planning.arithmetic import ARITHMETICS, Arithmetic
 from ..runtime.device import Device, load_spirv
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape

@@ -19,7 +19,7 @@ from ..canonical.partial import PartialState
 from ..checks import check_bool, check_int, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..kernels.tuning import LayoutFacts
-from ..planning.call import Arithmetic
+from ..planning.arithmetic import Arithmetic
 from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
 from .arithmetic import check_arithmetic, check_half_range

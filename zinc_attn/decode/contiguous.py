@@ -13,7 +13,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
 from ..kernels.records import WorkBuffer
-from ..planning.call import Arithmetic, on_matrices
+from ..planning.arithmetic import Arithmetic, on_matrices
 from ..planning.items import Mask, Visible, item_records, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device

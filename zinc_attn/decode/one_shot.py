@@ -14,7 +14,7 @@ from ..cache.rows import Largest, checked_values
 from ..canonical.arguments import check_window
 from ..checks import check_array, check_bool, shown
 from ..errors import ArgumentError, DTypeError
-from ..planning.call import Arithmetic
+from ..planning.arithmetic import Arithmetic
 from ..planning.splits import SplitPlan, plan_on
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
@@ -142,12 +142,9 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     wanted = (None if x is None else [x] for x in (out, lse))
     (target,) = check_targets([(*rows.shape[int(one_row) : 2], shape.v_head_dim)], *wanted)
     checked_q, q_max = checked_values("q", rows[0] if one_row else rows)  # indices as the caller counts them
-    ka, k_max = checked_values("k", ka)
-    va, _ = checked_values("v", va)
+    (ka, k_max), (va, _) = checked_values("k", ka), checked_values("v", va)
     check_score_bound(q_max, k_max, shape.head_dim, scoring.scale)
-    device = default_device() if device is None else device
-    if not isinstance(device, Device):
-        raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
+    device = _opened(device)
     arithmetic = check_arithmetic(arithmetic, device, shape, DTYPES[ka.dtype], ARRAYS)
     if arithmetic != "canonical":
         check_half_range(arithmetic, q_max, Largest())
@@ -161,6 +158,15 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
         found = _results(call, target, one_row)
     out, lse = found[0] if out is None else out, found[1] if lse is None else lse
     return (out, lse) if return_lse else out
+
+
+def _opened(device: Device | None) -> Device:
+    """The device of a call, checked."""
+    if device is None:
+        return default_device()
+    if not isinstance(device, Device):
+        raise ArgumentError(f"device: got {type(device).__name__}, expected a Device; see Device.open()")
+    return device
 
 
 def _scoring(shape: AttnShape, scale: Any, window: Any, softcap: Any, sinks: Any, alibi: Any) -> Scoring:

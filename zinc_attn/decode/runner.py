@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, ROW, no_records
-from ..planning.call import Arithmetic, CallOptions, DeviceFacts, RecordingKey, Submission, plan_call
+from ..planning.arithmetic import Arithmetic
+from ..planning.call import CallOptions, DeviceFacts, RecordingKey, Submission, plan_call
 from ..planning.growth import growth_keys
 from ..planning.layouts import LayoutCache
 from ..planning.splits import first_seen

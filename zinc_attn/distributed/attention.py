@@ -20,7 +20,7 @@ from ..decode.attention import Attention
 from ..decode.requests import check_seen, mask_words
 from ..decode.targets import check_targets
 from ..errors import ArgumentError
-from ..planning.call import Arithmetic
+from ..planning.arithmetic import Arithmetic
 from .cache import ShardedKVCache
 from .call import Call
 from .fold import Fold

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
 from ..kernels.declarations import BUILDS, Build
-from ..kernels.matrix import MATRIX_VECTORS, NO_MATRICES, MatrixFacts, MatrixWorkgroup, matrix_workgroup
+from ..kernels.matrix import NO_MATRICES, MatrixFacts, MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import SCRATCH_BYTES, shared_rows
 from ..shapes import AttnShape
+from .arithmetic import Arithmetic, on_matrices
 from .items import Indices, Mask, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import SplitPlan, sharing_pays
 from .walks import row_cost, walk_pays, walking_rows
 
-Arithmetic = Literal["canonical", "matrix", "matrix-prefill"]
-ARITHMETICS: Final[tuple[Arithmetic, ...]] = ("canonical", "matrix", "matrix-prefill")
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
 LEAST_ITEMS: Final = 16  # work items, and states
@@ -113,13 +112,6 @@ class DeviceFacts:
         return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
 
 
-def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:
-    """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
-    if arithmetic == "matrix-prefill":
-        return q_len * shape.group >= MATRIX_VECTORS
-    return arithmetic == "matrix"
-
-
 @dataclass(frozen=True)
 class CallOptions:
     """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
@@ -195,29 +187,25 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
     upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
     uploads = () if upload_first else tuple(i for i, request in enumerate(requests) if request.new_rows)
     submissions: list[Submission] = []
-    layouts = _layouts(requests, options, facts)
+    by_matrix = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
+    layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
     planner = SubmissionPlanner(requests, layouts, options, facts)
     order = _sharing_order(requests, layouts, options)
-    by_units = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
-    for matrices, walks in ((False, False), (True, False), (True, True)):
-        alike = [i for i in order if by_units[i] == matrices and layouts[i].walks == walks]
+    for matrix, walks in ((False, False), (True, False), (True, True)):
+        alike = [i for i in order if by_matrix[i] == matrix and layouts[i].walks == walks]
         for slices in _cut(requests, layouts, alike, facts):
             # the first submission appends the new rows of all requests; later ones find them in the cache
             submissions.append(planner.plan(slices, uploads if not submissions else ()))
     return CallPlan(tuple(submissions), upload_first)
 
 
-def _layouts(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> list[SplitLayout]:
-    """The layout of each request."""
-    found = []
-    for request in requests:
-        layout = options.layout(request.tokens, request.q_len, options.window)
-        whole = request.shifts is None and on_matrices(options.arithmetic, request.q_len, facts.shape)
-        if whole and layout.by_rule:
-            device = facts.matrix, facts.compute_units, facts.kind
-            layout = layout.walked() if walk_pays(layout.plan, request.q_len, *device) else layout
-        found.append(layout)
-    return found
+def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: DeviceFacts) -> SplitLayout:
+    """The layout of a request. Keys of a shard are not all that its rows see, so these rows do not walk."""
+    layout = options.layout(request.tokens, request.q_len, options.window)
+    if not by_matrix or not layout.by_rule or request.shifts is not None:
+        return layout
+    pays = walk_pays(layout.plan, request.q_len, facts.matrix, facts.compute_units, facts.kind)
+    return layout.walked() if pays else layout
 
 
 def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], options: CallOptions) -> list[int]:

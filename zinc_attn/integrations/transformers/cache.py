@@ -23,7 +23,7 @@ from ...errors import (
     LimitError,
     UnsupportedError,
 )
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape

@@ -10,7 +10,7 @@ import numpy as np
 from ...cache.kv_cache import KVCache
 from ...decode.arithmetic import CACHE, check_arithmetic
 from ...decode.attention import Attention
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .tensors import F32

@@ -13,7 +13,7 @@ from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
-from ...planning.call import Arithmetic, on_matrices
+from ...planning.arithmetic import Arithmetic, on_matrices
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from ..harness.bits import ORACLE_PRODUCTS

@@ -13,7 +13,7 @@ import numpy as np
 from ...decode.contiguous import ContiguousKV, RecordedCall
 from ...kernels import declarations as kernels
 from ...limits import WAVE
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...runtime.protocol import Dispatch, Use, Words

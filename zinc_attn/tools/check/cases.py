@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...shapes import AttnShape, row_format
 from ..harness.bits import F32
 from ..harness.inputs import parse_contexts

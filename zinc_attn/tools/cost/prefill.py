@@ -15,7 +15,7 @@ from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels.tuning import LayoutFacts, shared_rows
 from ...limits import MAX_CONTEXT
-from ...planning.call import Arithmetic, on_matrices
+from ...planning.arithmetic import Arithmetic, on_matrices
 from ...planning.items import Indices
 from ...planning.sharing import rows_pay
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays

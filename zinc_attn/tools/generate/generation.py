@@ -13,7 +13,7 @@ from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
 from ..sweep import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet

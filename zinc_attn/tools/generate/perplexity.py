@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ...checks import check_int
 from ...errors import ArgumentError
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
 from .generation import even_chunks

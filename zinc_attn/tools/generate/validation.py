@@ -19,7 +19,7 @@ from ...cache import rows
 from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...errors import LimitError
-from ...planning.call import Arithmetic, on_matrices
+from ...planning.arithmetic import Arithmetic, on_matrices
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from ...storage import storage_types

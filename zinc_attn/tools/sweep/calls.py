@@ -20,7 +20,7 @@ from ...distributed.cache import ShardedKVCache
 from ...distributed.ranks import Ranks
 from ...errors import LimitError
 from ...limits import MAX_CONTEXT
-from ...planning.call import Arithmetic
+from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ..harness.bits import F32, Output

@@ -12,7 +12,7 @@ from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError, DTypeError, ShapeError
-from ...planning.call import Arithmetic, on_matrices
+from ...planning.arithmetic import Arithmetic, on_matrices
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape, row_format
