@@ -1,0 +1,18 @@
+"""Which arithmetic the rows of a request have."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from ..kernels.matrix import MATRIX_VECTORS
+from ..shapes import AttnShape
+
+Arithmetic = Literal["canonical", "matrix", "matrix-prefill"]
+ARITHMETICS: Final[tuple[Arithmetic, ...]] = ("canonical", "matrix", "matrix-prefill")
+
+
+def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:
+    """Whether the rows of a request of ``q_len`` rows go to the matrix units."""
+    if arithmetic == "matrix-prefill":
+        return q_len * shape.group >= MATRIX_VECTORS
+    return arithmetic == "matrix"
