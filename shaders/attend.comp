@@ -2,7 +2,7 @@
 // share one KV head.
 //
 // Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A wave is 32
-// invocations, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
+// invocations, or 8 on a CPU device, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
 //
 //     single      one wave, one leaf, straight line
 //     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node
@@ -10,10 +10,10 @@
 //
 // What a wave does for each of its leaves:
 //
-//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane
+//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane (8 of a wave of 8)
 //     weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
 //               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys      to shared memory, partly summed
-//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions
+//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions (or several)
 //               l[h] = sum over the leaf's keys of p[key][h]
 //     fold      node = merge(node, (m, l, o)), leaves ascending             NODE, LOOP
 //     emit      the state of each unit, a leaf or a node, when it is complete
@@ -22,9 +22,7 @@
 // more than the registers hold, the third step makes several passes over V, each for a part of every value row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#if NODE
 #extension GL_KHR_shader_subgroup_basic : require
-#endif
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
@@ -32,14 +30,15 @@
 const uint MEMBERS = LEAVES_PER_NODE;  // waves of a workgroup
 layout(local_size_x = 32, local_size_y = MEMBERS) in;
 uint member;  // the wave's number in its workgroup
-uint lane;    // the invocation's number in its wave
 uint own;     // where the wave's part of `weights` begins
+const uint LANES = WAVE;
 #else
 const uint MEMBERS = 1u;
 const uint own = 0u;
-layout(local_size_x = 32) in;
-#define lane gl_LocalInvocationID.x
+layout(local_size_x_id = ATTEND_SPEC_LANES, local_size_x = 32) in;
+const uint LANES = gl_WorkGroupSize.x;  // of a wave: 32, or 8
 #endif
+uint lane;  // the invocation's number in its wave
 layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
 layout(constant_id = ATTEND_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, whole slices of a lane
 layout(constant_id = ATTEND_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
@@ -62,16 +61,19 @@ layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out
 
 // What the steps hand on.  These arrays are global because glslang 12 does not reliably pass arrays sized by a
 // specialization constant; each step says which of them it reads and writes.  All but the last are a lane's registers.
-const uint PARTS = (HEADS * WEIGHT_PARTIALS + WAVE - 1u) / WAVE;  // pairs [head][key mod 4] that a lane reduces
-vec2 dots[HEADS];       // of the lane's two keys, lane and lane + 32: scores
-float parts[PARTS];     // sums of the weights of the lane's pairs
-float m[HEADS];         // the leaf's state, the same in every lane ...
+const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // of a lane: keys lane and lane + LANES, then the next two
+const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // of a lane: slice lane, lane + LANES, ...
+const uint LANE_PAIRS = LANE_SLICES * PAIRS;
+const uint PARTS = (HEADS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [head][key mod 4] that a lane reduces
+vec2 dots[HEADS * KEY_PAIRS];  // [head][pair] of the lane's keys: scores
+float parts[PARTS];            // sums of the weights of the lane's pairs
+float m[HEADS];                // the leaf's state, the same in every lane ...
 float l[HEADS];
-vec2 o[HEADS * PAIRS];  // ... and [head][pair] of the lane's slice of o
+vec2 o[HEADS * LANE_PAIRS];    // ... and [head][pair] of the lane's slices of o
 #if LOOP
-float node_m[HEADS];    // the unit's state so far
+float node_m[HEADS];           // the unit's state so far
 float node_l[HEADS];
-vec2 node_o[HEADS * PAIRS];  // unused with several passes over V: it is in the scratch tensor then
+vec2 node_o[HEADS * LANE_PAIRS];  // unused with several passes over V: it is in the scratch tensor then
 #endif
 // Of each wave [key][head]: weights.  In between, [head][key mod 4]: partial maxima and sums.  At the end of NODE, pairs
 // of o.  One array serves all (2 KiB a wave for 8 heads), so that shared memory does not limit the waves per SIMD before
@@ -79,6 +81,7 @@ vec2 node_o[HEADS * PAIRS];  // unused with several passes over V: it is in the 
 const uint WAVE_WEIGHTS = KEYS_PER_LEAF * HEADS;
 shared float weights[MEMBERS * WAVE_WEIGHTS];
 
+const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
 #include "state.glsl"
 #include "item.glsl"
 #include "cache.glsl"
@@ -90,6 +93,14 @@ shared float weights[MEMBERS * WAVE_WEIGHTS];
 #include "emit.glsl"
 #if NODE
 #include "node.glsl"
+#else
+// To lane.  lavapipe makes gl_LocalInvocationID by a division for each use, but subgroups have their numbers at hand.
+void find_place() {
+    lane = gl_LocalInvocationID.x;
+    if (CPU && gl_SubgroupSize <= LANES) {
+        lane = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) % LANES;
+    }
+}
 #endif
 
 void main() {
@@ -98,8 +109,8 @@ void main() {
         return;
     }
     find_head_scales();
-#if NODE
     find_place();
+#if NODE
     Leaf leaf = leaf_of_member(item);
     find_scores(item, leaf);
     find_weights(leaf);

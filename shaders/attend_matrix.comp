@@ -106,6 +106,7 @@ uvec4 ahead[LOADS];                    // what the lane has in flight of the nex
     }
 
 #define lane gl_LocalInvocationIndex
+const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 #include "item.glsl"
 #include "cache.glsl"

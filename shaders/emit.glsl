@@ -28,11 +28,11 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
 // Step 3 of a leaf: to o in one pass over V, or in several to the scratch tensor.
 void find_values(Item item, Leaf leaf, bool first) {
     if (VALUE_PASSES == 1u) {
-        sum_slice(item, leaf, lane);
+        sum_slices(item, leaf, lane);
         return;
     }
     [[dont_unroll]] for (uint pass = 0u; pass < VALUE_PASSES; ++pass) {
-        sum_slice(item, leaf, pass * VALUE_LANES + lane);
+        sum_slices(item, leaf, pass * VALUE_LANES + lane);
         merge_slice(item, leaf, pass * VALUE_LANES + lane, first);
     }
 }
@@ -46,9 +46,9 @@ void merge_into_node(bool first) {
         vec2 w = merge_weights(m_old, m[h]);
         node_m[h] = max(m_old, m[h]);
         node_l[h] = merge(l_old, w.x, l[h], w.y);
-        for (uint i = 0u; VALUE_PASSES == 1u && i < PAIRS; ++i) {
-            vec2 o_old = first ? vec2(0.0) : node_o[h * PAIRS + i];
-            node_o[h * PAIRS + i] = merge(o_old, w.x, o[h * PAIRS + i], w.y);
+        [[unroll]] for (uint i = 0u; VALUE_PASSES == 1u && i < LANE_PAIRS; ++i) {
+            vec2 o_old = first ? vec2(0.0) : node_o[h * LANE_PAIRS + i];
+            node_o[h * LANE_PAIRS + i] = merge(o_old, w.x, o[h * LANE_PAIRS + i], w.y);
         }
     }
 }
@@ -68,10 +68,10 @@ void emit_vector(Item item, uint index, uint h, uint place) {
     if (single_pass && work[HEADER_SINK_TABLE] != 0u) {
         keep = merge_sink(uintBitsToFloat(work[work[HEADER_SINK_TABLE] + vector.y]), top, sum);
     }
-    if (VALUE_PASSES == 1u && mine && lane < VALUE_LANES) {
-        for (uint i = 0u; i < PAIRS; ++i) {
-            uint at = slot * V_DIM + lane * SLICE + 2u * i;
-            vec2 x = UNIT(o)[place * PAIRS + i];
+    if (VALUE_PASSES == 1u && mine && (LANES < WAVE || lane < VALUE_LANES)) {
+        [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
+            uint at = slot * V_DIM + (lane + i / PAIRS * LANES) * SLICE + i % PAIRS * 2u;
+            vec2 x = UNIT(o)[place * LANE_PAIRS + i];
             if (single_pass) {
                 x = normalize(x, keep, sum);
                 result[at] = x.x;

@@ -21,6 +21,7 @@ const uint WAVES = ROUND / WAVE;
 layout(set = 0, binding = MERGE_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = MERGE_BIND_STATES, std430) readonly buffer States { vec2 states[]; };
 layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out { float result[]; };
+const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 
 shared float before_w[ROUND];             // m of each state, then the weight of the sum that it is merged into

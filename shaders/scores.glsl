@@ -1,4 +1,4 @@
-// Step 1 of a leaf, the scores: lane = key, two keys per lane.
+// Step 1 of a leaf, the scores: lane = key, two keys per lane, or eight.
 //
 // Q is the same for every lane and comes through scalar loads; each vector of it is loaded once for all chunks in
 // flight.  Eight dimensions (a chunk) are summed on their own before they join the dot product.
@@ -27,67 +27,89 @@ vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
     return sum;
 }
 
-// Which of the lane's two keys the row sees.
-bvec2 present(Leaf leaf) {
-    return bvec2(lane >= leaf.begin && lane < leaf.count, lane + WAVE >= leaf.begin && lane + WAVE < leaf.count);
+// Key i of the lane.
+uint key_of(uint i) {
+    return lane + i * LANES;
 }
 
-// To dots: the scores of the lane's two keys, EMPTY_M for absent ones.
+// Which keys of the lane's pair g the row sees: its keys 2 g and 2 g + 1.
+bvec2 present(Leaf leaf, uint g) {
+    uint a = key_of(2u * g), b = key_of(2u * g + 1u);
+    return bvec2(a >= leaf.begin && a < leaf.count, b >= leaf.begin && b < leaf.count);
+}
+
+// To dots: the scores of the lane's keys, EMPTY_M for absent ones.
 void find_scores(Item item, Leaf leaf) {
     barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
     // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and uploaded rows, the last
     // key's.
     uint last = TILE == KEYS_PER_LEAF && FROM_UPLOAD == 0u ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
-    uvec2 key0 = locate(item, leaf, min(lane, last)), key1 = locate(item, leaf, min(lane + WAVE, last));
-    for (uint h = 0u; h < HEADS; ++h) {
-        dots[h] = vec2(0.0);
+    uvec2 key0[KEY_PAIRS], key1[KEY_PAIRS];
+    for (uint g = 0u; g < KEY_PAIRS; ++g) {
+        key0[g] = locate(item, leaf, min(key_of(2u * g), last));
+        key1[g] = locate(item, leaf, min(key_of(2u * g + 1u), last));
+    }
+    for (uint i = 0u; i < HEADS * KEY_PAIRS; ++i) {
+        dots[i] = vec2(0.0);
     }
     uint q_heads = work[HEADER_Q_HEADS];
     [[dont_unroll]] for (uint c = 0u; c < K_DIM / CHUNK; c += CHUNKS_AHEAD) {
-        uvec4 k0[CHUNKS_AHEAD], k1[CHUNKS_AHEAD];  // where K_MASKED: the words in flight
-        Block block0, block1;  // all chunks in flight lie in a block of four
-        if (K_BITS <= 8u) {
-            block0 = k_block(key0, c / 4u);
-            block1 = k_block(key1, c / 4u);
+        uvec4 k0[CHUNKS_AHEAD * KEY_PAIRS], k1[CHUNKS_AHEAD * KEY_PAIRS];  // where K_MASKED: the words in flight
+        Block block0[KEY_PAIRS], block1[KEY_PAIRS];  // all chunks in flight lie in a block of four
+        for (uint i = 0u; K_BITS <= 8u && i < KEY_PAIRS; ++i) {
+            block0[i] = k_block(key0[i], c / 4u);
+            block1[i] = k_block(key1[i], c / 4u);
         }
         for (uint j = 0u; K_MASKED && j < CHUNKS_AHEAD; ++j) {
-            k0[j] = k_chunk(key0, c + j, 0u);
-            k1[j] = k_chunk(key1, c + j, 0u);
+            for (uint i = 0u; i < KEY_PAIRS; ++i) {
+                k0[j * KEY_PAIRS + i] = k_chunk(key0[i], c + j, 0u);
+                k1[j * KEY_PAIRS + i] = k_chunk(key1[i], c + j, 0u);
+            }
         }
         for (uint g = 0u; g < CHUNKS_AHEAD; g += TOGETHER) {
-            vec4 k0a[TOGETHER], k0b[TOGETHER], k1a[TOGETHER], k1b[TOGETHER];
+            const uint FLOATS = TOGETHER * KEY_PAIRS;
+            vec4 k0a[FLOATS], k0b[FLOATS], k1a[FLOATS], k1b[FLOATS];
             for (uint j = 0u; j < TOGETHER; ++j) {
-                if (K_MASKED) {
-                    masked_k(k0[g + j], c + g + j, block0, k0a[j], k0b[j]);
-                    masked_k(k1[g + j], c + g + j, block1, k1a[j], k1b[j]);
-                } else {
-                    load_k(key0, c + g + j, block0, k0a[j], k0b[j]);
-                    load_k(key1, c + g + j, block1, k1a[j], k1b[j]);
+                for (uint i = 0u; i < KEY_PAIRS; ++i) {
+                    uint at = j * KEY_PAIRS + i;
+                    if (K_MASKED) {
+                        masked_k(k0[g * KEY_PAIRS + at], c + g + j, block0[i], k0a[at], k0b[at]);
+                        masked_k(k1[g * KEY_PAIRS + at], c + g + j, block1[i], k1a[at], k1b[at]);
+                    } else {
+                        load_k(key0[i], c + g + j, block0[i], k0a[at], k0b[at]);
+                        load_k(key1[i], c + g + j, block1[i], k1a[at], k1b[at]);
+                    }
                 }
             }
             for (uint h = 0u; h < HEADS; ++h) {
                 uvec2 vector = vector_of(item, h);
                 for (uint j = 0u; j < TOGETHER; ++j) {
-                    uint at = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + g + j);
-                    vec4 qa = q[at], qb = q[at + 1u];
-                    precise vec2 sum = dots[h] + chunk_dots(qa, qb, k0a[j], k0b[j], k1a[j], k1b[j]);
-                    dots[h] = sum;
+                    uint from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + g + j);
+                    vec4 qa = q[from], qb = q[from + 1u];
+                    for (uint i = 0u; i < KEY_PAIRS; ++i) {
+                        uint at = j * KEY_PAIRS + i;
+                        vec2 part = chunk_dots(qa, qb, k0a[at], k0b[at], k1a[at], k1b[at]);
+                        precise vec2 sum = dots[h * KEY_PAIRS + i] + part;
+                        dots[h * KEY_PAIRS + i] = sum;
+                    }
                 }
             }
         }
     }
     float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]);
-    bvec2 seen = present(leaf);
     uint first_key = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
-    for (uint h = 0u; h < HEADS; ++h) {
-        precise vec2 s = dots[h] * scale;
-        if (SOFTCAP != 0u) {
-            s = vec2(soft_capped(s.x), soft_capped(s.y));
+    for (uint i = 0u; i < KEY_PAIRS; ++i) {
+        bvec2 seen = present(leaf, i);
+        for (uint h = 0u; h < HEADS; ++h) {
+            precise vec2 s = dots[h * KEY_PAIRS + i] * scale;
+            if (SOFTCAP != 0u) {
+                s = vec2(soft_capped(s.x), soft_capped(s.y));
+            }
+            if (ALIBI != 0u || MASK != 0u) {
+                uvec2 vector = vector_of(item, h);
+                s = biased(vector.x, vector.y, first_key + uvec2(2u * i, 2u * i + 1u) * LANES, s);
+            }
+            dots[h * KEY_PAIRS + i] = mix(vec2(EMPTY_M), s, seen);
         }
-        if (ALIBI != 0u || MASK != 0u) {
-            uvec2 vector = vector_of(item, h);
-            s = biased(vector.x, vector.y, first_key + uvec2(0u, WAVE), s);
-        }
-        dots[h] = mix(vec2(EMPTY_M), s, seen);
     }
 }

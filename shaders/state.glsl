@@ -5,6 +5,8 @@
 // before the end, so states of disjoint key sets merge.  Because m is an integer, every rescale is an exact
 // power of two and the only rounding of a merge is its one add.
 //
+// CPU, of the shader that includes this: whether it runs on a CPU device.
+//
 // `precise` (NoContraction) on every float operation: no fused multiply-add, no reassociation, on any driver.
 
 #define NEGATIVE_INFINITY uintBitsToFloat(0xFF800000u)
@@ -12,6 +14,10 @@
 // 2**d for an integer d <= 0; 0 below the cut-off.
 float pow2(float d) {
     uint exponent = uint(int(max(d, CUTOFF)) + 127);
+    if (CPU) {  // by a sum, whose last bits are the exponent's: lavapipe converts to integers lane by lane
+        precise float sum = max(d, CUTOFF) + (12582912.0 + 127.0);  // 1.5 * 2**23
+        exponent = floatBitsToUint(sum);
+    }
     return d < CUTOFF ? 0.0 : uintBitsToFloat(exponent << 23);
 }
 

@@ -1,11 +1,15 @@
-// Step 3 of a leaf, the weighted values: lane = slice of SLICE head dimensions, for all HEADS query heads.
+// Step 3 of a leaf, the weighted values: lane = LANE_SLICES slices of SLICE head dimensions, for all HEADS query heads.
 //
 // KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
 const uint WORD_VALUES = 2u * WORD_PAIRS;
-vec2 v[PAIRS];  // the row in use
-uvec4 v_raw[KEYS_AHEAD * SLICE_LOADS];
-Block v_blocks[KEYS_AHEAD];  // of types that have blocks
+// A lane of a CPU device has up to 256 sums.  It walks the keys once for each half, or third, of its slices where it has
+// more than 128, whose straight-line code would not fit the processor's instruction cache.
+const uint OWN_SUMS = HEADS * LANE_SLICES * SLICE;
+const uint WALKED = OWN_SUMS <= 128u ? LANE_SLICES : LANE_SLICES / 2u;  // slices of a walk
+vec2 v[WALKED * PAIRS];  // the row in use
+uvec4 v_raw[KEYS_AHEAD * WALKED * SLICE_LOADS];
+Block v_blocks[KEYS_AHEAD * WALKED];  // of types that have blocks
 
 // To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as number `ahead` of those in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
@@ -17,70 +21,88 @@ void load_v(uvec2 where, uint slice, uint ahead) {
     }
 }
 
-// To v: the floats of that row.
-void unpack_v(uint slice, uint ahead) {
+// To v, from pair `to` on: the floats of that row.
+void unpack_v(uint slice, uint ahead, uint to) {
     for (uint i = 0u; i < PAIRS; ++i) {
         if (V_STORAGE == STORAGE_F32) {
             uvec4 w = v_raw[ahead * SLICE_LOADS + 2u * i / LOAD_WORDS];
-            v[i] = uintBitsToFloat(2u * i % LOAD_WORDS == 0u ? w.xy : w.zw);
+            v[to + i] = uintBitsToFloat(2u * i % LOAD_WORDS == 0u ? w.xy : w.zw);
             continue;
         }
         uint at = i / WORD_PAIRS, word = v_raw[ahead * SLICE_LOADS + at / LOAD_WORDS][at % LOAD_WORDS];
         if (V_BITS == 16u) {
-            v[i] = from_half_words(V_STORAGE, word);
+            v[to + i] = from_half_words(V_STORAGE, word);
         } else if (V_MASKED) {
             Block block = v_blocks[ahead];
             uint fifth = block.fifth >> ((slice * SLICE + at * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
             if (SLICE < WORD_VALUES) {  // several lanes share the word
                 word >>= slice * SLICE % WORD_VALUES * V_BITS;
             }
-            v[i] = vec2(masked(V_STORAGE, word, j, fifth, block), masked(V_STORAGE, word, j + 1u, fifth, block));
+            v[to + i] = vec2(masked(V_STORAGE, word, j, fifth, block), masked(V_STORAGE, word, j + 1u, fifth, block));
         } else {
             uint pair = (PAIRS < WORD_PAIRS ? slice * PAIRS + i : i) % WORD_PAIRS;
             uint fifth = v_blocks[ahead].fifth >> ((slice * SLICE + 2u * i) % BLOCK);
-            v[i] = quantized(V_STORAGE, word, pair, fifth, v_blocks[ahead]);
+            v[to + i] = quantized(V_STORAGE, word, pair, fifth, v_blocks[ahead]);
         }
     }
 }
 
-// Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o.  (Compilers unroll
-// four rows of eight heads but not eight, and only an unrolled row stays in registers.)
-void add_rows(uint slice, uint ahead, uint t) {
-    for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
-        unpack_v(slice, ahead + j);
-        for (uint h = 0u; h < HEADS; ++h) {
+// Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o, in WALKED slices from
+// number `from` on.  (Compilers unroll four rows of eight heads but not eight, and only what is unrolled stays in
+// registers: a loop that is left over an array of sums makes memory of all of them.)
+void add_rows(uint slice, uint from, uint ahead, uint t) {
+    [[unroll]] for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
+        [[unroll]] for (uint s = 0u; s < WALKED; ++s) {
+            unpack_v(slice + (from + s) * LANES, (ahead + j) * WALKED + s, s * PAIRS);
+        }
+        [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
             float p = weights[own + (t + j) * HEADS + h];
-            for (uint i = 0u; i < PAIRS; ++i) {
+            [[unroll]] for (uint i = 0u; i < WALKED * PAIRS; ++i) {
                 precise vec2 pv = v[i] * p;
-                precise vec2 sum = o[h * PAIRS + i] + pv;
-                o[h * PAIRS + i] = sum;
+                precise vec2 sum = o[h * LANE_PAIRS + from * PAIRS + i] + pv;
+                o[h * LANE_PAIRS + from * PAIRS + i] = sum;
             }
         }
     }
 }
 
-// To o: slice `slice` of the sum of the leaf's weighted value rows.  Lanes from VALUE_LANES on have no slice.
-void sum_slice(Item item, Leaf leaf, uint slice) {
-    uint count = leaf.count;
-    for (uint i = 0u; i < HEADS * PAIRS; ++i) {
+// To o: the sums of the leaf's weighted value rows, in WALKED slices from number `from` on.
+void walk(Item item, Leaf leaf, uint slice, uint from) {
+    // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
+    // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
+    uint count = leaf.count, t = leaf.begin & ~(KEYS_AHEAD - 1u);
+    [[dont_unroll]] do {
+        [[unroll]] for (uint j = 0u; j < KEYS_AHEAD; ++j) {
+            uvec2 where = locate(item, leaf, min(t + j, count - 1u));
+            [[unroll]] for (uint s = 0u; s < WALKED; ++s) {
+                load_v(where, slice + (from + s) * LANES, j * WALKED + s);
+            }
+        }
+        add_rows(slice, from, 0u, t);
+        if (KEYS_AHEAD > 4u) {
+            add_rows(slice, from, 4u, t + 4u);
+        }
+        t += KEYS_AHEAD;
+    } while (t < count);
+}
+
+// To o: slices slice, slice + LANES, ... of the sum of the leaf's weighted value rows.  Lanes from VALUE_LANES on have
+// none.
+void sum_slices(Item item, Leaf leaf, uint slice) {
+    [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
-    if (lane < VALUE_LANES && count > 0u) {
-        // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
-        // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
-        uint t = leaf.begin & ~(KEYS_AHEAD - 1u);
-        [[dont_unroll]] do {
-            for (uint j = 0u; j < KEYS_AHEAD; ++j) {
-                load_v(locate(item, leaf, min(t + j, count - 1u)), slice, j);
-            }
-            add_rows(slice, 0u, t);
-            if (KEYS_AHEAD > 4u) {
-                add_rows(slice, 4u, t + 4u);
-            }
-            t += KEYS_AHEAD;
-        } while (t < count);
+    if ((LANES < WAVE || lane < VALUE_LANES) && leaf.count > 0u) {
+        // no loop: compilers do not unroll a loop around a loop
+        walk(item, leaf, slice, 0u);
+        if (WALKED < LANE_SLICES) {
+            walk(item, leaf, slice, WALKED);
+        }
+        if (2u * WALKED < LANE_SLICES) {
+            walk(item, leaf, slice, 2u * WALKED);
+        }
     }
-    for (uint i = 0u; i < HEADS * PAIRS; ++i) {
+    [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
         o[i] = flush(o[i]);
     }
 }

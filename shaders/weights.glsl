@@ -6,8 +6,10 @@
 // Every lane's dots to the wave's shared memory, [key][head].
 void share_dots() {
     for (uint h = 0u; h < HEADS; ++h) {
-        weights[own + lane * HEADS + h] = dots[h].x;
-        weights[own + (lane + WAVE) * HEADS + h] = dots[h].y;
+        for (uint i = 0u; i < KEY_PAIRS; ++i) {
+            weights[own + key_of(2u * i) * HEADS + h] = dots[h * KEY_PAIRS + i].x;
+            weights[own + key_of(2u * i + 1u) * HEADS + h] = dots[h * KEY_PAIRS + i].y;
+        }
     }
     barrier();
 }
@@ -16,14 +18,14 @@ void share_dots() {
 void share_parts() {
     barrier();
     for (uint g = 0u; g < PARTS; ++g) {
-        weights[own + g * WAVE + lane] = parts[g];
+        weights[own + g * LANES + lane] = parts[g];
     }
     barrier();
 }
 
 // The head of the lane's pair g.  Lanes behind the last pair repeat the last head; nobody reads what they make.
 uint head_of_part(uint g) {
-    return min(g * (WAVE / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, HEADS - 1u);
+    return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, HEADS - 1u);
 }
 
 // From dots (scores) to m, to weights in shared memory, and to parts (their partial sums).
@@ -43,12 +45,15 @@ void find_weights(Leaf leaf) {
         m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
     }
     barrier();
-    bvec2 seen = present(leaf);
-    for (uint h = 0u; h < HEADS; ++h) {
-        if (MASK != 0u) {
-            seen = greaterThan(dots[h], vec2(EMPTY_M));
+    for (uint i = 0u; i < KEY_PAIRS; ++i) {
+        bvec2 seen = present(leaf, i);
+        for (uint h = 0u; h < HEADS; ++h) {
+            vec2 s = dots[h * KEY_PAIRS + i];
+            if (MASK != 0u) {
+                seen = greaterThan(s, vec2(EMPTY_M));
+            }
+            dots[h * KEY_PAIRS + i] = mix(vec2(0.0), vec2(weight(s.x, m[h]), weight(s.y, m[h])), seen);
         }
-        dots[h] = mix(vec2(0.0), vec2(weight(dots[h].x, m[h]), weight(dots[h].y, m[h])), seen);
     }
     share_dots();
     for (uint g = 0u; g < PARTS; ++g) {

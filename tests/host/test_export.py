@@ -24,7 +24,7 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import LayoutFacts, chunks_ahead, merge_lanes
+from zinc_attn.kernels.tuning import LayoutFacts, attend_lanes, chunks_ahead, merge_lanes
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
@@ -184,6 +184,10 @@ def test_values_by_kind_of_device(kind):
         names = {"kind": kind, "k_dim": k_dim}
         assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == chunks_ahead(kind, k_dim)
         assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == merge_lanes(kind)
+    for v_head_dim in range(1, limits.MAX_HEAD_DIM + 1):
+        shape = AttnShape(8, 2, 64, v_head_dim)
+        names = {"kind": kind, "v_dim": shape.v_dim, "value_slice": shape.value_slice}
+        assert evaluate(formulas.QUANTITIES["attend_lanes"][0], names) == attend_lanes(kind, "single", shape)
 
 
 def contexts(table):
@@ -428,13 +432,15 @@ def test_specialization_values(made):
         "rows_shared": 1,
         "k_storage": 1,
         "v_storage": 1,
+        "lanes": 32,
     }
-    assert shape["kinds"]["cpu"]["specialization"]["attend"]["chunks_ahead"] == 1
+    cpu = shape["kinds"]["cpu"]["specialization"]["attend"]
+    assert (cpu["chunks_ahead"], cpu["lanes"]) == (1, 8)
     assert [shape["kinds"][kind]["specialization"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     assert sizes == {
-        **{key: ["32", "1", "1"] for key in ("attend", "append", "copy")},
-        "merge": ["merge_lanes", "1", "1"],
+        **{key: ["32", "1", "1"] for key in ("append", "copy")},
+        **{key: [f"{key}_lanes", "1", "1"] for key in ("attend", "merge")},
     }
     assert shape["state_bytes"] == 4 * 16 * 258
 

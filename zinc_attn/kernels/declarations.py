@@ -147,6 +147,7 @@ ATTEND_SPEC: Final = (
     "k_storage",  # the index of K's type in storage.STORAGE
     "v_storage",  # of V's
     "from_upload",  # 1: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache
+    "lanes",  # invocations of a wave; the node build, which does not declare it, has 32
 )
 # Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
 # one node, a leaf each, and folds them. ``loop``: a workgroup of one wave attends any range of leaves.

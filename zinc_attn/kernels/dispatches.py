@@ -16,7 +16,7 @@ from . import declarations
 from .declarations import Build, KernelDecl
 from .matrix import MatrixTile, MatrixWorkgroup
 from .sizes import value_passes
-from .tuning import chunks_ahead, merge_lanes
+from .tuning import attend_lanes, chunks_ahead, merge_lanes
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class AttendVariant:
             "k_storage": storage_index(k),
             "v_storage": storage_index(v),
             "from_upload": int(self.from_upload),
+            "lanes": attend_lanes(self.kind, self.build, self.shape, value_passes(self.shape, vectors)),
         }
         return decl, tuple(values[name] for name in decl.spec)
 

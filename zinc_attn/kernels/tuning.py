@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SHARED_HEADS: Final = 16  # query heads, over all rows, that a workgroup of a GPU serves where rows share keys
 SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its scalar registers
+CPU_LANES: Final = 8  # invocations of a wave of pass 1 on a CPU device: a subgroup of 256 bits
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
 
@@ -26,6 +27,16 @@ class LayoutFacts(NamedTuple):
 def chunks_ahead(kind: str, k_dim: int) -> int:
     """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
     return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
+
+
+def attend_lanes(kind: str, build: str, shape: AttnShape, passes: int = 1) -> int:
+    """Invocations of a wave of pass 1, by device kind: 32, or 8 on a CPU. ``passes``: over V.
+
+    A CPU's driver loads what lanes have in common, the query and the weights, with checks and branches for every
+    subgroup. The fewer lanes have the keys and the dimensions between them, the fewer of these loads there are.
+    """
+    even = shape.v_dim // shape.value_slice % CPU_LANES == 0  # every lane has as many slices of V
+    return CPU_LANES if kind == "cpu" and build != "node" and passes == 1 and even else limits.WAVE
 
 
 def node_shared_bytes(heads: int) -> int:

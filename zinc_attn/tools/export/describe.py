@@ -116,7 +116,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         "bytes": size,
         "entry_point": "main",
         "local_size": [
-            "merge_lanes" if "lanes" in decl.spec else f"{limits.WAVE}",
+            f"{key}_lanes" if "lanes" in decl.spec and decl is not kernels.ATTEND["node"] else f"{limits.WAVE}",
             f"{LEAVES_PER_NODE}" if decl is kernels.ATTEND["node"] else "1",
             "1",
         ],
@@ -190,7 +190,9 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
-        known |= {name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
+        known |= {
+            name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "attend_lanes", "merge_lanes")
+        }
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
             key = family(decl)

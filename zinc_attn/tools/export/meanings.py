@@ -10,7 +10,7 @@ from typing import Final
 from ... import limits
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
-from ...kernels.tuning import SHARED_ADDRESSES, SHARED_HEADS
+from ...kernels.tuning import CPU_LANES, SHARED_ADDRESSES, SHARED_HEADS
 from ...storage import FP8_UNIT, STORAGE
 
 # words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
@@ -191,6 +191,11 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
     "attend.k_storage": ("k_storage", f"storage type of K: {', '.join(f'{i} {n}' for i, n in enumerate(STORAGE))}"),
     "attend.v_storage": ("v_storage", "storage type of V, numbered like K's"),
     "attend.from_upload": ("0", "1: the newest tokens are read from the rows buffer"),
+    "attend.lanes": (
+        "attend_lanes",
+        f"invocations of a workgroup, {limits.WAVE} or {CPU_LANES}; attend_node, which has more, does not declare it; "
+        "never shows in the bits",
+    ),
     "merge.v_dim": ("v_dim", "dimensions of the output"),
     "merge.lanes": (
         "merge_lanes",
