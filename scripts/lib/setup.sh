@@ -47,7 +47,9 @@ mesa_is_old() {
     v=$(dpkg-query -W -f '${Version}' mesa-vulkan-drivers 2>/dev/null) && dpkg --compare-versions "$v" lt 25.0
 }
 
-has_checked_kp() { "$py" -c 'import kp; assert kp.results_are_checked' 2>/dev/null; } # no other is used
+has_checked_kp() { # no other is used
+    "$py" -c 'import kp; assert kp.results_are_checked and kp.pipelines_are_shared' 2>/dev/null
+}
 is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 find_python() { # sets python; fails where no supported one is there
     local p candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10)

@@ -171,4 +171,4 @@ class HostSequences(Protocol):
         """SCRATCH that orders the steps of one sequence, whatever its size."""
 
     def record_into(self, sequence: Any, steps: Sequence[Dispatch]) -> Recording:
-        """Record ``steps`` behind what the host's sequence holds. Closing frees the pipelines."""
+        """Record ``steps`` behind what the host's sequence holds. Closing frees what it holds."""
