@@ -29,6 +29,7 @@ Step, Values, Case = make_case.Step, make_case.Values, make_case.Case
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values
 SMALL = za.AttnShape(1, 1, 64)  # compiles fast
 CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
+SHORT = (*CONTEXTS[:5], "run")
 SPLITS = (0, 1, 7)  # 0: the split rule
 MASKS = (  # window, softcap, sinks
     (None, None, False),
@@ -201,9 +202,9 @@ def test_digests_are_python_s_and_the_oracle_s(embed, inputs, any_device):
     """Every context and layout, both builds of pass 1, several layers, rows and forks, all by C."""
     name = any_device.info.name
     q, k, v = inputs.qkv
-    longest = 1000 if "SwiftShader" in name and not FULL else max(CONTEXTS)  # where lavapipe takes seconds
-    cases = {key: path for key, path in inputs.cases.items() if key[0] == "run" or key[0] <= longest}
-    out, lse = za.attention(q[0], k[:1000], v[:1000], device=any_device, return_lse=True)
+    slow = "SwiftShader" in name and not FULL
+    # of long contexts SwiftShader, which takes seconds where lavapipe takes one, has those with all options
+    cases = {key: path for key, path in inputs.cases.items() if not slow or key[0] in SHORT or key[:2] == (1000, 2)}
     done = run(embed, "-d", name, inputs.kernels, *cases.values())
     assert done.returncode == 0, done.stderr
     head, *lines = done.stdout.splitlines()
@@ -211,7 +212,9 @@ def test_digests_are_python_s_and_the_oracle_s(embed, inputs, any_device):
     assert [line.split("  ")[0] for line in lines] == [f"{path}.out" for path in cases.values()]
     assert all(file_digest(f"{path}.out") == inputs.digests[key] for key, path in cases.items())
     assert {line.rsplit(" ", 1)[1] for line in lines} == {"single", "loop"}
-    assert hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest() == inputs.digests[1000, 0, 0]
+    if not slow:  # which would compile the kernels once more; its bits of both builds are those of test_bits.py
+        out, lse = za.attention(q[0], k[:1000], v[:1000], device=any_device, return_lse=True)
+        assert hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest() == inputs.digests[1000, 0, 0]
 
 
 STORED = (  # each type at least once, K and V apart, sizes that the cache fills up, and latent shapes
