@@ -241,7 +241,16 @@ class SplitPlan:
 
 def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, kind: str) -> tuple[int, int]:
     """(splits, leaves per emitted state) of ``leaves`` leaves with workgroups of one wave, for checked arguments."""
-    target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
+    return splits_for(leaves, split_target(shape, compute_units, q_len), q_len, kind)
+
+
+def split_target(shape: AttnShape, compute_units: int, q_len: int) -> int:
+    """The splits that fill the device, which is all that ``split_rule`` takes of the shape and the compute units."""
+    return -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
+
+
+def splits_for(leaves: int, target: int, q_len: int, kind: str) -> tuple[int, int]:
+    """``split_rule`` for a target."""
     nodes = -(-leaves // LEAVES_PER_NODE)
     if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
         return max(leaves, 1), 1
