@@ -1,6 +1,7 @@
 """The Vulkan devices of this machine: their facts, their memory, and which of them a request names.
 
-Each question makes an instance and destroys it, so the answers are right after fork(), too.
+A question makes an instance and destroys it, so the answers are right after fork(), too. That of memory, which every
+cache asks, takes the instance that this process keeps, if it does: a driver reads its files for each new one.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ _VENDORS: Final = {
 
 
 @contextmanager
-def _devices() -> Iterator[tuple[Vulkan, Any, int, list[Any]]]:
+def _devices(instance_kept: bool = False) -> Iterator[tuple[Vulkan, Any, int, list[Any]]]:
     vk = loader()
+    if instance_kept and (kept := vk.kept_instance()) is not None:
+        yield vk, *kept, vk.physical_devices(kept[0])
+        return
     instance, api = vk.create_instance()
     try:
         yield vk, instance, api, vk.physical_devices(instance)
@@ -65,7 +69,7 @@ def memory_budget(index: int) -> tuple[int, int]:
 
     Free is what VK_EXT_memory_budget grants this process now, or the heap's size where the device lacks it.
     """
-    with _devices() as (vk, _, _, found):
+    with _devices(instance_kept=True) as (vk, _, _, found):
         if not 0 <= index < len(found):
             raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
         heap = _main_heap(vk.heaps(found[index], "VK_EXT_memory_budget" in vk.extensions(found[index])))
