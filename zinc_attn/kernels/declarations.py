@@ -215,6 +215,14 @@ COPY_KERNEL: Final = KernelDecl(
     ("k_tile_words", "v_tile_words"),
 )
 
+# New rows that the device encodes: float32 values (rows, kv_heads, head_dim) of K, then those of V, to a row tensor.
+ENCODE: Final = KernelDecl(
+    "encode",
+    "encode.comp",
+    (Binding("work", "read"), Binding("values", "read"), Binding("rows", "write")),
+    ("k_size", "v_size", "k_dim", "v_dim", "latent", "k_storage", "v_storage"),
+)
+
 KERNELS: Final = (
     *ATTEND.values(),
     MERGE,
@@ -225,4 +233,5 @@ KERNELS: Final = (
 
 # The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.
 READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
-MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, READ, MATRIX))}.values())[::-1]  # one each
+# One kernel of each module.
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, READ, MATRIX))}.values())[::-1]
