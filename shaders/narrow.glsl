@@ -9,7 +9,8 @@ uint significand(uint x) {
 // x / y for y that is not 0.  A quotient below the normal numbers becomes a zero of its sign.
 //
 // The reciprocal gives the quotient of the significands, 25 bits, within 8 units of the last one; its remainder corrects
-// it to within one, and the next remainder to the whole number below the quotient.
+// it to within one, and the next remainder to the whole number below the quotient.  Its last bit says how to round, as no
+// quotient is in the middle of two floats: b would have 25 bits.
 uint divide(uint x, uint y) {
     uint a = significand(x), b = significand(y), sign = (x ^ y) & 0x80000000u;
     bool less = a < b;
@@ -22,13 +23,10 @@ uint divide(uint x, uint y) {
     missing = missing * 1.1920928955078125e-7;  // 2**-23
     int more = int(floor(missing));
     rest -= more * int(b);
-    int last = rest < 0 ? -1 : rest >= int(b) ? 1 : 0;
-    rest -= last * int(b);
-    q = uint(int(q) + more + last);
-    uint above = (q >> 1) & 1u, up = (q & 1u) & (above | uint(rest != 0));
+    q = uint(int(q) + more + (rest < 0 ? -1 : rest >= int(b) ? 1 : 0));
     int exponent = int(x >> 23 & 0xFFu) - int(y >> 23 & 0xFFu) + 127 - int(less);
     bool zero = (x & 0x7FFFFFFFu) == 0u || exponent < 1;
-    return sign | (zero ? 0u : (uint(exponent - 1) << 23) + (q >> 1) + up);
+    return sign | (zero ? 0u : (uint(exponent - 1) << 23) + ((q + 1u) >> 1));
 }
 
 // 1 / x, and 0 where x is.
