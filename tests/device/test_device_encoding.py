@@ -241,7 +241,8 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
-    """Dividends and divisors: any significands, near ones, simple ones, and quotients next to the middle of two."""
+    """Dividends and divisors: any significands, near ones, simple ones, quotients next to the middle of two floats, and
+    next to whole numbers of 25 bits."""
     shape = 4, count // 4
     a, b = (rng.integers(1 << 23, 1 << 24, shape).astype(np.float64) for _ in range(2))
     b[1] = np.clip(a[1] + rng.integers(-3, 4, shape[1]), 1 << 23, (1 << 24) - 1)
@@ -250,6 +251,11 @@ def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
     a[3] = np.clip(np.rint(middle * b[3] / (1 << 24)), 1 << 23, (1 << 24) - 1)
     x, y = (np.ldexp(one * rng.choice([-1, 1], shape), rng.integers(-66, 37, shape)) for one in (a, b))
     x[0, :32] = np.tile([0.0, -0.0], 16)
+    divisors = 2 * rng.integers(1 << 22, 1 << 23, 8192) + 1
+    rests = [one + int(rest) for one, rest in zip(divisors, rng.choice([-1, 1, 3], 8192), strict=True)]
+    found = [int(rest) * pow(1 << 25, -1, int(one)) % int(one) for one, rest in zip(divisors, rests, strict=True)]
+    fits = np.array(found) >= 1 << 23  # 2**25 times it is next to a multiple of the divisor
+    x[0, 32 : 32 + fits.sum()], y[0, 32 : 32 + fits.sum()] = np.array(found)[fits], divisors[fits]
     return x.reshape(-1).astype(np.float32), y.reshape(-1).astype(np.float32)
 
 
