@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import blocks, kv_cache, rows
 from zinc_attn.cache.device_encoding import LEAST_ROWS, encodes_on_device
+from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.limits import BLOCK
 from zinc_attn.runtime.protocol import Use
@@ -184,6 +186,20 @@ def test_many_rows_go_in_several_submissions(device: za.Device, monkeypatch: pyt
         cache.append(seq, 0, K[10:139].astype(np.float16), V[10:139])
         want = rows.encode(np.concatenate([K[:10], K[10:139].astype(np.float16)]), V[:139], SHAPE, "q4_0")
         assert not differing(cache.read_rows(seq, 0, 0, 139), want)
+
+
+@ONE
+def test_values_that_no_buffer_holds_are_encoded_by_the_host(
+    device: za.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(rows, "encode_into", lambda *given: (made.append(given), encode_into(*given)))
+    with za.KVCache(device, SHAPE, 1, 512, "q8_0", 64) as cache:
+        monkeypatch.setattr(device.runtime, "_info", replace(device.info, max_buffer_bytes=64 * 2 * (64 + 96) * 4 - 4))
+        seq = cache.new_sequence()
+        out = za.Attention(cache)(Q[63:64], seq, 0, k=K[:64], v=V[:64])
+    assert len(made) == 1
+    assert not differing(out, reference.emulate(Q[63:64], *rows.stored(K[:64], V[:64], "q8_0"))[0])
 
 
 @ONE

@@ -104,13 +104,15 @@ class TensorWords:
     @classmethod
     def of(cls, key: RecordingKey, cache: KVCache) -> TensorWords:
         """Those of a key."""
-        heads, dim = cache.shape.q_heads, cache.shape.v_dim
+        heads, dim, values = cache.shape.q_heads, cache.shape.v_dim, value_words(cache.shape, key.appends)
+        if not encodes_on_device(cache.dtype, key.appends) or 4 * values > cache.device.info.max_buffer_bytes:
+            values = 0
         return cls(
             q=key.rows * heads * cache.shape.k_dim,
             states=0 if key.single_pass and not key.walks else key.states * heads * (dim + 2),
             out=key.rows * heads * (dim + 1),
             rows=key.appends * cache.row_words,
-            values=value_words(cache.shape, key.appends) if encodes_on_device(cache.dtype, key.appends) else 0,
+            values=values,
         )
 
 
