@@ -9,7 +9,7 @@ const uint SIGN = 0x80000000u;
 shared uint tile[WAVE * BLOCK];
 vec2 sums = vec2(0.0);  // of iq4_nl: of weight * t * x and of weight * t * t
 
-// Of K or of V. Where both have the same, the compiler knows it.
+// What K has or what V has, by the part of the workgroup.  Where both are equal, a compiler finds a constant.
 uint part(uint of_k, uint of_v) {
     return gl_WorkGroupID.z == 0u ? of_k : of_v;
 }
@@ -30,7 +30,7 @@ int ordered(uint x) {
 }
 
 // The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers by which a value
-// x becomes (x - least) * inverse + offset.
+// x becomes (x - least) * inverse + offset.  Types without blocks have none of this.
 struct Measures {
     uint halves;
     float least;
@@ -39,6 +39,9 @@ struct Measures {
 };
 
 Measures measure(uint lane) {
+    if (part(K_HALVES, V_HALVES) == 0u) {
+        return Measures(0u, 0.0, 0.0, 0.0);
+    }
     uint most = tile[place(lane, 0u)], least = most, extreme = 0u;  // extreme: the first of the largest magnitude
     for (uint i = 0u; i < BLOCK; ++i) {
         uint x = tile[place(lane, i)];
