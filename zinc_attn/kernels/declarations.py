@@ -1,7 +1,7 @@
 """What every kernel and its caller agree on: bindings, specialization constants and the words of the work buffer.
 
-Each fact is declared here once. ``glsl`` generates ``contract.glsl`` and ``interfaces.glsl`` of ``shaders/`` from it, so
-the two sides cannot differ; a test compares the committed files with the generated text.
+Each fact is declared here once. ``glsl`` generates ``contract.glsl`` and ``interfaces.glsl`` of ``shaders/`` from it,
+so the two sides cannot differ; a test compares the committed files with the generated text.
 """
 
 from __future__ import annotations
