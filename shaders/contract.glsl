@@ -88,6 +88,24 @@ const uint APPEND_WORDS = 2u;
 const uint COPY_SOURCE = 0u;
 const uint COPY_TARGET = 1u;
 const uint COPY_WORDS = 2u;
+const uint NUMBER_SCORE = 0u;
+const uint NUMBER_M = 1u;
+const uint NUMBER_OTHER_M = 2u;
+const uint NUMBER_A = 3u;
+const uint NUMBER_B = 4u;
+const uint NUMBER_L = 5u;
+const uint NUMBER_WORD = 6u;
+const uint NUMBER_SCALE = 7u;
+const uint NUMBER_WORDS = 8u;
+const uint RESULT_WEIGHT = 0u;
+const uint RESULT_MERGED = 1u;
+const uint RESULT_RECIPROCAL = 2u;
+const uint RESULT_LSE = 3u;
+const uint RESULT_LOW = 4u;
+const uint RESULT_HIGH = 5u;
+const uint RESULT_PRODUCT = 6u;
+const uint RESULT_FUSED = 7u;
+const uint RESULT_WORDS = 8u;
 const uint NO_TOKEN = 0xFFFFFFFFu;
 const uint HIDDEN = 0xFF800000u;
 const uint STORAGE_F32 = 0u;
@@ -165,6 +183,8 @@ const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u); 
 #define COPY_BIND_V 2
 #define COPY_SPEC_K_TILE_WORDS 0
 #define COPY_SPEC_V_TILE_WORDS 1
+#define PRIMITIVES_BIND_NUMBERS 0
+#define PRIMITIVES_BIND_RESULTS 1
 #define READ_BIND_DATA 0
 #define READ_BIND_OUT 1
 #define READ_SPEC_LOADS 0

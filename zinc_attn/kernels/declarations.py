@@ -215,12 +215,22 @@ COPY_KERNEL: Final = KernelDecl(
     ("k_tile_words", "v_tile_words"),
 )
 
+# What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see shaders/primitives.comp.
+NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
+NUMBER_WORDS: Final = len(NUMBERS)
+RESULTS: Final = ("weight", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
+RESULT_WORDS: Final = len(RESULTS)
+PRIMITIVES: Final = KernelDecl(
+    "primitives", "primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
+)
+
 KERNELS: Final = (
     *ATTEND.values(),
     MERGE,
     APPEND_KERNEL,
     GATHER_KERNEL,
     COPY_KERNEL,
+    PRIMITIVES,
 )
 
 # The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.

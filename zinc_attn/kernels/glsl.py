@@ -28,7 +28,12 @@ from .declarations import (
     MERGE,
     MERGE_DIMS,
     NO_TOKEN,
+    NUMBER_WORDS,
+    NUMBERS,
+    PRIMITIVES,
     READ,
+    RESULT_WORDS,
+    RESULTS,
     ROW,
     ROW_WORDS,
 )
@@ -57,6 +62,8 @@ _RECORDS: Final = {
     "ROW": (ROW, ROW_WORDS),
     "APPEND": (APPEND, APPEND_WORDS),
     "COPY": (COPY, COPY_WORDS),
+    "NUMBER": (NUMBERS, NUMBER_WORDS),
+    "RESULT": (RESULTS, RESULT_WORDS),
 }
 _INTERFACES: Final = {
     "ATTEND": ATTEND["loop"],
@@ -64,6 +71,7 @@ _INTERFACES: Final = {
     "MERGE": MERGE,
     "APPEND": APPEND_KERNEL,
     "COPY": COPY_KERNEL,
+    "PRIMITIVES": PRIMITIVES,
     "READ": READ,
 }
 
