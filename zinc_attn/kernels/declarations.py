@@ -223,12 +223,22 @@ ENCODE: Final = KernelDecl(
     ("k_size", "v_size", "k_dim", "v_dim", "latent", "k_storage", "v_storage"),
 )
 
+# What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see shaders/primitives.comp.
+NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
+NUMBER_WORDS: Final = len(NUMBERS)
+RESULTS: Final = ("weight", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
+RESULT_WORDS: Final = len(RESULTS)
+PRIMITIVES: Final = KernelDecl(
+    "primitives", "primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
+)
+
 KERNELS: Final = (
     *ATTEND.values(),
     MERGE,
     APPEND_KERNEL,
     GATHER_KERNEL,
     COPY_KERNEL,
+    PRIMITIVES,
 )
 
 # The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.

@@ -30,7 +30,12 @@ from .declarations import (
     MERGE,
     MERGE_DIMS,
     NO_TOKEN,
+    NUMBER_WORDS,
+    NUMBERS,
+    PRIMITIVES,
     READ,
+    RESULT_WORDS,
+    RESULTS,
     ROW,
     ROW_WORDS,
 )
@@ -59,6 +64,8 @@ _RECORDS: Final = {
     "ROW": (ROW, ROW_WORDS),
     "APPEND": (APPEND, APPEND_WORDS),
     "COPY": (COPY, COPY_WORDS),
+    "NUMBER": (NUMBERS, NUMBER_WORDS),
+    "RESULT": (RESULTS, RESULT_WORDS),
 }
 _INTERFACES: Final = {
     "ATTEND": ATTEND["loop"],
@@ -67,6 +74,7 @@ _INTERFACES: Final = {
     "APPEND": APPEND_KERNEL,
     "COPY": COPY_KERNEL,
     "ENCODE": ENCODE,
+    "PRIMITIVES": PRIMITIVES,
     "READ": READ,
 }
 
