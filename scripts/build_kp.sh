@@ -4,7 +4,8 @@
 # kp is published as source only and its build fetches libraries with git. Here g++, cmake, make, the
 # Vulkan headers and fmt are the distribution's and pybind11 is pip's, so only the package index is used.
 # kp ignores most of Vulkan's errors; lib/kp_checked.hpp and lib/patch_kp.py make it raise them. zinc_attn refuses a kp
-# without them. kp compiles a kernel again for every recording; with lib/kp_pipelines.hpp once. The wheel lies in a folder named by their hash, so that a change of them builds it again.
+# without them. kp compiles a kernel again for every recording; with lib/kp_pipelines.hpp once. The wheel lies in a
+# folder named by their hash, so that a change of them builds it again.
 set -euo pipefail
 
 wheel_alone=

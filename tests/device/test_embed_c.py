@@ -57,21 +57,21 @@ FALLIBLE = {  # functions that give a VkResult: how often a run of SMALL calls t
     "vkAllocateCommandBuffers": 1,
     "vkCreateFence": 1,
     "vkCreateDescriptorPool": 1,
-    "vkCreateBuffer": 7,
-    "vkAllocateMemory": 7,
-    "vkBindBufferMemory": 7,
-    "vkMapMemory": 4,
-    "vkCreateShaderModule": 4,
-    "vkCreateDescriptorSetLayout": 3,
-    "vkCreatePipelineLayout": 3,
-    "vkCreateComputePipelines": 4,
-    "vkResetDescriptorPool": 3,
-    "vkAllocateDescriptorSets": 7,
-    "vkBeginCommandBuffer": 3,
-    "vkEndCommandBuffer": 3,
-    "vkQueueSubmit": 3,
-    "vkWaitForFences": 3,
-    "vkResetFences": 3,
+    "vkCreateBuffer": 9,
+    "vkAllocateMemory": 9,
+    "vkBindBufferMemory": 9,
+    "vkMapMemory": 6,
+    "vkCreateShaderModule": 5,
+    "vkCreateDescriptorSetLayout": 4,
+    "vkCreatePipelineLayout": 4,
+    "vkCreateComputePipelines": 5,
+    "vkResetDescriptorPool": 4,
+    "vkAllocateDescriptorSets": 8,
+    "vkBeginCommandBuffer": 4,
+    "vkEndCommandBuffer": 4,
+    "vkQueueSubmit": 4,
+    "vkWaitForFences": 4,
+    "vkResetFences": 4,
 }
 
 pytestmark = needs_compiler
@@ -354,13 +354,19 @@ def no_leaf_end(data):
     data["work"]["item"]["fields"] = [f for f in data["work"]["item"]["fields"] if f["name"] != "leaf_end"]
 
 
+def another_result(data):
+    data["primitives"]["results"][300] ^= 1
+
+
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 3}, "got version 3, expected 4; export it with the zinc-attn that this library was written for"),
+        ({"version": 3}, "got version 3, expected 5; export it with the zinc-attn that this library was written for"),
         ({"format": "other"}, "got format other, expected zinc_attn export"),
         ({"shapes": []}, "it has no sizes for shape 1/1/64, f16; export it with --shape 1/1/64 --dtype f16"),
-        ({"kernels": []}, "it has no kernel append"),
+        ({"kernels": []}, "it has no kernel primitives"),
+        ({"primitives": {}}, "it has no primitives; export it again"),
+        (another_result, "the driver computes result 300 of the kernel primitives as 0x"),
         ({"work": {}}, "it has no sizes of the work buffer's records; export it again"),
         ({"constants": {}}, "it has no KEYS_PER_LEAF; export it again"),
         (no_head_chunks, "it has no complete entry for the shape; export it again"),
@@ -528,7 +534,7 @@ def test_the_reason_is_named(shimmed, small, monkeypatch, result, reason):
 
 
 def test_memory_that_is_not_there(shimmed, small, monkeypatch):
-    monkeypatch.setenv("EMBED_FAIL", "vkAllocateMemory:1:-2")
+    monkeypatch.setenv("EMBED_FAIL", "vkAllocateMemory:3:-2")  # behind those of the float functions' check
     message = refused(shimmed, *small.on, small.kernels, small.case)
     assert re.search(r"k: [\d,]+ bytes are needed: out of device memory .*; use a shorter context or free", message)
 
@@ -536,11 +542,11 @@ def test_memory_that_is_not_there(shimmed, small, monkeypatch):
 def test_subgroups_of_32_are_asked_for_where_they_are_offered(shimmed, small, monkeypatch):
     """And only the size: nothing rests on full subgroups. No call of the run fails."""
     monkeypatch.setenv("EMBED_WAVE32", "1")
-    monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:4:-2")  # a run submits three times
+    monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:5:-2")  # a run submits four times
     done = run(shimmed, *small.on, small.kernels, small.case)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
-    assert lines[1].endswith("subgroups of 32 requested")
-    assert lines[2:6] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 4
+    assert lines[2].endswith("subgroups of 32 requested")
+    assert [lines[1], *lines[3:7]] == ["pipeline: requiredSubgroupSize 32, flags 0"] * 5
     assert file_digest(f"{small.case}.out") == small.digest

@@ -11,13 +11,14 @@ from dataclasses import asdict, astuple
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from zinc_attn import limits
 from zinc_attn.cache import blocks, rows
-from zinc_attn.canonical import constants
+from zinc_attn.canonical import constants, primitives
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
@@ -116,6 +117,18 @@ def test_kernels_are_the_declarations(made):
     attends = [k["name"] for k in made["kernels"] if k["family"] == "attend"]
     assert attends == ["attend_single", "attend_node", "attend_loop"]
     assert made["vulkan"]["storage_buffers_per_stage"] == 7
+
+
+def test_the_primitives_are_those_that_the_package_asks_for(made):
+    listed, rows = made["primitives"], primitives.ROWS
+    for words, names, found in zip(
+        primitives.words(kernels.NUMBERS, kernels.RESULTS),
+        (listed["number_names"], listed["result_names"]),
+        (listed["numbers"], listed["results"]),
+        strict=True,
+    ):
+        assert words.shape == (rows, len(names)) and words.reshape(-1).tolist() == found
+    assert listed["workgroups"] == [rows // limits.WAVE, 1, 1]
 
 
 def test_constants_are_the_float32_that_the_shaders_have(made):
@@ -301,9 +314,9 @@ def recorded(plan, scoring):
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
         info=SimpleNamespace(kind="discrete", layout_facts=LayoutFacts(64)),
     )
-    device = Device(runtime)
-    kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
-    RecordedCall(kv, plan, scoring=scoring)
+    kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
+    with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing
+        RecordedCall(kv, plan, scoring=scoring)
     words = log.words
     header = dict(zip(kernels.HEADER, words, strict=False))
     row_table, table = header["row_table"], header["append_table"]
@@ -433,7 +446,7 @@ def test_specialization_values(made):
     assert [shape["kinds"][kind]["specialization"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     assert sizes == {
-        **{key: ["32", "1", "1"] for key in ("attend", "append", "copy")},
+        **{key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives")},
         "merge": ["merge_lanes", "1", "1"],
     }
     assert shape["state_bytes"] == 4 * 16 * 258
@@ -514,9 +527,9 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 1}, "got version 1, expected 4; export again with the zinc-attn that reads it"),
-        ({"version": 2}, "got version 2, expected 4; export again with the zinc-attn that reads it"),
-        ({"version": True}, "got version True, expected 4"),
+        ({"version": 1}, "got version 1, expected 5; export again with the zinc-attn that reads it"),
+        ({"version": 2}, "got version 2, expected 5; export again with the zinc-attn that reads it"),
+        ({"version": True}, "got version True, expected 5"),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
         ({"kernels": None}, "it has no list of kernels"),
         ({"kernels": []}, "it has no list of kernels"),
@@ -610,8 +623,8 @@ def test_command_line(tmp_path, capsys):
     assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == load_manifest(out)
-    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 6 SPIR-V modules (")
-    assert len(list(out.glob("*.spv"))) == 6
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
+    assert len(list(out.glob("*.spv"))) == 7
     assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
     assert cli.main(["export", str(tmp_path / "none")]) == 0
     assert load_manifest(tmp_path / "none")["shapes"] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
+from ..limits import BLOCK, WAVE
 from ..shapes import AttnShape, row_format
 from ..storage import storage_index, storage_types
 from . import declarations
@@ -169,6 +170,24 @@ def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: in
     """Write ``rows`` uploaded rows to the cache."""
     spec = _row_spec(shape, dtype, tile)
     return KernelCall(declarations.APPEND_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+
+
+def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
+    """Make the words of ``rows`` rows, all KV heads of them, from the uploaded float32 values."""
+    k, v = storage_types(dtype)
+    values = {
+        "k_size": shape.head_dim,
+        "v_size": shape.v_head_dim,
+        "k_dim": shape.k_dim,
+        "v_dim": shape.v_dim,
+        "latent": int(shape.latent),
+        "k_storage": storage_index(k),
+        "v_storage": storage_index(v),
+    }
+    decl, widest = declarations.ENCODE, shape.k_dim if shape.latent else max(shape.k_dim, shape.v_dim)
+    lanes = 2 * -(-widest // (2 * BLOCK)) * shape.kv_heads  # of a row: a lane has a block, a head whole pairs of them
+    spec = tuple(values[name] for name in decl.spec)
+    return KernelCall(decl, spec, ("work", "values", "rows"), (rows, -(-lanes // WAVE), 1 if shape.latent else 2))
 
 
 def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ... import __version__, limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
-from ...canonical import constants
+from ...canonical import constants, primitives
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...dtypes import storage_dtype
@@ -39,7 +39,7 @@ from .formulas import (
 from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 4
+VERSION: Final = 5
 KINDS: Final = ("gpu", "cpu")
 
 
@@ -258,6 +258,20 @@ def _vulkan() -> dict[str, Any]:
     }
 
 
+def _primitives() -> dict[str, Any]:
+    """What a host asks a device before its first kernel."""
+    numbers, results = primitives.words(kernels.NUMBERS, kernels.RESULTS)
+    return {
+        "for": "a host runs the kernel primitives once on a device, before any other: where a word of its results is "
+        "not as here, the driver computes a float function otherwise, and attention would have other bits",
+        "workgroups": [primitives.ROWS // limits.WAVE, 1, 1],
+        "number_names": list(kernels.NUMBERS),
+        "result_names": list(kernels.RESULTS),
+        "numbers": numbers.reshape(-1).tolist(),
+        "results": results.reshape(-1).tolist(),
+    }
+
+
 def manifest(
     attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
 ) -> dict[str, Any]:
@@ -299,6 +313,7 @@ def manifest(
         "rows": {"element": "uint32", "layout": ROW_LAYOUT, "index": ROW_INDEX},
         "split_rule": split_rule_formulas(),
         "dispatch": list(DISPATCH),
+        "primitives": _primitives(),
         "constants": _constants(),
         "reduction": list(REDUCTION),
         "shapes": [_shape(shape, dtype, page_size, compute_units) for shape in chosen],
