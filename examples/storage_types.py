@@ -1,19 +1,25 @@
-"""What each storage type of K and V takes: bytes, modeled time on an R9700, time here, and the quantizing of a prompt.
+"""What each storage type of K and V takes: bytes, modeled time on an R9700, time here, and the rows of a prompt.
 
     .venv/bin/python examples/storage_types.py --shape 16/2/256 --context 32k --dtypes f16,q8_0,q8_0/q4_0
 
-Compares the bits of one KV head with the oracle first, then times the calls of all types in turns. Quantizing is the
-host's work for a prompt of 4,096 tokens of one layer.
+Compares the bits of one KV head with the oracle first, then times the calls of all types in turns. A second table is
+for the rows of a prompt of 4,096 tokens of one layer: the host's codec, which encodes few rows; the host's part, which
+checks and uploads values where the device encodes them; and the whole ``append`` on this device. The host's figures are
+CPU time of one thread.
 """
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
-from time import perf_counter
+from statistics import median
+from time import perf_counter, thread_time
 
 import numpy as np
 
 import zinc_attn as za
 from zinc_attn.cache import rows
+from zinc_attn.cache.device_encoding import encodes_on_device, upload_values, value_words
+from zinc_attn.runtime.protocol import Use
 from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools.cost import CARDS, predict
 from zinc_attn.tools.harness.bits import oracle
@@ -33,16 +39,38 @@ parser.add_argument("--runtime", help="kompute or vulkan")
 args = parser.parse_args()
 
 
-def quantizing_ms(shape: za.AttnShape, data: Inputs, dtype: str) -> float:
-    """Checking and encoding the rows of a prompt, the best of three."""
-    spent = []
-    for _ in range(3):
-        begin = perf_counter()
-        pairs = zip("kv", (data.k[:PROMPT], data.v[:PROMPT]), storage_types(dtype), strict=True)
-        k, v = (rows.stored_values(name, x, kind.name)[0] for name, x, kind in pairs)
-        rows.encode(k, v, shape, dtype)
-        spent.append(1e3 * (perf_counter() - begin))
-    return min(spent)
+def milliseconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    """The time that a call takes."""
+    begin = clock()
+    call()
+    return 1e3 * (clock() - begin)
+
+
+def checked(data: Inputs, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """The stored values of a prompt."""
+    pairs = zip("kv", (data.k[:PROMPT], data.v[:PROMPT]), storage_types(dtype), strict=True)
+    k, v = (rows.stored_values(name, x, kind.name, round_rows=True)[0] for name, x, kind in pairs)
+    return k, v
+
+
+def prompt_calls(cache: za.KVCache, data: Inputs) -> list[Callable[[], float]]:
+    """What times the codec, the host's part, and an append of the prompt."""
+    shape, dtype, seq, runtime = cache.shape, cache.dtype, cache.new_sequence(), cache.device.runtime
+    count = len(data.k[:PROMPT])
+    buffer = runtime.buffer(4 * value_words(shape, count), Use.INPUT)
+
+    def encode() -> None:
+        rows.encode(*checked(data, dtype), shape, dtype)
+
+    def upload() -> None:
+        upload_values(runtime, buffer, shape, count, [checked(data, dtype)])
+
+    def append() -> float:
+        seq.truncate(0)
+        return milliseconds(lambda: cache.append(seq, 0, data.k[:PROMPT], data.v[:PROMPT]), perf_counter)
+
+    host = upload if encodes_on_device(dtype, count) else encode
+    return [lambda: milliseconds(encode, thread_time), lambda: milliseconds(host, thread_time), append]
 
 
 def main() -> None:
@@ -51,17 +79,18 @@ def main() -> None:
     (context,) = parse_contexts(args.context, "context")
     with ExitStack() as stack:
         device = stack.enter_context(za.Device.open(args.device, runtime=args.runtime))
-        calls, quantizing = [], []
+        calls, prompts = [], []
         for dtype in dtypes:
             data = Inputs.normal(shape, context, dtype)
-            cache = stack.enter_context(za.KVCache(device, shape, 1, context, dtype))
+            tokens = context + PROMPT
+            cache = stack.enter_context(za.KVCache(device, shape, 1, tokens, dtype, round_rows=True))
             seq, attn = cache.new_sequence(), za.Attention(cache)
             cache.append(seq, 0, data.k, data.v)
             got, lse = attn(data.q, seq, 0, return_lse=True)
             heads = slice(-shape.group, None)  # of the last KV head
             for mine, want in zip((got, lse), oracle(data.q, data.k, data.v, dtype, 1), strict=True):
                 assert np.array_equal(mine[heads].view(np.uint32), want.view(np.uint32)), dtype
-            quantizing.append(quantizing_ms(shape, data, dtype))
+            prompts += prompt_calls(cache, data)
 
             def call(attn: za.Attention = attn, q: np.ndarray = data.q, seq: za.Sequence = seq) -> float:
                 begin = perf_counter()
@@ -71,15 +100,19 @@ def main() -> None:
             calls.append(call)
         times = [float(np.median(taken)) for taken in in_turns(calls, args.repeats, 0, 1)]
         print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}; {shape}, {context:,} keys;")
-        print(
-            f"bits equal; medians of {args.repeats} in turns; quantizing {min(PROMPT, context):,} tokens on the host\n"
-        )
-        print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms | quantizing, ms |")
-        print("|---" * 6 + "|")
-        for dtype, ms, host_ms in zip(dtypes, times, quantizing, strict=True):
+        print(f"bits equal; medians of {args.repeats} in turns\n")
+        print("| K/V | bytes a token | R9700, modeled µs | of its bandwidth | here, ms |")
+        print("|---" * 5 + "|")
+        for dtype, ms in zip(dtypes, times, strict=True):
             made = predict(za.plan_splits(context, shape, dtype=dtype), CARDS["r9700"], dtype)
             share = f"{made.total_us:.0f} | {100 * made.ideal_us / made.total_us:.0f} %"
-            print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} | {host_ms:.0f} |")
+            print(f"| {dtype} | {shape.kv_bytes_per_token(dtype):,} | {share} | {ms:.1f} |")
+        print(f"\nThe rows of a prompt of {min(PROMPT, context):,} tokens\n")
+        print("| K/V | the host's codec, CPU ms | the host's part, CPU ms | append, ms |")
+        print("|---" * 4 + "|")
+        found = [f"{median(taken):.0f}" for taken in in_turns(prompts, args.repeats, 1, 1)]
+        for at, dtype in enumerate(dtypes):
+            print(f"| {dtype} | {' | '.join(found[3 * at : 3 * at + 3])} |")
 
 
 try:

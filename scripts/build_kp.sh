@@ -4,7 +4,8 @@
 # kp is published as source only and its build fetches libraries with git. Here g++, cmake, make, the
 # Vulkan headers and fmt are the distribution's and pybind11 is pip's, so only the package index is used.
 # kp ignores most of Vulkan's errors; lib/kp_checked.hpp and lib/patch_kp.py make it raise them. zinc_attn refuses a kp
-# without them. The wheel lies in a folder named by their hash, so that a change of them builds it again.
+# without them. kp compiles a kernel again for every recording; with lib/kp_pipelines.hpp once. The wheel lies in a
+# folder named by their hash, so that a change of them builds it again.
 set -euo pipefail
 
 wheel_alone=
@@ -17,7 +18,7 @@ cache=${ZINC_ATTN_CACHE:-$root/.cache}
 python=${1:-$root/.venv/bin/python}
 version=0.9.0
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-sources=("$root"/scripts/build_kp.sh "$root"/scripts/lib/{kp_checked.hpp,patch_kp.py})
+sources=("$root"/scripts/build_kp.sh "$root"/scripts/lib/{kp_checked.hpp,kp_pipelines.hpp,patch_kp.py})
 hash=$(cat "${sources[@]}" | sha256sum)
 wheels=$cache/wheels/kp-${hash:0:16}
 
@@ -42,7 +43,7 @@ build() {
     "$python" "$root/scripts/lib/patch_kp.py" "$work/kp-$version"
     pybind11_DIR=$("$work/env/bin/python" -m pybind11 --cmakedir)
     export pybind11_DIR
-    cp "$root/scripts/lib/kp_checked.hpp" "$include/"
+    cp "$root"/scripts/lib/kp_{checked,pipelines}.hpp "$include/"
     # kp_checked.hpp takes vulkan.hpp's noexcept away. Its error classes keep theirs: the standard's base classes ask
     # for it. So kp is built with a copy of vulkan.hpp in which these functions say it themselves.
     local header
@@ -57,7 +58,7 @@ build() {
 install_and_import() {
     [[ -z $wheel_alone ]] || return 0
     "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" &&
-        "$python" -c 'import kp; assert kp.results_are_checked'
+        "$python" -c 'import kp; assert kp.results_are_checked and kp.pipelines_are_shared'
 }
 
 mkdir -p "$wheels"

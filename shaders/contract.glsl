@@ -88,6 +88,24 @@ const uint APPEND_WORDS = 2u;
 const uint COPY_SOURCE = 0u;
 const uint COPY_TARGET = 1u;
 const uint COPY_WORDS = 2u;
+const uint NUMBER_SCORE = 0u;
+const uint NUMBER_M = 1u;
+const uint NUMBER_OTHER_M = 2u;
+const uint NUMBER_A = 3u;
+const uint NUMBER_B = 4u;
+const uint NUMBER_L = 5u;
+const uint NUMBER_WORD = 6u;
+const uint NUMBER_SCALE = 7u;
+const uint NUMBER_WORDS = 8u;
+const uint RESULT_WEIGHT = 0u;
+const uint RESULT_MERGED = 1u;
+const uint RESULT_RECIPROCAL = 2u;
+const uint RESULT_LSE = 3u;
+const uint RESULT_LOW = 4u;
+const uint RESULT_HIGH = 5u;
+const uint RESULT_PRODUCT = 6u;
+const uint RESULT_FUSED = 7u;
+const uint RESULT_WORDS = 8u;
 const uint NO_TOKEN = 0xFFFFFFFFu;
 const uint HIDDEN = 0xFF800000u;
 const uint STORAGE_F32 = 0u;
@@ -101,71 +119,4 @@ const uint STORAGE_Q4_1 = 7u;
 const uint STORAGE_Q4_0 = 8u;
 const uint STORAGE_IQ4_NL = 9u;
 const uvec4 IQ4_NL = uvec4(0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u);  // 16 int8
-#define ATTEND_BIND_WORK 0
-#define ATTEND_BIND_Q 1
-#define ATTEND_BIND_K 2
-#define ATTEND_BIND_V 3
-#define ATTEND_BIND_STATES 4
-#define ATTEND_BIND_OUT 5
-#define ATTEND_BIND_ROWS 6
-#define ATTEND_SPEC_K_DIM 0
-#define ATTEND_SPEC_V_DIM 1
-#define ATTEND_SPEC_LATENT 2
-#define ATTEND_SPEC_HEADS 3
-#define ATTEND_SPEC_CHUNKS_AHEAD 4
-#define ATTEND_SPEC_TILE 5
-#define ATTEND_SPEC_SOFTCAP 6
-#define ATTEND_SPEC_ALIBI 7
-#define ATTEND_SPEC_MASK 8
-#define ATTEND_SPEC_ROWS_SHARED 9
-#define ATTEND_SPEC_K_STORAGE 10
-#define ATTEND_SPEC_V_STORAGE 11
-#define ATTEND_SPEC_FROM_UPLOAD 12
-#define ATTEND_SPEC_LANES 13
-#define MATRIX_BIND_WORK 0
-#define MATRIX_BIND_Q 1
-#define MATRIX_BIND_K 2
-#define MATRIX_BIND_V 3
-#define MATRIX_BIND_STATES 4
-#define MATRIX_BIND_OUT 5
-#define MATRIX_BIND_ROWS 6
-#define MATRIX_SPEC_K_DIM 0
-#define MATRIX_SPEC_V_DIM 1
-#define MATRIX_SPEC_LATENT 2
-#define MATRIX_SPEC_VECTORS 3
-#define MATRIX_SPEC_MAT_M 4
-#define MATRIX_SPEC_MAT_N 5
-#define MATRIX_SPEC_MAT_K 6
-#define MATRIX_SPEC_UNROLLED 7
-#define MATRIX_SPEC_WAVES 8
-#define MATRIX_SPEC_TILE 9
-#define MATRIX_SPEC_SOFTCAP 10
-#define MATRIX_SPEC_ALIBI 11
-#define MATRIX_SPEC_MASK 12
-#define MATRIX_SPEC_K_STORAGE 13
-#define MATRIX_SPEC_V_STORAGE 14
-#define MATRIX_SPEC_LANES 15
-#define MERGE_BIND_WORK 0
-#define MERGE_BIND_STATES 1
-#define MERGE_BIND_OUT 2
-#define MERGE_SPEC_V_DIM 0
-#define MERGE_SPEC_LANES 1
-#define APPEND_BIND_WORK 0
-#define APPEND_BIND_ROWS 1
-#define APPEND_BIND_K 2
-#define APPEND_BIND_V 3
-#define APPEND_SPEC_K_VALUES 0
-#define APPEND_SPEC_V_VALUES 1
-#define APPEND_SPEC_K_SCALES 2
-#define APPEND_SPEC_V_SCALES 3
-#define APPEND_SPEC_CHUNK_WORDS 4
-#define APPEND_SPEC_TILE 5
-#define APPEND_SPEC_GATHER 6
-#define COPY_BIND_WORK 0
-#define COPY_BIND_K 1
-#define COPY_BIND_V 2
-#define COPY_SPEC_K_TILE_WORDS 0
-#define COPY_SPEC_V_TILE_WORDS 1
-#define READ_BIND_DATA 0
-#define READ_BIND_OUT 1
-#define READ_SPEC_LOADS 0
+#include "interfaces.glsl"

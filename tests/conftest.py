@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from validated import leave_to_the_layer
 
 _swiftshader = os.environ.get("ZINC_ATTN_SWIFTSHADER_ICD")
 if _swiftshader:  # beside the system's drivers; read by the loader when the first instance is made
@@ -28,7 +29,7 @@ def rng() -> np.random.Generator:
 # What takes longest, in this order: it is begun first, so that no process is left alone with it at the end.
 LONGEST = (
     "swiftshader",
-    *(f"tests/device/test_{name}.py" for name in ("validation", "check", "cache", "transformers", "bits", "grid")),
+    *(f"tests/device/test_{name}.py" for name in ("validation", "check", "transformers", "cache", "bits", "grid")),
 )
 
 
@@ -55,7 +56,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(trylast=True)  # behind pytest's own order, which is by the parameters of session fixtures
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The units of LONGEST first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The units of LONGEST first, without what runs under the validation layer."""
+    leave_to_the_layer(config, items)
     places = {unit: at for at, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(work_unit(item.nodeid), len(places)))

@@ -47,6 +47,10 @@ class KernelError(ZincAttnError):
     """The SPIR-V of a kernel is missing, stale, or refused by the driver."""
 
 
+class WrongResultError(KernelError):
+    """The driver computes a number otherwise than the kernels rely on; nothing was attended."""
+
+
 class DeviceMemoryError(ZincAttnError, MemoryError):
     """The device, or the host, has no room for an allocation."""
 

@@ -8,6 +8,7 @@
 #include "floats.h"
 #include "gpu.h"
 #include "manifest.h"
+#include "primitives.h"
 #include "rows.h"
 #include "storage.h"
 #include "work.h"
@@ -62,7 +63,8 @@ static bool open_parts(struct za_attn *attn, struct za_options options) {
         !za_gpu_open(&attn->gpu, options.device))
         return false;
     attn->cpu = attn->gpu.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
-    return za_manifest_shape(&attn->manifest, &options, attn->cpu ? "cpu" : "gpu", &attn->shape);
+    return za_manifest_shape(&attn->manifest, &options, attn->cpu ? "cpu" : "gpu", &attn->shape) &&
+           za_primitives_check(&attn->gpu, &attn->manifest, &attn->shape);
 }
 
 struct za_attn *za_open(const struct za_options *options) {

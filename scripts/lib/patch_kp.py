@@ -1,8 +1,9 @@
 """Patches Kompute's sources before scripts/build_kp.sh builds them: patch_kp.py FOLDER.
 
 kp_checked.hpp makes Vulkan's errors C++ exceptions, for which Kompute 0.9.0 is not written: a constructor that throws
-leaves its Vulkan objects behind, since C++ runs no destructor for it. Each patch replaces a text that must be there
-exactly once, so that another version of Kompute is refused rather than built half patched.
+leaves its Vulkan objects behind, since C++ runs no destructor for it. kp_pipelines.hpp makes algorithms share their
+pipelines. Each patch replaces a text that must be there exactly once, so that another version of Kompute is refused
+rather than built half patched.
 """
 
 import sys
@@ -15,11 +16,21 @@ PATCHES = {
         ("VERSION_CHECK=ON'\n", "VERSION_CHECK=ON',\n"),
         ('"numpy<2.0.0"', '"numpy"'),
     ],
-    # zinc_attn refuses a kp that does not say that its results are checked.
+    # zinc_attn refuses a kp that does not say that its results are checked; set-up builds one that shares pipelines.
     "python/src/main.cpp": [
-        ("PYBIND11_MODULE(kp, m)\n{\n", 'PYBIND11_MODULE(kp, m)\n{\n    m.attr("results_are_checked") = true;\n'),
+        (
+            "PYBIND11_MODULE(kp, m)\n{\n",
+            "PYBIND11_MODULE(kp, m)\n{\n"
+            '    m.attr("results_are_checked") = true;\n'
+            '    m.attr("pipelines_are_shared") = true;\n',
+        ),
     ],
     "src/Manager.cpp": [
+        ('#include "kompute/Manager.hpp"\n', '#include "kompute/Manager.hpp"\n#include "kp_pipelines.hpp"\n'),
+        (
+            '        KP_LOG_INFO("Destroying device");\n',
+            '        KP_LOG_INFO("Destroying device");\n        zinc_attn::forget_pipelines(*this->mDevice);\n',
+        ),
         (
             "    this->createInstance();\n"
             "    this->createDevice(\n"
@@ -104,6 +115,52 @@ PATCHES = {
         (
             "    if (this->tensorType() != Tensor::TensorTypes::eStorage) {\n        this->unmapRawData();\n",
             "    if (mapped) {\n        this->unmapRawData();\n",
+        ),
+    ],
+    # The key is all that a pipeline is made of. Data that vary in size have their length before them.
+    "src/Algorithm.cpp": [
+        ('#include "kompute/Algorithm.hpp"\n', '#include "kompute/Algorithm.hpp"\n#include "kp_pipelines.hpp"\n'),
+        (
+            "#ifdef KOMPUTE_CREATE_PIPELINE_RESULT_VALUE\n"
+            "    vk::ResultValue<vk::Pipeline> pipelineResult =\n"
+            "      this->mDevice->createComputePipeline(*this->mPipelineCache, pipelineInfo);\n"
+            "\n"
+            "    if (pipelineResult.result != vk::Result::eSuccess) {\n"
+            '        throw std::runtime_error("Failed to create pipeline result: " +\n'
+            "                                 vk::to_string(pipelineResult.result));\n"
+            "    }\n"
+            "\n"
+            "    vk::Pipeline& pipeline = pipelineResult.value;\n"
+            "    this->mPipeline = std::make_shared<vk::Pipeline>(pipeline);\n"
+            "    this->mFreePipeline = true;\n"
+            "#else\n"
+            "    vk::Pipeline pipeline =\n"
+            "      this->mDevice->createComputePipeline(*this->mPipelineCache, pipelineInfo)\n"
+            "        .value;\n"
+            "    this->mPipeline = std::make_shared<vk::Pipeline>(pipeline);\n"
+            "    this->mFreePipeline = true;\n"
+            "#endif\n",
+            "    const size_t sizes[] = { this->mTensors.size(),\n"
+            "                             pushConstantRange.size,\n"
+            "                             this->mSpecializationConstantsDataTypeMemorySize };\n"
+            "    std::string key;\n"
+            "    zinc_attn::append(key, sizes, sizeof(sizes));\n"
+            "    zinc_attn::append(key, specializationInfo.pData, specializationInfo.dataSize);\n"
+            "    zinc_attn::append(key, this->mSpirv.data(), sizeof(uint32_t) * this->mSpirv.size());\n"
+            "    bool made = false;\n"
+            "    this->mPipeline = std::make_shared<vk::Pipeline>(\n"
+            "      zinc_attn::shared_pipeline(*this->mDevice, key, made, [&]() {\n"
+            "          const VkComputePipelineCreateInfo& info = pipelineInfo;\n"
+            "          VkPipeline pipeline = VK_NULL_HANDLE;\n"
+            "          vkCreateComputePipelines(\n"
+            "            *this->mDevice, *this->mPipelineCache, 1, &info, nullptr, &pipeline);\n"
+            "          return zinc_attn::SharedPipeline{\n"
+            "              pipeline, *this->mPipelineLayout, *this->mDescriptorSetLayout\n"
+            "          };\n"
+            "      }));\n"
+            "    // forget_pipelines() destroys it, and the layouts of the algorithm that made it.\n"
+            "    this->mFreePipeline = false;\n"
+            "    this->mFreePipelineLayout = this->mFreeDescriptorSetLayout = !made;\n",
         ),
     ],
     "src/include/kompute/Algorithm.hpp": [

@@ -47,7 +47,9 @@ mesa_is_old() {
     v=$(dpkg-query -W -f '${Version}' mesa-vulkan-drivers 2>/dev/null) && dpkg --compare-versions "$v" lt 25.0
 }
 
-has_checked_kp() { "$py" -c 'import kp; assert kp.results_are_checked' 2>/dev/null; } # no other is used
+has_checked_kp() { # no other is used
+    "$py" -c 'import kp; assert kp.results_are_checked and kp.pipelines_are_shared' 2>/dev/null
+}
 is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 find_python() { # sets python; fails where no supported one is there
     local p candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10)
@@ -218,7 +220,12 @@ prepare_environment() { # prepare_environment run|test HASH
     if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11
         extras+=,gguf others+=(torch==2.13.0)
     fi
-    local install_kp=(kp "installing kp" "$root/scripts/build_kp.sh" "$py") building=''
+    local install_kp=(kp "installing kp" "$root/scripts/build_kp.sh" "$py") building='' fetching=''
+    if [[ $1 == test && ! -e $cache/swiftshader/vk_swiftshader_icd.json ]]; then
+        say "fetching SwiftShader from the distribution, in the background"
+        fetch_swiftshader >"$cache/logs/swiftshader.log" 2>&1 </dev/null &
+        fetching=$!
+    fi
     if ! has_checked_kp; then # beside pip, which mostly downloads and unpacks
         say "building kp, the Kompute binding, in the background (about a minute)"
         "$root/scripts/build_kp.sh" --wheel "$py" >"$cache/logs/kp-wheel.log" 2>&1 </dev/null &
@@ -226,10 +233,14 @@ prepare_environment() { # prepare_environment run|test HASH
     fi
     if ! step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
         "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]" "${others[@]}"; then
-        [[ -z $building ]] || wait "$building" || true # it has the lock open, which the next start would wait for
+        wait # what runs in the background has the lock open, which the next start would wait for
         exit 1
     fi
     hash_of "${sources[@]}" >"$venv/.ready-spirv" # pip's build hook has compiled the shaders, too
+    if [[ -n $fetching ]]; then
+        wait "$fetching" ||
+            say "SwiftShader cannot be had here (see $cache/logs/swiftshader.log): the tests on it are skipped"
+    fi
     if [[ -n $building ]]; then
         wait "$building" || true # where it failed, the next command fails the same way and says so
         if [[ $1 == test ]]; then
@@ -237,10 +248,6 @@ prepare_environment() { # prepare_environment run|test HASH
         elif ! logged "${install_kp[@]}"; then
             say "kp could not be built (see $cache/logs/kp.log): there is the plain Vulkan runtime alone"
         fi
-    fi
-    if [[ $1 == test && ! -e $cache/swiftshader/vk_swiftshader_icd.json ]]; then
-        logged swiftshader "fetching SwiftShader from the distribution" fetch_swiftshader ||
-            say "SwiftShader cannot be had here (see $cache/logs/swiftshader.log): the tests on it are skipped"
     fi
     echo "$2" >"$venv/.ready-run" # what the tests need holds all that the program needs
     [[ $1 == run ]] || echo "$2" >"$venv/.ready-$1"

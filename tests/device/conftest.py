@@ -77,8 +77,7 @@ def one_thread() -> Iterator[None]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
 
-    The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. Kompute makes the
-    pipelines of each recording anew, so a test takes several times as long on it.
+    The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings.
     """
     both = FULL or metafunc.definition.get_closest_marker("both_dispatchers") is not None
     given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}

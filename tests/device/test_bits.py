@@ -59,12 +59,14 @@ def table() -> list[Any]:
         shapes: tuple[str, ...] = (*MODEL_SHAPES.values(), *OTHER_SHAPES) if FULL else CI_SHAPES
         contexts: tuple[int, ...] = (*SHORT, *LONG) if FULL else CI_CONTEXTS
         if driver != ("default", "vulkan") and not FULL:  # which runs the other lengths
-            contexts = (1, 65, 1000) if driver[0] == "swiftshader" else (0, 65, 1000)
+            contexts = (1, 65, 577) if driver[0] == "swiftshader" else (0, 65, 1000)
             shapes = shapes if driver[0] == "swiftshader" else shapes[:2]  # a dispatcher does not know a shape
         if driver == SLOW:
             shapes, contexts = (shapes[:9], (1, 65, 129, 1000)) if FULL else (("16/2/256", "9/3/64"), (65,))
         for shape in shapes:
-            for dtype in ("f16",) if driver == SLOW and not FULL else ("f16", "f32"):
+            # SwiftShader takes seconds to compile a kernel; two shapes show how it loads float32
+            one = driver[0] == "swiftshader" and not FULL and (driver == SLOW or shape not in CI_SHAPES[:2])
+            for dtype in ("f16",) if one else ("f16", "f32"):
                 for context in contexts:
                     # SwiftShader takes minutes a shape at 16,384 keys; 16/2/256 stands for the others
                     if driver[0] == "default" or context < 16384 or shape == "16/2/256":
@@ -162,7 +164,6 @@ def test_bits_of_the_builds_for_gpus(
 ) -> None:
     """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
     monkeypatch.setattr(dispatches, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
-    monkeypatch.setattr(dispatches, "attend_lanes", lambda *_: 32)
     monkeypatch.setattr(dispatches, "merge_lanes", lambda kind: 256)
     for context in (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
@@ -182,9 +183,13 @@ def test_several_rows_with_a_causal_limit(any_device: za.Device) -> None:
     rng = np.random.default_rng(3)
     _, k, v = make_inputs(shape, 70, "f16")
     q = rng.standard_normal((75, 9, 64), np.float32)  # the first five rows see no key
+    slow = "SwiftShader" in any_device.info.name and not FULL
     for causal in (True, False):
         want_out, want_lse = reference.emulate(q, k, v, causal=causal)
-        for options in ({}, {"num_splits": 3}, {"split_size": 512}):
+        some = ({}, {"num_splits": 3}, {"split_size": 512})
+        if slow:  # one layout of all keys is as good as another
+            some = some[: 1 + causal]
+        for options in some:
             options |= {"causal": causal, "return_lse": True, "allow_empty": True}
             out, lse = za.attention(q, k, v, device=any_device, **options)
             assert not differing(out, want_out) and not differing(lse, want_lse)

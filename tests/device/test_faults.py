@@ -66,6 +66,13 @@ def test_every_fault(library: Path, runtime: str) -> None:
     assert set(outcomes) <= set(faults.GOOD), report
 
 
+def test_kompute_compiles_a_kernel_once(library: Path) -> None:
+    """Its algorithms, each with a descriptor pool of its own, share the pipelines of their kernels."""
+    pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
+    calls = faults.count_calls(library, "kompute")
+    assert 0 < calls["vkCreateComputePipelines"] < calls["vkCreateDescriptorPool"]
+
+
 def test_a_kp_that_hides_errors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unchecked:
         pass

@@ -511,7 +511,6 @@ def fuzz(device: Any, examples: int, steps: int, derandomize: bool) -> Counter[s
 
 @pytest.mark.parametrize("driver", DRIVERS if EVERY_DRIVER else DRIVERS[: len(RUNTIMES)], ids="-".join)
 def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None:
-    # Kompute compiles the kernels of every recording anew
     examples = 400 if FULL else 6 if driver[1] == "kompute" else 10
     with open_device(*driver) as device:
         done = fuzz(device, examples, 50, derandomize=not EVERY_DRIVER)

@@ -7,6 +7,7 @@ KV heads per size and type, so that cases share pipelines: compiling them takes 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from support import FULL, differing
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cache.rows import stored
+from zinc_attn.kernels.declarations import KernelDecl
+from zinc_attn.runtime.protocol import Kernel
 from zinc_attn.storage import STORAGE
 
 SIZES = (
@@ -105,6 +108,30 @@ def test_the_oracles_bits(device: za.Device, case: Case) -> None:
 def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> None:
     """Sizes that are filled up, K and V of different sizes, and latent."""
     check(any_device, (cases() if FULL else drawn())[at])
+
+
+@pytest.mark.parametrize(
+    "case",
+    (
+        Case(za.AttnShape(8, 1, 256), "f16", "causal", (False, False, True), 577, 3),  # a lane walks V in two halves
+        Case(za.AttnShape(3, 1, 64), "q8_0", "none", (False, True, False), 1024, 1),
+        Case(za.AttnShape(6, 2, 72, 64), "q4_1/iq4_nl", "random", (True, False, False), 113, 3),
+        Case(za.AttnShape(2, 1, 80, 64, latent=True), "f32", "tree", (False, False, False), 577, 9),
+    ),
+    ids=str,
+)
+def test_the_oracles_bits_in_waves_of_8(device: za.Device, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
+    monkeypatch.setattr(device.runtime, "_info", replace(device.info, attend_lanes=8))
+    kernel, seen = device.kernel, []
+
+    def noted(decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
+        seen.append(dict(zip(decl.spec, spec, strict=True)).get("lanes"))
+        return kernel(decl, spec)
+
+    monkeypatch.setattr(device, "kernel", noted)
+    check(device, case)
+    assert 8 in seen
 
 
 def check(device: za.Device, case: Case) -> None:

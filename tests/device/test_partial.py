@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
-from support import differing
+from support import DRIVERS, FULL, differing
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -24,9 +24,17 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+# Ranges choose no other kernel for q8_0, whose rows SwiftShader takes seconds for.
+RANGES = [
+    pytest.param(driver, tokens, dtype, id=f"{'-'.join(driver)}-{tokens}-{dtype}")
+    for driver in DRIVERS
+    for tokens, dtype in product((1, 512, 1100, 1600), ("f16", "q8_0"))
+    if FULL or driver == ("default", "vulkan") or (driver[1] == "vulkan" and (dtype == "f16" or tokens == 512))
+]
+
+
 @pytest.mark.parametrize("some", OPTIONS, ids=("plain", "window", "softcap and sinks"))
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
-@pytest.mark.parametrize("tokens", (1, 512, 1300, 3000))
+@pytest.mark.parametrize(("any_device", "tokens", "dtype"), RANGES, indirect=["any_device"])
 def test_ranges_fold_to_a_calls_bits(any_device: za.Device, tokens: int, dtype: str, some: dict[str, Any]) -> None:
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(tokens)
     k, v = (rng.standard_normal((tokens, 2, 64)).astype(np.float16) for _ in "kv")
@@ -34,7 +42,7 @@ def test_ranges_fold_to_a_calls_bits(any_device: za.Device, tokens: int, dtype: 
     with za.KVCache(any_device, shape, 1, 4096, dtype) as cache:
         attn, seq = za.Attention(cache, **some), cache.new_sequence()
         cache.append(seq, 0, k, v)
-        for q_len in (1, 5):
+        for q_len in (1, 3):  # a workgroup serves two rows here, so that of the third has a row too few
             q = rng.standard_normal((min(q_len, tokens), 6, 64)).astype(np.float32)
             want = reference.emulate(q, exact_k, exact_v, **some)
             nodes = -(-tokens // 512)

@@ -36,7 +36,8 @@ SHAPE = za.AttnShape(6, 2, 64)
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
     "default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan")),
-    "swiftshader and two runtimes": (("swiftshader", "vulkan"), ("default", "vulkan"), ("default", "kompute")),
+    # SwiftShader takes a second for what lavapipe takes a tenth for: in third place its weights are the least
+    "swiftshader and two runtimes": (("default", "vulkan"), ("default", "kompute"), ("swiftshader", "vulkan")),
 }
 
 
@@ -59,7 +60,7 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
     most = 6 if any("SwiftShader" in one.info.name for one in devices) else 20  # which takes seconds for 20 rows
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, dtype, 64, weights=weights) as cache:
         attn, seq, at = za.ShardedAttention(cache, **some), cache.new_sequence(), 0
-        for n in (1, 510, 1, 1, 1500, 1, 37, 1649):
+        for n in (1, 510, 1, 1, 1500, 1, 37, 1649) if FULL else (1, 510, 1, 1, 600, 1, 37, 889):  # of 4 nodes and more
             for layer in range(2):
                 q = rng.standard_normal((min(n, most), 6, 64)).astype(np.float32)
                 got = attn(q, seq, layer, k[at : at + n], v[at : at + n], return_lse=True)

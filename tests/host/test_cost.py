@@ -18,7 +18,7 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
-from zinc_attn.tools.cost import CARDS, best_splits, card_with, find_card, ideal, predict
+from zinc_attn.tools.cost import CARDS, best_splits, card_with, find_card, ideal, predict, predict_call
 from zinc_attn.tools.cost.cards import READ_EFFICIENCY
 from zinc_attn.tools.cost.cascade import cascade_layout, cascade_us
 from zinc_attn.tools.cost.pass1 import ISSUE, START_US, STORAGE_ISSUE, issue_per_key
@@ -308,7 +308,7 @@ def test_rows_are_what_the_model_says() -> None:
     for line in lines:
         text, *cells = line.strip("| ").split(" | ")
         plans = [plan_splits(32768, AttnShape.parse(text), q_len=rows) for rows in counts]
-        times = [predict(plan, R9700).total_us for plan in plans]
+        times = [predict_call(plan, R9700).total_us for plan in plans]
         assert cells == [f"{us / times[0]:.2f}" for us in times], text
     by_rows = {rows: predict(plan_splits(32768, QWEN, q_len=rows), R9700).total_us for rows in (1, 4, 8)}
     assert by_rows[4] <= 1.4 * by_rows[1] and by_rows[8] <= 2.6 * by_rows[1]

@@ -12,10 +12,10 @@ import pytest
 from zinc_attn import AttnShape, plan_splits
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import MATRIX
-from zinc_attn.planning import walks
+from zinc_attn.planning import sharing, walks
 from zinc_attn.planning.arithmetic import Arithmetic
 from zinc_attn.tools import cost
-from zinc_attn.tools.cost import CARDS, matrix, pass1, predict, predict_rows, prefill
+from zinc_attn.tools.cost import CARDS, matrix, pass1, predict, predict_call, predict_rows, prefill
 from zinc_attn.tools.cost.matrix import MatrixGroup
 from zinc_attn.tools.rdna4 import compiler
 
@@ -121,11 +121,26 @@ def test_prose_gives_the_models_figures() -> None:
 # --- the model -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("text", (*SHAPES, "32/32/128", "40/8/128"))
+def test_rows_that_share_keys_take_no_longer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """From 8 rows on at no length more than 2 % longer than side by side, and with small groups much less."""
+    calls = [(rows, context) for rows in (8, 12, 24) for context in (1024, 8192, 32768)]
+    shape = AttnShape.parse(text)
+    shared = [predict_rows(shape, R9700, *call).total_us for call in calls]
+    monkeypatch.setattr(sharing, "SEQUENCE_ROWS", 1 << 20)
+    alone = [predict_rows(shape, R9700, *call).total_us for call in calls]
+    ratios = [a / b for a, b in zip(shared, alone, strict=True)]
+    assert max(ratios) < 1.02
+    assert (min(ratios) < 0.76) == (text in ("32/8/128", "9/3/64", "32/32/128")), ratios
+    plan = plan_splits(32768, shape, q_len=8)
+    assert predict_call(plan, R9700).total_us == predict_rows(shape, R9700, 8, 32768).total_us
+
+
 @pytest.mark.parametrize("text", SHAPES)
 def test_few_rows_are_the_call_of_predict(text: str) -> None:
-    """Up to the causal triangle, which is a few leaves here: rows below 32 share nothing."""
+    """Up to the causal triangle, which is a few leaves here: rows below 8 share nothing."""
     shape = AttnShape.parse(text)
-    for rows, context in ((1, 512), (1, 8192), (4, 8192), (16, 8192), (1, 131072)):
+    for rows, context in ((1, 512), (1, 8192), (4, 8192), (7, 8192), (1, 131072)):
         old = predict(plan_splits(context, shape, q_len=rows), R9700)
         new = predict_rows(shape, R9700, rows, context)
         assert new.total_us == pytest.approx(old.total_us, rel=0.01)

@@ -11,20 +11,21 @@ from dataclasses import asdict, astuple
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from zinc_attn import limits
 from zinc_attn.cache import blocks, rows
-from zinc_attn.canonical import constants
+from zinc_attn.canonical import constants, primitives
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import LayoutFacts, attend_lanes, chunks_ahead, merge_lanes
+from zinc_attn.kernels.tuning import LayoutFacts, chunks_ahead, merge_lanes
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
@@ -118,6 +119,18 @@ def test_kernels_are_the_declarations(made):
     assert made["vulkan"]["storage_buffers_per_stage"] == 7
 
 
+def test_the_primitives_are_those_that_the_package_asks_for(made):
+    listed, rows = made["primitives"], primitives.ROWS
+    for words, names, found in zip(
+        primitives.words(kernels.NUMBERS, kernels.RESULTS),
+        (listed["number_names"], listed["result_names"]),
+        (listed["numbers"], listed["results"]),
+        strict=True,
+    ):
+        assert words.shape == (rows, len(names)) and words.reshape(-1).tolist() == found
+    assert listed["workgroups"] == [rows // limits.WAVE, 1, 1]
+
+
 def test_constants_are_the_float32_that_the_shaders_have(made):
     bits = made["constants"]["EXP2_POLY"]["float32_bits"]
     assert [np.uint32(int(b, 16)).view(np.float32) for b in bits] == [np.float32(c) for c in constants.EXP2_POLY]
@@ -184,10 +197,6 @@ def test_values_by_kind_of_device(kind):
         names = {"kind": kind, "k_dim": k_dim}
         assert evaluate(formulas.QUANTITIES["chunks_ahead"][0], names) == chunks_ahead(kind, k_dim)
         assert evaluate(formulas.QUANTITIES["merge_lanes"][0], names) == merge_lanes(kind)
-    for v_head_dim in range(1, limits.MAX_HEAD_DIM + 1):
-        shape = AttnShape(8, 2, 64, v_head_dim)
-        names = {"kind": kind, "v_dim": shape.v_dim, "value_slice": shape.value_slice}
-        assert evaluate(formulas.QUANTITIES["attend_lanes"][0], names) == attend_lanes(kind, "single", shape)
 
 
 def contexts(table):
@@ -305,9 +314,9 @@ def recorded(plan, scoring):
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
         info=SimpleNamespace(kind="discrete", layout_facts=LayoutFacts(64)),
     )
-    device = Device(runtime)
-    kv = SimpleNamespace(device=device, k=None, v=None, dtype="f16", tokens=plan.context_len)
-    RecordedCall(kv, plan, scoring=scoring)
+    kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
+    with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing
+        RecordedCall(kv, plan, scoring=scoring)
     words = log.words
     header = dict(zip(kernels.HEADER, words, strict=False))
     row_table, table = header["row_table"], header["append_table"]
@@ -432,15 +441,13 @@ def test_specialization_values(made):
         "rows_shared": 1,
         "k_storage": 1,
         "v_storage": 1,
-        "lanes": 32,
     }
-    cpu = shape["kinds"]["cpu"]["specialization"]["attend"]
-    assert (cpu["chunks_ahead"], cpu["lanes"]) == (1, 8)
+    assert shape["kinds"]["cpu"]["specialization"]["attend"]["chunks_ahead"] == 1
     assert [shape["kinds"][kind]["specialization"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     assert sizes == {
-        **{key: ["32", "1", "1"] for key in ("append", "copy")},
-        **{key: [f"{key}_lanes", "1", "1"] for key in ("attend", "merge")},
+        **{key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives")},
+        "merge": ["merge_lanes", "1", "1"],
     }
     assert shape["state_bytes"] == 4 * 16 * 258
 
@@ -520,9 +527,9 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
 @pytest.mark.parametrize(
     "change,message",
     (
-        ({"version": 1}, "got version 1, expected 4; export again with the zinc-attn that reads it"),
-        ({"version": 2}, "got version 2, expected 4; export again with the zinc-attn that reads it"),
-        ({"version": True}, "got version True, expected 4"),
+        ({"version": 1}, "got version 1, expected 5; export again with the zinc-attn that reads it"),
+        ({"version": 2}, "got version 2, expected 5; export again with the zinc-attn that reads it"),
+        ({"version": True}, "got version True, expected 5"),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
         ({"kernels": None}, "it has no list of kernels"),
         ({"kernels": []}, "it has no list of kernels"),
@@ -616,8 +623,8 @@ def test_command_line(tmp_path, capsys):
     assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == load_manifest(out)
-    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 6 SPIR-V modules (")
-    assert len(list(out.glob("*.spv"))) == 6
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
+    assert len(list(out.glob("*.spv"))) == 7
     assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
     assert cli.main(["export", str(tmp_path / "none")]) == 0
     assert load_manifest(tmp_path / "none")["shapes"] == []

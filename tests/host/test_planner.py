@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.tuning import LayoutFacts
+from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
+from zinc_attn.planning.layouts import split_rule_layouts
 
 QWEN = AttnShape(16, 2, 256)
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "32/32/128")]
@@ -288,3 +291,15 @@ def test_refusals(call, message):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value) == message
+
+
+def test_a_prompt_on_a_cpu_has_a_split_per_leaf_in_several_submissions() -> None:
+    """Each has at most 4,096 states, whatever the call's rows; 32 rows of 8,192 keys are the last that fit."""
+    shape, device = AttnShape(9, 3, 64), LayoutFacts(2, "cpu", False)
+    facts = DeviceFacts(shape, "cpu", 2, (65535,) * 3, 1 << 30, 256, False)
+    options = CallOptions(split_rule_layouts(shape, "f16", device))
+    for rows, tokens, each in ((32, 1024, 32), (1024, 1024, 256), (100, 8192, 32), (100, 8193, 100)):
+        table = np.arange(-(-tokens // 256), dtype=np.uint32)
+        made = plan_call([Request(rows, tokens, rows, table)], options, facts).submissions
+        assert [one.query_rows for one in made] == [each] * (rows // each) + [rows % each] * (rows % each > 0)
+        assert all(one.items["leaves_per_state"].max() == (1 if tokens <= 8192 else 8) for one in made)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..checks import check_array
 from ..errors import ArgumentError, ShapeError, ValueRangeError
 from ..shapes import AttnShape
-from ..storage import storage_types
+from ..storage import FP8_UNIT, storage_types
 
 # fp8_e4m3's magnitudes are 2**-9 to 448, so that every value is within the bounds of inputs.
 LEAST: Final = 2.0**-31
@@ -52,3 +52,9 @@ def check_head_scales(
         found[:, 1] = found[:, 0]
     found.setflags(write=False)
     return found if any(kind.head_scale for kind in kinds) else None
+
+
+def kernel_scales(scales: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+    """The scales (2, kv_heads) of a layer as the kernels take them, (2 * kv_heads,): times FP8_UNIT, which is exact.
+    None for types without such scales."""
+    return None if scales is None else scales.reshape(-1) * np.float32(FP8_UNIT)

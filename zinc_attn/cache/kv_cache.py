@@ -26,6 +26,7 @@ from ..runtime.refusals import no_room
 from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from . import rows
+from .device_encoding import encodes_on_device, value_words
 from .encoded import check_encoded, encoded_rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .head_scales import check_head_scales
@@ -357,8 +358,15 @@ class KVCache:
         self, sequence: Sequence, layer: int, reservation: Reservation, k: NDArray[Any], v: NDArray[Any]
     ) -> None:
         """Upload stored values k, v (n, kv_heads, head_dim) to where the reservation says."""
-        words = rows.encode(k, v, self.shape, self.dtype, self.scales_of(layer))
-        self.write_rows(sequence, layer, reservation, words)
+        scales = self.scales_of(layer)
+        if not encodes_on_device(self.dtype, len(k)):
+            words = rows.encode(k, v, self.shape, self.dtype, scales)
+            return self.write_rows(sequence, layer, reservation, words)
+        table, most = sequence.table(reservation), max(1, ROWS_BYTES // (4 * value_words(self.shape, 1)))
+        for at in range(0, len(k), most):
+            part = k[at : at + most], v[at : at + most]
+            positions = np.arange(len(part[0])) + reservation.start + at
+            self._mover.append_values(layer, positions, table, part, scales)
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""

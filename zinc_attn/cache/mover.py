@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import declarations
-from ..kernels.dispatches import append_call, copy_call, gather_call
-from ..kernels.records import WorkBuffer
+from ..kernels.dispatches import KernelCall, append_call, copy_call, encode_call, gather_call
+from ..kernels.records import HeadTables, WorkBuffer
 from ..planning.sizes import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape
+from .device_encoding import upload_values, value_words
+from .head_scales import kernel_scales
 from .layer_storage import HeadSlice, LayerStorage
 
 Words = NDArray[np.uint32]
+_ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OUTPUT}
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class PageLayout:
 
 class _MoveKey(NamedTuple):
     """Sizes that a move's buffers have room for. rows: a power of two, or the pairs of pages of a copy; tables: a power
-    of two."""
+    of two; encode: an append of values that the device encodes."""
 
-    kind: Literal["append", "gather", "copy"]
+    kind: Literal["append", "encode", "gather", "copy"]
     slice: int = 0  # index of the head slice
     rows: int = 1
     tables: int = 0
@@ -52,6 +55,7 @@ class _Buffers(NamedTuple):
     work: WorkBuffer
     work_buffer: Buffer
     rows: Buffer | None
+    values: Buffer | None
 
 
 class RowMover:
@@ -70,6 +74,26 @@ class RowMover:
             buffers = self._filled(key, layer, positions, table)
             assert buffers.rows is not None
             runtime.write(buffers.rows, rows.reshape(-1))
+            runtime.run(self._recording(layer, key))
+
+    def append_values(
+        self,
+        layer: int,
+        positions: NDArray[np.int64],
+        table: Words,
+        new: tuple[NDArray[Any], NDArray[Any]],
+        scales: NDArray[np.float32] | None,
+    ) -> None:
+        """Like ``append`` for stored values k and v, which the device encodes. scales: (2, kv_heads) of fp8_e4m3."""
+        runtime, factors = self._device.runtime, kernel_scales(scales)
+        for at in range(len(self._layers[layer].slices)):
+            key = _MoveKey("encode", at, power_of_two(len(positions)), power_of_two(len(table)))
+            buffers = self._made(key)
+            assert buffers.values is not None
+            if factors is not None:
+                buffers.work.scales[:] = factors.view(np.uint32)
+            self._filled(key, layer, positions, table)
+            upload_values(runtime, buffers.values, self._layout.shape, key.rows, [new])
             runtime.run(self._recording(layer, key))
 
     def gather(self, layer: int, positions: NDArray[np.int64], table: Words) -> Words:
@@ -104,10 +128,10 @@ class RowMover:
         self._recordings, self._buffers = {}, {}
         for recording in recordings.values():
             recording.close()
-        for one in buffers.values():
-            one.work_buffer.close()
-            if one.rows is not None:
-                one.rows.close()
+        for work in buffers.values():
+            for one in (work.work_buffer, work.rows, work.values):
+                if one is not None:
+                    one.close()
 
     def _filled(self, key: _MoveKey, layer: int, positions: NDArray[np.int64], table: Words) -> _Buffers:
         buffers, n = self._made(key), len(positions)
@@ -122,35 +146,44 @@ class RowMover:
 
     def _made(self, key: _MoveKey) -> _Buffers:
         if key not in self._buffers:
-            runtime = self._device.runtime
-            work = WorkBuffer(appends=key.rows, tables=key.tables)
-            self._layout.set_header(work, self._layers[0].slices[key.slice])
-            made, rows = runtime.buffer(4 * work.words.size, Use.INPUT), None
+            runtime, layout = self._device.runtime, self._layout
+            scales = np.zeros(2 * layout.shape.kv_heads, np.float32) if key.kind == "encode" else None
+            work = WorkBuffer(appends=key.rows, tables=key.tables, heads=HeadTables(scales=scales))
+            layout.set_header(work, self._layers[0].slices[key.slice])
+            made: list[Buffer] = []
             try:
+                made.append(runtime.buffer(4 * work.words.size, Use.INPUT))
                 if key.kind != "copy":
-                    use = Use.INPUT if key.kind == "append" else Use.OUTPUT
-                    rows = runtime.buffer(4 * key.rows * self._layout.row_words, use)
+                    made.append(runtime.buffer(4 * key.rows * layout.row_words, _ROWS_USE[key.kind]))
+                if key.kind == "encode":
+                    made.append(runtime.buffer(4 * value_words(layout.shape, key.rows), Use.INPUT))
             except BaseException:
-                made.close()
+                for one in made:
+                    one.close()
                 raise
-            self._buffers[key] = _Buffers(work, made, rows)
+            self._buffers[key] = _Buffers(work, *made, *[None] * (3 - len(made)))
         return self._buffers[key]
 
     def _recording(self, layer: int, key: _MoveKey) -> Recording:
         number, _, slices = self._layers[layer]
         if (number, key) not in self._recordings:
-            buffers, layout = self._made(key), self._layout
+            buffers = self._made(key)
             slices = slices if key.kind == "copy" else slices[key.slice : key.slice + 1]
             steps = []
             for one in slices:
-                if key.kind == "copy":
-                    call = copy_call(layout.shape, layout.dtype, layout.tile, one.heads, layout.page_tiles, key.rows)
-                else:
-                    make = append_call if key.kind == "append" else gather_call
-                    call = make(layout.shape, layout.dtype, layout.tile, key.rows, one.heads)
                 bound = {"work": buffers.work_buffer, "k": one.k, "v": one.v}
-                steps.append(
-                    self._device.dispatch(call, bound if buffers.rows is None else {**bound, "rows": buffers.rows})
-                )
+                bound |= {} if buffers.rows is None else {"rows": buffers.rows}
+                bound |= {} if buffers.values is None else {"values": buffers.values}
+                steps += [self._device.dispatch(call, bound) for call in self._calls(key, one)]
             self._recordings[number, key] = self._device.runtime.record(steps)
         return self._recordings[number, key]
+
+    def _calls(self, key: _MoveKey, one: HeadSlice) -> list[KernelCall]:
+        """The launches that move the rows or pages of a head slice."""
+        shape, dtype, tile = self._layout.shape, self._layout.dtype, self._layout.tile
+        if key.kind == "copy":
+            return [copy_call(shape, dtype, tile, one.heads, self._layout.page_tiles, key.rows)]
+        if key.kind == "gather":
+            return [gather_call(shape, dtype, tile, key.rows, one.heads)]
+        encodes = [encode_call(shape, dtype, key.rows)] if key.kind == "encode" else []
+        return [*encodes, append_call(shape, dtype, tile, key.rows, one.heads)]

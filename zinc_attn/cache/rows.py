@@ -114,7 +114,7 @@ def stored_values(
             f"{blocks.MOST[dtype]:.9g}; use a bf16 or f32 cache"
         )
     if kind.head_scale and values.size:
-        _check_fp8(name, values, _scale_of(scale, values))
+        _check_fp8(name, values, largest, _scale_of(scale, values))
     return values, largest * blocks.GROWTH if kind.quantized else largest
 
 
@@ -123,8 +123,10 @@ def _scale_of(scale: F32 | None, x: NDArray[Any]) -> F32:
     return np.ones((x.shape[1], 1), np.float32) if scale is None else scale[:, None]
 
 
-def _check_fp8(name: str, x: NDArray[Any], scale: F32) -> None:
-    """Refuse magnitudes beyond those of fp8_e4m3 times the head's scale."""
+def _check_fp8(name: str, x: NDArray[Any], most: float, scale: F32) -> None:
+    """Refuse magnitudes beyond those of fp8_e4m3 times the head's scale. most: the largest magnitude of all heads."""
+    if np.float32(most) / scale.min() <= _FP8_MAX:
+        return
     largest = np.abs(x).max(axis=(0, 2)).astype(np.float32)
     beyond = largest / scale[:, 0] > _FP8_MAX
     if np.any(beyond):

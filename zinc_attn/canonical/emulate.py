@@ -135,12 +135,14 @@ def _attend_head(q: F32, k: NDArray[Any], v: NDArray[Any], rows: _Rows, scoring:
     total = empty_state((vectors,), value_dim)
     for first in range(int(rows.first.min()) // KEYS_PER_NODE * KEYS_PER_NODE, tokens, block):
         last = min(first + block, tokens)
-        padded = -(-(last - first) // KEYS_PER_NODE) * KEYS_PER_NODE
+        padded = -(-(last - first) // KEYS_PER_LEAF) * KEYS_PER_LEAF
         keys, values = np.zeros((padded, dims), np.float32), np.zeros((padded, value_dim), np.float32)
         keys[: last - first, :head_dim] = as_input(k[first:last])
         values[: last - first] = as_input(v[first:last])
         leaf = _leaf_states(q, keys, values, rows, first, scoring)
-        by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in leaf))
+        rest = empty_state((-len(leaf.m) % LEAVES_PER_NODE, vectors), value_dim)  # fills up the last node
+        whole = (np.concatenate(pair) for pair in zip(leaf, rest, strict=True))
+        by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in whole))
         nodes = fold_ascending(by_node)
         for i in range(nodes.m.shape[0]):
             total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))

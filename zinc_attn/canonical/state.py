@@ -71,7 +71,7 @@ def soft_capped(t: F32, cap: float) -> F32:
         x = t * f32(1.0 / cap)
         size = np.minimum(np.abs(x), f32(constants.TANH_MAX))
     e = weight(size * (f32(-2.0) * f32(constants.LOG2E)), np.zeros_like(size))
-    large = (f32(1.0) - e) * _reciprocal(f32(1.0) + e)
+    large = (f32(1.0) - e) * reciprocal(f32(1.0) + e)
     z = size * size
     y = np.full_like(x, constants.TANH_POLY[-1])
     for c in reversed(constants.TANH_POLY[:-1]):
@@ -100,14 +100,14 @@ def fold_ascending(states: State) -> State:
     return total
 
 
-def _reciprocal(x: F32) -> F32:
+def reciprocal(x: F32) -> F32:
     y = (np.uint32(constants.RCP_SEED) - x.view(np.uint32)).view(np.float32)
     for _ in range(3):
         y = y + y * (f32(1.0) - x * y)
     return y
 
 
-def _natural_lse(m: F32, total: F32) -> F32:
+def natural_lse(m: F32, total: F32) -> F32:
     bits = total.view(np.uint32)
     exponent = (bits >> 23).astype(np.int32) - 127
     mantissa = ((bits & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)).view(np.float32)
@@ -128,8 +128,8 @@ def normalize(state: State) -> tuple[F32, F32]:
     """(out, natural lse) of a state: o / l, and 0 and -inf for no keys."""
     empty = state.l < f32(0.25)
     total = np.ascontiguousarray(np.where(empty, f32(1.0), state.l))
-    out = flush(state.o * _reciprocal(total)[..., None])
-    lse = _natural_lse(np.ascontiguousarray(state.m), total)
+    out = flush(state.o * reciprocal(total)[..., None])
+    lse = natural_lse(np.ascontiguousarray(state.m), total)
     return np.where(empty[..., None], f32(0.0), out), np.where(empty, f32(-np.inf), lse)
 
 

@@ -126,7 +126,7 @@ def run_plan(args: argparse.Namespace) -> int:
         plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
         if card and (args.card or args.cu is not None):
-            records[-1]["modeled"] = cost.predict(plan, card, args.dtype).to_dict()
+            records[-1]["modeled"] = cost.predict_call(plan, card, args.dtype).to_dict()
     if card and args.draw:
         draw_plan(Path(args.draw), model, max(contexts), card, args.dtype)
     if args.json:

@@ -46,7 +46,7 @@ def print_modeled(
         if not several:
             plans["best"] = cost.best_splits(context, model.shape, card, dtype)[0]
         for label, plan in plans.items():
-            p = cost.predict(plan, card, dtype)
+            p = cost.predict_call(plan, card, dtype)
             times = (figure(x) for x in (p.total_us, p.ideal_us, p.gb_s))
             counts = (f"{p.splits:,}", f"{p.workgroups:,}", figure(p.workgroups_per_cu), f"{p.utilization:.1%}")
             line = (f"{context:,}", label, *counts, p.bound, *times, f"{p.fraction:.1%}")

@@ -94,6 +94,7 @@ class RecordedCall:
             alibi=scoring.alibi is not None,
             mask=mask is not None,
             heads=per_workgroup,
+            lanes=info.attend_lanes,
         )
         matrix = _matrix_variant(kv, plan, arithmetic, variant)
         work = _work_buffer(kv, plan, scoring, visible, mask, 1 if matrix is None else matrix.rows)

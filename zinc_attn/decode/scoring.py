@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.head_scales import kernel_scales
 from ..cache.kv_cache import KVCache
 from ..cache.rows import checked_values
 from ..canonical import arguments
@@ -19,7 +20,6 @@ from ..checks import check_array
 from ..errors import ArgumentError, ValueRangeError
 from ..kernels import declarations
 from ..kernels.records import HeadTables
-from ..storage import FP8_UNIT
 
 F32 = NDArray[np.float32]
 
@@ -46,7 +46,7 @@ class Scoring:
     said.
 
     sinks, alibi: (q_heads,) float32 in log2 units, or None; scales: what fp8_e4m3's values are multiplied by, see
-    ``kernel_scales``.
+    ``cache.head_scales``.
     """
 
     scale: float
@@ -90,13 +90,6 @@ def check_alibi(alibi: Any, q_heads: int) -> F32 | None:
     return None if array is None else alibi_slopes(array)
 
 
-def kernel_scales(cache: KVCache, layer: int) -> F32 | None:
-    """(2 * kv_heads,) float32 as the kernels take them: K's and V's scales of a layer's heads times FP8_UNIT, which is
-    exact, or None for types without such scales."""
-    scales = cache.scales_of(layer)
-    return None if scales is None else scales.reshape(-1) * np.float32(FP8_UNIT)
-
-
 class LayerScorings:
     """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
 
@@ -111,7 +104,7 @@ class LayerScorings:
         layers = cache.num_layers
         windows, rows = _windows(window, layers), _sink_rows(sinks, layers, cache.shape.q_heads)
         for layer, (one, row) in enumerate(zip(windows, rows, strict=True)):
-            scales = kernel_scales(cache, layer)
+            scales = kernel_scales(cache.scales_of(layer))
             key = one, None if row is None else row.tobytes(), None if scales is None else scales.tobytes()
             if key not in found:
                 found[key] = len(self.distinct)

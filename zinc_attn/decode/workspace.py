@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.device_encoding import encodes_on_device, upload_values, value_words
 from ..cache.kv_cache import KVCache
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels import declarations
@@ -23,6 +24,7 @@ from ..kernels.dispatches import (
     MatrixVariant,
     append_call,
     attend_call,
+    encode_call,
     matrix_call,
     merge_call,
 )
@@ -64,45 +66,53 @@ class SharedTensors:
 class Tensors:
     """What a recording is bound to beside K, V and the work words.
 
-    q: (rows, q_heads, k_dim) float32; states and out: see ``kernels.declarations``; rows: the uploaded new rows.
+    q: (rows, q_heads, k_dim) float32; states and out: see ``kernels.declarations``; rows: the new rows, uploaded, or
+    encoded on the device from the uploaded ``values``.
     """
 
     q: Buffer
     states: Buffer
     out: Buffer
     rows: Buffer | None
+    values: Buffer | None = None
 
     @classmethod
     def shared(cls, key: RecordingKey, cache: KVCache, tensors: SharedTensors) -> Tensors:
         """Those of a call of the package's own."""
         words = TensorWords.of(key, cache)
         name, use = ("partials", Use.OUTPUT) if key.partial else ("states", Use.SCRATCH)
+        rows = ("encoded", Use.SCRATCH) if words.values else ("rows", Use.INPUT)
         return cls(
             states=tensors(name, words.states, use),
             out=tensors("out", words.out, Use.OUTPUT),
             q=tensors("q", words.q, Use.INPUT),
-            rows=tensors("rows", words.rows, Use.INPUT) if key.appends else None,
+            rows=tensors(rows[0], words.rows, rows[1]) if key.appends else None,
+            values=tensors("values", words.values, Use.INPUT) if words.values else None,
         )
 
 
 @dataclass(frozen=True)
 class TensorWords:
-    """Sizes of a recording's tensors in words."""
+    """Sizes of a recording's tensors in words. values: 0 where the host encodes the new rows."""
 
     q: int
     states: int
     out: int
     rows: int
+    values: int
 
     @classmethod
     def of(cls, key: RecordingKey, cache: KVCache) -> TensorWords:
         """Those of a key."""
-        heads, dim = cache.shape.q_heads, cache.shape.v_dim
+        heads, dim, values = cache.shape.q_heads, cache.shape.v_dim, value_words(cache.shape, key.appends)
+        if not encodes_on_device(cache.dtype, key.appends) or 4 * values > cache.device.info.max_buffer_bytes:
+            values = 0
         return cls(
             q=key.rows * heads * cache.shape.k_dim,
             states=0 if key.single_pass and not key.walks else key.states * heads * (dim + 2),
             out=key.rows * heads * (dim + 1),
             rows=key.appends * cache.row_words,
+            values=values,
         )
 
 
@@ -159,7 +169,8 @@ class Workspace:
                 cache.layout.set_header(one, cache.layers[0].slices[0])
                 one.set(**scoring.header(shape.head_dim), state_stride=key.states, rows=key.rows)
         work.set(single_pass=int(key.single_pass))
-        made.row_words = np.zeros((key.appends, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
+        encoded = 0 if tensors.values is not None else key.appends  # by the host
+        made.row_words = np.zeros((encoded, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
         try:
             for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
                 for _ in cache.layers[0].slices:
@@ -258,13 +269,16 @@ class Workspace:
 
     def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]], layer: int) -> None:
         """Write the new rows of a layer, stored values k and v (n, kv_heads, head_dim) of each request in order."""
+        runtime, at = self.cache.device.runtime, 0
         if self.tensors.rows is None:
             return
-        at = 0
+        if self.tensors.values is not None:
+            upload_values(runtime, self.tensors.values, self.cache.shape, self.key.appends, new)
+            return
         for keys, values in new:
             self.cache.encode_into(self.row_words[at : at + len(keys)], keys, values, layer)
             at += len(keys)
-        self.cache.device.runtime.write(self.tensors.rows, self.row_words[:at].reshape(-1))
+        runtime.write(self.tensors.rows, self.row_words[:at].reshape(-1))
 
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
@@ -304,7 +318,8 @@ class Workspace:
     # --- dispatches ---------------------------------------------------------------------------------------
 
     def dispatches(self, layer: int, scoring: Scoring) -> list[Dispatch]:
-        """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload.
+        """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload. Encode comes
+        first where the device encodes them.
 
         They are those of every layer that shares ``layer``'s K and V buffers.
         """
@@ -319,6 +334,7 @@ class Workspace:
             alibi=scoring.alibi is not None,
             mask=key.masks > 0,
             from_upload=key.from_upload,
+            lanes=info.attend_lanes,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
@@ -336,7 +352,15 @@ class Workspace:
         if not key.single_pass and not key.partial:
             bound = {"work": self.work_buffers[0], **self._bound()}
             merges.append(self._dispatch(merge_call(cache.shape, info.kind, key.rows), bound))
-        return [*attends, *merges, *appends] if key.from_upload else [*appends, *attends, *merges]
+        steps = [*attends, *merges, *appends] if key.from_upload else [*appends, *attends, *merges]
+        return [*self._encode(), *steps]
+
+    def _encode(self) -> list[Dispatch]:
+        """What makes the rows of uploaded values, where there are some."""
+        if self.tensors.values is None:
+            return []
+        call = encode_call(self.cache.shape, self.cache.dtype, self.key.appends)
+        return [self._dispatch(call, {"work": self.work_buffers[0], "values": self.tensors.values, **self._bound()})]
 
     def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
         """Pass 1 over the items of single rows, or, by matrix units, over all items."""

@@ -1,7 +1,7 @@
 """What every kernel and its caller agree on: bindings, specialization constants and the words of the work buffer.
 
-Each fact is declared here once. ``glsl`` generates ``shaders/contract.glsl`` from it, so the two sides cannot differ; a
-test compares the committed file with the generated text.
+Each fact is declared here once. ``glsl`` generates ``contract.glsl`` and ``interfaces.glsl`` of ``shaders/`` from it,
+so the two sides cannot differ; a test compares the committed files with the generated text.
 """
 
 from __future__ import annotations
@@ -216,14 +216,33 @@ COPY_KERNEL: Final = KernelDecl(
     ("k_tile_words", "v_tile_words"),
 )
 
+# New rows that the device encodes: float32 values (rows, kv_heads, head_dim) of K, then those of V, to a row tensor.
+ENCODE: Final = KernelDecl(
+    "encode",
+    "encode.comp",
+    (Binding("work", "read"), Binding("values", "read"), Binding("rows", "write")),
+    ("k_size", "v_size", "k_dim", "v_dim", "latent", "k_storage", "v_storage"),
+)
+
+# What a device is asked before its first kernel: ``results`` of rows of ``numbers``, see shaders/primitives.comp.
+NUMBERS: Final = ("score", "m", "other_m", "a", "b", "l", "word", "scale")
+NUMBER_WORDS: Final = len(NUMBERS)
+RESULTS: Final = ("weight", "merged", "reciprocal", "lse", "low", "high", "product", "fused")
+RESULT_WORDS: Final = len(RESULTS)
+PRIMITIVES: Final = KernelDecl(
+    "primitives", "primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
+)
+
 KERNELS: Final = (
     *ATTEND.values(),
     MERGE,
     APPEND_KERNEL,
     GATHER_KERNEL,
     COPY_KERNEL,
+    PRIMITIVES,
 )
 
 # The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.
 READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
-MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, READ, MATRIX))}.values())[::-1]  # one each
+# One kernel of each module.
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, READ, MATRIX))}.values())[::-1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
+from ..limits import BLOCK, WAVE
 from ..shapes import AttnShape, row_format
 from ..storage import storage_index, storage_types
 from . import declarations
@@ -35,7 +36,8 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache.
+    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache; lanes: invocations that
+    the device's waves have where a workgroup is one wave.
     """
 
     shape: AttnShape
@@ -49,6 +51,7 @@ class AttendVariant:
     from_upload: bool = False
     rows: int = 1
     heads: int | None = None
+    lanes: int = WAVE
 
     @property
     def heads_per_workgroup(self) -> int:
@@ -78,7 +81,7 @@ class AttendVariant:
             "k_storage": storage_index(k),
             "v_storage": storage_index(v),
             "from_upload": int(self.from_upload),
-            "lanes": attend_lanes(self.kind, self.build, self.shape, value_passes(self.shape, vectors)),
+            "lanes": attend_lanes(self.lanes, self.build, self.shape, value_passes(self.shape, vectors)),
         }
         return decl, tuple(values[name] for name in decl.spec)
 
@@ -170,6 +173,24 @@ def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: in
     """Write ``rows`` uploaded rows to the cache."""
     spec = _row_spec(shape, dtype, tile)
     return KernelCall(declarations.APPEND_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+
+
+def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
+    """Make the words of ``rows`` rows, all KV heads of them, from the uploaded float32 values."""
+    k, v = storage_types(dtype)
+    values = {
+        "k_size": shape.head_dim,
+        "v_size": shape.v_head_dim,
+        "k_dim": shape.k_dim,
+        "v_dim": shape.v_dim,
+        "latent": int(shape.latent),
+        "k_storage": storage_index(k),
+        "v_storage": storage_index(v),
+    }
+    decl, widest = declarations.ENCODE, shape.k_dim if shape.latent else max(shape.k_dim, shape.v_dim)
+    lanes = 2 * -(-widest // (2 * BLOCK)) * shape.kv_heads  # of a row: a lane has a block, a head whole pairs of them
+    spec = tuple(values[name] for name in decl.spec)
+    return KernelCall(decl, spec, ("work", "values", "rows"), (rows, -(-lanes // WAVE), 1 if shape.latent else 2))
 
 
 def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:

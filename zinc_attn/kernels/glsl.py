@@ -1,4 +1,5 @@
-"""The generated GLSL: ``contract.glsl`` from the declarations, ``attend_sizes.glsl`` from the shared formulas."""
+"""The generated GLSL: ``contract.glsl`` and ``interfaces.glsl`` from the declarations, ``attend_sizes.glsl`` from the
+shared formulas."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from .declarations import (
     COPY,
     COPY_KERNEL,
     COPY_WORDS,
+    ENCODE,
     HEADER,
     HEADER_WORDS,
     HIDDEN,
@@ -28,7 +30,12 @@ from .declarations import (
     MERGE,
     MERGE_DIMS,
     NO_TOKEN,
+    NUMBER_WORDS,
+    NUMBERS,
+    PRIMITIVES,
     READ,
+    RESULT_WORDS,
+    RESULTS,
     ROW,
     ROW_WORDS,
 )
@@ -57,6 +64,8 @@ _RECORDS: Final = {
     "ROW": (ROW, ROW_WORDS),
     "APPEND": (APPEND, APPEND_WORDS),
     "COPY": (COPY, COPY_WORDS),
+    "NUMBER": (NUMBERS, NUMBER_WORDS),
+    "RESULT": (RESULTS, RESULT_WORDS),
 }
 _INTERFACES: Final = {
     "ATTEND": ATTEND["loop"],
@@ -64,22 +73,29 @@ _INTERFACES: Final = {
     "MERGE": MERGE,
     "APPEND": APPEND_KERNEL,
     "COPY": COPY_KERNEL,
+    "ENCODE": ENCODE,
+    "PRIMITIVES": PRIMITIVES,
     "READ": READ,
 }
 
 
 def generated() -> dict[str, str]:
     """Text of every generated file of ``shaders/``, by name."""
-    return {"contract.glsl": contract_glsl(), "attend_sizes.glsl": attend_sizes_glsl()}
+    return {
+        "contract.glsl": contract_glsl(),
+        "interfaces.glsl": interfaces_glsl(),
+        "attend_sizes.glsl": attend_sizes_glsl(),
+    }
 
 
 def contract_glsl() -> str:
-    """Text of ``shaders/contract.glsl``: constants, words of the work buffer, binding numbers and constant ids."""
+    """Text of ``shaders/contract.glsl``: constants, words of the work buffer, and what includes the interfaces."""
     return (
         "\n".join(
             [
                 f"{_GENERATED} zinc_attn/{{canonical/constants,limits,storage,kernels/declarations}}.py.",
                 *_contract(),
+                '#include "interfaces.glsl"',
             ]
         )
         + "\n"
@@ -101,6 +117,14 @@ def _contract() -> Iterator[str]:
     yield from (f"const uint STORAGE_{name.upper()} = {i}u;" for i, name in enumerate(STORAGE))
     table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
     yield f"const uvec4 IQ4_NL = uvec4({', '.join(f'0x{word:08X}u' for word in table)});  // 16 int8"
+
+
+def interfaces_glsl() -> str:
+    """Text of ``shaders/interfaces.glsl``: the binding numbers and constant ids of every kernel."""
+    return "\n".join([f"{_GENERATED} zinc_attn/kernels/declarations.py.", *_interfaces()]) + "\n"
+
+
+def _interfaces() -> Iterator[str]:
     for kernel, decl in _INTERFACES.items():
         yield from (f"#define {kernel}_BIND_{b.name.upper()} {i}" for i, b in enumerate(decl.bindings))
         yield from (f"#define {kernel}_SPEC_{s.upper()} {i}" for i, s in enumerate(decl.constant_names))

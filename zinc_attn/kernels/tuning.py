@@ -29,14 +29,15 @@ def chunks_ahead(kind: str, k_dim: int) -> int:
     return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
 
 
-def attend_lanes(kind: str, build: str, shape: AttnShape, passes: int = 1) -> int:
-    """Invocations of a wave of pass 1, by device kind: 32, or 8 on a CPU. ``passes``: over V.
+def attend_lanes(most: int, build: str, shape: AttnShape, passes: int = 1) -> int:
+    """Invocations of a wave of pass 1: ``most`` (``DeviceInfo.attend_lanes``), or 32 where CPU_LANES do not suit the
+    build or the shape. ``passes``: over V.
 
     A CPU's driver loads what lanes have in common, the query and the weights, with checks and branches for every
     subgroup. The fewer lanes have the keys and the dimensions between them, the fewer of these loads there are.
     """
     even = shape.v_dim // shape.value_slice % CPU_LANES == 0  # every lane has as many slices of V
-    return CPU_LANES if kind == "cpu" and build != "node" and passes == 1 and even else limits.WAVE
+    return most if build != "node" and passes == 1 and even else limits.WAVE
 
 
 def node_shared_bytes(heads: int) -> int:

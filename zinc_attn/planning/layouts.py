@@ -9,7 +9,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.tuning import LayoutFacts
 from ..shapes import AttnShape
 from .call import SplitLayout
-from .splits import SplitPlan, first_seen, leaves_per_state_on, plan_on
+from .splits import SplitPlan, first_seen, leaves_per_state_on, plan_on, rows_at_once
 
 PlanFunction = Callable[[int, int, int | None], SplitPlan]  # (tokens, q_len, window) to a plan
 UnitFunction = Callable[[int, int, int | None], int]  # (tokens, q_len, window) to the plan's leaves per state
@@ -32,6 +32,7 @@ class LayoutCache:
         begin = first_seen(tokens, q_len, window)
         if self.unit is not None:
             tokens, begin = -(-tokens // KEYS_PER_LEAF) * KEYS_PER_LEAF, begin // KEYS_PER_LEAF * KEYS_PER_LEAF
+            q_len = rows_at_once(q_len, self.device.kind)
         key = tokens, q_len, begin
         found = self._layouts.get(key)
         if found is None:

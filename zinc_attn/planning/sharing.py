@@ -14,7 +14,7 @@ from ..kernels.sizes import value_passes
 from ..shapes import AttnShape
 from .items import Indices
 
-SEQUENCE_ROWS: Final = 32  # query rows of a sequence from which conversions of K and V are worth a dispatch
+SEQUENCE_ROWS: Final = 8  # query rows of a sequence from which conversions of K and V are worth a dispatch
 
 
 class SharedKeys(NamedTuple):

@@ -22,7 +22,8 @@ target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)), which gives
 one wave. The sizes of two splits differ by at most one leaf, or by one node where states are per node.
 
 On a CPU device a split is one leaf as long as leaves * q_len is at most 4,096, because the straight-line build of
-pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node.
+pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node. ``Attention`` cuts
+more than 32 query rows into submissions of at least 32 that have a split per leaf.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ WORKGROUPS_PER_UNIT: Final = 8
 # The nodes of NODE_KEYS keys: the number of splits does not fall where states are no longer per leaf.
 MAX_LEAF_SPLITS: Final = NODE_KEYS // (KEYS_PER_LEAF * LEAVES_PER_NODE)
 MAX_CPU_STATES: Final = 4096  # per-leaf states of a call that a CPU device is given: they stay within its caches
+CPU_ROWS: Final = 32  # query rows of a submission, on a CPU device, for which the rule is asked where there are more
 SHARED_PER_UNIT: Final = 4  # on a GPU: workgroups that a compute unit needs for keys that rows share
 SHARED_LEAVES: Final = 32  # on a CPU: leaves of workgroups' work that sharing must save to pay for its dispatch
 MAX_SPLITS: Final = MAX_CONTEXT // KEYS_PER_LEAF  # of a fixed layout
@@ -241,7 +243,16 @@ class SplitPlan:
 
 def split_rule(leaves: int, shape: AttnShape, compute_units: int, q_len: int, kind: str) -> tuple[int, int]:
     """(splits, leaves per emitted state) of ``leaves`` leaves with workgroups of one wave, for checked arguments."""
-    target = -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
+    return splits_for(leaves, split_target(shape, compute_units, q_len), q_len, kind)
+
+
+def split_target(shape: AttnShape, compute_units: int, q_len: int) -> int:
+    """The splits that fill the device, which is all that ``split_rule`` takes of the shape and the compute units."""
+    return -(-compute_units * WORKGROUPS_PER_UNIT // (shape.kv_heads * shape.head_chunks * q_len))
+
+
+def splits_for(leaves: int, target: int, q_len: int, kind: str) -> tuple[int, int]:
+    """``split_rule`` for a target."""
     nodes = -(-leaves // LEAVES_PER_NODE)
     if kind == "cpu" and leaves * q_len <= MAX_CPU_STATES:
         return max(leaves, 1), 1
@@ -314,12 +325,17 @@ def plan_on(
     return plan_splits(context_len, shape, units, dtype, q_len, kind, window, node_workgroups)
 
 
+def rows_at_once(q_len: int, kind: str) -> int:
+    """Query rows for which ``Attention`` asks the rule: on a CPU device a call with more has several submissions."""
+    return min(q_len, CPU_ROWS) if kind == "cpu" else q_len
+
+
 def leaves_per_state_on(device: LayoutFacts, context_len: int, shape: AttnShape, q_len: int, window: int | None) -> int:
-    """``leaves_per_state`` of what ``plan_on`` plans, for checked arguments, without the plan."""
+    """``leaves_per_state`` of what ``plan_on`` plans for ``rows_at_once``, for checked arguments, without the plan."""
     if device.node_workgroups and device.kind != "cpu":
         return LEAVES_PER_NODE
     leaves = -(-context_len // KEYS_PER_LEAF) - first_seen(context_len, q_len, window) // KEYS_PER_LEAF
-    return split_rule(leaves, shape, device.compute_units, q_len, device.kind)[1]
+    return split_rule(leaves, shape, device.compute_units, rows_at_once(q_len, device.kind), device.kind)[1]
 
 
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from ..checks import check_int, shown
 from ..errors import ArgumentError, KernelError, ZincAttnError
-from ..kernels.declarations import KernelDecl
+from ..kernels.declarations import PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import devices as machine
 from .kompute import KomputeRuntime, load_kp
+from .primitives import check_primitives
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
 from .submission import DeviceSubmission
 from .vulkan import VulkanRuntime
@@ -45,6 +46,7 @@ class Device:
         self.runtime = runtime
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
+        self._checked = False  # whether the driver computes the float functions of the kernels rightly
         self._together: DeviceSubmission | None = None
         self._closed = False
 
@@ -81,9 +83,15 @@ class Device:
         return self.runtime.info
 
     def kernel(self, decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
-        """The pipeline of a kernel with its specialization constants, made once per device."""
+        """The pipeline of a kernel with its specialization constants, made once per device.
+
+        WrongResultError: before the first one, the driver was found to compute a float function otherwise.
+        """
         key = (decl.name, spec)
         if key not in self._kernels:
+            if not self._checked:
+                check_primitives(self.runtime, load_spirv(PRIMITIVES))
+                self._checked = True
             self._kernels[key] = self.runtime.kernel(decl, load_spirv(decl), spec)
         return self._kernels[key]
 

@@ -1,11 +1,13 @@
 """The Vulkan devices of this machine: their facts, their memory, and which of them a request names.
 
-Each question makes an instance and destroys it, so the answers are right after fork(), too.
+A question makes an instance and destroys it, so the answers are right after fork(), too. That of memory, which every
+cache asks, takes the instance that this process keeps, if it does: a driver reads its files for each new one.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -14,7 +16,7 @@ from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
 from ..kernels.matrix import MatrixFacts, best_tile
-from ..kernels.tuning import node_shared_bytes
+from ..kernels.tuning import CPU_LANES, node_shared_bytes
 from ..limits import MAX_HEADS_PER_WORKGROUP, WAVE
 from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
@@ -26,6 +28,7 @@ MATRIX_FEATURES: Final = {
     "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
 }
 CPU_SUBGROUP: Final = 8  # on a CPU; with 16, lavapipe of Mesa 26.2 crashes as it compiles matrix products
+FAST_LLVM: Final = 22  # of lavapipe: from this version on larger programs compile in seconds
 ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
 COMPUTE_STAGE: Final = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
@@ -45,8 +48,11 @@ _VENDORS: Final = {
 
 
 @contextmanager
-def _devices() -> Iterator[tuple[Vulkan, Any, int, list[Any]]]:
+def _devices(instance_kept: bool = False) -> Iterator[tuple[Vulkan, Any, int, list[Any]]]:
     vk = loader()
+    if instance_kept and (kept := vk.kept_instance()) is not None:
+        yield vk, *kept, vk.physical_devices(kept[0])
+        return
     instance, api = vk.create_instance()
     try:
         yield vk, instance, api, vk.physical_devices(instance)
@@ -65,7 +71,7 @@ def memory_budget(index: int) -> tuple[int, int]:
 
     Free is what VK_EXT_memory_budget grants this process now, or the heap's size where the device lacks it.
     """
-    with _devices() as (vk, _, _, found):
+    with _devices(instance_kept=True) as (vk, _, _, found):
         if not 0 <= index < len(found):
             raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
         heap = _main_heap(vk.heaps(found[index], "VK_EXT_memory_budget" in vk.extensions(found[index])))
@@ -148,6 +154,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         max_buffer_bytes=int(min(limits.maxStorageBufferRange, sizes.maxMemoryAllocationSize)),
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
+        attend_lanes=_attend_lanes(kind, vk.text(props.deviceName)),
         node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
         matrix=_matrix_facts(vk, instance, physical, extensions, min(api, version)),
     )
@@ -165,6 +172,12 @@ def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) 
         and limits.maxComputeWorkGroupSize[1] >= LEAVES_PER_NODE
         and limits.maxComputeSharedMemorySize >= node_shared_bytes(MAX_HEADS_PER_WORKGROUP)
     )
+
+
+def _attend_lanes(kind: str, name: str) -> int:
+    """32, or CPU_LANES on a CPU device whose compiler takes seconds for the larger programs, not half a minute."""
+    llvm = re.search(r"LLVM (\d+)", name)
+    return CPU_LANES if kind == "cpu" and llvm is not None and int(llvm[1]) >= FAST_LLVM else WAVE
 
 
 def _asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -57,7 +58,7 @@ class Vulkan:
         self.lib: Any = _vulkan.lib
         # A C struct does not own what its pointer fields point at: keep it as long as the struct lives.
         self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
-        self._pin: Any = None
+        self._pin: tuple[Any, int, int] | None = None  # an instance, its API version and the process that made it
 
     def struct(self, name: str, **fields: Any) -> Any:
         """Pointer to a new struct with sType filled in; keeps every cdata among ``fields`` alive."""
@@ -141,7 +142,11 @@ class Vulkan:
         which a process has 1,024.
         """
         if self._pin is None:
-            self._pin = self.create_instance()[0]
+            self._pin = (*self.create_instance(), os.getpid())
+
+    def kept_instance(self) -> tuple[Any, int] | None:
+        """The instance of ``keep_drivers_loaded`` and its API version; None where this process has made none."""
+        return self._pin[:2] if self._pin is not None and self._pin[2] == os.getpid() else None
 
     def physical_devices(self, instance: Any) -> list[Any]:
         """VkPhysicalDevice handles in the loader's order; NoVulkanError where there is none."""

@@ -37,7 +37,7 @@ class KomputeRecording:
         self.cold = True  # until its first run
 
     def close(self) -> None:
-        """Free the command buffers and pipelines."""
+        """Free the command buffers and descriptor sets; pipelines are shared, and live as long as the device."""
         if not self.lifetime.kept:
             for item in (*self.sequences, *self.algorithms):
                 item.destroy()

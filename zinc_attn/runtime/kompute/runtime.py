@@ -236,7 +236,7 @@ class KomputeRuntime:
         return self.buffer(nbytes, Use.SCRATCH, chained=True)
 
     def record_into(self, sequence: Any, steps: Sequence[Dispatch]) -> KomputeRecording:
-        """Record ``steps`` behind what a host's kp.Sequence holds; the host evaluates it. Closing frees the pipelines.
+        """Record ``steps`` behind what a host's kp.Sequence holds; the host evaluates it. Closing frees its algorithms.
 
         INPUT buffers are uploaded, and OUTPUT buffers copied to the host, each time the sequence is evaluated.
         """

@@ -10,7 +10,7 @@ from .compilers import prediction_compilers
 from .links import LINKS, find_link, pays_from, predict_shards
 from .measured import Comparison, MeasuredPoint, compare, compare_point, measured_points, read_rows
 from .predict import LABEL, best_splits, ideal, predict, timeline
-from .prefill import RowsPrediction, matrix_from, predict_rows
+from .prefill import RowsPrediction, matrix_from, predict_call, predict_rows
 
 __all__ = [
     "CARDS",
@@ -33,6 +33,7 @@ __all__ = [
     "measured_points",
     "pays_from",
     "predict",
+    "predict_call",
     "predict_cascade",
     "predict_rows",
     "predict_shards",

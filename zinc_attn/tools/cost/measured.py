@@ -20,7 +20,8 @@ from ...kernels.tuning import LayoutFacts
 from ...shapes import AttnShape
 from ..harness.split_spec import SplitSpec
 from .cards import Card, ChosenCard, card_of_device
-from .predict import Prediction, predict
+from .predict import Prediction
+from .prefill import predict_call
 
 Row = Mapping[str, Any]
 DEVICE_CLOCK: Final = "device"
@@ -195,7 +196,7 @@ def predict_point(point: MeasuredPoint, card: Card) -> tuple[Prediction, bool]:
     facts = [LayoutFacts(n, point.device_kind, node) for n, node in product(units, (True, False))]
     plans = [split.plan(point.context, shape, one, point.dtype, point.q_len) for one in facts]
     same = [plan for plan in plans if plan.fingerprint() == point.plan]
-    return predict((same or plans)[0], card, point.dtype), bool(same)
+    return predict_call((same or plans)[0], card, point.dtype), bool(same)
 
 
 def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from .cards import Card
 from .cascade import submission_rows
 from .matrix import RDNA4_UNITS, MatrixGroup
 from .pass1 import KNEE, L2_RATE, START_US, Spread, Workgroup
-from .predict import GAP_US, Modeled, merge_us, written_bytes
+from .predict import GAP_US, Modeled, Prediction, merge_us, predict, written_bytes
 
 SAMPLES: Final = 17  # submissions of a long call that are modeled; those between them lie on the line through two
 
@@ -133,6 +133,17 @@ def predict_rows(
         flops=pairs * 2 * (shape.k_dim + shape.v_dim),
         **asdict(terms) | {"workgroups": round(terms.workgroups)},
     )
+
+
+def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
+    """``predict``, but several rows in the split rule's layout, which may share keys, as ``predict_rows`` has them."""
+    found = predict(plan, card, dtype)
+    rule = plan_splits(plan.context_len, plan.shape, card.compute_units, dtype, plan.q_len)
+    if plan.q_len == 1 or plan.q_len > plan.context_len or plan != rule:
+        return found
+    rows = predict_rows(plan.shape, card, plan.q_len, plan.context_len, dtype)
+    names = "workgroups", "memory_us", "issue_us", "waves_us", "pass1_us", "merge_us", "total_us"
+    return replace(found, partial_us=rows.states_us, **{name: getattr(rows, name) for name in names})
 
 
 def matrix_from(shape: AttnShape, card: Card, context: int, dtype: str = "f16", most: int = 128) -> int | None:

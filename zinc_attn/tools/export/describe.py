@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from ... import __version__, limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
-from ...canonical import constants
+from ...canonical import constants, primitives
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...dtypes import storage_dtype
@@ -38,7 +39,7 @@ from .formulas import (
 from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 4
+VERSION: Final = 5
 KINDS: Final = ("gpu", "cpu")
 
 
@@ -116,7 +117,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         "bytes": size,
         "entry_point": "main",
         "local_size": [
-            f"{key}_lanes" if "lanes" in decl.spec and decl is not kernels.ATTEND["node"] else f"{limits.WAVE}",
+            "merge_lanes" if decl is kernels.MERGE else f"{limits.WAVE}",
             f"{LEAVES_PER_NODE}" if decl is kernels.ATTEND["node"] else "1",
             "1",
         ],
@@ -166,20 +167,30 @@ def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[st
 
     ``splits`` per "call", or one per "leaf" or "node" of the context. Equal to ``plan_splits`` at every context.
     """
-    rows: list[dict[str, Any]] = []
-    ways: dict[str, int] = {}  # that fit all contexts of the last row
-    for leaves in range(MAX_CONTEXT // KEYS_PER_LEAF + 1):
-        number, unit = splits.split_rule(leaves, shape, compute_units, 1, kind)
+    rows = _split_rows(splits.split_target(shape, compute_units, 1), kind)
+    return [dict(zip(("from", "to", "splits", "per", "leaves_per_state"), row, strict=True)) for row in rows]
+
+
+@functools.lru_cache(maxsize=64)
+def _split_rows(target: int, kind: str) -> list[tuple[int, int, int, str, int]]:
+    """The columns of the table. It looks at every number of leaves, so its loop is kept short."""
+    rows: list[tuple[int, int, int, str, int]] = []
+    first, number, unit = 0, -1, -1  # of the row: its leaves, and the splits and the unit of the first context
+    by_call = by_leaf = by_node = False  # whether all contexts of the row have so many splits
+    for leaves in range(MAX_CONTEXT // KEYS_PER_LEAF + 2):
+        now, now_unit = splits.splits_for(leaves, target, 1, kind)
         nodes = -(-leaves // LEAVES_PER_NODE)
-        now = {"call": number, **({"leaf": 1} if number == leaves else {}), **({"node": 1} if number == nodes else {})}
-        left = {way: n for way, n in ways.items() if now.get(way) == n}
-        if not left or unit != rows[-1]["leaves_per_state"]:
-            rows.append({"from": (leaves - 1) * KEYS_PER_LEAF + 1 if leaves else 0, "leaves_per_state": unit})
-            left = now
-        ways = left
-        way = next(iter(ways))
-        rows[-1].update({"to": leaves * KEYS_PER_LEAF, "splits": ways[way], "per": way})
-    return [{key: row[key] for key in ("from", "to", "splits", "per", "leaves_per_state")} for row in rows]
+        call, leaf, node = by_call and now == number, by_leaf and now == leaves, by_node and now == nodes
+        behind = leaves * KEYS_PER_LEAF > MAX_CONTEXT
+        if behind or now_unit != unit or not (call or leaf or node):
+            if leaves:
+                begin = (first - 1) * KEYS_PER_LEAF + 1 if first else 0
+                way = "call" if by_call else "leaf" if by_leaf else "node"
+                rows.append((begin, (leaves - 1) * KEYS_PER_LEAF, number if by_call else 1, way, unit))
+            first, number, unit = leaves, now, now_unit
+            call, leaf, node = True, now == leaves, now == nodes
+        by_call, by_leaf, by_node = call, leaf, node
+    return rows
 
 
 def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> dict[str, Any]:
@@ -190,9 +201,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
-        known |= {
-            name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "attend_lanes", "merge_lanes")
-        }
+        known |= {name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
             key = family(decl)
@@ -249,6 +258,20 @@ def _vulkan() -> dict[str, Any]:
     }
 
 
+def _primitives() -> dict[str, Any]:
+    """What a host asks a device before its first kernel."""
+    numbers, results = primitives.words(kernels.NUMBERS, kernels.RESULTS)
+    return {
+        "for": "a host runs the kernel primitives once on a device, before any other: where a word of its results is "
+        "not as here, the driver computes a float function otherwise, and attention would have other bits",
+        "workgroups": [primitives.ROWS // limits.WAVE, 1, 1],
+        "number_names": list(kernels.NUMBERS),
+        "result_names": list(kernels.RESULTS),
+        "numbers": numbers.reshape(-1).tolist(),
+        "results": results.reshape(-1).tolist(),
+    }
+
+
 def manifest(
     attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
 ) -> dict[str, Any]:
@@ -290,6 +313,7 @@ def manifest(
         "rows": {"element": "uint32", "layout": ROW_LAYOUT, "index": ROW_INDEX},
         "split_rule": split_rule_formulas(),
         "dispatch": list(DISPATCH),
+        "primitives": _primitives(),
         "constants": _constants(),
         "reduction": list(REDUCTION),
         "shapes": [_shape(shape, dtype, page_size, compute_units) for shape in chosen],

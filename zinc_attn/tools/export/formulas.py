@@ -12,7 +12,7 @@ from ... import limits
 from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
-from ...kernels.tuning import CPU_LANES, merge_lanes
+from ...kernels.tuning import merge_lanes
 from ...limits import BLOCK, MAX_CONTEXT
 
 # of a shape: expression, meaning; each uses only names before it
@@ -65,11 +65,6 @@ QUANTITIES: Final[dict[str, tuple[str, str]]] = {
     "chunks_ahead": (
         f"1 if kind == 'cpu' else 4 if k_dim % {4 * CHUNK} == 0 else 2",
         "chunks of K in flight: a GPU hides latency with it, a CPU only spills",
-    ),
-    "attend_lanes": (
-        f"({CPU_LANES} if v_dim // value_slice % {CPU_LANES} == 0 else {limits.WAVE}) if kind == 'cpu' "
-        f"else {limits.WAVE}",
-        f"invocations of a wave of pass 1, but {limits.WAVE} in attend_node and with several passes over V",
     ),
     "merge_lanes": (
         f"{merge_lanes('cpu')} if kind == 'cpu' else {merge_lanes('gpu')}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from ... import limits
+from ...canonical import primitives
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.tuning import CPU_LANES, SHARED_ADDRESSES, SHARED_HEADS
@@ -167,6 +168,8 @@ BINDINGS: Final[dict[str, tuple[str, str]]] = {
     "copy.work": ("uint32", "the work buffer"),
     "copy.k": ("uint32", "K, read and written"),
     "copy.v": ("uint32", "V, read and written; of a latent shape any buffer, for example K once more"),
+    "primitives.numbers": ("uint32", "the words of primitives.numbers"),
+    "primitives.results": ("uint32", "as many words as primitives.results has"),
 }
 
 # specialization constants: value, meaning
@@ -192,9 +195,9 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
     "attend.v_storage": ("v_storage", "storage type of V, numbered like K's"),
     "attend.from_upload": ("0", "1: the newest tokens are read from the rows buffer"),
     "attend.lanes": (
-        "attend_lanes",
-        f"invocations of a workgroup, {limits.WAVE} or {CPU_LANES}; attend_node, which has more, does not declare it; "
-        "never shows in the bits",
+        f"{limits.WAVE}",
+        f"invocations of a workgroup; {CPU_LANES} on a CPU where V has a multiple of {CPU_LANES} slices and "
+        "one pass, if that is faster; attend_node, which has more, does not declare it; never shows in the bits",
     ),
     "merge.v_dim": ("v_dim", "dimensions of the output"),
     "merge.lanes": (
@@ -222,6 +225,7 @@ GRIDS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "append": (("appends", "append record"), ("kv_heads", "KV head"), ("1", "")),
     "copy": (("copies", "copy record"), ("kv_heads", "KV head"), ("page_tiles", "tile of the page")),
+    "primitives": ((f"{primitives.ROWS // limits.WAVE}", f"{limits.WAVE} rows of numbers"), ("1", ""), ("1", "")),
 }
 ROLES: Final = {
     "attend": "pass 1: states of ranges of leaves",
@@ -229,4 +233,5 @@ ROLES: Final = {
     "append": "rows of new tokens into the cache",
     "gather": "rows of tokens out of the cache",
     "copy": "whole pages within the cache, for a shared page that is about to be written",
+    "primitives": "the kernels' float functions on known numbers, once per device and before any other kernel",
 }

@@ -2,7 +2,7 @@
 
 from .compiler import compile_variants, isa_text, missing
 from .gates import table, violations
-from .variants import FAMILIES, UNEQUAL_SHAPES, USUAL, Spec, specs_for, unequal_specs
+from .variants import FAMILIES, UNEQUAL_SHAPES, USUAL, Spec, encode_specs, specs_for, unequal_specs
 
 __all__ = [
     "FAMILIES",
@@ -10,6 +10,7 @@ __all__ = [
     "USUAL",
     "Spec",
     "compile_variants",
+    "encode_specs",
     "isa_text",
     "missing",
     "specs_for",

@@ -24,7 +24,7 @@ from ...kernels.tuning import chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
 from .isa import Issue, main_loops
-from .variants import FAMILIES, Spec, default_specs, matrix_specs
+from .variants import FAMILIES, Spec, default_specs, encode_specs, matrix_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones compile for real cards only)"
@@ -34,13 +34,16 @@ PACKAGE_ROOT: Final = Path(__file__).parents[3]
 def compile_variants(
     specs: Sequence[Spec] | None = None, family: str = "gfx1201", spirv: Path = SPIRV
 ) -> list[VariantReport]:
-    """Compile ``specs`` (default: ``default_specs()``) from the modules in folder ``spirv``.
+    """Compile ``specs`` from the modules in folder ``spirv``; by default ``default_specs()`` and those of encode and of
+    the matrix units.
 
     NoVulkanError with the text of ``missing(family)`` where there is no such compiler; KernelError where it refuses.
     """
     wanted = default_specs() if specs is None else list(specs)
-    if specs is None and (spirv / MATRIX.file).exists():  # the package may be built without it
-        wanted += matrix_specs()
+    if specs is None:
+        wanted += encode_specs()
+        if (spirv / MATRIX.file).exists():  # the package may be built without it
+            wanted += matrix_specs()
     count = max(1, min(len(wanted), os.cpu_count() or 1))
     shares = [wanted[i::count] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:

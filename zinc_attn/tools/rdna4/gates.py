@@ -25,6 +25,7 @@ VGPR_GATES: Final = (
     ("attend_loop_", 256, 168),  # 9
     ("attend_matrix_", limits.MAX_HEAD_DIM, 256),  # 6
     ("attend_", limits.MAX_HEAD_DIM, 192),  # 8
+    ("encode_", limits.MAX_HEAD_DIM, 192),  # 8, as many as its LDS leaves
     ("merge", limits.MAX_HEAD_DIM, 120),  # 12, of workgroups of 8
 )
 SHARED_GATE: Final = 240  # 6 waves per SIMD where rows share keys; each wave then has twice the work per byte

@@ -12,7 +12,7 @@ from ...checks import parse_digits, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
-from ...kernels.dispatches import AttendVariant, MatrixVariant, merge_call
+from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
 from ...kernels.matrix import matrix_workgroup
 from ...kernels.tuning import merge_lanes, shared_rows
 from ...limits import MAX_HEAD_DIM, WAVE
@@ -25,6 +25,7 @@ FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi3
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
+_ENCODE: Final = re.compile(r"encode_(?P<dtype>.+)")
 _MATRIX: Final = re.compile(r"attend_matrix_(?P<dtype>.+)")
 _PASS1: Final = re.compile(r"attend_(?P<build>single|node|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
 
@@ -34,8 +35,9 @@ class Spec:
     """One variant of a kernel.
 
     kernel: merge, or a variant of pass 1, attend_BUILD_DTYPE, with _from_upload behind it where the newest tokens come
-    from the uploaded rows, or attend_matrix_DTYPE. head_dim, v_head_dim, latent: as ``AttnShape`` has them; pass 2
-    knows V's size alone, which is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the merge kernel.
+    from the uploaded rows, attend_matrix_DTYPE, or encode_DTYPE. head_dim, v_head_dim, latent: as ``AttnShape`` has
+    them; pass 2 knows V's size alone, which is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the
+    other kernels.
     chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the
     builds that cap scores. rows: query rows of a workgroup that share their keys.
     """
@@ -121,6 +123,9 @@ class Spec:
         if self.kernel == kernels.MERGE.name and not self.heads:
             call = merge_call(self.shape, "discrete", 1)
             return call.decl, call.spec
+        if (parts := _ENCODE.fullmatch(self.kernel)) is not None and not self.heads:
+            call = encode_call(self.shape, storage_dtype(parts["dtype"]), 1)
+            return call.decl, call.spec
         matrix = self.matrix_variant()
         return self.variant().program() if matrix is None else matrix.program()
 
@@ -128,7 +133,7 @@ class Spec:
     def waves(self) -> int:
         """Waves of a workgroup."""
         if not self.heads:
-            return merge_lanes("discrete") // WAVE
+            return merge_lanes("discrete") // WAVE if self.kernel == kernels.MERGE.name else 1
         if (matrix := self.matrix_variant()) is not None:
             return matrix.workgroup.lanes // WAVE
         return LEAVES_PER_NODE if self.kernel.startswith("attend_node_") else 1
@@ -178,6 +183,15 @@ def matrix_specs() -> list[Spec]:
         dims = shape.head_dim, 64, 1, 0, 1, shape.v_head_dim, shape.latent
         found += [Spec(f"attend_matrix_{name}", *dims) for name in types]
     return found
+
+
+def encode_specs() -> list[Spec]:
+    """The encoding of new rows to every quantized type, to a pair of types, and to rows of a latent shape."""
+    names = [name for name, one in STORAGE.items() if one.quantized]
+    return [
+        *(Spec(f"encode_{name}", 256) for name in (*names, "f16/q5_0", "q8_0/q4_0")),
+        Spec("encode_q8_0", 576, v_head_dim=512, latent=True),
+    ]
 
 
 def unequal_specs() -> list[Spec]:

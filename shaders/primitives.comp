@@ -1,0 +1,42 @@
+// The float functions of every kernel, on numbers whose results the host knows: a driver that computes one of them
+// otherwise is refused before it computes anything else.
+//
+// Grid: x = 32 rows of numbers, a lane each.  The numbers come from a buffer, so that no result is known to a compiler.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "contract.glsl"
+
+layout(local_size_x = 32) in;
+
+layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
+layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
+const bool CPU = false;  // for all devices alike
+#include "state.glsl"
+
+float number(uint which) {
+    return uintBitsToFloat(numbers[gl_GlobalInvocationID.x * NUMBER_WORDS + which]);
+}
+
+void give(uint which, float x) {
+    results[gl_GlobalInvocationID.x * RESULT_WORDS + which] = floatBitsToUint(x);
+}
+
+void main() {
+    float m = number(NUMBER_M), l = number(NUMBER_L), scale = number(NUMBER_SCALE);
+    vec2 w = merge_weights(m, number(NUMBER_OTHER_M));
+    give(RESULT_WEIGHT, weight(number(NUMBER_SCORE), m));
+    give(RESULT_MERGED, merge(number(NUMBER_A), w.x, number(NUMBER_B), w.y));
+    give(RESULT_RECIPROCAL, reciprocal(l));
+    give(RESULT_LSE, natural_lse(m, l));
+
+    // The values that the words of a cache mean: float16, of which many are denormal, and an int8 by the steps of
+    // storage.glsl and of masked.glsl.
+    uint word = floatBitsToUint(number(NUMBER_WORD));
+    vec2 halves = max(unpackHalf2x16(word), vec2(EMPTY_M));
+    give(RESULT_LOW, halves.x);
+    give(RESULT_HIGH, halves.y);
+    precise float product = float(bitfieldExtract(int(word), 0, 8)) * scale;
+    give(RESULT_PRODUCT, product);
+    precise float fused = fma(unpackHalf2x16((word ^ 0x80u) & 0xFFu).x, scale * 16777216.0, scale * -128.0);
+    give(RESULT_FUSED, fused);
+}

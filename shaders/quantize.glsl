@@ -1,0 +1,120 @@
+// What a lane makes of its block of 32 float32 values: the block's float16 numbers, and the stored number of each value.
+//
+// The procedure is that of cache/blocks.py, one rounding per operation.  Operands and results of float operations are 0
+// or normal numbers, as a value is 0 or has a magnitude of 2**-40 to 2**60.
+
+const float CUBES = 256.0;  // iq4_nl sums x**3 of such multiples, so that no difference of the sums is denormal
+const uint SIGN = 0x80000000u;
+
+shared uint tile[WAVE * BLOCK];
+vec2 sums = vec2(0.0);  // of iq4_nl: of weight * t * x and of weight * t * t
+
+// What K has or what V has, by the part of the workgroup.  Where both are equal, a compiler finds a constant.
+uint part(uint of_k, uint of_v) {
+    return gl_WorkGroupID.z == 0u ? of_k : of_v;
+}
+
+bool is(uint storage) {
+    return gl_WorkGroupID.z == 0u ? K_STORAGE == storage : V_STORAGE == storage;
+}
+
+// Where value i of a lane's block is in shared memory: at the same i, lanes use different banks.
+uint place(uint lane, uint i) {
+    return lane * BLOCK + ((i + lane) % BLOCK);
+}
+
+// Floats as integers of the same order, in which zeros of either sign are equal.
+int ordered(uint x) {
+    int magnitude = int(x & ~SIGN);
+    return x < SIGN ? magnitude : -magnitude;
+}
+
+// The float16 numbers of a block (its scale in the low bits, its minimum above), and the float32 numbers by which a value
+// x becomes (x - least) * inverse + offset.  Types without blocks have none of this.
+struct Measures {
+    uint halves;
+    float least;
+    float inverse;
+    float offset;
+};
+
+Measures measure(uint lane) {
+    if (part(K_HALVES, V_HALVES) == 0u) {
+        return Measures(0u, 0.0, 0.0, 0.0);
+    }
+    uint most = tile[place(lane, 0u)], least = most, extreme = 0u;  // extreme: the first of the largest magnitude
+    for (uint i = 0u; i < BLOCK; ++i) {
+        uint x = tile[place(lane, i)];
+        extreme = (x & ~SIGN) > (extreme & ~SIGN) ? x : extreme;
+        most = ordered(x) > ordered(most) ? x : most;
+        least = ordered(x) < ordered(least) ? x : least;
+    }
+    bool wide = is(STORAGE_Q5_0) || is(STORAGE_Q5_1);
+    if (is(STORAGE_Q4_1) || is(STORAGE_Q5_1)) {
+        precise float range = uintBitsToFloat(most) - uintBitsToFloat(least);
+        uint whole = ordered(most) == ordered(least) ? 0u : floatBitsToUint(range);
+        uint d = divide(whole, floatBitsToUint(wide ? 31.0 : 15.0));
+        uint halves = to_float16(d, 0) | to_float16(least, 0) << 16;
+        return Measures(halves, uintBitsToFloat(least), inverse(d), 0.5);
+    }
+    if (is(STORAGE_Q8_0)) {
+        uint d = divide(extreme & ~SIGN, floatBitsToUint(127.0));
+        return Measures(to_float16(d, 0), 0.0, inverse(d), 0.0);
+    }
+    if (is(STORAGE_IQ4_NL)) {  // its scale is known when all numbers are
+        return Measures(0u, 0.0, inverse(divide(extreme, floatBitsToUint(-127.0))), 0.0);
+    }
+    uint d = divide(extreme, floatBitsToUint(wide ? -16.0 : -8.0));
+    return Measures(to_float16(d, 0), 0.0, inverse(d), wide ? 16.5 : 8.5);
+}
+
+int table(uint q) {
+    return bitfieldExtract(int(IQ4_NL[q >> 2]), int(8u * (q & 3u)), 8);
+}
+
+// The entry of iq4_nl's table that is nearest to `scaled`, the larger one of two; 0 where the block is.
+uint nearest(float scaled, float x, bool zero) {
+    precise float twice = scaled + scaled;
+    uint q = 0u;
+    for (uint i = 0u; i < 15u; ++i) {
+        q += uint(twice >= float(table(i) + table(i + 1u)));
+    }
+    float t = float(table(q));
+    precise float y = x * CUBES;
+    precise float weight = y * y;
+    precise float entry = weight * t;
+    precise vec2 products = vec2(entry * y, entry * t);
+    precise vec2 both = sums + products;
+    sums = both;
+    return zero ? 0u : q;
+}
+
+// The stored number of a value.  head_scale: the float32 of fp8_e4m3, 256 times the head's scale.
+uint number(uint bits, Measures by, uint head_scale) {
+    if (is(STORAGE_F32)) {
+        return bits;
+    }
+    if (is(STORAGE_BF16)) {
+        return bits >> 16;
+    }
+    if (is(STORAGE_F16)) {
+        return to_float16(bits, 0);
+    }
+    if (is(STORAGE_FP8_E4M3)) {
+        return to_e4m3(divide(bits, head_scale), 8);
+    }
+    float x = uintBitsToFloat(bits);
+    precise float shifted = x - by.least;
+    precise float scaled = shifted * by.inverse;
+    if (is(STORAGE_IQ4_NL)) {
+        return nearest(scaled, x, by.inverse == 0.0);
+    }
+    if (is(STORAGE_Q8_0)) {  // to nearest, ties away from zero
+        int whole = int(scaled);
+        precise float rest = scaled - float(whole);
+        precise float twice = rest + rest;
+        return uint(whole + int(twice)) & 0xFFu;
+    }
+    precise float from_zero = scaled + by.offset;
+    return min(uint(from_zero), is(STORAGE_Q5_0) || is(STORAGE_Q5_1) ? 31u : 15u);
+}

@@ -1,0 +1,77 @@
+"""A driver that computes a float function otherwise is refused before it attends anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from broken_shaders import Change, break_kernels
+
+import zinc_attn as za
+from zinc_attn.canonical import constants, primitives
+from zinc_attn.canonical.state import pow2
+from zinc_attn.errors import WrongResultError
+from zinc_attn.kernels.declarations import NUMBERS, PRIMITIVES, RESULTS
+from zinc_attn.runtime import device as device_module
+from zinc_attn.runtime.primitives import check_primitives
+
+SHAPE = za.AttnShape(4, 2, 64)
+# What a driver may do to the kernel, and the function in which it shows.
+DRIVERS = {
+    "denormal float16 are 0": (
+        Change("primitives.comp", "RESULT_LOW, halves.x", "RESULT_LOW, abs(halves.x) < 6e-5 ? 0.0 : halves.x"),
+        "the float32 of a float16, many of them denormal (low",
+    ),
+    "denormal float16 are 0 before a product": (
+        Change("primitives.comp", "unpackHalf2x16((word ^ 0x80u) & 0xFFu).x, scale", "0.0, scale"),
+        "an int8, read as a denormal float16, times a float32 (fused",
+    ),
+    "a step is left out": (
+        Change("state.glsl", "i < 3; ++i", "i < 2; ++i"),
+        "a reciprocal by Newton steps (reciprocal",
+    ),
+    "nothing is written": (
+        Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"),
+        "0xFFFFFFFF",
+    ),
+}
+
+
+@pytest.mark.both_dispatchers
+def test_every_driver_gives_the_results(any_device: za.Device) -> None:
+    check_primitives(any_device.runtime, device_module.load_spirv(PRIMITIVES))
+
+
+@pytest.mark.parametrize("what", DRIVERS)
+def test_another_result_is_a_refusal(
+    device: za.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    change, said = DRIVERS[what]
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path, PRIMITIVES.name))
+    with za.Device.open(device.info.index, runtime=device.runtime.name) as other:
+        cache = za.KVCache(other, SHAPE, 1, 64)
+        seq = cache.new_sequence()
+        one = np.ones((1, 2, 64), np.float16)
+        for _ in range(2):  # the second attempt is refused as well
+            with pytest.raises(WrongResultError, match=r"the driver computes .* expected 0x") as refused:
+                cache.append(seq, 0, one, one)
+            assert said in str(refused.value)
+        assert seq.lengths == (0,)
+
+
+def test_the_numbers_tell_drivers_apart() -> None:
+    """Half of the float16 are denormal, of either sign, and fused products and sums show in a weight."""
+    given = primitives.numbers()
+    results = primitives.results(given)
+    assert set(given) == set(NUMBERS) and set(results) == set(RESULTS)
+    word = given["word"].view(np.uint32)
+    halves = np.stack([word & 0xFFFF, word >> 16])
+    assert np.all(np.count_nonzero((halves & 0x7C00 == 0) & (halves & 0x3FF != 0), axis=1) >= primitives.ROWS // 2 - 1)
+    assert all(np.any(results[name] < 0) and np.any(results[name] > 0) for name in ("low", "high", "product"))
+    assert all(np.isfinite(x).all() for x in results.values())
+    score, m, x = given["score"], given["m"], given["score"] - np.rint(given["score"])
+    fused = np.full_like(x, constants.EXP2_POLY[-1])
+    for c in reversed(constants.EXP2_POLY[:-1]):
+        fused = (fused.astype(np.float64) * x + np.float64(np.float32(c))).astype(np.float32)
+    assert np.any(fused * pow2(np.rint(score) - m) != results["weight"])

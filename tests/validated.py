@@ -1,0 +1,75 @@
+"""The tests that run under the Khronos validation layer, in one process, which ``test_validation.py`` starts.
+
+They run there and nowhere else: where that test is among those of a run, the others leave them to it. The layer hands
+each call on to the driver as it is, so what they assert is what they assert without it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support import FULL
+
+LAYERS = [
+    Path(d) / "vulkan/explicit_layer.d/VkLayer_khronos_validation.json"
+    for d in ("/usr/share", "/usr/local/share", "/etc")
+]
+RUNS_THEM = "tests/device/test_validation.py::test_the_device_tests_are_silent_under_validation"
+# What the layer looks at is the calls, which are the same for every value, length and driver. So one call of each kind
+# goes under it, on each dispatcher, and with --full every test.
+CALLS = (
+    "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[kompute-alibi]",
+    "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[vulkan-alibi]",
+    "test_bits.py::test_several_rows_with_a_causal_limit",
+    "test_bits.py::test_bits_equal_the_oracle[default-kompute-9/3/64-f16-1000]",
+    "test_bits.py::test_bits_equal_the_oracle[default-vulkan-9/3/64-f16-1000]",
+    "test_cache.py::test_bits_on_every_way_to_a_context[default-kompute-256]",
+    "test_cache.py::test_bits_on_every_way_to_a_context[default-vulkan-256]",
+    "test_cache.py::test_steady_decode_records_nothing",
+    "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",
+    "test_cascade.py::test_the_bits_of_the_batch_without_it[default-kompute-9/3/64-f16]",
+    "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",
+    "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[kompute-q8_0/q5_1]",
+    "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[vulkan-q8_0/q5_1]",
+    "test_embed_c.py::test_digests_are_python_s_and_the_oracle_s[default-vulkan]",
+    "test_errors.py",
+    "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent-q4_1-random-alibi-sinks-113x32]",
+    "test_partial.py::test_shards_of_a_sequence",
+    "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[kompute-f16]",
+    "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",
+    "test_record.py",
+    "test_scoring.py::test_layers_of_a_cache_score_differently[vulkan-256]",
+    "test_sharded.py::test_the_bits_of_one_device[two runtimes-f16-some0]",
+    "test_storage.py::test_encoded_rows_are_attended_as_their_values[vulkan-q5_1/iq4_nl]",
+    "test_storage.py::test_scales_are_a_heads_and_a_layers[kompute]",
+    "test_submit.py",
+    "test_vulkan_runtime.py",
+)
+# Tests that the layer cannot be under, or would take minutes for, by a word of their names.
+NOT_THESE = ("subnormal", "131072", "fork", "opening_and_closing", "swiftshader", "ranks", "distributed")
+LEFT: pytest.StashKey[list[str]] = pytest.StashKey()  # the ids of the tests that this run leaves to that process
+
+
+def layer_is_missing() -> bool:
+    """Whether the layer is not installed, or on already."""
+    return not any(path.exists() for path in LAYERS) or "VK_INSTANCE_LAYERS" in os.environ
+
+
+def is_validated(nodeid: str) -> bool:
+    """Whether the test is one of CALLS."""
+    path, _, name = nodeid.partition("::")
+    call = f"{path.rpartition('/')[2]}::{name}"
+    chosen = any(call == one or call.startswith((f"{one}::", f"{one}[")) for one in CALLS)
+    return chosen and not any(word in name.lower() for word in NOT_THESE)
+
+
+def leave_to_the_layer(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what the process under the layer runs, if it is run."""
+    if FULL or layer_is_missing() or not any(item.nodeid == RUNS_THEM for item in items):
+        return
+    left = [item for item in items if is_validated(item.nodeid)]
+    config.stash[LEFT] = [item.nodeid for item in left]
+    items[:] = [item for item in items if not is_validated(item.nodeid)]
+    config.hook.pytest_deselected(items=left)

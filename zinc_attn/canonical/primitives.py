@@ -1,0 +1,67 @@
+"""Numbers for ``shaders/primitives.comp`` and its results: the kernels' float functions, and how cached words are read.
+
+The words are drawn so that half of them are denormal float16, that fused products and sums would have other bits, and
+that no result depends on denormal float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .constants import EMPTY_M
+from .state import State, merge, natural_lse, reciprocal, weight
+
+Words = NDArray[np.uint32]
+F32 = NDArray[np.float32]
+
+ROWS: Final = 64
+
+
+def numbers() -> dict[str, F32]:
+    """(ROWS,) float32 for each of ``declarations.NUMBERS``, always the same; word holds two float16."""
+    rng = np.random.default_rng(2026)
+    score = rng.uniform(-60.0, 60.0, ROWS).astype(np.float32)
+    m = np.rint(score) + rng.integers(0, 50, ROWS).astype(np.float32)
+    other_m = m + rng.integers(-60, 60, ROWS).astype(np.float32)
+    a, b = (rng.standard_normal((2, ROWS)) * np.exp2(rng.integers(-90, 40, (2, ROWS)))).astype(np.float32)
+    total = np.exp2(rng.uniform(-1.0, 20.0, ROWS)).astype(np.float32)
+    total[0] = 1.0
+    halves = rng.integers(0, 0x7C00, (ROWS, 2))
+    halves[: ROWS // 2] &= 0x3FF
+    halves |= rng.integers(0, 2, (ROWS, 2)) << 15
+    word = halves.astype("<u2").view("<u4")[:, 0].astype(np.uint32)
+    scale = np.exp2(rng.uniform(-24.0, 15.0, ROWS)).astype(np.float16).astype(np.float32)
+    found = (score, m, other_m, a, b, total, word.view(np.float32), scale)
+    return dict(zip(("score", "m", "other_m", "a", "b", "l", "word", "scale"), found, strict=True))
+
+
+def results(given: dict[str, F32]) -> dict[str, F32]:
+    """(ROWS,) float32 for each of ``declarations.RESULTS``."""
+    word = given["word"].view(np.uint32)
+    halves = np.stack([word & 0xFFFF, word >> 16]).astype(np.uint16).view(np.float16).astype(np.float32)
+    low, high = np.maximum(halves, np.float32(EMPTY_M))
+    product = (word & 0xFF).astype(np.uint8).view(np.int8).astype(np.float32) * given["scale"]
+    one, other = (State(given[m], given[x], np.zeros((ROWS, 0), np.float32)) for m, x in (("m", "a"), ("other_m", "b")))
+    return {
+        "weight": weight(given["score"], given["m"]),
+        "merged": merge(one, other).l,
+        "reciprocal": reciprocal(given["l"]),
+        "lse": natural_lse(given["m"], given["l"]),
+        "low": low,
+        "high": high,
+        "product": product,
+        "fused": product,
+    }
+
+
+def words(number_names: Sequence[str], result_names: Sequence[str]) -> tuple[Words, Words]:
+    """The words that the kernel is given, (ROWS, numbers), and those that it has to give, (ROWS, results)."""
+    given = numbers()
+    expected = results(given)
+    found = ([given[name] for name in number_names], [expected[name] for name in result_names])
+    one, other = (np.stack(columns, axis=1).view(np.uint32) for columns in found)
+    return one, other

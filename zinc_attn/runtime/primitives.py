@@ -1,0 +1,51 @@
+"""The question to a device before its first kernel: does its driver compute what the kernels rely on?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Final
+
+import numpy as np
+
+from ..canonical import primitives
+from ..errors import WrongResultError
+from ..kernels.declarations import NUMBERS, PRIMITIVES, RESULTS
+from ..limits import WAVE
+from .protocol import Dispatch, Runtime, Use
+
+_UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
+_WHAT: Final = {
+    "weight": "a power of two by a polynomial",
+    "merged": "a rescaled sum",
+    "reciprocal": "a reciprocal by Newton steps",
+    "lse": "a logarithm by a polynomial",
+    "low": "the float32 of a float16, many of them denormal",
+    "high": "the float32 of a float16, many of them denormal",
+    "product": "an int8 times a float32",
+    "fused": "an int8, read as a denormal float16, times a float32",
+}
+
+
+def check_primitives(runtime: Runtime, spirv: bytes) -> None:
+    """WrongResultError where a result of ``primitives.comp`` has other bits than NumPy's."""
+    numbers, expected = primitives.words(NUMBERS, RESULTS)
+    with ExitStack() as made:
+        inputs, outputs = runtime.buffer(numbers.nbytes, Use.INPUT), runtime.buffer(expected.nbytes, Use.OUTPUT)
+        for buffer in (inputs, outputs):
+            made.callback(buffer.close)
+        kernel = runtime.kernel(PRIMITIVES, spirv, ())
+        recording = runtime.record([Dispatch(kernel, (inputs, outputs), (primitives.ROWS // WAVE, 1, 1))])
+        made.callback(recording.close)
+        runtime.write(outputs, np.full(expected.size, _UNWRITTEN, np.uint32))
+        runtime.write(inputs, numbers.reshape(-1))
+        runtime.run(recording)
+        found = runtime.read(outputs).reshape(expected.shape)
+    if np.array_equal(found, expected):
+        return
+    row, column = np.argwhere(found != expected)[0]
+    name, info = RESULTS[column], runtime.info
+    raise WrongResultError(
+        f"{info.name} ({info.driver}): the driver computes {_WHAT[name]} ({name}, row {row}) as "
+        f"0x{found[row, column]:08X}, expected 0x{expected[row, column]:08X}, so that attention would have other bits; "
+        "use another driver, or another version of it"
+    )
