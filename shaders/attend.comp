@@ -2,7 +2,7 @@
 // share one KV head.
 //
 // Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A wave is 32
-// invocations, or 8 on a CPU device, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
+// invocations, or 8 on some CPU devices, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
 //
 //     single      one wave, one leaf, straight line
 //     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node

@@ -312,7 +312,7 @@ def recorded(plan, scoring):
         write=write,
         record=record,
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
-        info=SimpleNamespace(kind="discrete", layout_facts=LayoutFacts(64)),
+        info=SimpleNamespace(kind="discrete", layout_facts=LayoutFacts(64), attend_lanes=32),
     )
     kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
     with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing
@@ -441,6 +441,7 @@ def test_specialization_values(made):
         "rows_shared": 1,
         "k_storage": 1,
         "v_storage": 1,
+        "lanes": 32,
     }
     assert shape["kinds"]["cpu"]["specialization"]["attend"]["chunks_ahead"] == 1
     assert [shape["kinds"][kind]["specialization"]["merge"]["lanes"] for kind in describe.KINDS] == [256, 32]
