@@ -94,10 +94,11 @@ const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single ch
 #if NODE
 #include "node.glsl"
 #else
-// To lane.  lavapipe makes gl_LocalInvocationID by a division for each use, but subgroups have their numbers at hand.
+// To lane.  lavapipe, the one driver with waves of 8, makes gl_LocalInvocationID by a division for each use, but its
+// subgroups, all of them full, have their numbers at hand.
 void find_place() {
     lane = gl_LocalInvocationID.x;
-    if (CPU && gl_SubgroupSize <= LANES) {
+    if (LANES < WAVE && gl_SubgroupSize <= LANES) {
         lane = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) % LANES;
     }
 }

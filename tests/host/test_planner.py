@@ -303,3 +303,10 @@ def test_a_prompt_on_a_cpu_has_a_split_per_leaf_in_several_submissions() -> None
         made = plan_call([Request(rows, tokens, rows, table)], options, facts).submissions
         assert [one.query_rows for one in made] == [each] * (rows // each) + [rows % each] * (rows % each > 0)
         assert all(one.items["leaves_per_state"].max() == (1 if tokens <= 8192 else 8) for one in made)
+    tables = np.arange(48, dtype=np.uint32).reshape(3, 16)
+    made = plan_call([Request(48, 4096, 48, table) for table in tables], options, facts).submissions
+    assert [[(one.request, one.end - one.begin) for one in submission.slices] for submission in made] == [
+        [(0, 48), (1, 16)],
+        [(1, 32), (2, 32)],
+        [(2, 16)],
+    ]

@@ -194,7 +194,7 @@ class RecordedAttention:
         self._workspace.upload_words(self.layer)
 
     def close(self) -> None:
-        """Free the pipelines and tensors; the host's sequence must not be evaluated afterwards."""
+        """Free the algorithms and tensors; the host's sequence must not be evaluated afterwards."""
         self._recording.close()
         self._workspace.close()
         for buffer in (self._workspace.tensors.states, self._workspace.tensors.out):

@@ -25,7 +25,7 @@ from .arithmetic import Arithmetic, on_matrices
 from .items import Indices, Mask, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
-from .splits import MAX_CPU_STATES, SplitPlan, sharing_pays
+from .splits import CPU_ROWS, MAX_CPU_STATES, SplitPlan, sharing_pays
 from .walks import row_cost, walk_pays, walking_rows
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
@@ -236,8 +236,8 @@ def _cut(
                 (facts.max_states - states) // cost,
                 (facts.max_workgroups[0] - items) // width,
                 facts.max_workgroups[2] - rows,
-                _rows_at_once(layout, facts),
                 left,
+                _rows_at_once(requests[at], layout, facts, states),
             )
             if (row or room < (left if layout.walks else 1)) and found[-1]:
                 found.append([])
@@ -250,11 +250,12 @@ def _cut(
     return [tuple(slices) for slices in found if slices]
 
 
-def _rows_at_once(layout: SplitLayout, facts: DeviceFacts) -> int:
-    """Rows of a request that one submission has at most: a CPU's caches are to hold their states."""
-    if facts.kind == "cpu" and layout.by_rule and not layout.walks and layout.plan.leaves_per_state == 1:
-        return max(MAX_CPU_STATES // max(layout.plan.states, 1), 1)
-    return facts.max_workgroups[2]
+def _rows_at_once(request: Request, layout: SplitLayout, facts: DeviceFacts, states: int) -> int:
+    """Rows of a request that a submission with so many states has room for; a CPU's caches are to hold all of them."""
+    many = layout.by_rule and not layout.walks and layout.plan.leaves_per_state == 1 and request.q_len > CPU_ROWS
+    if facts.kind != "cpu" or not many:
+        return facts.max_workgroups[2]
+    return max((MAX_CPU_STATES - states) // max(layout.plan.states, 1), 0 if states else 1)
 
 
 class _Placement(NamedTuple):

@@ -22,8 +22,8 @@ target = ceil(compute_units * 8 / (kv_heads * head_chunks * q_len)), which gives
 one wave. The sizes of two splits differ by at most one leaf, or by one node where states are per node.
 
 On a CPU device a split is one leaf as long as leaves * q_len is at most 4,096, because the straight-line build of
-pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node. ``Attention`` cuts
-more than 32 query rows into submissions of at least 32 that have a split per leaf.
+pass 1 is the fastest there. Beyond that there are min(nodes, target) splits, with a state per node. ``Attention`` asks
+the rule for at most 32 query rows, and cuts more of them into submissions of at most 4,096 states.
 """
 
 from __future__ import annotations

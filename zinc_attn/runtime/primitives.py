@@ -30,9 +30,10 @@ def check_primitives(runtime: Runtime, spirv: bytes) -> None:
     """WrongResultError where a result of ``primitives.comp`` has other bits than NumPy's."""
     numbers, expected = primitives.words(NUMBERS, RESULTS)
     with ExitStack() as made:
-        inputs, outputs = runtime.buffer(numbers.nbytes, Use.INPUT), runtime.buffer(expected.nbytes, Use.OUTPUT)
-        for buffer in (inputs, outputs):
-            made.callback(buffer.close)
+        inputs = runtime.buffer(numbers.nbytes, Use.INPUT)
+        made.callback(inputs.close)
+        outputs = runtime.buffer(expected.nbytes, Use.OUTPUT)
+        made.callback(outputs.close)
         kernel = runtime.kernel(PRIMITIVES, spirv, ())
         recording = runtime.record([Dispatch(kernel, (inputs, outputs), (primitives.ROWS // WAVE, 1, 1))])
         made.callback(recording.close)
