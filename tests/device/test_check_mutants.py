@@ -105,9 +105,9 @@ MUTANTS = {
     ),
     "scores.glsl": (
         Mutant("order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING),
-        Mutant("a scale of q8_0", "block0 = k_block(key0, c / 4u)", "block0 = k_block(key0, c / 8u)", Q8_0),
+        Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
-        Mutant("the key behind the last", "lane + WAVE < leaf.count", "lane + WAVE <= leaf.count", BF16),
+        Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
     "bias.glsl": (
         Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
