@@ -2,7 +2,7 @@
 // share one KV head.
 //
 // Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A wave is 32
-// invocations, or 8 on some CPU devices, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
+// invocations, or fewer on some CPU devices, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
 //
 //     single      one wave, one leaf, straight line
 //     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node
@@ -10,7 +10,7 @@
 //
 // What a wave does for each of its leaves:
 //
-//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane (8 of a wave of 8)
+//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane (or four, or eight)
 //     weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
 //               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys      to shared memory, partly summed
 //     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions (or several)
@@ -36,7 +36,7 @@ const uint LANES = WAVE;
 const uint MEMBERS = 1u;
 const uint own = 0u;
 layout(local_size_x_id = ATTEND_SPEC_LANES, local_size_x = 32) in;
-const uint LANES = gl_WorkGroupSize.x;  // of a wave: 32, or 8
+const uint LANES = gl_WorkGroupSize.x;  // of a wave: 32, 16 or 8
 #endif
 uint lane;  // the invocation's number in its wave
 layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
@@ -94,7 +94,7 @@ const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single ch
 #if NODE
 #include "node.glsl"
 #else
-// To lane.  lavapipe, the one driver with waves of 8, makes gl_LocalInvocationID by a division for each use, but its
+// To lane.  lavapipe, the one driver with smaller waves, makes gl_LocalInvocationID by a division for each use, but its
 // subgroups, all of them full, have their numbers at hand.
 void find_place() {
     lane = gl_LocalInvocationID.x;

@@ -1,4 +1,4 @@
-// Step 1 of a leaf, the scores: lane = key, two keys per lane, or eight.
+// Step 1 of a leaf, the scores: lane = key, two keys per lane, or four, or eight.
 //
 // Q is the same for every lane and comes through scalar loads; each vector of it is loaded once for all chunks in
 // flight.  Eight dimensions (a chunk) are summed on their own before they join the dot product.

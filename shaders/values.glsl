@@ -3,13 +3,9 @@
 // KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
 const uint WORD_VALUES = 2u * WORD_PAIRS;
-// A lane of a CPU device has up to 256 sums.  It walks the keys once for each half, or third, of its slices where it has
-// more than 128, whose straight-line code would not fit the processor's instruction cache.
-const uint OWN_SUMS = HEADS * LANE_SLICES * SLICE;
-const uint WALKED = OWN_SUMS <= 128u ? LANE_SLICES : LANE_SLICES / 2u;  // slices of a walk
-vec2 v[WALKED * PAIRS];  // the row in use
-uvec4 v_raw[KEYS_AHEAD * WALKED * SLICE_LOADS];
-Block v_blocks[KEYS_AHEAD * WALKED];  // of types that have blocks
+vec2 v[LANE_PAIRS];  // the row in use
+uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];
+Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // of types that have blocks
 
 // To v_raw: dimensions SLICE slice ... SLICE slice + SLICE - 1 of a value row, as number `ahead` of those in flight.
 void load_v(uvec2 where, uint slice, uint ahead) {
@@ -47,60 +43,49 @@ void unpack_v(uint slice, uint ahead, uint to) {
     }
 }
 
-// Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o, in WALKED slices from
-// number `from` on.  (Compilers unroll four rows of eight heads but not eight, and only what is unrolled stays in
-// registers: a loop that is left over an array of sums makes memory of all of them.)
-void add_rows(uint slice, uint from, uint ahead, uint t) {
-    [[unroll]] for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
-        [[unroll]] for (uint s = 0u; s < WALKED; ++s) {
-            unpack_v(slice + (from + s) * LANES, (ahead + j) * WALKED + s, s * PAIRS);
+// Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o.  (Compilers unroll
+// four rows of eight heads but not eight, and only what is unrolled stays in registers: a loop that is left over an
+// array of sums makes memory of all of them.)
+void add_rows(uint slice, uint ahead, uint t) {
+    for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
+        [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
+            unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);
         }
         [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
             float p = weights[own + (t + j) * HEADS + h];
-            [[unroll]] for (uint i = 0u; i < WALKED * PAIRS; ++i) {
+            [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
                 precise vec2 pv = v[i] * p;
-                precise vec2 sum = o[h * LANE_PAIRS + from * PAIRS + i] + pv;
-                o[h * LANE_PAIRS + from * PAIRS + i] = sum;
+                precise vec2 sum = o[h * LANE_PAIRS + i] + pv;
+                o[h * LANE_PAIRS + i] = sum;
             }
         }
     }
-}
-
-// To o: the sums of the leaf's weighted value rows, in WALKED slices from number `from` on.
-void walk(Item item, Leaf leaf, uint slice, uint from) {
-    // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
-    // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
-    uint count = leaf.count, t = leaf.begin & ~(KEYS_AHEAD - 1u);
-    [[dont_unroll]] do {
-        [[unroll]] for (uint j = 0u; j < KEYS_AHEAD; ++j) {
-            uvec2 where = locate(item, leaf, min(t + j, count - 1u));
-            [[unroll]] for (uint s = 0u; s < WALKED; ++s) {
-                load_v(where, slice + (from + s) * LANES, j * WALKED + s);
-            }
-        }
-        add_rows(slice, from, 0u, t);
-        if (KEYS_AHEAD > 4u) {
-            add_rows(slice, from, 4u, t + 4u);
-        }
-        t += KEYS_AHEAD;
-    } while (t < count);
 }
 
 // To o: slices slice, slice + LANES, ... of the sum of the leaf's weighted value rows.  Lanes from VALUE_LANES on have
 // none.
 void sum_slices(Item item, Leaf leaf, uint slice) {
+    uint count = leaf.count;
     [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
-    if ((LANES < WAVE || lane < VALUE_LANES) && leaf.count > 0u) {
-        // no loop: compilers do not unroll a loop around a loop
-        walk(item, leaf, slice, 0u);
-        if (WALKED < LANE_SLICES) {
-            walk(item, leaf, slice, WALKED);
-        }
-        if (2u * WALKED < LANE_SLICES) {
-            walk(item, leaf, slice, 2u * WALKED);
-        }
+    if ((LANES < WAVE || lane < VALUE_LANES) && count > 0u) {
+        // The last trip may go beyond the last key: the weight is 0 there, and the last row is read again, so that no
+        // row that was never written (it may hold NaN) is touched.  Rows before a window's first key hold numbers.
+        uint t = leaf.begin & ~(KEYS_AHEAD - 1u);
+        [[dont_unroll]] do {
+            for (uint j = 0u; j < KEYS_AHEAD; ++j) {
+                uvec2 where = locate(item, leaf, min(t + j, count - 1u));
+                [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
+                    load_v(where, slice + s * LANES, j * LANE_SLICES + s);
+                }
+            }
+            add_rows(slice, 0u, t);
+            if (KEYS_AHEAD > 4u) {
+                add_rows(slice, 4u, t + 4u);
+            }
+            t += KEYS_AHEAD;
+        } while (t < count);
     }
     [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
         o[i] = flush(o[i]);

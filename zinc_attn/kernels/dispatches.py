@@ -36,8 +36,8 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache; lanes: invocations that
-    the device's waves have where a workgroup is one wave.
+    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache; lanes: the fewest
+    invocations that the device's waves have where a workgroup is one wave.
     """
 
     shape: AttnShape
@@ -81,7 +81,7 @@ class AttendVariant:
             "k_storage": storage_index(k),
             "v_storage": storage_index(v),
             "from_upload": int(self.from_upload),
-            "lanes": attend_lanes(self.lanes, self.build, self.shape, value_passes(self.shape, vectors)),
+            "lanes": attend_lanes(self.lanes, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
         }
         return decl, tuple(values[name] for name in decl.spec)
 

@@ -196,8 +196,8 @@ SPECIALIZATION: Final[dict[str, tuple[str, str]]] = {
     "attend.from_upload": ("0", "1: the newest tokens are read from the rows buffer"),
     "attend.lanes": (
         f"{limits.WAVE}",
-        f"invocations of a workgroup; {CPU_LANES} on a CPU where V has a multiple of {CPU_LANES} slices and "
-        "one pass, if that is faster; attend_node, which has more, does not declare it; never shows in the bits",
+        f"invocations of a workgroup; on a CPU {CPU_LANES} or {2 * CPU_LANES} may be faster, where V has a multiple of "
+        "that many slices and one pass; attend_node, which has more, does not declare it; never shows in the bits",
     ),
     "merge.v_dim": ("v_dim", "dimensions of the output"),
     "merge.lanes": (
