@@ -46,6 +46,19 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
     assert needed <= found and len(found) < 12
 
 
+def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
+    shape, q_len = AttnShape(4, 2, 64), 36  # of which a submission holds 33 rows
+    facts = DeviceFacts(shape, "cpu", 2, (65535,) * 3, 1 << 30, 256, True)
+    layouts = split_rule_layouts(shape, "f16", LayoutFacts(2, "cpu"))
+    options, table = CallOptions(layouts), np.arange(31, dtype=np.uint32)
+    found, needed = growth_keys(7744, 1, q_len, options, facts, layouts.unit), set()
+    for length in range(7681, 7745):
+        submissions = plan_call([Request(q_len, length, q_len, table)], options, facts).submissions
+        assert len(submissions) == 2
+        needed |= {submission.key for submission in submissions}
+    assert needed <= found
+
+
 @pytest.mark.parametrize(
     ("kind", "units", "node_workgroups", "dtype"),
     [

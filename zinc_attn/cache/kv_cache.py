@@ -361,7 +361,8 @@ class KVCache:
         scales = self.scales_of(layer)
         if not encodes_on_device(self.dtype, len(k)):
             words = rows.encode(k, v, self.shape, self.dtype, scales)
-            return self.write_rows(sequence, layer, reservation, words)
+            self.write_rows(sequence, layer, reservation, words)
+            return
         table, most = sequence.table(reservation), max(1, ROWS_BYTES // (4 * value_words(self.shape, 1)))
         for at in range(0, len(k), most):
             part = k[at : at + most], v[at : at + most]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from .layouts import UnitFunction
 from .splits import first_seen
 
 Keys = list[RecordingKey]  # of the submissions of a call, in order
+TURNS: Final = (-1, 0, 1, 2)  # keys that the row before a cut may see of a leaf where sizes turn
 
 
 def growth_keys(
@@ -48,14 +50,17 @@ class _Growth:
     options: CallOptions
     facts: DeviceFacts
     found: set[RecordingKey] = field(default_factory=set)
+    _cuts: set[int] = field(default_factory=set)  # rows before which the last planned call is cut
 
     def keys_at(self, length: int) -> Keys:
         """The keys of a call after which the sequences have ``length`` keys."""
         pages = -(-length // self.facts.page_size)
         tables = np.arange(self.batch * pages, dtype=np.uint32).reshape(self.batch, pages)
         requests = [Request(self.q_len, length, self.q_len, table) for table in tables]
-        keys = [submission.key for submission in plan_call(requests, self.options, self.facts).submissions]
+        submissions = plan_call(requests, self.options, self.facts).submissions
+        keys = [submission.key for submission in submissions]
         self.found.update(keys)
+        self._cuts = {one.begin for submission in submissions for one in submission.slices if one.begin}
         return keys
 
     def ends(self, leaf: int) -> tuple[int, int]:
@@ -65,7 +70,8 @@ class _Growth:
     def leaf(self, leaf: int) -> list[Keys]:
         """The keys at both ends of a leaf; those of all lengths between them are found.
 
-        Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do.
+        Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do. But the
+        rows before a cut share another leaf from some length on.
         """
 
         def search(begin: int, begin_keys: Keys, end: int, end_keys: Keys) -> None:
@@ -76,9 +82,13 @@ class _Growth:
                 search(middle, keys, end, end_keys)
 
         begin, end = self.ends(leaf)
-        at_begin, at_end = self.keys_at(begin), self.keys_at(end)
-        search(begin, at_begin, end, at_end)
-        return [at_begin, at_end]
+        at_begin = self.keys_at(begin)
+        turns = {begin + (self.q_len - cut + turn - begin) % KEYS_PER_LEAF for cut in self._cuts for turn in TURNS}
+        lengths = [begin, *sorted(length for length in turns if begin < length < end), end]
+        planned = [at_begin, *(self.keys_at(length) for length in lengths[1:])]
+        for here, there in pairwise(zip(lengths, planned, strict=True)):
+            search(*here, *there)
+        return [at_begin, planned[-1]]
 
     def by_runs(self, leaves: range, unit: UnitFunction) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.
