@@ -66,7 +66,8 @@ vec2 scores_of(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
     ivec2 number = int(leaf.index * KEYS_PER_LEAF + key) + ivec2(0, WEIGHT_PARTIALS);
     precise vec2 s = products * uintBitsToFloat(work[HEADER_SCORE_SCALE]);
     if (SOFTCAP != 0u) {
-        s = vec2(soft_capped(s.x), soft_capped(s.y));
+        vec2 cap = uintBitsToFloat(uvec2(work[HEADER_SOFTCAP], work[HEADER_SOFTCAP_INVERSE]));
+        s = vec2(soft_capped(s.x, cap), soft_capped(s.y, cap));
     }
     if (ALIBI != 0u || MASK != 0u) {
         s = biased(vector.row, vector.head, uvec2(number) + item.key_shift, s);

@@ -11,7 +11,9 @@ layout(local_size_x = 32) in;
 layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
 layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
 const bool CPU = false;  // for all devices alike
+const vec2 SOFTCAP = vec2(32.0, 1.0 / 32.0);
 #include "state.glsl"
+#include "softcap.glsl"
 
 float number(uint which) {
     return uintBitsToFloat(numbers[gl_GlobalInvocationID.x * NUMBER_WORDS + which]);
@@ -23,8 +25,12 @@ void give(uint which, float x) {
 
 void main() {
     float m = number(NUMBER_M), l = number(NUMBER_L), scale = number(NUMBER_SCALE);
+    float score = number(NUMBER_SCORE);
+    precise float power = roundEven(score) - m;
     vec2 w = merge_weights(m, number(NUMBER_OTHER_M));
-    give(RESULT_WEIGHT, weight(number(NUMBER_SCORE), m));
+    give(RESULT_WEIGHT, weight(score, m));
+    give(RESULT_POWER, pow2(power, true));
+    give(RESULT_CAPPED, soft_capped(score, SOFTCAP));
     give(RESULT_MERGED, merge(number(NUMBER_A), w.x, number(NUMBER_B), w.y));
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));

@@ -97,13 +97,14 @@ void find_scores(Item item, Leaf leaf) {
         }
     }
     float scale = uintBitsToFloat(work[HEADER_SCORE_SCALE]);
+    vec2 cap = uintBitsToFloat(uvec2(work[HEADER_SOFTCAP], work[HEADER_SOFTCAP_INVERSE]));
     uint first_key = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         bvec2 seen = present(leaf, i);
         for (uint h = 0u; h < HEADS; ++h) {
             precise vec2 s = dots[h * KEY_PAIRS + i] * scale;
             if (SOFTCAP != 0u) {
-                s = vec2(soft_capped(s.x), soft_capped(s.y));
+                s = vec2(soft_capped(s.x, cap), soft_capped(s.y, cap));
             }
             if (ALIBI != 0u || MASK != 0u) {
                 uvec2 vector = vector_of(item, h);

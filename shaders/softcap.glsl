@@ -1,9 +1,10 @@
 // Logit softcap: cap * tanh(t / cap) of a scaled score t, in log2 units.
 //
 // tanh by its odd polynomial where 1 - 2**(-2 |x| log2 e) would cancel, else from that power of two, whose
-// weight() is the one the softmax uses.  min() keeps an infinite t / cap away from the polynomial of weight().
-float soft_capped(float t) {
-    precise float x = t * uintBitsToFloat(work[HEADER_SOFTCAP_INVERSE]);
+// weight() is the one the softmax uses.  min() keeps an infinite t / cap away from the polynomial of weight().  cap: the
+// cap and its reciprocal.
+float soft_capped(float t, vec2 cap) {
+    precise float x = t * cap.y;
     float size = min(abs(x), TANH_MAX);
     precise float exponent = size * (-2.0 * LOG2E);
     precise float e = weight(exponent, 0.0);
@@ -26,7 +27,7 @@ float soft_capped(float t) {
     precise float small = size + y;
 
     float tanh_size = size < TANH_SMALL ? small : large;
-    precise float capped = uintBitsToFloat(work[HEADER_SOFTCAP]) * (x < 0.0 ? -tanh_size : tanh_size);
+    precise float capped = cap.x * (x < 0.0 ? -tanh_size : tanh_size);
     precise float s = capped * LOG2E;
     return s;
 }

@@ -11,14 +11,19 @@
 
 #define NEGATIVE_INFINITY uintBitsToFloat(0xFF800000u)
 
-// 2**d for an integer d <= 0; 0 below the cut-off.
-float pow2(float d) {
+// 2**d for an integer d <= 0; 0 below the cut-off.  by_sum: the exponent is the last bits of a sum in place of a
+// conversion to an integer, which lavapipe makes lane by lane.
+float pow2(float d, bool by_sum) {
     uint exponent = uint(int(max(d, CUTOFF)) + 127);
-    if (CPU) {  // by a sum, whose last bits are the exponent's: lavapipe converts to integers lane by lane
+    if (by_sum) {
         precise float sum = max(d, CUTOFF) + (12582912.0 + 127.0);  // 1.5 * 2**23
         exponent = floatBitsToUint(sum);
     }
     return d < CUTOFF ? 0.0 : uintBitsToFloat(exponent << 23);
+}
+
+float pow2(float d) {
+    return pow2(d, CPU);
 }
 
 // Magnitudes below 2**-100 become +0, so that neither denormal handling nor the sign of zero can show.

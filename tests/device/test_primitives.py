@@ -31,6 +31,14 @@ DRIVERS = {
         Change("state.glsl", "i < 3; ++i", "i < 2; ++i"),
         "a reciprocal by Newton steps (reciprocal",
     ),
+    "a sum has one digit less": (
+        Change("state.glsl", "exponent = floatBitsToUint(sum)", "exponent = floatBitsToUint(sum) & ~1u"),
+        "a power of two by a sum (power",
+    ),
+    "a comparison is of another number": (
+        Change("softcap.glsl", "size < TANH_SMALL", "size < 0.75"),
+        "a hyperbolic tangent by polynomials (capped",
+    ),
     "nothing is written": (
         Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"),
         "0xFFFFFFFF",

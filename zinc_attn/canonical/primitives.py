@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constants import EMPTY_M
-from .state import State, merge, natural_lse, reciprocal, weight
+from .state import State, merge, natural_lse, pow2, reciprocal, soft_capped, weight
 
 Words = NDArray[np.uint32]
 F32 = NDArray[np.float32]
 
 ROWS: Final = 64
+SOFTCAP: Final = 32.0
 
 
 def numbers() -> dict[str, F32]:
@@ -48,6 +49,8 @@ def results(given: dict[str, F32]) -> dict[str, F32]:
     one, other = (State(given[m], given[x], np.zeros((ROWS, 0), np.float32)) for m, x in (("m", "a"), ("other_m", "b")))
     return {
         "weight": weight(given["score"], given["m"]),
+        "power": pow2(np.rint(given["score"]) - given["m"]),
+        "capped": soft_capped(given["score"], SOFTCAP),
         "merged": merge(one, other).l,
         "reciprocal": reciprocal(given["l"]),
         "lse": natural_lse(given["m"], given["l"]),

@@ -16,6 +16,8 @@ from .protocol import Dispatch, Runtime, Use
 _UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
 _WHAT: Final = {
     "weight": "a power of two by a polynomial",
+    "power": "a power of two by a sum",
+    "capped": "a hyperbolic tangent by polynomials",
     "merged": "a rescaled sum",
     "reciprocal": "a reciprocal by Newton steps",
     "lse": "a logarithm by a polynomial",
