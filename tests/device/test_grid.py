@@ -134,8 +134,24 @@ def test_the_oracles_bits_in_small_waves(device: za.Device, monkeypatch: pytest.
     assert (16 if case.shape.v_head_dim == 256 else 8) in seen
 
 
+def score_size(q: NDArray[Any], k: NDArray[Any]) -> float:
+    """The largest sum of the magnitudes of a score's products."""
+    rows, (_, kv_heads, head_dim) = len(q), k.shape
+    vectors = np.abs(q).reshape(rows, kv_heads, -1, head_dim).transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
+    keys = np.abs(k.astype(np.float32)).transpose(1, 2, 0)
+    return float((vectors @ keys).max()) / np.sqrt(head_dim)
+
+
+def root_mean_square(x: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
+
+
 def check(device: za.Device, case: Case) -> None:
-    """The case alone and in another layout, against the oracle, and the oracle against float64."""
+    """The case alone and in another layout, against the oracle, and the oracle against float64.
+
+    A score of a sum of magnitudes S is off by about S / 2**24, its weight by as large a part, and the output by that
+    part of the weighted magnitudes of the values; weights and sums add some units of 2**-24.
+    """
     shape, rng = case.shape, np.random.default_rng([case.keys, case.rows, case.shape.head_dim])
     q = rng.standard_normal((case.rows, shape.q_heads, shape.head_dim), dtype=np.float32)
     q *= np.exp2(np.arange(shape.q_heads) % 4).astype(np.float32)[:, None]
@@ -151,9 +167,11 @@ def check(device: za.Device, case: Case) -> None:
     if sinks:
         options["sinks"] = np.linspace(-5, 20, shape.q_heads, dtype=np.float32)
     call = {"mask": mask_of(case, rng), "causal": case.mask in ("causal", "tree")}
-    want = reference.emulate(q, *stored(k, v, case.dtype, True, shape.latent), **options, **call)
-    truth, _ = reference.attention(q, *stored(k, v, case.dtype, True, shape.latent), **options, **call)
-    assert np.sum((want[0] - truth) ** 2) <= 1e-11 * np.sum(truth**2)
+    held = stored(k, v, case.dtype, True, shape.latent)
+    want = reference.emulate(q, *held, **options, **call)
+    truth, _ = reference.attention(q, *held, **options, **call)
+    sizes, _ = reference.attention(q, held[0], np.abs(held[1], dtype=np.float64), **options, **call)
+    assert root_mean_square(want[0] - truth) <= 2.0**-24 * (score_size(q, held[0]) + 4) * root_mean_square(sizes)
     given = (k,) if shape.latent else (k, v)
     page_size = 16 if case.keys < 64 else 64
     with za.KVCache(device, shape, 1, case.keys, case.dtype, page_size, round_rows=True) as cache:
