@@ -11,7 +11,6 @@ layout(local_size_x = 32) in;
 layout(set = 0, binding = PRIMITIVES_BIND_NUMBERS, std430) restrict readonly buffer Numbers { uint numbers[]; };
 layout(set = 0, binding = PRIMITIVES_BIND_RESULTS, std430) restrict writeonly buffer Results { uint results[]; };
 const bool CPU = false;  // for all devices alike
-const vec2 SOFTCAP = vec2(32.0, 1.0 / 32.0);
 #include "state.glsl"
 #include "softcap.glsl"
 
@@ -30,7 +29,7 @@ void main() {
     vec2 w = merge_weights(m, number(NUMBER_OTHER_M));
     give(RESULT_WEIGHT, weight(score, m));
     give(RESULT_POWER, pow2(power, true));
-    give(RESULT_CAPPED, soft_capped(score, SOFTCAP));
+    give(RESULT_CAPPED, soft_capped(score, vec2(number(NUMBER_CAP), number(NUMBER_CAP_INVERSE))));
     give(RESULT_MERGED, merge(number(NUMBER_A), w.x, number(NUMBER_B), w.y));
     give(RESULT_RECIPROCAL, reciprocal(l));
     give(RESULT_LSE, natural_lse(m, l));

@@ -36,8 +36,10 @@ def numbers() -> dict[str, F32]:
     halves |= rng.integers(0, 2, (ROWS, 2)) << 15
     word = halves.astype("<u2").view("<u4")[:, 0].astype(np.uint32)
     scale = np.exp2(rng.uniform(-24.0, 15.0, ROWS)).astype(np.float16).astype(np.float32)
-    found = (score, m, other_m, a, b, total, word.view(np.float32), scale)
-    return dict(zip(("score", "m", "other_m", "a", "b", "l", "word", "scale"), found, strict=True))
+    cap, inverse = (np.full(ROWS, x, np.float32) for x in (SOFTCAP, 1.0 / SOFTCAP))
+    found = (score, m, other_m, a, b, total, word.view(np.float32), scale, cap, inverse)
+    names = ("score", "m", "other_m", "a", "b", "l", "word", "scale", "cap", "cap_inverse")
+    return dict(zip(names, found, strict=True))
 
 
 def results(given: dict[str, F32]) -> dict[str, F32]:

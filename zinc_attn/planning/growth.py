@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from .call import CallOptions, DeviceFacts, RecordingKey, Request, plan_call
+from .call import CallOptions, DeviceFacts, RecordingKey, Request, Submission, plan_call
 from .layouts import UnitFunction
 from .splits import first_seen
 
 Keys = list[RecordingKey]  # of the submissions of a call, in order
-TURNS: Final = (-1, 0, 1, 2)  # keys that the row before a cut may see of a leaf where sizes turn
+TURNS: Final = (-1, 0, 1, 2)  # planned around a cut: the keys, modulo a leaf's, that the row before it sees
 
 
 def growth_keys(
@@ -50,18 +50,19 @@ class _Growth:
     options: CallOptions
     facts: DeviceFacts
     found: set[RecordingKey] = field(default_factory=set)
-    _cuts: set[int] = field(default_factory=set)  # rows before which the last planned call is cut
 
-    def keys_at(self, length: int) -> Keys:
-        """The keys of a call after which the sequences have ``length`` keys."""
+    def submissions_at(self, length: int) -> tuple[Submission, ...]:
+        """The submissions of a call after which the sequences have ``length`` keys."""
         pages = -(-length // self.facts.page_size)
         tables = np.arange(self.batch * pages, dtype=np.uint32).reshape(self.batch, pages)
         requests = [Request(self.q_len, length, self.q_len, table) for table in tables]
         submissions = plan_call(requests, self.options, self.facts).submissions
-        keys = [submission.key for submission in submissions]
-        self.found.update(keys)
-        self._cuts = {one.begin for submission in submissions for one in submission.slices if one.begin}
-        return keys
+        self.found.update(submission.key for submission in submissions)
+        return submissions
+
+    def keys_at(self, length: int) -> Keys:
+        """The keys of ``submissions_at(length)``."""
+        return [submission.key for submission in self.submissions_at(length)]
 
     def ends(self, leaf: int) -> tuple[int, int]:
         """The first and the last of the lengths that end in a leaf."""
@@ -70,8 +71,9 @@ class _Growth:
     def leaf(self, leaf: int) -> list[Keys]:
         """The keys at both ends of a leaf; those of all lengths between them are found.
 
-        Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do. But the
-        rows before a cut share another leaf from some length on.
+        Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do. A call that
+        is cut into submissions is the exception: as soon as the last row before a cut sees a new leaf, this submission
+        has other sizes. So the lengths around that one are planned, too.
         """
 
         def search(begin: int, begin_keys: Keys, end: int, end_keys: Keys) -> None:
@@ -82,13 +84,13 @@ class _Growth:
                 search(middle, keys, end, end_keys)
 
         begin, end = self.ends(leaf)
-        at_begin = self.keys_at(begin)
-        turns = {begin + (self.q_len - cut + turn - begin) % KEYS_PER_LEAF for cut in self._cuts for turn in TURNS}
+        cuts = {one.begin for submission in self.submissions_at(begin) for one in submission.slices if one.begin}
+        turns = {begin + (self.q_len - cut + turn - begin) % KEYS_PER_LEAF for cut in cuts for turn in TURNS}
         lengths = [begin, *sorted(length for length in turns if begin < length < end), end]
-        planned = [at_begin, *(self.keys_at(length) for length in lengths[1:])]
+        planned = [self.keys_at(length) for length in lengths]
         for here, there in pairwise(zip(lengths, planned, strict=True)):
             search(*here, *there)
-        return [at_begin, planned[-1]]
+        return [planned[0], planned[-1]]
 
     def by_runs(self, leaves: range, unit: UnitFunction) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.

@@ -70,8 +70,8 @@ class Device:
     def from_kompute(cls, manager: Any, index: int = 0) -> Device:
         """A Device on a host program's kp.Manager, made for device ``index`` of list_devices(). It is never destroyed.
 
-        For hosts that record this package's operations in their own kp.Sequence (``Attention.record``). Making the
-        first kernel submits a question to the manager's queue: known results of the driver.
+        For hosts that record this package's operations in their own kp.Sequence (``Attention.record``). Before the
+        first kernel the driver is asked for known results, which is a submission to the manager's queue.
         """
         if not isinstance(manager, load_kp().Manager):
             raise ArgumentError(f"manager: got {shown(manager)}, expected a kp.Manager")
