@@ -213,8 +213,9 @@ is_ready() { # is_ready NAME HASH
 }
 
 prepare_environment() { # prepare_environment run|test HASH
-    local sudo=() backports=() apt_updated='' python extras=cli others=()
+    local sudo=() backports=() apt_updated='' python extras=cli others=() compile=()
     [[ $1 == run ]] || extras=cli,mpi,test others=(mpich) # MPI as a wheel: the same on every system
+    [[ $1 == run ]] || compile=(--no-compile)             # most of torch and transformers is never imported
     system_packages "$1"
     make_venv
     if [[ $1 == test ]] && "$py" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then # transformers wants 3.11
@@ -227,12 +228,12 @@ prepare_environment() { # prepare_environment run|test HASH
         fetching=$!
     fi
     if ! has_checked_kp; then # beside pip, which mostly downloads and unpacks
-        say "building kp, the Kompute binding, in the background (about a minute)"
+        say "building kp, the Kompute binding, in the background"
         "$root/scripts/build_kp.sh" --wheel "$py" >"$cache/logs/kp-wheel.log" 2>&1 </dev/null &
         building=$!
     fi
     if ! step pip "installing zinc-attn[$extras]${others[*]:+ and ${others[*]}} into .venv" \
-        "$py" -m pip --disable-pip-version-check install -e "${root}[$extras]" "${others[@]}"; then
+        "$py" -m pip --disable-pip-version-check install "${compile[@]}" -e "${root}[$extras]" "${others[@]}"; then
         wait # what runs in the background has the lock open, which the next start would wait for
         exit 1
     fi
