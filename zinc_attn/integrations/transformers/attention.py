@@ -152,7 +152,7 @@ def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, opt
     if keys > q_len:  # another cache holds those before
         _warn_once()
     masks.check_window(pattern, options.window, keys)
-    arguments = {"scale": options.scale, **options.arguments()}
+    arguments = dict(vars(options))
     if q_len > keys:
         raise ShapeError(f"key: got {keys} tokens for {q_len} query rows, expected at least as many")
     kept, dense = pattern.kept, None

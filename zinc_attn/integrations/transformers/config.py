@@ -31,16 +31,6 @@ class LayerSpec:
     compressed: tuple[int, int] | None = None
     expanded: AttnShape | None = None
 
-    def check_dtype(self, dtype: str) -> None:
-        """ArgumentError: an attention layer's rows cannot be stored in ``dtype``."""
-        if self.shape is not None:
-            self.shape.kv_bytes_per_token(dtype)
-
-    @property
-    def is_sliding(self) -> bool:
-        """Whether the layer has a window."""
-        return self.kind == "sliding_attention"
-
     def upstream_layer(self) -> Any:
         """Make transformers' own cache layer."""
         return DYNAMIC_LAYER_TYPE_MAPPING[self.kind](**self.arguments)

@@ -55,7 +55,7 @@ class ZincLayer(CacheLayerMixin):
         self._cache = weakref.ref(cache)
         self.spec, self.shape = spec, shape
         self.expanded = spec.expanded or shape  # of the query, key and value that reach the attention function
-        self.index, self.is_sliding = spec.index, spec.is_sliding
+        self.index, self.is_sliding = spec.index, spec.kind == "sliding_attention"
         self.columns = 0  # how many the layer has seen
         self.pending: tuple[Any, Any | None] | None = None  # known k and v that attend() has not yet appended
         self.expanding = False  # update() was given compressed rows, whose k and v the attention function will get

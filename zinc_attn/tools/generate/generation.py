@@ -57,10 +57,9 @@ class Settings:
             storage_dtype(self.dtype)
 
     @property
-    def layout(self) -> dict[str, int]:
-        """num_splits or split_size, where one is set."""
-        given = {"num_splits": self.num_splits, "split_size": self.split_size}
-        return {name: value for name, value in given.items() if value is not None}
+    def layout(self) -> dict[str, int | None]:
+        """The arguments of Attention that fix a split layout."""
+        return {"num_splits": self.num_splits, "split_size": self.split_size}
 
     def tokens(self, prompt: int) -> int:
         """Tokens that the cache must hold; the last new one never enters it. ArgumentError beyond ``capacity``."""
