@@ -31,7 +31,7 @@ from .batch import BatchRows, append_and_attend
 from .config import layer_specs
 from .groups import AttentionOptions, LayerGroup
 from .layer import AttendedCall, ZincLayer
-from .masks import Columns, MaskPattern, check_gaps, check_window
+from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
 from .step import StepStart
@@ -293,9 +293,7 @@ class ZincCache(Cache):
             dense = pattern.dense.expanded(batch, n, begin + n)
             given = self._batch.with_padding(~dense.padding(), begin + n) if given is None else given
         kept = self._batch.check_padding(given, batch, begin + n)
-        check_window(pattern, options.window, begin + n)
-        if kept is not None:
-            check_gaps(kept, options.window)
+        check_window(pattern, kept, options.window, begin + n)
         masks = None if dense is None else dense.of_rows(kept, options.window)
         if new is not None:
             tokens = (begin, begin + n) if kept is None else _longest_row(kept, begin)

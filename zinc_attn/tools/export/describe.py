@@ -36,7 +36,7 @@ from .formulas import (
     evaluate,
     evaluate_all,
 )
-from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
+from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION, TYPES
 
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 5
@@ -70,8 +70,10 @@ def _record(name: str, fields: Iterable[str], words: int) -> dict[str, Any]:
     """A record of the work buffer."""
     described = []
     for i, field in enumerate(fields):
-        kind, value, meaning = FIELDS[f"{name}.{field}"]
-        described.append({"name": field, "word": i, "byte": 4 * i, "type": kind, "value": value, "meaning": meaning})
+        key = f"{name}.{field}"
+        value, meaning = FIELDS[key]
+        place = {"name": field, "word": i, "byte": 4 * i, "type": TYPES.get(key, "uint32")}
+        described.append({**place, "value": value, "meaning": meaning})
     return {"words": words, "fields": described}
 
 
@@ -96,9 +98,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
     bindings = []
     for i, binding in enumerate(decl.bindings):
         element, meaning = BINDINGS[f"{key}.{binding.name}"]
-        bindings.append(
-            {"binding": i, "name": binding.name, "access": binding.access, "element": element, "meaning": meaning}
-        )
+        bindings.append({"binding": i, **asdict(binding), "element": element, "meaning": meaning})
     numbered, fixed = [], dict(decl.fixed)
     for i, name in enumerate(decl.constant_names):
         value, meaning = SPECIALIZATION[f"{key}.{name}"]
