@@ -28,7 +28,7 @@ from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .batch import BatchRows, append_and_attend
-from .config import layer_specs
+from .config import LayerSpec, layer_specs
 from .groups import AttentionOptions, LayerGroup
 from .layer import AttendedCall, ZincLayer
 from .masks import Columns, MaskPattern, check_window
@@ -84,12 +84,12 @@ class ZincCache(Cache):
         self._groups: dict[AttnShape, LayerGroup] = {}
         layers: list[Any] = []
         for spec in layer_specs(config, check_bool("latent", latent)):
-            if spec.shape is None:
-                layers.append(spec.upstream_layer())
+            if not isinstance(spec, LayerSpec):
+                layers.append(spec)
                 continue
             spec.shape.kv_bytes_per_token(self.dtype or "f32")  # refuses two types for a latent shape
             self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [], self.arithmetic)).layers.append(spec.index)
-            layers.append(ZincLayer(self, spec, spec.shape))
+            layers.append(ZincLayer(self, spec))
         super().__init__(layers=layers)
         self._sort_layers()
         if not self._attention_layers:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ... import __version__, limits
-from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ...cache.pages import PagePool
 from ...canonical import constants, primitives
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
@@ -281,11 +281,7 @@ def manifest(
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
     """
     dtype = storage_dtype(dtype)
-    page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
-    if page_size & (page_size - 1):
-        raise ArgumentError(
-            f"page_size: got {page_size}, expected a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}"
-        )
+    page_size = PagePool(1, page_size).page_size  # refuses a wrong one
     compute_units = check_int("compute_units", compute_units, 1)
     chosen = list(attn_shapes)
     for shape in chosen:
