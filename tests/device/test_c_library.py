@@ -213,7 +213,7 @@ def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     for kernel, shown in {**grids, "copy": "2 × 2 × 1"}.items():
         assert shown == " × ".join(str(evaluate(n, names)) for n, _ in meanings.GRIDS[kernel])
     names |= {"token": 128, "kv_head": 1, "dim": 9}
-    names["page"] = evaluate(meanings.FIELDS["header.first_page"][1], names) + 9
+    names["page"] = evaluate(meanings.FIELDS["header.first_page"][0], names) + 9
     places = {row["name"].strip("`"): int(row["value"]) for row in tables("Where a value lies")[0]}
     assert places.pop("page") == names["page"]
     for name, value in places.items():

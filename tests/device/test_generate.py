@@ -170,6 +170,15 @@ def test_the_warm_up_runs_every_program(
     assert len(programs["before"]) >= 3 and not programs["timed"]
 
 
+@pytest.mark.parametrize("dtype", ["f16/q8_0", "q8_0/f16"])
+def test_types_of_k_and_v_that_differ(
+    dtype: str, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--prompt-ids", "1,2,3", "--max-new-tokens", 2, "--dtype", dtype)
+    assert run("generate", "--model", checkpoints("llama"), *options) == 0
+    assert f"cache {dtype}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_selfcheck(kind: str, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     prompt = ",".join(str(1 + i * 7 % 299) for i in range(70))

@@ -38,7 +38,7 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     table = rng.permutation(pages)
     work = WorkBuffer(0, 0, tokens, pages)
     work.set_shape(shape, 2)
-    first_page = evaluate(meanings.FIELDS["header.first_page"][1], names)
+    first_page = evaluate(meanings.FIELDS["header.first_page"][0], names)
     work.set(page_shift=names["page_tiles"].bit_length() - 1, page_tiles=names["page_tiles"], first_page=first_page)
     work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
     work.tables[:] = table

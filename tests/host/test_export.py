@@ -91,6 +91,7 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     missing = {table: expected - set(getattr(TABLES[table], table)) for table, expected in names.items()}
     stale = {table: set(getattr(TABLES[table], table)) - expected for table, expected in names.items()}
     assert (missing, stale) == ({t: set() for t in names}, {t: set() for t in names})
+    assert set(meanings.TYPES) <= names["FIELDS"]
 
 
 def test_work_buffer_is_the_declarations(made):
@@ -148,7 +149,7 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     known = {*formulas.INPUTS, *formulas.SIZES, *formulas.QUANTITIES, *functions, *fixed}
     tables = [formulas.SIZES, formulas.QUANTITIES, meanings.SPECIALIZATION, formulas.BUFFERS, *meanings.GRIDS.values()]
     texts = [row[0] for table in tables for row in (table.values() if isinstance(table, dict) else table)]
-    texts += [value for _, value, _ in meanings.FIELDS.values()]
+    texts += [value for value, _ in meanings.FIELDS.values()]
     texts += [step["when"] for step in made["dispatch"] if "when" in step]
     rule = made["split_rule"]
     texts += [
@@ -276,11 +277,11 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
         for split, (begin, end) in enumerate(pairwise(plan.boundaries)):
             known = {**names, **seen, "split": split, "begin_key": begin, "end_key": end}
             known |= {"page_table": written["table"]}
-            known["leaf_begin"] = evaluate(meanings.FIELDS["item.leaf_begin"][1], known)
-            item = [evaluate(meanings.FIELDS[f"item.{word}"][1], known) for word in kernels.ITEM]
+            known["leaf_begin"] = evaluate(meanings.FIELDS["item.leaf_begin"][0], known)
+            item = [evaluate(meanings.FIELDS[f"item.{word}"][0], known) for word in kernels.ITEM]
             if known["leaf_begin"] < item[kernels.ITEM.index("leaf_end")]:
                 items[split, row] = item
-        record = [evaluate(meanings.FIELDS[f"row.{word}"][1], {**names, **seen}) for word in kernels.ROW]
+        record = [evaluate(meanings.FIELDS[f"row.{word}"][0], {**names, **seen}) for word in kernels.ROW]
         records.append([value % 2**32 for value in record])  # the position is an int32
     names["items"] = len(items)
     assert written["items"] == [items[key] for key in sorted(items)], "rows of a split are neighbors"
@@ -290,7 +291,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     floats = {"score_scale", "softcap", "softcap_inverse"}
     cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
     for word in set(kernels.HEADER) - floats - cache:
-        assert written["header"][word] == evaluate(meanings.FIELDS[f"header.{word}"][1], names), word
+        assert written["header"][word] == evaluate(meanings.FIELDS[f"header.{word}"][0], names), word
     grids = {d.kernel.decl.name.split("_")[0]: d.groups for d in steps}
     for kernel, groups in grids.items():
         assert groups == tuple(evaluate(n, names) for n, _ in meanings.GRIDS[kernel])

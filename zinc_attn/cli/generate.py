@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from ..dtypes import storage_dtype
@@ -72,7 +72,7 @@ def add_generate(subparsers: Subparsers) -> None:
 def run_generate(args: argparse.Namespace) -> int:
     """Generate, and check."""
     need("rich")
-    settings = settings_of(args)
+    settings = generate.Settings(**{one.name: getattr(args, one.name) for one in fields(generate.Settings)})
     if args.chat:
         if args.selfcheck:
             raise ArgumentError("selfcheck: got --chat, expected --prompt or --prompt-ids")
@@ -122,22 +122,6 @@ def run_generate(args: argparse.Namespace) -> int:
     if checks and not args.json:
         print_checks(checks)
     return 1 if any(one.status == "DIFFERENT" for one in checks) else 0
-
-
-def settings_of(args: argparse.Namespace) -> generate.Settings:
-    """The settings that the arguments state."""
-    return generate.Settings(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-        prefill_chunk=args.prefill_chunk,
-        dtype=args.dtype,
-        page_size=args.page_size,
-        num_splits=args.num_splits,
-        split_size=args.split_size,
-        capacity=args.capacity,
-        arithmetic=args.arithmetic,
-    )
 
 
 def read_stdin() -> str:

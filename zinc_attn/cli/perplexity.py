@@ -66,7 +66,7 @@ def run_perplexity(args: argparse.Namespace) -> int:
     tokenizer = generate.load_tokenizer(args.model)
     if tokenizer is None:
         raise ArgumentError(f"perplexity: {args.model} has no tokenizer, expected a checkpoint with one")
-    most = getattr(host.config, "max_position_embeddings", None) or generate.CONTEXT
+    most = host.max_positions or generate.CONTEXT
     ids = generate.text_ids(tokenizer, args.text, args.context or min(generate.CONTEXT, most))
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info

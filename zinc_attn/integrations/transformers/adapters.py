@@ -32,13 +32,12 @@ _POSITIONS: Final = 8  # for which a model's ALiBi tensor is built to see whethe
 class _Family:
     """The models of one file of transformers.
 
-    parameters: of the attention class's forward, in order. bias: returns the bias (heads, ``_POSITIONS``) that a model
-    builds for one row, or None where it has none. forward: is called in place of the module's, with the module, the
-    slopes and the module's arguments.
+    bias: returns the bias (heads, ``_POSITIONS``) that a model builds for one row, or None where it has none. forward:
+    is called in place of the module's, with the module, the slopes and the module's arguments, which it names as the
+    attention class's forward does, in the same order.
     """
 
     name: str
-    parameters: str
     bias: Callable[[Any], Any]
     forward: Callable[..., tuple[Any, None]]
 
@@ -106,8 +105,9 @@ def _check_release() -> None:
 def _check_module(module: Any, family: _Family) -> None:
     """Refuse a module that does not compute what transformers' class of this name does."""
     kind = type(module)
-    parameters = [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
-    if kind.__module__ != family.source or parameters != family.parameters.split() or "forward" in vars(module):
+    given = [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
+    known = [x for x in inspect.signature(family.forward).parameters if x not in ("module", "slopes", "kwargs")]
+    if kind.__module__ != family.source or given != known or "forward" in vars(module):
         raise UnsupportedError(
             f"adapt: got {kind.__module__}.{kind.__name__} with another forward than transformers' own, expected "
             "modules that nothing has replaced or hooked; adapt the model before adding anything to it"
@@ -261,22 +261,7 @@ def _falcon(  # noqa: PLR0913 - FalconAttention.forward's parameters
 
 
 _FAMILIES: Final = (
-    _Family(
-        "Bloom",
-        "hidden_states residual alibi attention_mask layer_past use_cache output_attentions",
-        _bloom_bias,
-        _bloom,
-    ),
-    _Family(
-        "Mpt",
-        "hidden_states position_bias past_key_values attention_mask",
-        _mpt_bias,
-        _mpt,
-    ),
-    _Family(
-        "Falcon",
-        "hidden_states alibi attention_mask position_ids layer_past use_cache output_attentions position_embeddings",
-        _falcon_bias,
-        _falcon,
-    ),
+    _Family("Bloom", _bloom_bias, _bloom),
+    _Family("Mpt", _mpt_bias, _mpt),
+    _Family("Falcon", _falcon_bias, _falcon),
 )

@@ -72,9 +72,8 @@ def attention_forward(  # noqa: PLR0913 - transformers decides on the parameters
     UnsupportedError names what the model asks for and this function does not do; ShapeError, DTypeError and the
     package's other errors are raised as by ``zinc_attn.attention``.
     """
-    _check_shapes(query, key, value)
     _refuse_arguments(module, dropout, is_causal, kwargs)
-    _refuse_tensors(module, query, key, value)
+    _check_tensors(module, query, key, value)
     if isinstance(scaling, torch.Tensor) and scaling.ndim == 0:
         scaling = scaling.item()
     heads = _per_head("s_aux", s_aux), _per_head("alibi", alibi)
@@ -97,11 +96,19 @@ def _per_head(name: str, x: Any) -> F32 | None:
     return found
 
 
-def _check_shapes(query: Any, key: Any, value: Any) -> None:
-    """Refuse what is no tensor of four axes, another batch of keys than of queries, and values of other tokens."""
+def _check_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
+    """Refuse what is no tensor of four axes and a known dtype, another batch of keys, and values of other tokens.
+
+    Refuse tensors that require a gradient, too.
+    """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if dense_tensor(name, x).ndim != 4 or 0 in x.shape:
             raise ShapeError(f"{name}: got shape {tuple(x.shape)}, expected (batch, heads, tokens, head_dim)")
+        if x.dtype not in DTYPES:
+            raise DTypeError(f"{name}: got dtype {x.dtype}, expected float32, float16 or bfloat16")
+        if torch.is_grad_enabled() and x.requires_grad:
+            where = type(module).__name__
+            raise UnsupportedError(f"{where}: got tensors that require a gradient, expected none; use torch.no_grad()")
     if key.shape[0] != query.shape[0]:
         raise ShapeError(f"key: got a batch of {key.shape[0]}, expected query's {query.shape[0]}")
     if value.shape[:3] != key.shape[:3]:
@@ -130,16 +137,6 @@ def _refuse_arguments(module: Any, dropout: float, is_causal: bool | None, other
             )
 
 
-def _refuse_tensors(module: Any, query: Any, key: Any, value: Any) -> None:
-    """Refuse tensors that require a gradient, and other dtypes."""
-    where = type(module).__name__
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-        raise UnsupportedError(f"{where}: got tensors that require a gradient, expected none; use torch.no_grad()")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dtype not in DTYPES:
-            raise DTypeError(f"{name}: got dtype {x.dtype}, expected float32, float16 or bfloat16")
-
-
 @functools.cache
 def _warn_once() -> None:
     warnings.warn(_NO_CACHE, stacklevel=1)
@@ -151,15 +148,13 @@ def _attend_uploaded(query: Any, key: Any, value: Any, pattern: MaskPattern, opt
     batch, keys, q_len = len(k), k.shape[1], q.shape[1]
     if keys > q_len:  # another cache holds those before
         _warn_once()
-    masks.check_window(pattern, options.window, keys)
-    arguments = {"scale": options.scale, **options.arguments()}
+    arguments = dict(vars(options))
     if q_len > keys:
         raise ShapeError(f"key: got {keys} tokens for {q_len} query rows, expected at least as many")
     kept, dense = pattern.kept, None
-    if kept is not None:
-        if kept.shape != (batch, keys):
-            raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({batch}, {keys})")
-        masks.check_gaps(kept, options.window)
+    if kept is not None and kept.shape != (batch, keys):
+        raise ShapeError(f"attention_mask: got shape {kept.shape}, expected ({batch}, {keys})")
+    masks.check_window(pattern, kept, options.window, keys)
     if pattern.dense is not None:
         dense = pattern.dense.expanded(batch, q_len, keys).of_rows(kept, options.window)
         arguments |= {"causal": dense.causal, "allow_empty": True}

@@ -26,9 +26,8 @@ class BatchRows:
         self.sequences: dict[AttnShape, list[Sequence]] = {}  # of each row
         self.kept: Columns | None = None  # (rows, columns), False at padding; None while there is no padding
         self.columns = 0  # of the layer that has seen most
-        self.origin: list[int] | None = (
-            None  # the row that each row was when a step began; None: all are where they were
-        )
+        # the row that each row was when a step began; None: all are where they were
+        self.origin: list[int] | None = None
 
     @property
     def size(self) -> int:

@@ -28,10 +28,10 @@ from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .batch import BatchRows, append_and_attend
-from .config import layer_specs
+from .config import LayerSpec, layer_specs
 from .groups import AttentionOptions, LayerGroup
 from .layer import AttendedCall, ZincLayer
-from .masks import Columns, MaskPattern, check_gaps, check_window
+from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
 from .step import StepStart
@@ -80,22 +80,21 @@ class ZincCache(Cache):
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
         self.arithmetic = arithmetic_name(arithmetic)
-        self._layout = _layout(num_splits, split_size)
+        self._layout: dict[str, int | None] = {}  # the arguments of Attention that fix one; forks have the same dict
         self._groups: dict[AttnShape, LayerGroup] = {}
         layers: list[Any] = []
         for spec in layer_specs(config, check_bool("latent", latent)):
-            if spec.shape is None:
-                layers.append(spec.upstream_layer())
+            if not isinstance(spec, LayerSpec):
+                layers.append(spec)
                 continue
-            spec.check_dtype(self.dtype or "f32")  # refuses two types for a latent shape
-            if self._layout:
-                SplitPlan.fixed(0, spec.shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
+            spec.shape.kv_bytes_per_token(self.dtype or "f32")  # refuses two types for a latent shape
             self._groups.setdefault(spec.shape, LayerGroup(spec.shape, [], self.arithmetic)).layers.append(spec.index)
-            layers.append(ZincLayer(self, spec, spec.shape))
+            layers.append(ZincLayer(self, spec))
         super().__init__(layers=layers)
         self._sort_layers()
         if not self._attention_layers:
             raise UnsupportedError("config: got no attention layer, expected at least one")
+        self.set_layout(num_splits, split_size)
         self._batch = BatchRows()
         self._closed = False
         self._in_step = False
@@ -195,8 +194,7 @@ class ZincCache(Cache):
         if num_splits is not None or split_size is not None:
             shape = self._attention_layers[0].shape
             SplitPlan.fixed(0, shape, num_splits=num_splits, split_size=split_size)  # refuses a wrong layout
-        self._layout.clear()
-        self._layout.update(_layout(num_splits, split_size))
+        self._layout.update(num_splits=num_splits, split_size=split_size)
         for group in self._groups.values():
             group.close_attentions()
 
@@ -295,9 +293,7 @@ class ZincCache(Cache):
             dense = pattern.dense.expanded(batch, n, begin + n)
             given = self._batch.with_padding(~dense.padding(), begin + n) if given is None else given
         kept = self._batch.check_padding(given, batch, begin + n)
-        check_window(pattern, options.window, begin + n)
-        if kept is not None:
-            check_gaps(kept, options.window)
+        check_window(pattern, kept, options.window, begin + n)
         masks = None if dense is None else dense.of_rows(kept, options.window)
         if new is not None:
             tokens = (begin, begin + n) if kept is None else _longest_row(kept, begin)
@@ -388,12 +384,6 @@ class ZincCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ZincCache:
         return self.fork()
-
-
-def _layout(num_splits: int | None, split_size: int | None) -> dict[str, int]:
-    """Return the arguments of Attention for a fixed split layout: those that are set."""
-    layout = {"num_splits": num_splits, "split_size": split_size}
-    return {name: value for name, value in layout.items() if value is not None}
 
 
 def _longest_row(kept: Columns, begin: int) -> tuple[int, int]:

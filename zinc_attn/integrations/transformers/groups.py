@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ...cache.kv_cache import KVCache
 from ...decode.arithmetic import CACHE, check_arithmetic
 from ...decode.attention import Attention
@@ -20,7 +18,10 @@ _ADVICE = CACHE._replace(rounding="ZincCache(dtype='f16') rounds a model's float
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """The scale of a layer's call, and what changes its scores; sinks, alibi: float32 (q_heads,) or None."""
+    """The scale of a layer's call, and what changes its scores; sinks, alibi: float32 (q_heads,) or None.
+
+    The fields have the names of the arguments of ``zinc_attn.attention``.
+    """
 
     scale: float
     window: int | None
@@ -33,19 +34,18 @@ class AttentionOptions:
         """What an Attention has once for all layers."""
         return self.scale, self.softcap, None if self.alibi is None else self.alibi.tobytes()
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the options that are set, without the scale, as arguments of ``zinc_attn.attention``."""
-        named = {"window": self.window, "softcap": self.softcap, "sinks": self.sinks, "alibi": self.alibi}
-        return {name: value for name, value in named.items() if value is not None}
+    @property
+    def own(self) -> tuple[int | None, bytes | None]:
+        """What an Attention has for each layer."""
+        return self.window, None if self.sinks is None else self.sinks.tobytes()
 
 
 @dataclass(eq=False)
 class ConfiguredAttention:
-    """An Attention, and the window and the sinks that it was made with for each layer."""
+    """An Attention, and the options that it was made with for each layer."""
 
     attention: Attention
-    windows: list[int | None]
-    sinks: list[F32 | None]
+    options: list[AttentionOptions]
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class LayerGroup:
             check_arithmetic(self.arithmetic, device, self.shape, dtype, _ADVICE)
             self.cache = KVCache(device, self.shape, len(self.layers), tokens, dtype, page_size, round_rows=True)
 
-    def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int]) -> tuple[Attention, int]:
+    def attention(self, layer: int, options: AttentionOptions, layout: dict[str, int | None]) -> tuple[Attention, int]:
         """Return the Attention for a call of model layer ``layer``, and the layer's index in the KVCache.
 
         The first call decides for all layers: the others are assumed to have its options. A layer that calls with
@@ -81,34 +81,20 @@ class LayerGroup:
         """
         index, key = self.layers.index(layer), options.shared
         found = self.calls.get(key)
-        if found is None:
-            windows, sinks = [options.window] * len(self.layers), [options.sinks] * len(self.layers)
-        elif found.windows[index] == options.window and _same_sinks(found.sinks[index], options.sinks):
+        if found is not None and found.options[index].own == options.own:
             return found.attention, index
-        else:
-            windows, sinks = list(found.windows), list(found.sinks)
-            windows[index], sinks[index] = options.window, options.sinks
-        arguments: dict[str, Any] = {**layout, "arithmetic": self.arithmetic}
-        if any(window is not None for window in windows):
-            arguments["window"] = windows
-        if any(one is not None for one in sinks):
-            arguments["sinks"] = sinks
-        if options.softcap is not None:
-            arguments["softcap"] = options.softcap
-        if options.alibi is not None:
-            arguments["alibi"] = options.alibi
-        made = ConfiguredAttention(Attention(self.kv_cache, scale=options.scale, **arguments), windows, sinks)
+        each = [options] * len(self.layers) if found is None else list(found.options)
+        each[index] = options
+        by_layer = {"window": [one.window for one in each], "sinks": [one.sinks for one in each]}
+        arguments: dict[str, Any] = vars(options) | by_layer | layout
+        made = Attention(self.kv_cache, arithmetic=self.arithmetic, **arguments)
         if found is not None:
             found.attention.close()
-        self.calls[key] = made
-        return made.attention, index
+        self.calls[key] = ConfiguredAttention(made, each)
+        return made, index
 
     def close_attentions(self) -> None:
         """Close every Attention; the next call of a layer makes a new one."""
         for calls in self.calls.values():
             calls.attention.close()
         self.calls.clear()
-
-
-def _same_sinks(a: F32 | None, b: F32 | None) -> bool:
-    return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))

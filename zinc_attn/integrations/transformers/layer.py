@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import ClosedError, ShapeError, UnsupportedError
-from ...shapes import AttnShape
 from .config import LayerSpec
 from .groups import AttentionOptions
 from .latent import Absorption
@@ -50,11 +49,10 @@ class ZincLayer(CacheLayerMixin):
     is_compileable: ClassVar[bool] = False
     is_croppable: ClassVar[bool] = True
 
-    def __init__(self, cache: ZincCache, spec: LayerSpec, shape: AttnShape) -> None:
+    def __init__(self, cache: ZincCache, spec: LayerSpec) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
-        self.spec, self.shape = spec, shape
-        self.expanded = spec.expanded or shape  # of the query, key and value that reach the attention function
+        self.spec, self.shape, self.expanded = spec, spec.shape, spec.expanded
         self.index, self.is_sliding = spec.index, spec.is_sliding
         self.columns = 0  # how many the layer has seen
         self.pending: tuple[Any, Any | None] | None = None  # known k and v that attend() has not yet appended
@@ -73,7 +71,7 @@ class ZincLayer(CacheLayerMixin):
 
     def forked_to(self, cache: ZincCache) -> ZincLayer:
         """Return the layer of a fork of the cache, which has seen the same columns."""
-        made = ZincLayer(cache, self.spec, self.shape)
+        made = ZincLayer(cache, self.spec)
         made.columns, made.is_initialized = self.columns, self.is_initialized
         return made
 

@@ -154,18 +154,17 @@ def mask_pattern(mask: Any) -> MaskPattern:
     return MaskPattern(_kept_columns(mask), None, window_known=False)
 
 
-def check_window(pattern: MaskPattern, window: int | None, keys: int) -> None:
-    """Refuse a window that only the mask has, or only the call of the attention function."""
+def check_window(pattern: MaskPattern, kept: Columns | None, window: int | None, keys: int) -> None:
+    """Refuse a window that only the mask has, or only the call of the attention function.
+
+    Refuse padding between the tokens of a row, too: a window counts columns and not tokens. kept: (rows, keys).
+    """
     if pattern.window_known and min(pattern.window or keys, keys) != min(window or keys, keys):
         raise UnsupportedError(
             f"sliding_window: got {window} for a layer whose mask has a window of {pattern.window}, expected the same "
             'in both; use attn_implementation="sdpa" for this model'
         )
-
-
-def check_gaps(kept: Columns, window: int | None) -> None:
-    """Refuse padding between the tokens of a row where there is a window, which counts columns and not tokens."""
-    if window is None:
+    if kept is None or window is None:
         return
     for i, row in enumerate(kept):
         tokens = np.flatnonzero(row)

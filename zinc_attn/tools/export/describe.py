@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ... import __version__, limits
-from ...cache.pages import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from ...cache.pages import PagePool
 from ...canonical import constants, primitives
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
@@ -36,7 +36,7 @@ from .formulas import (
     evaluate,
     evaluate_all,
 )
-from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION
+from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION, TYPES
 
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 5
@@ -70,8 +70,10 @@ def _record(name: str, fields: Iterable[str], words: int) -> dict[str, Any]:
     """A record of the work buffer."""
     described = []
     for i, field in enumerate(fields):
-        kind, value, meaning = FIELDS[f"{name}.{field}"]
-        described.append({"name": field, "word": i, "byte": 4 * i, "type": kind, "value": value, "meaning": meaning})
+        key = f"{name}.{field}"
+        value, meaning = FIELDS[key]
+        place = {"name": field, "word": i, "byte": 4 * i, "type": TYPES.get(key, "uint32")}
+        described.append({**place, "value": value, "meaning": meaning})
     return {"words": words, "fields": described}
 
 
@@ -96,9 +98,7 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
     bindings = []
     for i, binding in enumerate(decl.bindings):
         element, meaning = BINDINGS[f"{key}.{binding.name}"]
-        bindings.append(
-            {"binding": i, "name": binding.name, "access": binding.access, "element": element, "meaning": meaning}
-        )
+        bindings.append({"binding": i, **asdict(binding), "element": element, "meaning": meaning})
     numbered, fixed = [], dict(decl.fixed)
     for i, name in enumerate(decl.constant_names):
         value, meaning = SPECIALIZATION[f"{key}.{name}"]
@@ -281,11 +281,7 @@ def manifest(
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
     """
     dtype = storage_dtype(dtype)
-    page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
-    if page_size & (page_size - 1):
-        raise ArgumentError(
-            f"page_size: got {page_size}, expected a power of two from {MIN_PAGE_SIZE} to {MAX_PAGE_SIZE}"
-        )
+    page_size = PagePool(1, page_size).page_size  # refuses a wrong one
     compute_units = check_int("compute_units", compute_units, 1)
     chosen = list(attn_shapes)
     for shape in chosen:

@@ -14,128 +14,108 @@ from ...kernels import declarations as kernels
 from ...kernels.tuning import CPU_LANES, SHARED_ADDRESSES, SHARED_HEADS
 from ...storage import FP8_UNIT, STORAGE
 
-# words of the work buffer: type, value, meaning. The value is that of a whole cache, not of a shard of KV heads.
-FIELDS: Final[dict[str, tuple[str, str, str]]] = {
-    "header.q_heads": ("uint32", "q_heads", "query heads"),
-    "header.kv_heads": ("uint32", "kv_heads", "KV heads in the K and V buffers: all of them, or a shard's"),
-    "header.kv_first": ("uint32", "0", "first KV head of the K and V buffers"),
-    "header.row_kv_heads": ("uint32", "kv_heads", "KV heads of the rows buffer: all of them"),
-    "header.group": ("uint32", "group", "query heads per KV head"),
+# words of the work buffer: value, meaning. The value is that of a whole cache, not of a shard of KV heads.
+FIELDS: Final[dict[str, tuple[str, str]]] = {
+    "header.q_heads": ("q_heads", "query heads"),
+    "header.kv_heads": ("kv_heads", "KV heads in the K and V buffers: all of them, or a shard's"),
+    "header.kv_first": ("0", "first KV head of the K and V buffers"),
+    "header.row_kv_heads": ("kv_heads", "KV heads of the rows buffer: all of them"),
+    "header.group": ("group", "query heads per KV head"),
     "header.score_scale": (
-        "float32",
         "float32(scale) if softcap else float32(scale * log2(e))",
         "factor of the scores, the product taken in float64 and rounded once; scale is 1 / sqrt(head_dim) by default",
     ),
-    "header.state_stride": ("uint32", "states", "states in the states buffer; the (m, l) pairs begin behind their o"),
-    "header.page_shift": ("uint32", "log2(page_tiles)", "log2 of the tiles per page"),
-    "header.page_tiles": ("uint32", "page_tiles", "tiles per page and KV head"),
-    "header.rows": ("uint32", "rows", "query rows of the call"),
-    "header.row_table": (
-        "uint32",
-        f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS}",
-        "word where the row records begin",
-    ),
-    "header.single_pass": (
-        "uint32",
-        "single_pass",
-        "1: each row has one state at most, and pass 1 writes the final output",
-    ),
+    "header.state_stride": ("states", "states in the states buffer; the (m, l) pairs begin behind their o"),
+    "header.page_shift": ("log2(page_tiles)", "log2 of the tiles per page"),
+    "header.page_tiles": ("page_tiles", "tiles per page and KV head"),
+    "header.rows": ("rows", "query rows of the call"),
+    "header.row_table": (f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS}", "word where the row records begin"),
+    "header.single_pass": ("single_pass", "1: each row has one state at most, and pass 1 writes the final output"),
     "header.append_table": (
-        "uint32",
         f"{kernels.HEADER_WORDS} + items * {kernels.ITEM_WORDS} + rows * {kernels.ROW_WORDS}",
         "word where the append records (or copy records) begin",
     ),
-    "header.softcap": ("float32", "float32(cap)", "scores become cap * tanh(score / cap); read where softcap is 1"),
-    "header.softcap_inverse": ("float32", "float32(1 / cap)", "read where softcap is 1"),
+    "header.softcap": ("float32(cap)", "scores become cap * tanh(score / cap); read where softcap is 1"),
+    "header.softcap_inverse": ("float32(1 / cap)", "read where softcap is 1"),
     "header.sink_table": (
-        "uint32",
         "sink_table",
         "word of the work buffer where q_heads attention sinks begin, float32(sink) * float32(log2(e)) each: logits "
         "that join the softmax without a value; 0 for none",
     ),
     "header.alibi_table": (
-        "uint32",
         "alibi_table",
         "word of the work buffer where q_heads ALiBi slopes begin, float32(slope * log2(e)) each, the product taken in "
         "float64; read where alibi is 1",
     ),
     "header.scale_table": (
-        "uint32",
         "scale_table",
         "word of the work buffer where the scales of fp8_e4m3 begin, "
         f"{FP8_UNIT:g} * the float32 scale of each KV head of K, then of V; read where a type is fp8_e4m3",
     ),
     "header.first_page": (
-        "uint32",
         "layer * pages",
         "is added to every id of the page tables: where the layer begins in K and V buffers that several layers share",
     ),
-    "item.row": ("uint32", "row", "query row"),
-    "item.limit": ("uint32", "limit", "the row sees keys first ... limit - 1"),
+    "item.row": ("row", "query row"),
+    "item.limit": ("limit", "the row sees keys first ... limit - 1"),
     "item.leaf_begin": (
-        "uint32",
         f"max(ceil_div(begin_key, unit_keys) * leaves_per_state if split else first_leaf, first // {KEYS_PER_LEAF})",
         "first leaf",
     ),
     "item.leaf_end": (
-        "uint32",
         "min(ceil_div(end_key, unit_keys) * leaves_per_state, row_leaves)",
         "leaf behind the last; an item that has leaf_begin >= leaf_end leaves early, better not to make it",
     ),
     "item.rows": (
-        "uint32",
         "1",
         "query rows from row on that the item is for, at most attend.rows_shared; where more than one, all of them see "
         "all keys of its leaves, in the same pages. A state per unit goes to row.state + unit - row.unit of each",
     ),
-    "item.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
+    "item.page_table": ("page_table", "word of the work buffer where the sequence's page ids begin"),
     "item.upload_begin": (
-        "uint32",
         "0xFFFFFFFF",
         "from_upload kernels: tokens from this position on are read from the rows buffer; 0xFFFFFFFF for none",
     ),
-    "item.upload_row": ("uint32", "0", "from_upload kernels: row of the rows buffer that holds token upload_begin"),
-    "item.leaves_per_state": (
-        "uint32",
-        "leaves_per_state",
-        f"leaves per emitted state: 1, or {LEAVES_PER_NODE} (a node)",
-    ),
-    "item.first": ("uint32", "first", "lowest key that the row sees; 0 without a window"),
+    "item.upload_row": ("0", "from_upload kernels: row of the rows buffer that holds token upload_begin"),
+    "item.leaves_per_state": ("leaves_per_state", f"leaves per emitted state: 1, or {LEAVES_PER_NODE} (a node)"),
+    "item.first": ("first", "lowest key that the row sees; 0 without a window"),
     "item.key_shift": (
-        "uint32",
         "0",
         "added to the number of a key in the sequence: its position, where the sequence is a shard; for alibi and mask",
     ),
-    "item.row_step": ("uint32", "0", "what first and limit grow by from row to row, in this package's matrix kernel"),
-    "row.state": ("uint32", "row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
+    "item.row_step": ("0", "what first and limit grow by from row to row, in this package's matrix kernel"),
+    "row.state": ("row * states_per_row + first // unit_keys - first_unit", "place of the row's first state"),
     "row.count": (
-        "uint32",
         "max(ceil_div(limit, unit_keys) - first // unit_keys, 0)",
         "states of the row; 0 and no sinks give output 0 and lse -inf",
     ),
-    "row.unit": ("uint32", "first // unit_keys", "absolute index of the first state's unit"),
-    "row.leaves_per_state": ("uint32", "leaves_per_state", "leaves per state, as in the row's items"),
+    "row.unit": ("first // unit_keys", "absolute index of the first state's unit"),
+    "row.leaves_per_state": ("leaves_per_state", "leaves per state, as in the row's items"),
     "row.position": (
-        "int32",
         "context_len - q_len + row",
         "the row's own position, negative for rows before the first key; read where alibi is 1",
     ),
     "row.mask": (
-        "uint32",
         "0",
         "word of the work buffer where the row's mask begins, a float32 for each key: what is added to its score in "
         "natural units, -inf where the row does not see it; read where mask is 1",
     ),
-    "row.mask_begin": ("uint32", "0", "position of the first key that the mask is for"),
-    "row.mask_end": ("uint32", "0", "position behind the last; 0 for no mask"),
-    "append.position": ("uint32", "token", "the new token's position in its sequence; no_token: nothing to append"),
-    "append.page_table": ("uint32", "page_table", "word of the work buffer where the sequence's page ids begin"),
+    "row.mask_begin": ("0", "position of the first key that the mask is for"),
+    "row.mask_end": ("0", "position behind the last; 0 for no mask"),
+    "append.position": ("token", "the new token's position in its sequence; no_token: nothing to append"),
+    "append.page_table": ("page_table", "word of the work buffer where the sequence's page ids begin"),
     "copy.source": (
-        "uint32",
         "page",
         "page to read; header.first_page is not added, so one submission copies a page in every layer of the buffers",
     ),
-    "copy.target": ("uint32", "page", "page to write"),
+    "copy.target": ("page", "page to write"),
+}
+# their types, where these are not uint32
+TYPES: Final = {
+    "header.score_scale": "float32",
+    "header.softcap": "float32",
+    "header.softcap_inverse": "float32",
+    "row.position": "int32",
 }
 
 # bindings: element, meaning. All of descriptor set 0, storage buffers.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
-from .generation import Generation, Sampler, Settings, continue_text, even_chunks, open_cache, stream_text
+from .generation import Generation, Sampler, Settings, continue_text, open_cache, stream_text
 from .hf_model import HFModel, integration, refusing
 from .warm_up import warm_up
 
@@ -43,8 +43,7 @@ def open_conversation(model: HFModel, tokenizer: Any, device: Device, settings: 
             f"chat: {model.name} has no chat template, expected a checkpoint that was tuned for conversations; "
             "--prompt continues a text"
         )
-    positions = getattr(model.config, "max_position_embeddings", None) or CAPACITY
-    capacity = settings.capacity or min(CAPACITY, positions)
+    capacity = settings.capacity or min(CAPACITY, model.max_positions or CAPACITY)
     model.check_positions(capacity, "capacity")
     with open_cache(model, device, settings, capacity) as cache:
         chunks = [size for size in WARM_UP_CHUNKS if size < capacity // 2]
@@ -86,9 +85,8 @@ class Conversation:
             put(token)
 
         made = None
-        missing = len(ids) - kept
+        chunks = self._settings.chunks(len(ids) - kept)
         try:
-            chunks = even_chunks(missing, self._settings.prefill_chunk or missing)
             made = continue_text(
                 self._model, self._cache, ids[kept:], room, self._sampler, on_token=on_token, chunks=chunks
             )

@@ -154,11 +154,9 @@ def load_tokenizer(path: str | Path) -> Any | None:
     integration()
     from transformers import AutoTokenizer
 
+    folder, options = (given, {}) if file is None else (file.parent, {"gguf_file": file.name})
     with quiet(), refusing(f"model: cannot load the tokenizer in {file or given}"):
-        options = {"local_files_only": True, "trust_remote_code": False}
-        if file is None:
-            return AutoTokenizer.from_pretrained(given, **options)
-        return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 
 def _model_type(path: Path) -> str:

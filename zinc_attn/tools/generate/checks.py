@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,7 +50,7 @@ def selfcheck(
 
     want, traced: what that run gave, and the trace with digests that observed it.
     """
-    runs = _runs(settings, len(prompt))
+    runs = list(_runs(settings, len(prompt)))
     found = []
     steps = Steps(progress, len(runs))
     for kind, value, other, chunks in runs:
@@ -68,18 +68,17 @@ def selfcheck(
     return found
 
 
-def _runs(settings: Settings, tokens: int) -> list[tuple[str, str, Settings, list[int] | None]]:
+def _runs(settings: Settings, tokens: int) -> Iterator[tuple[str, str, Settings, list[int] | None]]:
     """(kind, value, settings, chunk sizes where these vary) of every run."""
-    layouts = [SplitSpec.parse(text) for text in CHECK_LAYOUTS]
-    runs: list[tuple[str, str, Settings, list[int] | None]] = [
-        ("layout", x.label, replace(settings, num_splits=x.num_splits, split_size=x.split_size), None) for x in layouts
-    ]
-    runs += [("page size", str(size), replace(settings, page_size=size), None) for size in CHECK_PAGES]
+    for layout in map(SplitSpec.parse, CHECK_LAYOUTS):
+        other = replace(settings, num_splits=layout.num_splits, split_size=layout.split_size)
+        yield "layout", layout.label, other, None
+    for pages in CHECK_PAGES:
+        yield "page size", str(pages), replace(settings, page_size=pages), None
     for size in CHECK_CHUNKS:
         if size is None or size < tokens:  # a larger one is the same as all at once
             sizes, label = chunk_sizes(tokens, size)
-            runs.append(("chunks", label, settings, sizes))
-    return runs
+            yield "chunks", label, settings, sizes
 
 
 def chunk_sizes(tokens: int, size: int | None) -> tuple[list[int], str]:

@@ -7,22 +7,12 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
-from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 _MASKED: Final = -1e300  # a float64 score that weighs nothing beside a real one
-
-
-def narrow(x: F32, dtype: str) -> NDArray[Any]:
-    """float32 values rounded to nearest even to what a cache of ``dtype`` takes: float16 for f16, otherwise float32."""
-    if dtype == "f16":
-        return x.astype(np.float16)
-    if dtype == "bf16":
-        return x.astype(bfloat16).astype(np.float32)
-    return x
 
 
 def blockwise_attention(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -57,10 +59,9 @@ class Settings:
             storage_dtype(self.dtype)
 
     @property
-    def layout(self) -> dict[str, int]:
-        """num_splits or split_size, where one is set."""
-        given = {"num_splits": self.num_splits, "split_size": self.split_size}
-        return {name: value for name, value in given.items() if value is not None}
+    def layout(self) -> dict[str, int | None]:
+        """The arguments of Attention that fix a split layout."""
+        return {"num_splits": self.num_splits, "split_size": self.split_size}
 
     def tokens(self, prompt: int) -> int:
         """Tokens that the cache must hold; the last new one never enters it. ArgumentError beyond ``capacity``."""
@@ -79,7 +80,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Generation:
-    """What came out. Times are in seconds; decode is the forwards of single tokens and choosing the next ones.
+    """What came out. Times are in seconds; a step is the forward of a single token and choosing the next one.
 
     stopped: "length" or "eos". margins: by how much the best logit led when each id was chosen. warm_up_s: the time of
     the warm-up before, which is in no other time.
@@ -90,12 +91,15 @@ class Generation:
     stopped: str
     dtype: str
     prefill_s: float
-    decode_s: float
-    prefill_attention_s: float
     decode_attention_s: float
     steps_s: list[float]
     margins: list[float]
     warm_up_s: float = 0.0
+
+    @property
+    def decode_s(self) -> float:
+        """The time of all steps."""
+        return sum(self.steps_s)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -115,20 +119,13 @@ class Generation:
 
 
 def combined(parts: Sequence[Generation], warm_up_s: float) -> Generation:
-    """Generations on one cache, at least one, as one: ids, margins and times of all, behind one warm-up."""
-    last = parts[-1]
-    return replace(
-        last,
-        ids=[token for one in parts for token in one.ids],
-        prompt_tokens=sum(one.prompt_tokens for one in parts),
-        prefill_s=sum(one.prefill_s for one in parts),
-        decode_s=sum(one.decode_s for one in parts),
-        prefill_attention_s=sum(one.prefill_attention_s for one in parts),
-        decode_attention_s=sum(one.decode_attention_s for one in parts),
-        steps_s=[step for one in parts for step in one.steps_s],
-        margins=[margin for one in parts for margin in one.margins],
-        warm_up_s=warm_up_s,
-    )
+    """Generations on one cache, at least one, as one: ids, margins and times of all, behind one warm-up.
+
+    Numbers are added, and lists joined.
+    """
+    names = ("ids", "prompt_tokens", "prefill_s", "decode_attention_s", "steps_s", "margins")
+    totals = {name: reduce(add, (getattr(one, name) for one in parts)) for name in names}
+    return replace(parts[-1], **totals, warm_up_s=warm_up_s)
 
 
 class Sampler:
@@ -234,8 +231,6 @@ def continue_text(
         stopped="eos" if ids[-1] in model.stop_ids else "length",
         dtype=cache.caches[0].dtype,
         prefill_s=prefill_s[0],
-        decode_s=sum(steps_s),
-        prefill_attention_s=trace.steps_s[0],
         decode_attention_s=sum(trace.steps_s[1:]),
         steps_s=steps_s,
         margins=margins,

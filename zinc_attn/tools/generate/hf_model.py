@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,10 +95,9 @@ class HFModel:
         """How many attention layers of which shape it has, and how many others."""
         hf = integration()
         with hf.ZincCache(self.model.config, 1) as cache:
-            shapes = [str(layer.shape) for layer in cache.layers if isinstance(layer, hf.ZincLayer)]
-            others = len(cache.layers) - len(shapes)
-        counts = {one: shapes.count(one) for one in shapes}
-        text = ", ".join(f"{n} attention layer{'s' if n > 1 else ''} {one}" for one, n in counts.items())
+            shapes = Counter(str(layer.shape) for layer in cache.layers if isinstance(layer, hf.ZincLayer))
+            others = len(cache.layers) - shapes.total()
+        text = ", ".join(f"{n} attention layer{'s' if n > 1 else ''} {one}" for one, n in shapes.items())
         return f"{text} and {others} others" if others else text
 
 

@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...cache import rows
 from ...checks import check_int
@@ -22,12 +21,11 @@ from ...errors import LimitError
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...runtime.device import Device
 from ...shapes import AttnShape
-from ...storage import storage_types
 from ..harness.bound import truth
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..sweep import PAGE_SIZE
-from .float64 import blockwise_attention, narrow
+from .float64 import blockwise_attention
 from .hf_model import HFModel, check_memory, integration, quiet
 from .trace import F32, AttentionTrace, Call, first_difference
 
@@ -200,15 +198,14 @@ class _Context:
             per_token = sum(layer.shape.kv_bytes_per_token(self.dtype) for layer in self.layers)
             check_memory(pages * self.page_size * per_token, f"keys and values of {self.context:,} tokens")
 
-    def _values(self, layer: Any, begin: int, end: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Seeded k and v of tokens [begin, end) in pieces, as a cache of the dtype takes them."""
+    def _values(self, layer: Any, begin: int, end: int) -> Iterator[tuple[F32, F32]]:
+        """Seeded k and v of tokens [begin, end) in pieces, which the cache rounds to its dtype."""
         for block in range(begin // BLOCK, -(-end // BLOCK)):
             rng = np.random.default_rng([self.seed, layer.index, block])
             sizes = (layer.shape.head_dim, layer.shape.v_head_dim)
-            made = [rng.standard_normal((BLOCK, layer.shape.kv_heads, size), np.float32) for size in sizes]
+            k, v = (rng.standard_normal((BLOCK, layer.shape.kv_heads, size), np.float32) for size in sizes)
             part = slice(max(begin - block * BLOCK, 0), min(end - block * BLOCK, BLOCK))
-            k, v = (narrow(x[part], kind.name) for x, kind in zip(made, storage_types(self.dtype), strict=True))
-            yield k, v
+            yield k[part], v[part]
 
     def _fill(self, cache: Any, begin: int, end: int) -> None:
         """Append tokens [begin, end) to the attention layers."""
@@ -257,10 +254,9 @@ class _Context:
             for at in range(0, len(k), REFERENCE_BLOCK):
                 part = slice(at, at + REFERENCE_BLOCK)
                 self._tell("float64 reference")
-                yield rows.stored(k[part], v[part], self.dtype)
-        new = (np.stack([getattr(call, name).float().numpy()[:, 0] for call in calls]) for name in "kv")
-        k, v = (narrow(x, kind.name) for x, kind in zip(new, storage_types(self.dtype), strict=True))
-        yield rows.stored(k, v, self.dtype)
+                yield rows.stored(k[part], v[part], self.dtype, round_rows=True)
+        k, v = (np.stack([getattr(call, name).float().numpy()[:, 0] for call in calls]) for name in "kv")
+        yield rows.stored(k, v, self.dtype, round_rows=True)
 
     def _error(self, layer: Any, base: AttentionTrace) -> LayerError:
         """The error of all modules that attend the layer's keys and values: in some models several share them."""

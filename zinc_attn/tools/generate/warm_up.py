@@ -7,14 +7,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...cache.kv_cache import KVCache
 from ...decode.attention import Attention
 from .hf_model import HFModel, quiet
 
 
-def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence[int]) -> float:
+def warm_up(model: HFModel, cache: Any, layout: dict[str, int | None], chunks: Sequence[int]) -> float:
     """Compile what a prompt of these chunks, and the steps after it up to the cache's capacity, need: seconds.
 
     One token goes through the whole model, on a fork of the empty ``cache`` that is dropped again, and the steps are
@@ -39,11 +38,11 @@ def warm_up(model: HFModel, cache: Any, layout: dict[str, int], chunks: Sequence
         twin.prepare()
     finally:
         twin.reset()
-    held = {one.shape: one for one in cache.caches}
+    held = cache.caches[0]  # all have its device and its dtype
     for call in kinds.values():
         shape = cache.layers[call.layer].shape
-        options = {"scale": call.options.scale, **call.options.arguments(), **layout}
-        with KVCache(cache.caches[0].device, shape, 1, sum(chunks), held[shape].dtype, cache.page_size) as scratch:
+        options = vars(call.options) | layout
+        with KVCache(held.device, shape, 1, sum(chunks), held.dtype, cache.page_size, round_rows=True) as scratch:
             _attend_zeros(scratch, Attention(scratch, arithmetic=cache.arithmetic, **options), chunks)
     return perf_counter() - begin
 
@@ -52,10 +51,5 @@ def _attend_zeros(cache: KVCache, attention: Attention, chunks: Sequence[int]) -
     """Calls of the chunks' sizes, one behind the other."""
     shape, sequence = cache.shape, cache.new_sequence()
     for rows in chunks:
-        k, v = (_zeros((rows, shape.kv_heads, size), cache.dtype) for size in (shape.head_dim, shape.v_head_dim))
+        k, v = (np.zeros((rows, shape.kv_heads, size), np.float32) for size in (shape.head_dim, shape.v_head_dim))
         attention(np.zeros((rows, shape.q_heads, shape.head_dim), np.float32), sequence, 0, k=k, v=v)
-
-
-def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Zeros as keys or values, in what a cache of ``dtype`` takes."""
-    return np.zeros(shape, np.float16 if dtype == "f16" else np.float32)
