@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..distributed.ranks import Ranks
 from ..runtime.device import Device
+from ..tools.harness.tables import grouped
 from ..tools.models import ModelPreset
 from ..tools.sweep import SweepRow, SweepSpec
 from .terminal import arithmetic_text, count, figure, model_text, new_table, plural
@@ -113,10 +114,6 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
     if any(row.verified == "bits (sampled)" and row.formula_bytes is not None for row in rows):
         yield "bits*: some KV heads compared with the oracle, everything with rank 0's."
-    troubles: dict[tuple[int, str, str], list[str]] = {}
-    for row in rows:
-        if row.error:
-            word = "FAILED" if row.status == "failed" else row.status
-            troubles.setdefault((row.context, word, row.error), []).append(row.layout)
-    for (context, word, error), layouts in troubles.items():
-        yield f"{context:,} keys, {', '.join(layouts)}: {word}: {error}"
+    troubles = grouped(((row.context, row.status, row.error), row.layout) for row in rows if row.error)
+    for (context, status, error), layouts in troubles.items():
+        yield f"{context:,} keys, {', '.join(layouts)}: {'FAILED' if status == 'failed' else status}: {error}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import ZincAttnError
 from ..runtime.device import list_devices
 from ..runtime.protocol import DeviceInfo
+from ..tools.harness import tables
 from ..tools.harness.progress import Progress
 from ..tools.models import ModelPreset
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TABLE_COLUMNS: Final = 240  # characters of the widest table
-MISSING: Final = "–"  # in place of a number that there is not
+MISSING, figure = tables.MISSING, tables.figure  # which the commands write as every tool does
 
 
 def has_rich() -> bool:
@@ -159,10 +160,3 @@ def plural(count: int, noun: str) -> str:
 def count(x: int | None) -> str:
     """1234567 to "1,234,567"."""
     return MISSING if x is None else f"{x:,}"
-
-
-def figure(x: float | None) -> str:
-    """Four significant digits, no exponent."""
-    if x is None:
-        return MISSING
-    return f"{x:,.0f}" if x >= 1000 else f"{float(f'{x:.4g}'):g}"

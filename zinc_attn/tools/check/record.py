@@ -107,6 +107,11 @@ def load_record(path: Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def committed_digests() -> dict[str, str]:
+    """Digests by case of the committed record."""
+    return {case: digest for digests in load_record(RECORD).values() for case, digest in digests.items()}
+
+
 def make_record(progress: Progress | None = None, sets: Mapping[str, Sequence[Case]] | None = None) -> str:
     """A record file by the oracle alone, with an entry per set of cases.
 

@@ -56,11 +56,6 @@ class StepResult:
         }
 
 
-def step_folder(folder: Path, step: Step) -> Path:
-    """Where a step's raw files lie."""
-    return folder / f"restart-{step.restart}" / step.name
-
-
 @dataclass
 class Runner:
     """Runs steps below ``folder``. cache: the pipeline caches of the processes, in a new folder for every restart."""
@@ -73,7 +68,7 @@ class Runner:
 
     def run(self, step: Step) -> StepResult:
         """Run a step to its end, or to the time limit; an interrupt stops it and is raised again."""
-        place = step_folder(self.folder, step)
+        place = self.folder / f"restart-{step.restart}" / step.name
         place.mkdir(parents=True, exist_ok=True)
         out = ("--record", str(place / "record.json")) if step.command == "check" else ("--out", str(place))
         begin = perf_counter()
