@@ -15,11 +15,11 @@ from ...distributed.ranks import RankError, Ranks
 from ...errors import LimitError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ..harness.progress import Progress, Steps
+from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import FEWEST_REPEATS, MOST_REPEATS
 from .calls import RankedInputs
-from .points import BUDGET_S, Oracle, Point, each_context, oracle_of, samples, time_points
+from .points import BUDGET_S, Oracle, Point, oracle_of, samples, time_points
 from .rows import SweepRow, SweepSpec
 
 NODES = SplitSpec("nodes", split_size=KEYS_PER_NODE)
@@ -51,7 +51,7 @@ def distributed_sweep(
             _measure(stack, ranks, device, spec, point, oracle, steps)
         return [point.row]
 
-    return each_context(spec, steps, rows, on_row)
+    return each_point(spec.contexts, steps, rows, on_row)
 
 
 def _set_up(spec: SweepSpec) -> str:

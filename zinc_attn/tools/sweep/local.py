@@ -10,11 +10,12 @@ from typing import Any
 from ...errors import LimitError
 from ...runtime.device import Device
 from ..harness.bound import Expected
-from ..harness.progress import Progress, Steps
-from .calls import AttentionCall, ResidentInputs, make_resident
-from .points import Oracle, Point, each_context, oracle_of, samples, time_points
+from ..harness.progress import Progress, Steps, each_point
+from .calls import AttentionCall, CachedInputs, ContiguousInputs, make_resident
+from .points import Oracle, Point, oracle_of, samples, time_points
 from .rows import SweepRow, SweepSpec
 
+ResidentInputs = CachedInputs | ContiguousInputs
 WrapCall = Callable[[AttentionCall], AttentionCall]
 
 
@@ -34,7 +35,8 @@ def sweep(
     every call and returns the one that is made in its place. Both are there for tests, which put faults in.
     """
     steps = Steps(progress, len(spec.contexts) * 2 * (spec.batch + len(spec.splits)))
-    return each_context(spec, steps, _Sweep(device, spec, oracle or oracle_of(spec), wrap_call, steps).rows, on_row)
+    rows_of = _Sweep(device, spec, oracle or oracle_of(spec), wrap_call, steps).rows
+    return each_point(spec.contexts, steps, rows_of, on_row)
 
 
 @dataclass(frozen=True)
