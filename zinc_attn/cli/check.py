@@ -13,12 +13,11 @@ from typing import Any, Final
 from ..errors import ArgumentError
 from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
-from ..tools.check.bounded import is_of
 from ..tools.check.cases import CONTEXTS, DTYPES, MATRIX_CONTEXTS, MATRIX_ROWS, MATRIX_SHAPES, SHAPES
 from ..tools.check.data import KINDS, MASKS
 from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
-from ..tools.check.record import Digests, describe, load_record, make_entry, origin, record_text
+from ..tools.check.record import Digests, describe, is_of, load_record, make_entry, origin, record_text
 from ..tools.harness.files import write_file
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import grouped

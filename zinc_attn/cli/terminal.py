@@ -78,10 +78,8 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int 
 def _print_plain(lines: list[list[str]], left: int) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = (
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        pairs = enumerate(zip(line, widths, strict=True))
+        cells = (f"{cell:{'<' if i < left else '>'}{width}}" for i, (cell, width) in pairs)
         print("  ".join(cells).rstrip())
 
 

@@ -14,7 +14,6 @@ from ...decode.contiguous import ContiguousKV, RecordedCall
 from ...kernels import declarations as kernels
 from ...limits import WAVE
 from ...planning.arithmetic import Arithmetic
-from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...runtime.protocol import Dispatch, Use, Words
 from ..harness.bits import Output
@@ -125,10 +124,8 @@ class AttentionSubject(DeviceSubject):
 
     def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs, arithmetic: Arithmetic = "canonical") -> None:
         shape, info = data.shape, kv.device.info
-        if row.layout == "auto":
-            plan = SplitSpec("auto").plan(kv.tokens, shape, info.layout_facts, kv.dtype)
-        else:
-            plan = SplitPlan.fixed(kv.tokens, shape, num_splits=1)
+        split = SplitSpec.parse("auto" if row.layout == "auto" else "1")
+        plan = split.plan(kv.tokens, shape, info.layout_facts, kv.dtype)
         heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup
         row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads, arithmetic=arithmetic)
         self._rows = data.rows

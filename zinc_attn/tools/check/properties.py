@@ -24,11 +24,11 @@ from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
-from .bounded import judge_bounded
 from .cases import Case
 from .data import KINDS, ROWS, Data, words
+from .judge import judge, judge_bounded
 from .outcome import Outcome
-from .record import COMMITTED, Digests, committed_digests, judge
+from .record import COMMITTED, Digests, committed_digests
 from .same_values import same_values
 
 # GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -39,7 +39,7 @@ class StepResult:
     seconds: float
     note: str = ""
     rows: Sequence[Row] = ()
-    sensors: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    sensors: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The step for the report, without its rows."""
