@@ -116,7 +116,6 @@ class _Verifier:
             kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
             yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
             stack.enter_context(closing(yardstick))
-            assert isinstance(yardstick.call, ReadYardstick)
             self._sort(yardstick, yardstick.call.wrong(pack_k(data.k, data.shape), pack_v(data.v, data.shape)))
             for layout in self._spec.layouts(data.shape):
                 row = replace(row, layout=layout)

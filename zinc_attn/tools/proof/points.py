@@ -43,10 +43,7 @@ def _sweep_point(key: tuple[Any, ...], rows: Sequence[tuple[int, Row]], card: Ch
     return {
         **dict(zip(_SWEEP_KEY, key, strict=True)),
         "splits": worst["num_splits"],
-        "build": worst["build"],
-        "status": worst["status"],
-        "verified": worst["verified"],
-        "error": worst["error"],
+        **{name: worst[name] for name in ("build", "status", "verified", "error")},
         "restarts": restarts,
         **_spread(medians),
         "kv_gb_s": _median([row["kv_gb_s"] for _, row in timed]),
