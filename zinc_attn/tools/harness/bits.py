@@ -66,9 +66,8 @@ def by_kv_head(
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        parts.append(
-            attend(q[..., served, :], keys, values, **options | {name: x[served] for name, x in by_head.items()})
-        )
+        mine = {name: x[served] for name, x in by_head.items()}
+        parts.append(attend(q[..., served, :], keys, values, **options | mine))
     for arrays, heads_axis in zip(zip(*parts, strict=True), cycle((-2, -1))):
         yield np.concatenate(arrays, heads_axis)
 
