@@ -119,11 +119,7 @@ def progress_bar() -> Iterator[Progress]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None)
-
-        def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield update
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 # --- words and numbers -------------------------------------------------------------------------------------
