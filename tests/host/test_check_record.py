@@ -20,7 +20,7 @@ from zinc_attn.tools.check.__main__ import make_record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.data import KINDS, MASKS, ROWS, Data
 from zinc_attn.tools.check.masking import Masking
-from zinc_attn.tools.check.outcome import Outcome, compare
+from zinc_attn.tools.check.outcome import Fault, Outcome
 from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)
@@ -197,6 +197,12 @@ def test_digests() -> None:
     result = Output(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
     assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
     assert record.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
+
+
+def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:
+    outcome = Outcome(Case.quick()[0], "a device")
+    outcome.compare(prop, variation, got, want)
+    return outcome.faults[0] if outcome.faults else None
 
 
 # --- differences -------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ def print_sweep_head(device: Device, model: ModelPreset, specs: Sequence[SweepSp
     """Say what is measured, before it is."""
     where = f", rank 0 of {ranks.size}" if ranks else ""
     print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}{where}")
-    spec = specs[0]
-    print(f"{model_text(model, spec.dtype)}, {layer_text(model)}")
+    spec, layers = specs[0], plural(model.attention_layers, "attention layer")
+    if model.windowed_layers:
+        layers += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
+    print(f"{model_text(model, spec.dtype)}, {layers}")
     memory = f"cache with pages of {spec.page_size} tokens" if spec.page_size else "contiguous K and V"
     print(f"{call_text(specs)}; {memory}{arithmetic_text(spec.arithmetic)}", flush=True)
 
@@ -42,14 +44,6 @@ def call_text(specs: Sequence[SweepSpec]) -> str:
     *most, last = (spec.q_len for spec in specs)
     rows = f"{', '.join(map(str, most))} or {plural(last, 'row')}" if most else plural(last, "row")
     return f"{plural(batch, 'sequence')}, {rows}{' each' if batch > 1 else ''} per call"
-
-
-def layer_text(model: ModelPreset) -> str:
-    """How many layers a token's figures count."""
-    text = plural(model.attention_layers, "attention layer")
-    if model.windowed_layers:
-        text += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
-    return text
 
 
 def sweep_table(rows: Sequence[SweepRow]) -> Table:

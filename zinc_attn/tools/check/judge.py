@@ -60,7 +60,7 @@ def judge_bounded(outcome: Outcome, data: Data, known: Mapping[str, Digests], de
     for source, digests in known.items():
         if str(case) not in digests or not is_of(source, device, case.arithmetic):
             continue
-        outcome.shown[10] = outcome.shown.get(10, 0) + 1
+        outcome.shown[10] += 1
         if digests[str(case)] != outcome.digest:
             text = f"digest {outcome.digest[:16]}, expected {digests[str(case)][:16]}, of the same device and driver"
             outcome.faults.append(Fault(10, source, text))
