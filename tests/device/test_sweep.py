@@ -20,7 +20,7 @@ from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 from zinc_attn.tools.sweep import SweepRow, SweepSpec
 from zinc_attn.tools.sweep.calls import AttentionCall
-from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Sample, expected_output
+from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Sample, oracle_of
 
 SHAPE = za.AttnShape(4, 2, 64)
 
@@ -120,8 +120,11 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize(("name", "at"), [("out", (1, 2, 3, 17)), ("lse", (1, 2, 2))])
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
 def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], sampled: bool) -> None:
+    right = oracle_of(SweepSpec(SHAPE, 1, [100]))
+
     def wrong(data: Inputs, dtype: str, sample: Sample) -> Output:
-        output = expected_output(data, dtype, sample)
+        output = right(data, dtype, sample)
+        assert isinstance(output, Output)
         if sample.sequence != at[0]:
             return output
         end = (3, 4, 0)  # rows and heads are counted from the end, where the oracle's are

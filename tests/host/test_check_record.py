@@ -14,12 +14,13 @@ from zinc_attn.cli import app as cli
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.check import cases, data, record
+from zinc_attn.tools.check import cases, data, judge, record
 from zinc_attn.tools.check.__main__ import main as write_record
+from zinc_attn.tools.check.__main__ import make_record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.data import KINDS, MASKS, ROWS, Data
 from zinc_attn.tools.check.masking import Masking
-from zinc_attn.tools.check.outcome import Outcome, compare
+from zinc_attn.tools.check.outcome import Fault, Outcome
 from zinc_attn.tools.harness.bits import Output
 
 SHAPE = AttnShape(4, 2, 64)
@@ -97,7 +98,7 @@ def test_leaf_maxima_move_along_the_context() -> None:
 def test_cancelling_values_leave_only_roundings() -> None:
     made = Data.make(SHAPE, "f16", 256, "cancelling")
     assert np.array_equal(made.k, made.k.reshape(2, 128, 2, 64)[:, ::-1].reshape(made.k.shape))
-    out = record.oracle_output(Case(SHAPE, "f16", 256, kind="cancelling"), made).out
+    out = judge.oracle_output(Case(SHAPE, "f16", 256, kind="cancelling"), made).out
     assert 0 < np.abs(out).max() < 1e-5
 
 
@@ -142,7 +143,7 @@ def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
 )
 def test_committed_digests_are_the_oracles(case: Case) -> None:
     digests = {name: digest for entry in committed() for name, digest in entry["cases"].items()}
-    result = record.oracle_output(case, case.data())
+    result = judge.oracle_output(case, case.data())
     assert len(result.lse) == case.shape.q_heads and result.digest() == digests[str(case)]
 
 
@@ -150,7 +151,7 @@ def test_committed_digests_are_the_oracles(case: Case) -> None:
 def test_sampled_heads_are_the_last_ones(masking: str) -> None:
     case = Case(SHAPE, "q8_0", 100, Masking.parse(masking))
     data = case.data()
-    every, some = record.oracle_output(case, data), record.oracle_output(case, data, products=0)
+    every, some = judge.oracle_output(case, data), judge.oracle_output(case, data, products=0)
     assert (len(every.lse), len(some.lse)) == (4, 2)
     assert not compare(10, "", every, some)
 
@@ -181,7 +182,7 @@ def test_every_masking_option_changes_the_bits() -> None:
     texts = ["none", "window=60", "softcap=20", "scale=0.1", "sinks", "alibi", *(f"mask={kind}" for kind in MASKS)]
     matrix = Case.matrix("4/2/64", "f16", "150", ",".join(texts))
     assert [str(case.masking) for case in matrix] == texts
-    assert len({record.oracle_output(case, case.data()).digest() for case in matrix}) == len(texts)
+    assert len({judge.oracle_output(case, case.data()).digest() for case in matrix}) == len(texts)
 
 
 def test_sinks_are_seeded() -> None:
@@ -196,6 +197,12 @@ def test_digests() -> None:
     result = Output(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
     assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
     assert record.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
+
+
+def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:
+    outcome = Outcome(Case.quick()[0], "a device")
+    outcome.compare(prop, variation, got, want)
+    return outcome.faults[0] if outcome.faults else None
 
 
 # --- differences -------------------------------------------------------------------------------------------
@@ -302,5 +309,5 @@ def test_make_record(tmp_path: Path) -> None:
     assert list(other["cases"]) == [*matrix, "4/2/64 f32 9 sinks"]
     assert (quick["made_by"]["set"], other["made_by"]["set"]) == ("quick", "default")
     seen: list[str] = []
-    record.make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"), sets)
+    make_record(lambda what, done, total: seen.append(f"{what} {done} {total}"), sets)
     assert seen[0] == "4/2/64 f32 5 0 6" and len(seen) == 6

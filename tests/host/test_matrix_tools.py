@@ -20,8 +20,7 @@ from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.bench import BenchSpec
 from zinc_attn.tools.bench.rows import LAYOUTS
-from zinc_attn.tools.check import cases, record
-from zinc_attn.tools.check.bounded import case_truth, is_of, judge_bounded
+from zinc_attn.tools.check import cases, judge, record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.check.same_values import same_values
@@ -37,7 +36,7 @@ SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
 
 def outcome(case: Case = SMALL, off: float = 0.0) -> Outcome:
     """The outcome of a device that gives the oracle's numbers, one of them ``off``."""
-    result = record.oracle_output(case, case.data())
+    result = judge.oracle_output(case, case.data())
     result.out[3, 1, 5] += off
     return Outcome(case, "a device", result)
 
@@ -89,8 +88,8 @@ def test_coarse_values_are_in_three_types() -> None:
 def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
-    judge_bounded(good, data, {}, fake_device())
-    judge_bounded(bad, data, {}, fake_device())
+    judge.judge_bounded(good, data, {}, fake_device())
+    judge.judge_bounded(bad, data, {}, fake_device())
     assert good.status == "pass" and good.verified.startswith("bound (") and good.shown == {11: 1}
     assert bad.status == "FAIL" and not bad.verified
     (line,) = [bad.line(fault) for fault in bad.faults]
@@ -99,7 +98,7 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
 
 
 def test_a_missing_number_is_beyond_every_bound() -> None:
-    want, result = case_truth(SMALL, SMALL.data()), outcome().result
+    want, result = truth(*judge.reference_arguments(SMALL, SMALL.data())), outcome().result
     assert result is not None and want.share(result) < 0.01
     result.lse[0, 0] = np.nan
     assert want.share(result) == np.inf and "lse[0, 0]: got nan" in str(want.beyond(result))
@@ -125,11 +124,11 @@ def test_a_record_names_the_driver_and_is_of_no_other() -> None:
     assert mine["arithmetic"] == "matrix" and mine["tile"] == {"m": 16, "n": 16, "k": 16}
     assert "arithmetic" not in record.describe(fake_device())
     source = f"r.json [0], {record.origin(mine)}"
-    assert GPU.driver in source and is_of(source, fake_device(), "matrix")
-    assert not is_of(source, fake_device(driver="radv Mesa 27"), "matrix")
+    assert GPU.driver in source and record.is_of(source, fake_device(), "matrix")
+    assert not record.is_of(source, fake_device(driver="radv Mesa 27"), "matrix")
     known = {source: {str(SMALL): "0" * 64}, "other, of another driver": {str(SMALL): "1" * 64}}
     changed = outcome()
-    judge_bounded(changed, SMALL.data(), known, fake_device())
+    judge.judge_bounded(changed, SMALL.data(), known, fake_device())
     (fault,) = changed.faults
     assert fault.property == 10 and "expected 0000000000000000, of the same device and driver" in fault.text
 
@@ -144,7 +143,7 @@ def test_a_record_of_another_device_is_refused() -> None:
 
 def test_the_lines_of_check() -> None:
     good = outcome()
-    judge_bounded(good, SMALL.data(), {}, fake_device())
+    judge.judge_bounded(good, SMALL.data(), {}, fake_device())
     entry = record.make_entry({str(SMALL): good.digest}, **record.describe(fake_device(), "matrix"))
     lines = list(check_command.summary([good], [entry], {}))
     assert "11 error against float64, in its bound       pass, 1 comparisons" in lines

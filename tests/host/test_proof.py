@@ -106,7 +106,7 @@ def test_watch(tmp_path: Path) -> None:
 
         def read(self) -> list[Any]:
             self.value += 1.0
-            return [replace(one, value=self.value) for one in super().read()]
+            return [one._replace(value=self.value) for one in super().read()]
 
     write_files(tmp_path / "card0" / "device", hwmon__hwmon0__temp1_input="1\n")
     with Watch(Rising(None, tmp_path, nvidia_smi=""), every_s=0.001) as watch:

@@ -13,14 +13,14 @@ from typing import Any, Final
 from ..errors import ArgumentError
 from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
-from ..tools.check.bounded import is_of
 from ..tools.check.cases import CONTEXTS, DTYPES, MATRIX_CONTEXTS, MATRIX_ROWS, MATRIX_SHAPES, SHAPES
 from ..tools.check.data import KINDS, MASKS
-from ..tools.check.outcome import Fault, Outcome, properties_of
+from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
-from ..tools.check.record import Digests, describe, load_record, make_entry, origin, record_text
+from ..tools.check.record import Digests, describe, is_of, load_record, make_entry, origin, record_text
 from ..tools.harness.files import write_file
 from ..tools.harness.split_spec import parse_split_specs
+from ..tools.harness.tables import grouped
 from .arguments import (
     Subparsers,
     add_arithmetic,
@@ -164,10 +164,7 @@ def outcome_lines(outcome: Outcome, as_json: bool, width: int) -> Iterator[str]:
     yield f"{outcome.status:<8}{name}{outcome.digest[:16]:<18}{outcome.verified:<24}{outcome.subject}"
     if outcome.refused:
         yield f"        {outcome.refused}"
-    seen: dict[int, list[Fault]] = {}
-    for fault in outcome.faults:
-        seen.setdefault(fault.property, []).append(fault)
-    for faults in seen.values():
+    for faults in grouped((fault.property, fault) for fault in outcome.faults).values():
         more = f" (and in {len(faults) - 1} more variations)" if len(faults) > 1 else ""
         yield f"        {outcome.line(faults[0])}{more}"
 

@@ -178,21 +178,18 @@ def sweep_specs(args: argparse.Namespace) -> tuple[ModelPreset, list[SweepSpec]]
     """The model, and what of it is measured, by query rows."""
     model, kv = sweep_subject(args)
     q_lens = [len(kv.rows) if kv else 1] if args.q_len is None else parse_counts("q_len", args.q_len)
+    options = {name: getattr(args, name) for name in ("batch", "repeats", "weights_ms", "seed", "arithmetic")}
     spec = SweepSpec(
         model.shape,
         model.attention_layers,
         tuple(parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))),
         tuple(parse_split_specs(args.splits or "auto,1")),
         dtype=args.dtype or (kv.dtype if kv else "f16"),
-        batch=args.batch,
         q_len=q_lens[0],
         page_size=None if args.contiguous else args.page_size,
-        repeats=args.repeats,
-        weights_ms=args.weights_ms,
-        seed=args.seed,
         kv=kv,
         model=model.name,
-        arithmetic=args.arithmetic,
+        **options,
     )
     return model, [replace(spec, q_len=q_len) for q_len in q_lens]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..distributed.ranks import Ranks
 from ..runtime.device import Device
+from ..tools.harness.tables import grouped
 from ..tools.models import ModelPreset
 from ..tools.sweep import SweepRow, SweepSpec
 from .terminal import arithmetic_text, count, figure, model_text, new_table, plural
@@ -19,8 +20,10 @@ def print_sweep_head(device: Device, model: ModelPreset, specs: Sequence[SweepSp
     """Say what is measured, before it is."""
     where = f", rank 0 of {ranks.size}" if ranks else ""
     print(f"{device.info.name} ({device.info.driver}), {device.runtime.name}{where}")
-    spec = specs[0]
-    print(f"{model_text(model, spec.dtype)}, {layer_text(model)}")
+    spec, layers = specs[0], plural(model.attention_layers, "attention layer")
+    if model.windowed_layers:
+        layers += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
+    print(f"{model_text(model, spec.dtype)}, {layers}")
     memory = f"cache with pages of {spec.page_size} tokens" if spec.page_size else "contiguous K and V"
     print(f"{call_text(specs)}; {memory}{arithmetic_text(spec.arithmetic)}", flush=True)
 
@@ -41,14 +44,6 @@ def call_text(specs: Sequence[SweepSpec]) -> str:
     *most, last = (spec.q_len for spec in specs)
     rows = f"{', '.join(map(str, most))} or {plural(last, 'row')}" if most else plural(last, "row")
     return f"{plural(batch, 'sequence')}, {rows}{' each' if batch > 1 else ''} per call"
-
-
-def layer_text(model: ModelPreset) -> str:
-    """How many layers a token's figures count."""
-    text = plural(model.attention_layers, "attention layer")
-    if model.windowed_layers:
-        text += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
-    return text
 
 
 def sweep_table(rows: Sequence[SweepRow]) -> Table:
@@ -113,10 +108,6 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
     if any(row.verified == "bits (sampled)" and row.formula_bytes is not None for row in rows):
         yield "bits*: some KV heads compared with the oracle, everything with rank 0's."
-    troubles: dict[tuple[int, str, str], list[str]] = {}
-    for row in rows:
-        if row.error:
-            word = "FAILED" if row.status == "failed" else row.status
-            troubles.setdefault((row.context, word, row.error), []).append(row.layout)
-    for (context, word, error), layouts in troubles.items():
-        yield f"{context:,} keys, {', '.join(layouts)}: {word}: {error}"
+    troubles = grouped(((row.context, row.status, row.error), row.layout) for row in rows if row.error)
+    for (context, status, error), layouts in troubles.items():
+        yield f"{context:,} keys, {', '.join(layouts)}: {'FAILED' if status == 'failed' else status}: {error}"

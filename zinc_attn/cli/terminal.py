@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import ZincAttnError
 from ..runtime.device import list_devices
 from ..runtime.protocol import DeviceInfo
+from ..tools.harness import tables
 from ..tools.harness.progress import Progress
 from ..tools.models import ModelPreset
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TABLE_COLUMNS: Final = 240  # characters of the widest table
-MISSING: Final = "–"  # in place of a number that there is not
+MISSING, figure = tables.MISSING, tables.figure  # which the commands write as every tool does
 
 
 def has_rich() -> bool:
@@ -77,10 +78,8 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int 
 def _print_plain(lines: list[list[str]], left: int) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = (
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        pairs = enumerate(zip(line, widths, strict=True))
+        cells = (f"{cell:{'<' if i < left else '>'}{width}}" for i, (cell, width) in pairs)
         print("  ".join(cells).rstrip())
 
 
@@ -120,11 +119,7 @@ def progress_bar() -> Iterator[Progress]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None)
-
-        def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield update
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 # --- words and numbers -------------------------------------------------------------------------------------
@@ -159,10 +154,3 @@ def plural(count: int, noun: str) -> str:
 def count(x: int | None) -> str:
     """1234567 to "1,234,567"."""
     return MISSING if x is None else f"{x:,}"
-
-
-def figure(x: float | None) -> str:
-    """Four significant digits, no exponent."""
-    if x is None:
-        return MISSING
-    return f"{x:,.0f}" if x >= 1000 else f"{float(f'{x:.4g}'):g}"

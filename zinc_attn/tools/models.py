@@ -28,6 +28,7 @@ _NAMES: Final = {  # a model type's own names of fields
     },
 }
 _EXPANDED: Final = "latent attention, with K and V expanded for every head"
+_LINEAR: Final = "the rest linear attention"
 _ABSORBED: Final = "latent attention, absorbed: all heads attend the compressed rows"
 
 
@@ -65,49 +66,33 @@ def _latent(
     )
 
 
-PRESETS: Final = {
-    preset.name: preset
-    for preset in (
-        ModelPreset(
-            "qwen3.6-35b-a3b",
-            AttnShape(16, 2, 256),
-            10,
-            "10 of 40 layers, the rest linear attention",
-            max_context=262_144,
-        ),
-        ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48, max_context=40_960),
-        ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36, max_context=40_960),
-        ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, "16 of 64 layers, the rest linear attention"),
-        ModelPreset(
-            "gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128, max_context=131_072
-        ),
-        ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024, max_context=131_072),
-        ModelPreset(
-            "gemma-4-31b",
-            AttnShape(32, 4, 512),
-            10,
-            "10 of 60 layers; the others are 32/16/256",
-            50,
-            1024,
-            max_context=262_144,
-        ),
-        ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32, max_context=131_072),
-        ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48, max_context=16_384),
-        ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30, max_context=8_192),
-        *_latent("glm-4.7-flash", 47, AttnShape(20, 20, 256), (512, 64), max_context=202_752),
-        *_latent("deepseek-v3", 61, AttnShape(128, 128, 192, 128), (512, 64), max_context=163_840),
-        *_latent("kimi-k2", 61, AttnShape(64, 64, 192, 128), (512, 64)),
-        *_latent("mistral-small-4", 36, AttnShape(32, 32, 128), (256, 64)),
-        ModelPreset(
-            "mimo-v2-flash",
-            AttnShape(64, 4, 192, 128),
-            9,
-            "9 of 48 layers; the others are 64/8/192/128, with attention sinks",
-            39,
-            129,
-        ),
-    )
-}
+_PRESETS: Final = (
+    ModelPreset("qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, f"10 of 40 layers, {_LINEAR}", max_context=262_144),
+    ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48, max_context=40_960),
+    ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36, max_context=40_960),
+    ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, f"16 of 64 layers, {_LINEAR}"),
+    ModelPreset("gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128, 131_072),
+    ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024, 131_072),
+    ModelPreset(
+        "gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024, 262_144
+    ),
+    ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32, max_context=131_072),
+    ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48, max_context=16_384),
+    ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30, max_context=8_192),
+    *_latent("glm-4.7-flash", 47, AttnShape(20, 20, 256), (512, 64), max_context=202_752),
+    *_latent("deepseek-v3", 61, AttnShape(128, 128, 192, 128), (512, 64), max_context=163_840),
+    *_latent("kimi-k2", 61, AttnShape(64, 64, 192, 128), (512, 64)),
+    *_latent("mistral-small-4", 36, AttnShape(32, 32, 128), (256, 64)),
+    ModelPreset(
+        "mimo-v2-flash",
+        AttnShape(64, 4, 192, 128),
+        9,
+        "9 of 48 layers; the others are 64/8/192/128, with attention sinks",
+        39,
+        129,
+    ),
+)
+PRESETS: Final = {preset.name: preset for preset in _PRESETS}
 
 
 def find_model(text: str) -> ModelPreset:

@@ -15,10 +15,11 @@ from ...cache.rows import pack_k, pack_v
 from ...decode.contiguous import ContiguousKV
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
+from ...shapes import AttnShape
 from ..harness.bits import Output, oracle
 from ..harness.bound import Expected, fault, truth
 from ..harness.inputs import Inputs
-from ..harness.progress import Progress, Steps
+from ..harness.progress import Progress, Steps, each_point
 from ..harness.timing import in_turns
 from .baselines import baselines
 from .rows import HOST_CLOCK, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times
@@ -40,20 +41,17 @@ def bench(
     """
     if not devices:
         raise ArgumentError("devices: got none, expected one or more")
-    rows: list[BenchRow] = []
     points = list(itertools.product(spec.shapes, (0, *spec.contexts)))
     steps = Steps(progress, len(points))
-    for shape, context in points:
+
+    def rows(point: tuple[AttnShape, int]) -> list[BenchRow]:
+        shape, context = point
         steps.begin(f"{shape} · {f'{context:,} keys' if context else 'host work per call'}")
         data = Inputs.normal(shape, context, spec.dtype, spec.seed)
         with ExitStack() as stack:
-            made = _point(stack, devices, data, spec) if context else _host(stack, devices, data, spec)
-        for row in made:
-            rows.append(row)
-            if on_row:
-                on_row(row)
-    steps.finish()
-    return rows
+            return (_point if context else _host)(stack, devices, data, spec)
+
+    return each_point(points, steps, rows, on_row)
 
 
 def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: BenchSpec) -> list[BenchRow]:
@@ -118,7 +116,6 @@ class _Verifier:
             kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
             yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
             stack.enter_context(closing(yardstick))
-            assert isinstance(yardstick.call, ReadYardstick)
             self._sort(yardstick, yardstick.call.wrong(pack_k(data.k, data.shape), pack_v(data.v, data.shape)))
             for layout in self._spec.layouts(data.shape):
                 row = replace(row, layout=layout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from ..harness.tables import figure, grouped
 from .rows import BenchRow
 
 COLUMNS: Final = (
@@ -23,32 +24,28 @@ def table_cells(rows: Iterable[BenchRow]) -> tuple[list[list[str]], list[list[st
 
     IQR: between the quartiles of the host per call, or of the call. CPU: of the call, all threads.
     """
-    subjects: dict[tuple[str, int, str, str], dict[str, BenchRow]] = {}
-    for row in rows:
-        subjects.setdefault((row.shape, row.context, row.runtime, row.layout), {})[row.measure] = row
+    subjects = grouped(((row.shape, row.context, row.runtime, row.layout), row) for row in rows)
     host, main = [], []
     for (shape, context, runtime, layout), mine in subjects.items():
+        measures = {row.measure: row for row in mine}
         if context:
             figures = [("call", "median_us"), ("call", "iqr_us"), ("call", "cpu_us")]
             figures += [(measure, "median_us") for measure in ("steady call", "pass 1", "gap", "pass 2")]
             figures += [(measure, field) for measure in ("call", "device") for field in ("kv_gb_s", "of_read")]
-            row = next(iter(mine.values()))
+            row = mine[0]
             word = (row.verified or "") if row.status == "ok" else f"{row.status.upper()}: {row.note}"
-            main.append([shape, f"{context:,}", runtime, layout, word, *(_cell(mine, *one) for one in figures)])
+            main.append([shape, f"{context:,}", runtime, layout, word, *(_cell(measures, *one) for one in figures)])
         else:
             figures = [(measure, "median_us") for measure in HOST_MEASURES]
             figures += [("host per call", "iqr_us"), ("host per call", "caller_us")]
-            host.append([shape, runtime, *(_cell(mine, *one) for one in figures)])
+            host.append([shape, runtime, *(_cell(measures, *one) for one in figures)])
     return host, main
 
 
-def _cell(mine: Mapping[str, BenchRow], measure: str, field: str) -> str:
+def _cell(measures: Mapping[str, BenchRow], measure: str, field: str) -> str:
     """One field of one measure; the field iqr_us is the distance of the quartiles."""
-    row = mine.get(measure)
+    row = measures.get(measure)
     if field == "iqr_us":
-        x = None if row is None or row.q1_us is None or row.q3_us is None else row.q3_us - row.q1_us
-    else:
-        x = getattr(row, field, None)
-    if x is None:
-        return "–"
-    return f"{x:.1%}" if field == "of_read" else f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
+        return figure(None if row is None or row.q1_us is None or row.q3_us is None else row.q3_us - row.q1_us)
+    x = getattr(row, field, None)
+    return f"{x:.1%}" if field == "of_read" and x is not None else figure(x)

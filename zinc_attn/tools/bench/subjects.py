@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time, thread_time
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from ...decode.contiguous import ContiguousKV, RecordedCall
 from ...kernels import declarations as kernels
 from ...limits import WAVE
 from ...planning.arithmetic import Arithmetic
-from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...runtime.protocol import Dispatch, Use, Words
 from ..harness.bits import Output
@@ -62,7 +61,7 @@ class ReadYardstick:
             buffer.close()
 
 
-TimedCall = RecordedCall | ReadYardstick
+TimedCall = TypeVar("TimedCall", RecordedCall, ReadYardstick)
 
 
 class Subject:
@@ -76,14 +75,15 @@ class Subject:
         return {name: _clock(call) for name, call in self.clocked.items()}
 
 
-class DeviceSubject(Subject):
+class DeviceSubject(Subject, Generic[TimedCall]):
     """A recorded call, timed by the host's clock, and by the device's where it has one.
 
     make: the recording, with timestamps or without.
     """
 
     def __init__(self, row: BenchRow, device: Device, make: Callable[[bool], TimedCall]) -> None:
-        self.call, self._make = make(False), make
+        self._make: Callable[[bool], TimedCall] = make
+        self.call: TimedCall = make(False)
         super().__init__(row, {"call": self.call.run})
         self._timed: TimedCall | None = None
         stamped = bool(row.context and device.info.timestamp_period_ns)
@@ -120,15 +120,13 @@ class DeviceSubject(Subject):
             self._timed.close()
 
 
-class AttentionSubject(DeviceSubject):
+class AttentionSubject(DeviceSubject[RecordedCall]):
     """One of LAYOUTS on a device: ``row`` names it."""
 
     def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs, arithmetic: Arithmetic = "canonical") -> None:
         shape, info = data.shape, kv.device.info
-        if row.layout == "auto":
-            plan = SplitSpec("auto").plan(kv.tokens, shape, info.layout_facts, kv.dtype)
-        else:
-            plan = SplitPlan.fixed(kv.tokens, shape, num_splits=1)
+        split = SplitSpec.parse("auto" if row.layout == "auto" else "1")
+        plan = split.plan(kv.tokens, shape, info.layout_facts, kv.dtype)
         heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup
         row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads, arithmetic=arithmetic)
         self._rows = data.rows
@@ -139,20 +137,18 @@ class AttentionSubject(DeviceSubject):
             return step
 
         super().__init__(row, kv.device, make)
-        assert isinstance(self.call, RecordedCall)
-        self._step = self.call
         self.clocked["steady call"] = self._steady
 
     def _steady(self) -> None:
-        self._step.write_q(self._rows)
-        self._step.run()
-        self._step.result()
+        self.call.write_q(self._rows)
+        self.call.run()
+        self.call.result()
 
     def output(self) -> Output:
         """out (q_heads, head_dim) and lse (q_heads,) of a run into an output that was all NaN."""
-        self._step.poison()
-        self._step.run()
-        out, lse = self._step.result()
+        self.call.poison()
+        self.call.run()
+        out, lse = self.call.result()
         return Output(out[0], lse[0])
 
 

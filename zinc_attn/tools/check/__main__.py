@@ -7,9 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..harness.files import write_file
+from ..harness.progress import Progress, Steps
 from .cases import Case
-from .record import RECORD, make_record
+from .judge import oracle_output
+from .record import RECORD, make_entry, record_text
 
 
 def main(argv: Sequence[str] | None = None, sets: Mapping[str, Sequence[Case]] | None = None) -> int:
@@ -20,6 +24,24 @@ def main(argv: Sequence[str] | None = None, sets: Mapping[str, Sequence[Case]] |
     text = make_record(lambda what, done, total: print(f"{done}/{total} {what}", file=sys.stderr), sets)
     write_file(path, text.encode(), "choose another file with --make-record")
     return 0
+
+
+def make_record(progress: Progress | None = None, sets: Mapping[str, Sequence[Case]] | None = None) -> str:
+    """The text of a record file by the oracle alone, with an entry per set of cases.
+
+    sets: the cases by the name of their set; None: the quick set and the default cases, as they are committed.
+    """
+    sets = {"quick": Case.quick(), "default": Case.default()} if sets is None else sets
+    wanted = list(dict.fromkeys(case for cases in sets.values() for case in cases))
+    steps, made = Steps(progress, len(wanted)), dict[Case, str]()
+    for case in wanted:
+        steps.begin(str(case))
+        made[case] = oracle_output(case, case.data()).digest()
+    entries = []
+    for name, cases in sets.items():
+        by = {"device": "NumPy float32 oracle", "runtime": "reference.emulate", "set": name, "numpy": np.__version__}
+        entries.append(make_entry({str(case): made[case] for case in cases}, **by))
+    return record_text(entries)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,8 @@ QUICK: Final = (
     *("9/3/64 f16 600 cancelling mask=f32+noncausal", "9/3/64 f16 90 mask=blind"),
     *("6/2/67/133 f16 577 rising", "128/1/64 f16 130 jumping", "2/1/72/40/latent f16 577 rising"),
     # storage types
-    *(
-        "9/3/64 q5_1/q4_0 300 rising",
-        "9/3/64 q4_1/q5_0 300",
-        "6/2/72/40 iq4_nl/fp8_e4m3 130",
-        "9/3/64 fp8_e4m3/q5_1 90",
-    ),
+    *("9/3/64 q5_1/q4_0 300 rising", "9/3/64 q4_1/q5_0 300"),
+    *("6/2/72/40 iq4_nl/fp8_e4m3 130", "9/3/64 fp8_e4m3/q5_1 90"),
 )
 MASKED: Final = (  # beside the matrix
     *("64/8/64 f16 1000 window=128+sinks", "64/8/64 f16 8191 sinks"),
@@ -44,11 +40,8 @@ MASKED: Final = (  # beside the matrix
     # leaf maxima that differ, over more leaves than a merge holds at a time on a GPU
     *("9/3/64 f16 20000 rising", "9/3/64 f16 20000 falling sinks"),
     *("16/2/256 bf16 8191 jumping", "9/3/64 f32 8191 fading"),
-    *(
-        "9/3/64 q8_0 8191 rising alibi",
-        "32/8/128 f16 1000 jumping window=700+mask=random",
-        "32/8/192/128 f16 8191 falling sinks",
-    ),
+    *("9/3/64 q8_0 8191 rising alibi", "32/8/128 f16 1000 jumping window=700+mask=random"),
+    "32/8/192/128 f16 8191 falling sinks",
     *("20/1/576/512/latent f16 1000 jumping", "6/2/67/45 f32 1000 cancelling mask=f16+noncausal"),
     *("16/2/256 q4_0 8191 falling", "32/8/128 q5_0/iq4_nl 1000", "9/3/64 q8_0/q4_1 8191 jumping"),
     *("16/2/256 fp8_e4m3 1000 sinks", "20/1/576/512/latent q5_1 1000", "6/2/80 iq4_nl/q5_1 1000"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..harness import bits
-from ..harness.bits import Output
+from ..harness.bits import Output, compare
 from .cases import Case
 
 PROPERTIES: Final = {
@@ -48,12 +48,6 @@ class Fault:
     ulp: int | None = None  # None where one of the two values is not a number
 
 
-def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:
-    """The first element whose bits differ, None where all are equal. ``want`` may be of the last heads alone."""
-    found = bits.compare(got, want)
-    return Fault(prop, variation, found.text(ulp=True), found.array, found.index, found.ulp) if found else None
-
-
 @dataclass
 class Outcome:
     """What one case showed on one device and dispatcher."""
@@ -61,7 +55,7 @@ class Outcome:
     case: Case
     subject: str
     result: Output | None = None  # the base result
-    shown: dict[int, int] = field(default_factory=dict)  # variations per property
+    shown: Counter[int] = field(default_factory=Counter)  # variations per property
     faults: list[Fault] = field(default_factory=list)
     refused: str | None = None
     verified: str = ""
@@ -77,13 +71,15 @@ class Outcome:
         return "FAIL" if self.faults else "refused" if self.refused else "pass"
 
     def compare(self, prop: int, variation: str, got: Output, want: Output | None = None) -> None:
-        """Count a variation, and note its fault. ``want`` is the base result where it is not given."""
+        """Count a variation, and note the first element whose bits differ, if one does.
+
+        ``want`` is the base result where it is not given. It may be of the last heads alone.
+        """
         want = want or self.result
         assert want is not None
-        self.shown[prop] = self.shown.get(prop, 0) + 1
-        fault = compare(prop, variation, got, want)
-        if fault:
-            self.faults.append(fault)
+        self.shown[prop] += 1
+        if found := compare(got, want):
+            self.faults.append(Fault(prop, variation, found.text(ulp=True), found.array, found.index, found.ulp))
 
     def line(self, fault: Fault) -> str:
         """A fault in words."""

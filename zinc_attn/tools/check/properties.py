@@ -24,11 +24,11 @@ from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
-from .bounded import judge_bounded
 from .cases import Case
 from .data import KINDS, ROWS, Data, words
+from .judge import judge, judge_bounded
 from .outcome import Outcome
-from .record import COMMITTED, RECORD, Digests, judge, load_record
+from .record import COMMITTED, Digests, committed_digests
 from .same_values import same_values
 
 # GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.
@@ -62,8 +62,7 @@ def check(
     observer: Observer | None = None,
 ) -> list[Outcome]:
     """Every case on every device, compared with the committed record, with ``against`` and with the first device."""
-    committed = {case: digest for digests in load_record(RECORD).values() for case, digest in digests.items()}
-    known = {COMMITTED: committed, **(against or {})}
+    known = {COMMITTED: committed_digests(), **(against or {})}
     outcomes: list[Outcome] = []
     steps = Steps(progress, len(cases) * len(devices))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from ...cache.rows import stored
 from .inputs import NUMPY_DTYPES
 
 F32 = NDArray[np.float32]
-Arrays = tuple[F32, NDArray[Any], NDArray[Any]]
+Rows = NDArray[Any]  # K or V, as a cache takes them
 Place = tuple[int, ...]
 ORACLE_PRODUCTS: Final = 1 << 30  # rows * context * q_heads * head_dim up to which a tool computes every head
 
@@ -32,12 +33,7 @@ class Output(NamedTuple):
 
 
 def oracle(
-    q: F32,
-    k: NDArray[Any],
-    v: NDArray[Any],
-    dtype: str,
-    kv_heads: int | None = None,
-    masking: Mapping[str, Any] | None = None,
+    q: F32, k: Rows, v: Rows, dtype: str, kv_heads: int | None = None, masking: Mapping[str, Any] | None = None
 ) -> Output:
     """The oracle's output for the query heads of the last ``kv_heads`` KV heads (None: of all of them).
 
@@ -45,27 +41,35 @@ def oracle(
     takes them; masking: keyword arguments of ``reference.emulate``. The last heads are those whose buffer offsets are
     the largest.
     """
-    parts = (reference.emulate(*x, **options) for x, options in by_kv_head(q, k, v, dtype, kv_heads, masking))
-    out, lse = zip(*parts, strict=True)
-    return Output(np.concatenate(out, axis=-2), np.concatenate(lse, axis=-1))
+    return Output(*by_kv_head(reference.emulate, q, k, v, dtype, kv_heads, masking))
 
 
 def by_kv_head(
-    q: F32, k: NDArray[Any], v: NDArray[Any], dtype: str, kv_heads: int | None, masking: Mapping[str, Any] | None
-) -> Iterator[tuple[Arrays, dict[str, Any]]]:
-    """What a reference takes for each KV head: q, k and v of the head, as stored, and keyword arguments.
+    attend: Callable[..., Iterable[Rows]],
+    q: F32,
+    k: Rows,
+    v: Rows,
+    dtype: str,
+    kv_heads: int | None,
+    masking: Mapping[str, Any] | None,
+) -> Iterator[Rows]:
+    """What a reference gives, arrays like out and like lse by turns, made for each KV head and joined.
 
     Arguments as in ``oracle``. KV heads come one after the other, so that only one is held as float32.
     """
     held = k.shape[1]
     group, options = q.shape[-2] // held, dict(masking or {})
     by_head = {name: options[name] for name in ("sinks", "alibi") if options.get(name) is not None}
+    parts = []
     for head in range(held - (held if kv_heads is None else kv_heads), held):
         served = slice(head * group, (head + 1) * group)
         keys, values = k[:, head : head + 1], v[:, head : head + 1]
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        yield (q[..., served, :], keys, values), options | {name: x[served] for name, x in by_head.items()}
+        mine = {name: x[served] for name, x in by_head.items()}
+        parts.append(attend(q[..., served, :], keys, values, **options | mine))
+    for arrays, heads_axis in zip(zip(*parts, strict=True), cycle((-2, -1))):
+        yield np.concatenate(arrays, heads_axis)
 
 
 @dataclass(frozen=True)

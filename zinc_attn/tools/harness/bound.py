@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ... import reference
 from ...canonical.matrix_bound import matrix_bound
-from .bits import F32, Output, Place, by_kv_head, compare, first_place, last_elements
+from .bits import F32, Output, Place, Rows, by_kv_head, compare, first_place, last_elements
 
 F64 = NDArray[np.float64]
 
@@ -66,22 +66,11 @@ def fault(got: Output, want: Expected, of: Place = ()) -> str | None:
 
 
 def truth(
-    q: F32,
-    k: NDArray[Any],
-    v: NDArray[Any],
-    dtype: str,
-    kv_heads: int | None = None,
-    masking: Mapping[str, Any] | None = None,
+    q: F32, k: Rows, v: Rows, dtype: str, kv_heads: int | None = None, masking: Mapping[str, Any] | None = None
 ) -> Truth:
     """What float64 says of the query heads of the last ``kv_heads`` KV heads; arguments as in ``bits.oracle``."""
-    parts = (
-        (*reference.attention(*x, **options), *matrix_bound(*x, **options))
-        for x, options in by_kv_head(q, k, v, dtype, kv_heads, masking)
-    )
-    out, lse, out_bound, lse_bound = zip(*parts, strict=True)
-    return Truth(
-        np.concatenate(out, axis=-2),
-        np.concatenate(lse, axis=-1),
-        np.concatenate(out_bound, axis=-2),
-        np.concatenate(lse_bound, axis=-1),
-    )
+
+    def bounded(*call: Any, **options: Any) -> tuple[F64, ...]:
+        return (*reference.attention(*call, **options), *matrix_bound(*call, **options))
+
+    return Truth(*by_kv_head(bounded, q, k, v, dtype, kv_heads, masking))

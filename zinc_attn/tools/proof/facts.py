@@ -15,7 +15,6 @@ from ... import __version__
 from ...errors import KernelError
 from ...runtime.device import build_record
 from ...runtime.protocol import DeviceInfo
-from .privacy import Scrubber
 
 _LEFT_OUT: Final = ("index", "uuid")  # the one holds here alone, the other can identify a card
 # Variables that change what a driver does, and so what is measured. No others are reported.
@@ -52,11 +51,6 @@ def machine_facts() -> dict[str, Any]:
         "numpy": np.__version__,
         "driver_settings": settings,
     }
-
-
-def scrubber_for(folder: Path) -> Scrubber:
-    """What takes this user and this machine out of a report whose raw files lie in ``folder``."""
-    return Scrubber({folder.absolute(): ".", Path(__file__).parents[3]: "[package]"})
 
 
 def _distribution() -> str:

@@ -12,12 +12,12 @@ from typing import Any
 from ...errors import ArgumentError
 from ...runtime.devices import pci_address
 from ..harness.files import write_file
-from .facts import scrubber_for
 from .markdown import markdown
+from .privacy import Scrubber
 from .report import FINISHED, Setting, make_report
 from .sensors import Sensors
 from .spec import ProofSpec, Step
-from .steps import Runner, StepResult
+from .steps import PACKAGE_ROOT, Runner, StepResult
 
 OnBegin = Callable[[Step, int, int], Any]  # a step, its number from 0, and how many there are
 OnEnd = Callable[[StepResult], Any]
@@ -34,8 +34,8 @@ def prove(
     folder: Path,
     *,
     sensors: Sensors | None = None,
-    on_begin: OnBegin | None = None,
-    on_end: OnEnd | None = None,
+    on_begin: OnBegin = lambda step, number, steps: None,
+    on_end: OnEnd = lambda result: None,
 ) -> dict[str, Any]:
     """Run the steps of ``spec``, and leave report.md, report.json and the raw files in ``folder``; the report.
 
@@ -45,22 +45,21 @@ def prove(
     check_folder(folder)
     pci = pci_address(spec.info.index)
     sensors = sensors or Sensors(pci)
-    setting = Setting(spec, pci, sensors, sensors.read(), scrubber_for(folder))
+    scrubber = Scrubber({folder.absolute(): ".", PACKAGE_ROOT: "[package]"})
+    setting = Setting(spec, pci, sensors, sensors.read(), scrubber)
     results: list[StepResult] = []
     report = write_proof(setting, results, folder, "running")
     with tempfile.TemporaryDirectory(prefix="zinc-attn-proof-") as cache:
-        runner = Runner(folder, Path(cache), spec.timeout_s, sensors, setting.scrubber)
+        runner = Runner(folder, Path(cache), spec.timeout_s, sensors, scrubber)
         steps = spec.steps()
         for i, step in enumerate(steps):
-            if on_begin:
-                on_begin(step, i, len(steps))
+            on_begin(step, i, len(steps))
             try:
                 results.append(runner.run(step))
             except KeyboardInterrupt:
                 write_proof(setting, results, folder, f"interrupted in {step.name} of restart {step.restart}")
                 raise
-            if on_end:
-                on_end(results[-1])
+            on_end(results[-1])
             report = write_proof(setting, results, folder, FINISHED if len(results) == len(steps) else "running")
     return report
 

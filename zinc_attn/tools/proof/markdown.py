@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ..harness.tables import MISSING, figure
+
 Report = Mapping[str, Any]
-MISSING: Final = "–"
 ABSENT: Final = "absent"
+FOOT: Final = (  # what the reader can do with it
+    "The raw rows lie beside this file, a folder per restart and step. `zinc-attn plan --measured FILE.jsonl`",
+    "compares one of them with the model, `zinc-attn check --against record.json` another machine's digests.",
+)
 
 
 def markdown(report: Report) -> str:
     """The text of report.md."""
-    parts = (head, device_part, steps_part, bits_part, sweep_part, bench_part, sensors_part, foot)
-    return "\n".join(line for part in parts for line in (*part(report), "")).rstrip() + "\n"
+    parts: Mapping[str, Callable[[Report], Iterator[str]]] = {
+        "Device": device_part,
+        "Steps": steps_part,
+        "Bits": bits_part,
+        "Sweep": sweep_part,
+        "Bench": bench_part,
+        "Temperature and clocks": sensors_part,
+    }
+    lines = [*head(report), ""]
+    for title, part in parts.items():
+        lines += [f"## {title}", "", *part(report), ""]
+    return "\n".join((*lines, *FOOT)) + "\n"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
@@ -23,13 +38,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[
     for row in rows:
         cells = (" ".join(str(cell).split()).replace("|", "\\|") for cell in row)
         yield f"| {' | '.join(cells)} |"
-
-
-def number(x: float | None) -> str:
-    """Four significant digits without an exponent."""
-    if x is None:
-        return MISSING
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{float(f'{x:.4g}'):g}"
 
 
 def word(x: bool | None) -> str:
@@ -58,9 +66,7 @@ def device_part(report: Report) -> Iterator[str]:
         f"{shape} at {', '.join(f'{n:,}' for n in contexts) or 'no context: none fits the memory'} keys"
         for shape, contexts in report["arguments"]["contexts"].items()
     ]
-    yield "## Device"
-    yield ""
-    yield from table(
+    return table(
         ("fact", "value"),
         (
             ("name", f"{device['name']} ({device['kind']}, {device['vendor']})"),
@@ -85,21 +91,17 @@ def device_part(report: Report) -> Iterator[str]:
 
 def steps_part(report: Report) -> Iterator[str]:
     """How every step ended."""
-    yield "## Steps"
-    yield ""
     rows = (
         (one["restart"], f"`{one['command']}`", one["status"].upper() if one["status"] != "ok" else "ok",
          one["seconds"], one["note"] or MISSING)
         for one in report["steps"]
     )  # fmt: skip
-    yield from table(("restart", "command", "status", "s", "note"), rows)
+    return table(("restart", "command", "status", "s", "note"), rows)
 
 
 def bits_part(report: Report) -> Iterator[str]:
     """The digests."""
     bits = report["bits"]
-    yield "## Bits"
-    yield ""
     yield (
         f"Cases: {bits['cases']}. All restarts have the same digest: {word(bits['agree'])}. It is that of the "
         f"committed record: {word(bits['equals_committed'])}."
@@ -117,8 +119,6 @@ def bits_part(report: Report) -> Iterator[str]:
 
 def sweep_part(report: Report) -> Iterator[str]:
     """The sweep's points beside the model."""
-    yield "## Sweep"
-    yield ""
     yield "A decode call (append, attend, merge, readback) of one layer by the host's clock: median (IQR) in µs. The"
     yield "model has neither submission nor readback; the bench's ratio is by the device's clock, where it has one."
     yield ""
@@ -128,15 +128,13 @@ def sweep_part(report: Report) -> Iterator[str]:
 
 def _sweep_cells(one: Mapping[str, Any]) -> Sequence[object]:
     verified = one["verified"] if one["status"] == "ok" else f"{one['status'].upper()}: {one['error']}"
-    each = ", ".join(f"{number(r['median_us'])} ({number(r['iqr_us'])})" for r in one["restarts"]) or MISSING
-    figures = (number(one[name]) for name in ("spread", "kv_gb_s", "modeled_us", "ratio"))
+    each = ", ".join(f"{figure(r['median_us'])} ({figure(r['iqr_us'])})" for r in one["restarts"]) or MISSING
+    figures = (figure(one[name]) for name in ("spread", "kv_gb_s", "modeled_us", "ratio"))
     return (one["shape"], f"{one['context']:,}", _layout(one), one["splits"], verified, each, *figures)
 
 
 def bench_part(report: Report) -> Iterator[str]:
     """The bench's passes beside the model."""
-    yield "## Bench"
-    yield ""
     yield "Medians of the restarts in µs, passes by the device's timestamps. Merge is the gap and pass 2, as modeled."
     yield ""
     names = ("host_us", "device_us", "pass1_us", "gap_us", "pass2_us", "spread", "read_gb_s")
@@ -147,7 +145,7 @@ def bench_part(report: Report) -> Iterator[str]:
     for one in report["bench"]:
         begin = (one["shape"], f"{one['context']:,}", _layout(one))
         if one["status"] == "ok":
-            rows.append((*begin, *(number(one[name]) for name in (*names, *modeled))))
+            rows.append((*begin, *(figure(one[name]) for name in (*names, *modeled))))
         else:
             rows.append((*begin, f"{one['status'].upper()}: {one['error']}", *[MISSING] * (len(columns) - 4)))
     yield from table(columns, rows)
@@ -163,8 +161,6 @@ def _layout(one: Mapping[str, Any]) -> str:
 def sensors_part(report: Report) -> Iterator[str]:
     """Temperature, clocks and load around every step."""
     sensors = report["sensors"]
-    yield "## Temperature and clocks"
-    yield ""
     if not sensors["before_all"]:
         yield f"{ABSENT}: no temperature, clock or load of a card can be read on this machine."
         return
@@ -174,14 +170,8 @@ def sensors_part(report: Report) -> Iterator[str]:
     rows = []
     for step in report["steps"]:
         for one in step["sensors"]:
-            during = "/".join(number(one[f"during_{name}"]) for name in ("min", "median", "max"))
+            during = "/".join(figure(one[f"during_{name}"]) for name in ("min", "median", "max"))
             during = during if one["samples"] else ABSENT
-            values = (number(one["before"]), during, number(one["after"]))
+            values = (figure(one["before"]), during, figure(one["after"]))
             rows.append((step["restart"], step["step"], one["card"], f"{one['name']} {one['unit']}", *values))
     yield from table(("restart", "step", "card", "sensor", "before", "during: min/median/max", "after"), rows)
-
-
-def foot(report: Report) -> Iterator[str]:
-    """What the reader can do with it."""
-    yield "The raw rows lie beside this file, a folder per restart and step. `zinc-attn plan --measured FILE.jsonl`"
-    yield "compares one of them with the model, `zinc-attn check --against record.json` another machine's digests."

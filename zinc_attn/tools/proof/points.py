@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+from ...shapes import AttnShape
 from ..cost import ChosenCard, MeasuredPoint, compare_point, measured_points
+from ..harness.tables import grouped
 from .steps import Row, StepResult
 
 _SWEEP_KEY: Final = ("shape", "dtype", "context", "layout", "q_len")
+_BENCH_KEY: Final = ("shape", "dtype", "context", "layout")
 _TIMES: Final = ("host_us", "device_us", "pass1_us", "gap_us", "pass2_us")
 _ORDER: Final = {"failed": 0, "refused": 1, "ok": 2}  # a point has the worst status of its restarts
-T = TypeVar("T")
 
 
 def sweep_summary(results: Sequence[StepResult], card: ChosenCard | None) -> list[dict[str, Any]]:
@@ -22,14 +24,13 @@ def sweep_summary(results: Sequence[StepResult], card: ChosenCard | None) -> lis
     same_plan: see ``Comparison``; None without a card.
     """
     rows = _by_restart(results, "sweep")
-    groups = _grouped((_sweep_key(row), (restart, row)) for restart, row in rows)
+    groups = grouped((_sweep_key(row), (restart, row)) for restart, row in rows)
     return [_sweep_point(key, mine, card) for key, mine in groups.items()]
 
 
 def _sweep_key(row: Row) -> tuple[Any, ...]:
-    shape = "/".join(str(row[name]) for name in ("q_heads", "kv_heads", "head_dim"))
-    shape += f"/{row['v_head_dim']}" if row["v_head_dim"] != row["head_dim"] else ""
-    return (shape, *(row[name] for name in _SWEEP_KEY[1:]))
+    shape = AttnShape(*(row[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")))
+    return (str(shape), *(row[name] for name in _SWEEP_KEY[1:]))
 
 
 def _sweep_point(key: tuple[Any, ...], rows: Sequence[tuple[int, Row]], card: ChosenCard | None) -> dict[str, Any]:
@@ -42,10 +43,7 @@ def _sweep_point(key: tuple[Any, ...], rows: Sequence[tuple[int, Row]], card: Ch
     return {
         **dict(zip(_SWEEP_KEY, key, strict=True)),
         "splits": worst["num_splits"],
-        "build": worst["build"],
-        "status": worst["status"],
-        "verified": worst["verified"],
-        "error": worst["error"],
+        **{name: worst[name] for name in ("build", "status", "verified", "error")},
         "restarts": restarts,
         **_spread(medians),
         "kv_gb_s": _median([row["kv_gb_s"] for _, row in timed]),
@@ -60,25 +58,25 @@ def bench_summary(results: Sequence[StepResult], card: ChosenCard | None) -> lis
     whole call on the device, or by the host's clock where the device has no timestamps.
     """
     rows = _by_restart(results, "bench")
-    yardstick = _grouped(
+    yardstick = grouped(
         ((row["shape"], row["context"]), row["kv_gb_s"])
         for _, row in rows
         if row["layout"] == "read" and row["measure"] == "device" and row["kv_gb_s"] is not None
     )
-    each = [(restart, point) for restart, mine in _grouped(rows).items() for point in measured_points(mine)[0]]
-    groups = _grouped(((one.shape, one.dtype, one.context, one.layout), (restart, one)) for restart, one in each)
+    each = [(restart, point) for restart, mine in grouped(rows).items() for point in measured_points(mine)[0]]
+    groups = grouped((tuple(getattr(one, name) for name in _BENCH_KEY), (restart, one)) for restart, one in each)
     found = []
-    for (shape, dtype, context, layout), mine in groups.items():
-        points = [point for _, point in mine]
-        times = {name: _median([getattr(point, name) for point in points]) for name in _TIMES}
+    for key, mine in groups.items():
+        about, points = dict(zip(_BENCH_KEY, key, strict=True)), [point for _, point in mine]
         found.append(
             {
-                **{"shape": shape, "dtype": dtype, "context": context, "layout": layout, "status": "ok"},
+                **about,
+                "status": "ok",
                 "restarts": [{"restart": n, **{name: getattr(one, name) for name in _TIMES}} for n, one in mine],
-                **times,
+                **{name: _median([getattr(point, name) for point in points]) for name in _TIMES},
                 "clock": points[0].clock,
                 "spread": _spread([point.total_us for point in points])["spread"],
-                "read_gb_s": _median(yardstick.get((shape, context), [])),
+                "read_gb_s": _median(yardstick.get((about["shape"], about["context"]), [])),
                 **_beside_model(points, card),
             }
         )
@@ -87,24 +85,14 @@ def bench_summary(results: Sequence[StepResult], card: ChosenCard | None) -> lis
 
 def _untimed(rows: Sequence[tuple[int, Row]]) -> list[dict[str, Any]]:
     """The bench rows that failed or were refused, but for baselines, each once."""
-    names = ("shape", "dtype", "context", "layout", "status")
-    found = {
-        tuple(row[name] for name in names): {**{name: row[name] for name in names}, "error": row["note"]}
-        for _, row in rows
-        if row["status"] != "ok" and row["layout"] != "baseline"
-    }
-    return list(found.values())
+    names = (*_BENCH_KEY, "status")
+    bad = [row for _, row in rows if row["status"] != "ok" and row["layout"] != "baseline"]
+    found = {tuple(row[name] for name in names): row["note"] for row in bad}
+    return [{**dict(zip(names, key, strict=True)), "error": note} for key, note in found.items()]
 
 
 def _by_restart(results: Sequence[StepResult], command: str) -> list[tuple[int, Row]]:
     return [(one.step.restart, row) for one in results if one.step.command == command for row in one.rows]
-
-
-def _grouped(pairs: Iterable[tuple[Any, T]]) -> dict[Any, list[T]]:
-    found: dict[Any, list[T]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -39,10 +39,10 @@ class Scrubber:
         names: Mapping[str, str] | None = None,
     ) -> None:
         environment = os.environ if environment is None else environment
-        pieces = {str(path): word for path, word in (folders or {}).items()}
-        pieces |= {str(path.resolve()): word for path, word in (folders or {}).items()}
-        for path in _homes(environment) if home is None else [home]:
-            pieces |= {str(path): "[home]", str(path.resolve()): "[home]"}
+        homes = dict.fromkeys(_homes(environment) if home is None else [home], "[home]")
+        pieces: dict[str, str] = {}
+        for path, word in (*(folders or {}).items(), *homes.items()):
+            pieces |= {str(path): word, str(path.resolve()): word}
         for name, value in environment.items():
             if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
                 pieces[value] = "[secret]"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from ..cost import ChosenCard, card_of_device, prediction_compilers
+from ..cost import card_of_device, prediction_compilers
 from .bits import bits_summary
 from .facts import device_facts, machine_facts, package_facts
 from .points import bench_summary, sweep_summary
@@ -35,7 +35,9 @@ def make_report(setting: Setting, results: Sequence[StepResult], ended: str) -> 
     """The report of the steps that have run.
 
     ended: ``FINISHED``, or why there are fewer steps than planned. passed: all steps ran and are ok, and the digests
-    of all restarts agree. card, and what rests on it, is None for a CPU device.
+    of all restarts agree. card: which one the model timed, what it was chosen by, and what is assumed of it; it, and
+    what rests on it, is None for a CPU device. sensors: whether they are those of the device, what cannot be read, and
+    the values before all steps.
     """
     info = setting.spec.info
     card = card_of_device(info.name, info.kind, info.compute_units)
@@ -51,32 +53,19 @@ def make_report(setting: Setting, results: Sequence[StepResult], ended: str) -> 
         "arguments": setting.spec.to_dict(),
         "device": device_facts(info, setting.pci),
         "machine": machine_facts(),
-        "card": card_record(card),
+        "card": card
+        and {"title": card.card.title, "by": card.by, "source": card.card.source, "assumed": list(card.card.assumed)},
         "compiler": dict(prediction_compilers()),
         "steps_planned": planned,
         "steps": [one.to_dict() for one in results],
         "bits": bits,
         "sweep": sweep_summary(results, card),
         "bench": bench_summary(results, card),
-        "sensors": sensor_record(setting),
+        "sensors": {
+            "matched_by_pci": setting.sensors.matched(setting.first),
+            "absent": setting.sensors.absent(setting.first),
+            "before_all": [one._asdict() for one in setting.first],
+        },
     }
     found: dict[str, Any] = setting.scrubber.value(report)
     return found
-
-
-def card_record(card: ChosenCard | None) -> Mapping[str, Any] | None:
-    """Which card the model timed, what it was chosen by, and what is assumed of it."""
-    if card is None:
-        return None
-    return {"title": card.card.title, "by": card.by, "source": card.card.source, "assumed": list(card.card.assumed)}
-
-
-def sensor_record(setting: Setting) -> dict[str, Any]:
-    """Whether the sensors are those of the device, what could not be read, and the values before all steps."""
-    first = [{"card": one.card, "pci": one.pci, "name": one.name, "unit": one.unit, "value": one.value}
-             for one in setting.first]  # fmt: skip
-    return {
-        "matched_by_pci": setting.sensors.matched(setting.first),
-        "absent": setting.sensors.absent(setting.first),
-        "before_all": first,
-    }

@@ -11,10 +11,10 @@ import statistics
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from ..harness.tables import grouped
 
 DRM: Final = Path("/sys/class/drm")
 SAMPLE_S: Final = 2.0  # between two readings while a step runs
@@ -29,20 +29,17 @@ _SMI: Final = {  # fields of nvidia-smi, by the name and the unit of a reading
 _WANTED: Final = {"temperature": "°C", "clock": "MHz", "load": "%"}  # what a report looks for, by its unit
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One value of one card. pci: as Linux writes it, '0000:03:00.0'; None where the card is on no PCI bus."""
+class Reading(NamedTuple):
+    """One value of one card. pci: as Linux writes it, '0000:03:00.0'; None where the card is on no PCI bus.
+
+    All fields but the last say which sensor it is, and are the same in its next reading.
+    """
 
     card: str
     pci: str | None
     name: str
-    value: float
     unit: str
-
-    @property
-    def key(self) -> tuple[str, str | None, str, str]:
-        """What stays the same between two readings of the same sensor."""
-        return self.card, self.pci, self.name, self.unit
+    value: float
 
 
 class Sensors:
@@ -79,9 +76,9 @@ class Sensors:
             for folder in sorted(device.glob("hwmon/hwmon*")):
                 yield from _hwmon(folder, *about)
             if (busy := _number(_text(device / "gpu_busy_percent"))) is not None:
-                yield Reading(*about, "busy", busy, "%")
+                yield Reading(*about, "busy", "%", busy)
             if clock := re.search(r"(\d+)\s*mhz\s*\*", (_text(device / "pp_dpm_sclk") or "").lower()):
-                yield Reading(*about, "clock pp_dpm_sclk", float(clock[1]), "MHz")
+                yield Reading(*about, "clock pp_dpm_sclk", "MHz", float(clock[1]))
 
     def _smi(self) -> Iterator[Reading]:
         if not self.nvidia_smi:
@@ -102,7 +99,7 @@ class Sensors:
             pci = address.lower()[-len("0000:00:00.0") :]  # nvidia-smi writes the domain with eight digits
             for (name, unit), text in zip(_SMI.values(), values, strict=False):
                 if (value := _number(text)) is not None:
-                    yield Reading(f"nvidia-smi {index}", pci, name, value, unit)
+                    yield Reading(f"nvidia-smi {index}", pci, name, unit, value)
 
 
 def _hwmon(folder: Path, card: str, pci: str | None) -> Iterator[Reading]:
@@ -114,7 +111,7 @@ def _hwmon(folder: Path, card: str, pci: str | None) -> Iterator[Reading]:
             plain = path.name.removesuffix("_input")
             label = (_text(path.with_name(f"{plain}_label")) or plain).strip()
             if value is not None:
-                yield Reading(card, pci, f"{word} {label}", value / scale, unit)
+                yield Reading(card, pci, f"{word} {label}", unit, value / scale)
 
 
 def _text(path: Path) -> str | None:
@@ -149,7 +146,7 @@ class Watch:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         if self.before:
             self._thread.join()
@@ -164,15 +161,13 @@ class Watch:
 
         None where a value is missing, as between the two where the step ended before the first sample.
         """
-        before, after = ({one.key: one.value for one in readings} for readings in (self.before, self.after))
-        during: dict[tuple[str, str | None, str, str], list[float]] = {}
-        for one in (one for readings in self.during for one in readings):
-            during.setdefault(one.key, []).append(one.value)
+        before, after = ({one[:-1]: one.value for one in readings} for readings in (self.before, self.after))
+        during = grouped((one[:-1], one.value) for readings in self.during for one in readings)
         made = []
         for key in dict.fromkeys((*before, *during, *after)):
             values = during.get(key, [])
             figures = (min(values), statistics.median(values), max(values)) if values else (None, None, None)
-            names = ("card", "pci", "name", "unit", "during_min", "during_median", "during_max")
+            names = (*Reading._fields[:-1], "during_min", "during_median", "during_max")
             record = dict(zip(names, (*key, *figures), strict=True))
             made.append(record | {"before": before.get(key), "after": after.get(key), "samples": len(values)})
         return made

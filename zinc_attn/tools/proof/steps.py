@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -39,7 +39,7 @@ class StepResult:
     seconds: float
     note: str = ""
     rows: Sequence[Row] = ()
-    sensors: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    sensors: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The step for the report, without its rows."""
@@ -56,11 +56,6 @@ class StepResult:
         }
 
 
-def step_folder(folder: Path, step: Step) -> Path:
-    """Where a step's raw files lie."""
-    return folder / f"restart-{step.restart}" / step.name
-
-
 @dataclass
 class Runner:
     """Runs steps below ``folder``. cache: the pipeline caches of the processes, in a new folder for every restart."""
@@ -73,7 +68,7 @@ class Runner:
 
     def run(self, step: Step) -> StepResult:
         """Run a step to its end, or to the time limit; an interrupt stops it and is raised again."""
-        place = step_folder(self.folder, step)
+        place = self.folder / f"restart-{step.restart}" / step.name
         place.mkdir(parents=True, exist_ok=True)
         out = ("--record", str(place / "record.json")) if step.command == "check" else ("--out", str(place))
         begin = perf_counter()

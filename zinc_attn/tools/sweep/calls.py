@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -43,20 +43,7 @@ class AttentionCall:
     result: Callable[[], Output]
 
 
-class ResidentInputs(Protocol):
-    """K and V of every sequence of a batch on a device."""
-
-    def add(self, data: Inputs) -> None:
-        """Make the next sequence, of ``data``."""
-
-    def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
-        """The call under a layout, whose plan is ``plan``."""
-
-    def close(self) -> None:
-        """Free the device memory."""
-
-
-def make_resident(device: Device, spec: SweepSpec, context: int) -> ResidentInputs:
+def make_resident(device: Device, spec: SweepSpec, context: int) -> CachedInputs | ContiguousInputs:
     """Room for the sequences of one context. LimitError and MemoryError where the device has none."""
     if spec.page_size is None:
         return ContiguousInputs(device, spec, context)
@@ -68,8 +55,8 @@ def make_resident(device: Device, spec: SweepSpec, context: int) -> ResidentInpu
     return CachedInputs(cache, context - spec.q_len, spec.arithmetic)
 
 
-class CachedInputs(ResidentInputs):
-    """The sequences in a cache of one layer, which have ``before`` tokens each between the calls."""
+class CachedInputs:
+    """The sequences of a batch in a cache of one layer, which have ``before`` tokens each between the calls."""
 
     def __init__(self, cache: KVCache | ShardedKVCache, before: int, arithmetic: Arithmetic) -> None:
         self.cache, self.before, self.arithmetic = cache, before, arithmetic
@@ -79,6 +66,7 @@ class CachedInputs(ResidentInputs):
         self.v: list[F32] = []
 
     def add(self, data: Inputs) -> None:
+        """Make the next sequence, of ``data``."""
         cache: Any = self.cache
         sequence, n = cache.new_sequence(), self.before
         if n:
@@ -89,17 +77,32 @@ class CachedInputs(ResidentInputs):
         self.v.append(data.v[n:].copy())
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        """The call under a layout, whose plan is ``plan``. The rows are cut off again outside the clock."""
+        attention: Any
         if isinstance(self.cache, ShardedKVCache):
-            call = _CachedCall(self, ShardedAttention(self.cache, arithmetic=self.arithmetic))
+            attention = ShardedAttention(self.cache, arithmetic=self.arithmetic)
         else:
             attention = Attention(
                 self.cache, num_splits=split.num_splits, split_size=split.split_size, arithmetic=self.arithmetic
             )
-            call = _CachedCall(self, attention)
+        alone, got = len(self.sequences) == 1, list[Any]()
+
+        def run(queries: list[F32]) -> float:
+            batch = queries, self.sequences, self.k, self.v
+            q, sequences, k, v = (x[0] for x in batch) if alone else batch
+            begin = perf_counter()
+            made = attention(q, sequences, 0, k, v, return_lse=True)
+            seconds = perf_counter() - begin
+            got[:] = ([x] for x in made) if alone else made
+            for sequence in self.sequences:
+                sequence.truncate(self.before)
+            return seconds
+
         others = [-q for q in self.q]
-        return AttentionCall(lambda: call(others), lambda: call(self.q), lambda: Output(*map(np.stack, call.got)))
+        return AttentionCall(lambda: run(others), lambda: run(self.q), lambda: Output(*map(np.stack, got)))
 
     def close(self) -> None:
+        """Free the device memory."""
         self.cache.close()
 
 
@@ -115,30 +118,7 @@ class RankedInputs(CachedInputs):
         self.formula_bytes = others * spec.q_len * shape.q_heads * (shape.v_head_dim + 2) * 4
 
 
-class _CachedCall:
-    """Append the new rows to every sequence and attend them. The rows are cut off again outside the clock."""
-
-    def __init__(self, inputs: CachedInputs, attention: Attention | ShardedAttention) -> None:
-        self._inputs, self._attention = inputs, attention
-        self.got: tuple[list[F32], list[F32]] = [], []
-
-    def __call__(self, q: list[F32]) -> float:
-        attention, sequences, k, v = self._attention, self._inputs.sequences, self._inputs.k, self._inputs.v
-        if len(sequences) == 1:
-            begin = perf_counter()
-            out, lse = attention(q[0], sequences[0], 0, k[0], v[0], return_lse=True)
-            end = perf_counter()
-            self.got = [out], [lse]
-        else:
-            begin = perf_counter()
-            self.got = attention(q, sequences, 0, k, v, return_lse=True)
-            end = perf_counter()
-        for sequence in sequences:
-            sequence.truncate(self._inputs.before)
-        return end - begin
-
-
-class ContiguousInputs(ResidentInputs):
+class ContiguousInputs:
     """K and V of one sequence as two arrays on the device."""
 
     def __init__(self, device: Device, spec: SweepSpec, context: int) -> None:
@@ -151,11 +131,13 @@ class ContiguousInputs(ResidentInputs):
         self._device, self._stack, self._arithmetic = device, ExitStack(), spec.arithmetic
 
     def add(self, data: Inputs) -> None:
+        """Make the one sequence, of ``data``."""
         self._q = data.rows
         self._kv = ContiguousKV(self._device, data.k, data.v)
         self._stack.callback(self._kv.close)
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:
+        """The call by ``plan``, which is that of ``split``."""
         step = RecordedCall(self._kv, plan, arithmetic=self._arithmetic)
         self._stack.callback(step.close)
         step.write_q(self._q)
@@ -168,4 +150,5 @@ class ContiguousInputs(ResidentInputs):
         return AttentionCall(step.poison, run, lambda: Output(*(x[None] for x in step.result())))
 
     def close(self) -> None:
+        """Free the device memory."""
         self._stack.close()

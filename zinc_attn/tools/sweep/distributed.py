@@ -15,11 +15,11 @@ from ...distributed.ranks import RankError, Ranks
 from ...errors import LimitError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
-from ..harness.progress import Progress, Steps
+from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import FEWEST_REPEATS, MOST_REPEATS
 from .calls import RankedInputs
-from .points import BUDGET_S, Oracle, Point, each_context, oracle_of, samples, time_points
+from .points import BUDGET_S, Point, oracle_of, samples, time_points
 from .rows import SweepRow, SweepSpec
 
 NODES = SplitSpec("nodes", split_size=KEYS_PER_NODE)
@@ -32,7 +32,6 @@ def distributed_sweep(
     *,
     progress: Progress | None = None,
     on_row: Callable[[SweepRow], Any] | None = None,
-    oracle: Oracle | None = None,
 ) -> list[SweepRow]:
     """``sweep`` of one sequence whose nodes lie on ``ranks``, each with its ``device``; all make the same call.
 
@@ -41,17 +40,16 @@ def distributed_sweep(
     rank 0 says how many calls are timed. RankError: see Ranks.
     """
     ranks.agree(_set_up(spec), 1.0)
-    oracle = oracle or oracle_of(spec)
     steps = Steps(progress, 4 * len(spec.contexts))
 
     def rows(context: int) -> list[SweepRow]:
         plan = SplitPlan.fixed(context, spec.shape, split_size=KEYS_PER_NODE, q_len=spec.q_len)
         point = Point(SweepRow.of(spec, device, context, NODES.label, plan, ranks=ranks.size), NODES, plan)
         with ExitStack() as stack:
-            _measure(stack, ranks, device, spec, point, oracle, steps)
+            _measure(stack, ranks, device, spec, point, steps)
         return [point.row]
 
-    return each_context(spec, steps, rows, on_row)
+    return each_point(spec.contexts, steps, rows, on_row)
 
 
 def _set_up(spec: SweepSpec) -> str:
@@ -66,9 +64,7 @@ def _set_up(spec: SweepSpec) -> str:
     return ", ".join(f"{name} {value}" for name, value in words.items())
 
 
-def _measure(
-    stack: ExitStack, ranks: Ranks, device: Device, spec: SweepSpec, point: Point, oracle: Oracle, steps: Steps
-) -> None:
+def _measure(stack: ExitStack, ranks: Ranks, device: Device, spec: SweepSpec, point: Point, steps: Steps) -> None:
     """Verify one point on all ranks, then time it."""
     context, trouble = point.row.context, ""
     try:
@@ -76,7 +72,7 @@ def _measure(
         steps.begin(f"making data · {context:,} keys")
         data = spec.inputs(context)
         steps.begin(f"computing the oracle · {context:,} keys")
-        expected = {0: oracle(data, spec.dtype, *samples(spec, context))}
+        expected = {0: oracle_of(spec)(data, spec.dtype, *samples(spec, context))}
     except (LimitError, MemoryError, RankError) as error:
         if ranks.lost:
             raise

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...planning.splits import SplitPlan
 from ..harness.bits import Output, compare, oracle
 from ..harness.bound import Expected, Truth, fault, truth
 from ..harness.inputs import Inputs
-from ..harness.progress import Steps
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import in_turns
 from .calls import AttentionCall
@@ -44,19 +43,10 @@ def samples(spec: SweepSpec, context: int) -> list[Sample]:
     return [Sample(i, rows, each + (i >= batch - more)) for i in range(batch)]
 
 
-def expected_output(data: Inputs, dtype: str, sample: Sample) -> Output:
-    """What the oracle computes of a sequence with the values ``data``."""
-    return oracle(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
-
-
-def expected_truth(data: Inputs, dtype: str, sample: Sample) -> Truth:
-    """What float64 says of it, and how far matrix units may be from that."""
-    return truth(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
-
-
 def oracle_of(spec: SweepSpec) -> Oracle:
-    """What says how a call of ``spec`` must come out."""
-    return expected_truth if spec.bounded else expected_output
+    """What says how a call of ``spec`` must come out: the oracle, or float64 and the bound of matrix units."""
+    judge: Callable[..., Expected] = truth if spec.bounded else oracle
+    return lambda data, dtype, sample: judge(data.rows[-sample.rows :], data.k, data.v, dtype, sample.kv_heads)
 
 
 @dataclass
@@ -102,21 +92,3 @@ def time_points(points: list[Point], repeats: int | None) -> None:
     for point, times in zip(points, seconds, strict=True):
         if point.row.status == "ok":
             point.row = point.row.timed(times)
-
-
-def each_context(
-    spec: SweepSpec,
-    steps: Steps,
-    rows_of: Callable[[int], list[SweepRow]],
-    on_row: Callable[[SweepRow], Any] | None,
-) -> list[SweepRow]:
-    """What ``rows_of`` gives for every context; on_row sees each row when it is ready."""
-    rows: list[SweepRow] = []
-    for i, context in enumerate(spec.contexts):
-        steps.done = i * (steps.total // len(spec.contexts))
-        for row in rows_of(context):
-            rows.append(row)
-            if on_row:
-                on_row(row)
-    steps.finish()
-    return rows

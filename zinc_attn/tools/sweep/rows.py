@@ -99,8 +99,8 @@ class SweepSpec:
         if self.page_size is None and kv.dtype != self.dtype:
             raise DTypeError(f"dtype: got {self.dtype}, expected {kv.dtype} for {kv.source} without a cache")
         try:
-            for name, x in (("k", kv.k), ("v", kv.v)):
-                stored_values(name, x, storage_types(self.dtype)["kv".index(name)].name)
+            for name, x, kind in zip("kv", (kv.k, kv.v), storage_types(self.dtype), strict=True):
+                stored_values(name, x, kind.name)
         except ArgumentError as error:
             raise type(error)(f"{kv.source}: {error}") from error
 

@@ -1,0 +1,25 @@
+"""What the tables of every tool share: rows in groups, figures of four digits, and a dash for what there is not."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Final, TypeVar
+
+MISSING: Final = "–"  # in place of a number that there is not
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+def figure(x: float | None) -> str:
+    """Four significant digits, no exponent."""
+    if x is None:
+        return MISSING
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """The values of each key; keys and values in the order of ``pairs``."""
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
