@@ -16,7 +16,10 @@ PATCHES = {
     "setup.py": [
         ("VERSION_CHECK=ON'\n", "VERSION_CHECK=ON',\n"),
         ('"numpy<2.0.0"', '"numpy"'),
-        ("        cmake_args = [", "        cmake_args = ['-DCMAKE_UNITY_BUILD=ON', '-DCMAKE_UNITY_BUILD_BATCH_SIZE=0',\n                      "),
+        (
+            "        cmake_args = [",
+            "        cmake_args = ['-DCMAKE_UNITY_BUILD=ON', '-DCMAKE_UNITY_BUILD_BATCH_SIZE=0',\n" + 22 * " ",
+        ),
     ],
     # zinc_attn refuses a kp that does not say that its results are checked; set-up builds one that shares pipelines.
     "python/src/main.cpp": [

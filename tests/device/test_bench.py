@@ -20,10 +20,11 @@ from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
 from zinc_attn.tools import bench
-from zinc_attn.tools.bench import BenchRow, BenchSpec
+from zinc_attn.tools.bench import BenchRow, BenchSpec, measure
 from zinc_attn.tools.bench.baselines import numpy_attention
 from zinc_attn.tools.bench.rows import LAYOUTS, MEASURES
 from zinc_attn.tools.bench.subjects import ReadYardstick
+from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.files import csv_text, json_line
 from zinc_attn.tools.harness.inputs import Inputs
 
@@ -104,6 +105,14 @@ def test_wrong_bits_have_no_time(device: za.Device, monkeypatch: pytest.MonkeyPa
         (name, "failed", None, None) for name in LAYOUTS
     ]
     assert all((r.note or "").startswith("out[1, 2]: got ") for r in rows)
+
+
+def test_a_wrong_layout_does_not_make_the_others_wrong() -> None:
+    """Where the oracle has the last head alone, the other heads are those of the first layout that passed."""
+    right = Output(np.ones((2, 8), np.float32), np.ones(2, np.float32))
+    wrong, other = (Output(right.out + np.eye(2, 8, dtype=np.float32)[head], right.lse) for head in (1, 0))
+    verifier = measure._Verifier(Output(right.out[1:], right.lse[1:]), "bits", BenchSpec([SHAPE], [8]))
+    assert [bool(verifier.fault(one)) for one in (wrong, right, right, other)] == [True, False, False, True]
 
 
 def test_sampled_heads(device: za.Device) -> None:

@@ -149,6 +149,8 @@ def test_record_and_against(device: za.Device, tmp_path: Path, capsys: pytest.Ca
     assert run(device, *small, "--against", path) == 0
     source = f"r.json [0], {device.info.name}, {device.runtime.name}"
     assert f"\n{source}: has 2 of the 2 cases\n" in capsys.readouterr().out
+    assert run(device, *small, "--record", path / "r.json") == 2
+    assert "; choose another file with --record\n" in capsys.readouterr().err
     content = json.loads(path.read_text())
     digest = content["records"][0]["cases"]["9/3/64 f16 65"]
     content["records"][0]["cases"]["9/3/64 f16 65"] = "0" * 64

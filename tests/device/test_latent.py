@@ -374,6 +374,12 @@ def hooked(old: Any) -> Any:
     return new
 
 
+def pre_hooked(old: Any) -> Any:
+    new = replaced(torch.nn.Linear)(old)
+    new.register_forward_pre_hook(lambda module, given: given)
+    return new
+
+
 def patched(old: Any) -> Any:
     new = replaced(torch.nn.Linear)(old)
     new.forward = old.forward
@@ -387,6 +393,7 @@ def patched(old: Any) -> Any:
         (replaced(Adapted), r"a Adapted with a weight of shape \(1024, 32\) and torch.float32"),
         (replaced(torch.nn.Linear, bias=True), "a Linear with .* and a bias"),
         (hooked, "a Linear with .* and hooks"),
+        (pre_hooked, "a Linear with .* and hooks"),
         (patched, "a Linear with .* and hooks"),
         (torch.nn.Sequential, "a Sequential"),
     ],

@@ -29,6 +29,7 @@ from zinc_attn.cli.sweep import measure
 from zinc_attn.distributed.nodes import deal
 from zinc_attn.distributed.ranks import LOST_STATUS
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, ZincAttnError
+from zinc_attn.tools.sweep import SweepSpec, distributed_sweep
 
 SHAPE = za.AttnShape(6, 2, 64)
 
@@ -1082,3 +1083,9 @@ def test_what_distributed_does_not_take(more: list[str]) -> None:
     args = cli.build_parser().parse_args([*SWEEP, *more])
     with pytest.raises(ArgumentError, match=rf"^{more[0][2:]}: got {more[0]} with --distributed, expected neither"):
         measure(args, One())
+
+
+@pytest.mark.parametrize("given", ({"batch": 2}, {"page_size": None}))
+def test_what_a_distributed_sweep_does_not_take(given: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(given))}: got .* for a distributed sweep"):
+        distributed_sweep(None, None, SweepSpec(za.AttnShape(6, 2, 64), 1, (64,), **given))

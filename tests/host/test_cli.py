@@ -195,6 +195,17 @@ def test_kv_file_broken(tmp_path: Path, content: bytes) -> None:
         Inputs.load(path)
 
 
+def test_kv_file_damaged(tmp_path: Path) -> None:
+    """Its compressed values have other bytes, or are compressed in an unknown way."""
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, **{name: np.ones((3, 2, 8), np.float16) for name in "qkv"})
+    whole = path.read_bytes()
+    for at, wrong in ((whole.index(b"q.npy") + 25, b"\x07"), (whole.index(b"PK\x01\x02") + 10, b"\x63")):
+        path.write_bytes(whole[:at] + wrong + whole[at + len(wrong) :])
+        with pytest.raises(ArgumentError, match=r"a\.npz: not an \.npz file with arrays q, k and v "):
+            Inputs.load(path)
+
+
 def test_kv_file_missing(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"none\.npz: No such file or directory, expected an \.npz file"):
         Inputs.load(tmp_path / "none.npz")

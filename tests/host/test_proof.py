@@ -138,6 +138,11 @@ def test_scrubber() -> None:
     assert scrub.value({"ada": ["ada", 1, None, {"x": "engine"}]}) == {"ada": ["[user]", 1, None, {"x": "[host]"}]}
 
 
+def test_words_of_the_report_are_no_names() -> None:
+    scrub = Scrubber(environment={"USER": "ok", "GIT_AUTHOR_NAME": "Ada Lovelace"}, home=Path("/home/ok"))
+    assert scrub.value(["ok", "Ada Lovelace's card", "/home/ok/x"]) == ["ok", "Ada Lovelace's card", "[home]/x"]
+
+
 # --- steps -------------------------------------------------------------------------------------------------
 
 

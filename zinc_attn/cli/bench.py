@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..tools import bench
-from ..tools.harness.files import json_line, write_report
+from ..tools.harness.files import rounded, write_report
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import slug
 from .arguments import (
@@ -20,7 +20,7 @@ from .arguments import (
     parse_shapes,
     refuse_arithmetic,
 )
-from .terminal import arithmetic_text, need, note_cpu, print_rows, progress_bar, say_written
+from .terminal import arithmetic_text, need, note_cpu, print_json, print_rows, progress_bar, say_written
 
 
 def add_bench(subparsers: Subparsers) -> None:
@@ -65,7 +65,7 @@ def run_bench(args: argparse.Namespace) -> int:
         note_cpu(info)
         if not args.json:
             print(f"{info.name} ({info.driver}), {args.dtype}, one layer{arithmetic_text(args.arithmetic)}", flush=True)
-        on_row = (lambda row: print(json_line(row), flush=True)) if args.json else None
+        on_row = (lambda row: print_json([rounded(row)])) if args.json else None
         with progress_bar() as progress:
             rows = bench.bench(devices, spec, progress=progress, on_row=on_row)
     if not args.json:

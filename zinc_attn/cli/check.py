@@ -113,7 +113,7 @@ def run_check(args: argparse.Namespace) -> int:
     lines = [json.dumps(entry) for entry in entries] if args.json else summary(outcomes, entries, against)
     print("\n".join(lines))
     if args.record:
-        write_file(args.record, record_text(entries).encode())
+        write_file(args.record, record_text(entries).encode(), "choose another file with --record")
         say_written([args.record])
     found = {outcome.status for outcome in outcomes}
     return 1 if "FAIL" in found else 2 if "refused" in found else 0

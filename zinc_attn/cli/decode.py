@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import check_int
 from ..tools.decode_steps import STALL_MS, STALL_RATIO, DecodeRun, DecodeSpec, decode_run, steps_png
-from ..tools.harness.files import json_line, write_report
+from ..tools.harness.files import rounded, write_report
 from ..tools.models import slug
 from .arguments import (
     Subparsers,
@@ -21,7 +21,7 @@ from .arguments import (
     chosen_model,
     open_devices,
 )
-from .terminal import need, note_cpu, print_rows, progress_bar, say_written
+from .terminal import need, note_cpu, print_json, print_rows, progress_bar, say_written
 
 _COLUMNS = ("runtime", "prepare s", "recordings", "first ms", "median ms", "slowest ms", "at", "stalls", "bits")
 
@@ -67,7 +67,7 @@ def run_decode(args: argparse.Namespace) -> int:
     title = f"{model.name}: {layers} layers of {model.shape}, {spec.dtype}, one token a step"
     if args.json:
         for row in rows:
-            print(json_line(row), flush=True)
+            print_json([rounded(row)])
     else:
         print(f"{title}, {args.tokens:,} steps; {info.name} ({info.driver})")
         print_rows(_COLUMNS, [_line(run) for run in runs], 1)

@@ -13,7 +13,7 @@ from ..checks import check_int
 from ..distributed.ranks import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError
 from ..runtime.device import Device
-from ..tools.harness.files import json_line, write_report
+from ..tools.harness.files import rounded, write_report
 from ..tools.harness.inputs import Inputs, parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.models import ModelPreset, slug
@@ -32,7 +32,7 @@ from .arguments import (
     refuse_arithmetic,
 )
 from .sweep_report import print_sweep_head, sweep_notes, sweep_table, sweep_title
-from .terminal import need, note_cpu, print_table, progress_bar, say, say_written
+from .terminal import need, note_cpu, print_json, print_table, progress_bar, say, say_written
 
 
 def add_sweep(subparsers: Subparsers) -> None:
@@ -135,7 +135,7 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
             note_cpu(device.info)
             note_contexts(model, specs[0].contexts)
             if args.json:
-                options["on_row"] = lambda row: print(json_line(row), flush=True)
+                options["on_row"] = lambda row: print_json([rounded(row)])
             else:
                 print_sweep_head(device, model, specs, ranks)
             options["progress"] = stack.enter_context(progress_bar())

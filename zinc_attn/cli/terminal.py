@@ -43,7 +43,7 @@ def print_json(records: Iterable[dict[str, Any]]) -> None:
     """JSON lines on stdout, with escapes where its encoding may lack a character."""
     for record in records:
         plain = not sys.stdout.encoding.lower().startswith("utf")
-        print(json.dumps(record, ensure_ascii=plain, allow_nan=False))
+        print(json.dumps(record, ensure_ascii=plain, allow_nan=False), flush=True)
 
 
 def new_table(*columns: str, left: int = 0) -> Table:

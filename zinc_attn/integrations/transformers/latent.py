@@ -70,12 +70,16 @@ def _product(equation: str, x: Any, weight: Any) -> Any:
 
 def _is_plain(projection: Any) -> bool:
     """Whether this is torch's own linear layer, with nothing around it that changes what it computes."""
-    if type(projection) is not torch.nn.Linear or "forward" in vars(projection) or projection.bias is not None:
+    if type(projection) is not torch.nn.Linear or projection.bias is not None:
         return False
     weight = projection.weight
-    hooks = projection._forward_hooks or projection._forward_pre_hooks
     own = type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.layout == torch.strided and not weight.is_meta
-    return own and not hooks and weight.dtype in DTYPES
+    return own and not _is_hooked(projection) and weight.dtype in DTYPES
+
+
+def _is_hooked(module: Any) -> bool:
+    """Whether something runs with the module's forward, or in its place."""
+    return bool("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _described(projection: Any) -> str:
@@ -86,6 +90,5 @@ def _described(projection: Any) -> str:
     text = f"a {type(projection).__name__}"
     if isinstance(weight, torch.Tensor):
         text += f" with a weight of shape {tuple(weight.shape)} and {weight.dtype}"
-    bias, hooks = getattr(projection, "bias", None), getattr(projection, "_forward_hooks", None)
-    text += " and a bias" if bias is not None else ""
-    return text + (" and hooks" if hooks or "forward" in vars(projection) else "")
+    text += " and a bias" if getattr(projection, "bias", None) is not None else ""
+    return text + (" and hooks" if isinstance(projection, torch.nn.Module) and _is_hooked(projection) else "")

@@ -107,7 +107,7 @@ class _Verifier:
         self.passed: list[Subject] = []
         self.untimed: list[BenchRow] = []
         self._want, self._word, self._spec = want, word, spec
-        self._first: Output | None = None  # of the first layout, all heads
+        self._first: Output | None = None  # of the first layout that passed, all heads
 
     def verify(self, stack: ExitStack, device: Device, data: Inputs) -> None:
         """The yardstick and every layout on a device."""
@@ -132,9 +132,11 @@ class _Verifier:
             self.passed.append(subject)
 
     def fault(self, output: Output) -> str | None:
-        """How an output is not as it must be, or differs from that of the first layout."""
-        self._first = self._first or output
-        return fault(output, self._want) or fault(output, self._first)
+        """How an output is not as it must be, or differs from that of the first layout that passed."""
+        wrong = fault(output, self._want) or (fault(output, self._first) if self._first else None)
+        if not wrong:
+            self._first = self._first or output
+        return wrong
 
 
 def _beside_yardstick(rows: Sequence[BenchRow]) -> list[BenchRow]:

@@ -18,7 +18,7 @@ from ...errors import ArgumentError
 
 def json_line(row: Any) -> str:
     """A dataclass as one line of JSON, its floats rounded to 6 digits."""
-    return json.dumps(_rounded(row), ensure_ascii=False, allow_nan=False)
+    return json.dumps(rounded(row), ensure_ascii=False, allow_nan=False)
 
 
 def csv_text(rows: Sequence[Any]) -> str:
@@ -26,11 +26,12 @@ def csv_text(rows: Sequence[Any]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(rows[0])], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(_rounded, rows))
+    writer.writerows(map(rounded, rows))
     return text.getvalue()
 
 
-def _rounded(row: Any) -> dict[str, Any]:
+def rounded(row: Any) -> dict[str, Any]:
+    """The fields of a dataclass, floats rounded to 6 digits."""
     return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in asdict(row).items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +111,7 @@ class Inputs:
             raise type(error)(f"{path}: {error}") from error
         except OSError as error:
             raise ArgumentError(f"{path}: {error.strerror or error}, expected an .npz file with q, k and v") from error
-        except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, AttributeError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise ArgumentError(f"{path}: not an .npz file with arrays q, k and v ({error})") from error
 
     def prefix(self, tokens: int) -> Inputs:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...canonical.constants import KEYS_PER_NODE
 from ...distributed.ranks import RankError, Ranks
-from ...errors import LimitError
+from ...errors import ArgumentError, LimitError
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps, each_point
@@ -37,8 +37,11 @@ def distributed_sweep(
 
     The layout is a split per node, and spec.splits does not count. Every rank compares its bits with the oracle's and
     with those of rank 0. A row says the same on all ranks but for its device, bytes and times; without spec.repeats
-    rank 0 says how many calls are timed. RankError: see Ranks.
+    rank 0 says how many calls are timed. ArgumentError: a batch, or no cache. RankError: see Ranks.
     """
+    if spec.batch > 1 or spec.page_size is None:
+        got = f"batch: got {spec.batch}" if spec.batch > 1 else "page_size: got None"
+        raise ArgumentError(f"{got} for a distributed sweep, expected one sequence in a cache of pages")
     ranks.agree(_set_up(spec), 1.0)
     steps = Steps(progress, 4 * len(spec.contexts))
 
