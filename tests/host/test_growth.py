@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from support import FULL
 
 from zinc_attn import AttnShape
 from zinc_attn.kernels.tuning import LayoutFacts
@@ -59,28 +62,29 @@ def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
     assert needed <= found
 
 
+DEVICES = [
+    ("discrete", 64, False, "f16"),  # states per node, per leaf, and per node again
+    ("discrete", 1, False, "f16"),  # keys of some lengths are those of shorter ones, and others lie between them
+    ("discrete", 2, True, "f16"),  # the loop build from 1,024 keys on
+    ("discrete", 16, True, "q4_0"),
+    ("cpu", 2, False, "f16"),
+    ("cpu", 64, True, "f16"),
+]
+CALLS = [  # batch, window, page size, tokens
+    (1, None, 256, 12_001),
+    (1, None, 256, 7_777),
+    (3, None, 16, 12_000),
+    (1, 9000, 256, 7_777),
+    (1, 9000, 16, 10_577),
+    (2, 512, 64, 6_000),
+    (1, 100, 16, 4_500),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "units", "node_workgroups", "dtype"),
-    [
-        ("discrete", 64, False, "f16"),  # states per node, per leaf, and per node again
-        ("discrete", 1, False, "f16"),  # keys of some lengths are those of shorter ones, and others lie between them
-        ("discrete", 2, True, "f16"),  # the loop build from 1,024 keys on
-        ("discrete", 16, True, "q4_0"),
-        ("cpu", 2, False, "f16"),
-        ("cpu", 64, True, "f16"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("batch", "window", "page_size", "tokens"),
-    [
-        (1, None, 256, 12_001),
-        (1, None, 256, 7_777),
-        (3, None, 16, 12_000),
-        (1, 9000, 256, 7_777),
-        (1, 9000, 16, 10_577),
-        (2, 512, 64, 6_000),
-        (1, 100, 16, 4_500),
-    ],
+    ("kind", "units", "node_workgroups", "dtype", "batch", "window", "page_size", "tokens"),
+    # each kind of call on two devices, and each device with two or three; with --full all of them
+    [(*DEVICES[i], *CALLS[j]) for i, j in product(range(6), range(7)) if FULL or (i - j) % 6 in (0, 3)],
 )
 def test_leaves_that_are_passed_over_need_nothing_else(
     monkeypatch, kind, units, node_workgroups, dtype, batch, window, page_size, tokens
