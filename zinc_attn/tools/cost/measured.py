@@ -189,20 +189,14 @@ def _add_bench_row(row: Row, found: list[dict[str, Any]], open_points: dict[tupl
         open_points[key][name] = row["median_us"]
 
 
-def predict_point(point: MeasuredPoint, card: Card) -> tuple[Prediction, bool]:
-    """What the model says of a measured call on ``card``, and whether it timed the layout that ran."""
-    shape, split = AttnShape.parse(point.shape), SplitSpec.parse(point.layout)
+def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
+    """A measured call beside the model's on the chosen card, of the layout that ran where the rule still has it."""
+    card, shape, split = chosen.card, AttnShape.parse(point.shape), SplitSpec.parse(point.layout)
     units = (card.compute_units if point.compute_units is None else point.compute_units, card.compute_units)
     facts = [LayoutFacts(n, point.device_kind, node) for n, node in product(units, (True, False))]
     plans = [split.plan(point.context, shape, one, point.dtype, point.q_len) for one in facts]
     same = [plan for plan in plans if plan.fingerprint() == point.plan]
-    return predict_call((same or plans)[0], card, point.dtype), bool(same)
-
-
-def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
-    """A measured call beside the model's on the chosen card."""
-    modeled, same_plan = predict_point(point, chosen.card)
-    return Comparison(point, chosen, modeled, same_plan)
+    return Comparison(point, chosen, predict_call((same or plans)[0], card, point.dtype), bool(same))
 
 
 def compare(points: Sequence[MeasuredPoint], card: Card | None = None) -> list[Comparison]:
