@@ -28,17 +28,16 @@ class MatrixCounts(NamedTuple):
     """What a leaf costs a wave beside its products, in parts.
 
     chunk: 8 values of K or V that a lane carries to shared memory; score: of a vector and a key, for a lane; piece: 64
-    dimensions of K or V; leaf: once.
+    dimensions of K or V.
     """
 
     chunk: float
     score: float
     piece: float
-    leaf: float = 0.0
 
     def of(self, group: MatrixGroup) -> float:
         """The cost of a leaf of this workgroup."""
-        return self.chunk * group.chunks + self.score * group.scores + self.piece * group.pieces + self.leaf
+        return self.chunk * group.chunks + self.score * group.scores + self.piece * group.pieces
 
 
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
@@ -46,10 +45,10 @@ class MatrixCounts(NamedTuple):
 ISSUE: Final = MatrixCounts(19.0, 40.3, 87.0)  # cycles in which the wave issues instructions
 LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
 LDS_WAITS: Final = MatrixCounts(0.0, 1.3, 9.5)  # times that the wave waits for shared memory
-SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 6.0)  # for work words and the page table
-# For K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for shortly
-# before they are stored, and the program has about one wait for every 8 values of a lane.
-MEMORY_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 2.0)
+SCALAR_WAITS: Final = 6  # of a leaf, for work words and the page table
+# Of a leaf for K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for
+# shortly before they are stored, and the program has about one wait for every 8 values of a lane.
+MEMORY_WAITS: Final = 2
 PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
 Q_ISSUE, EMIT_ISSUE = 70, 60  # cycles of a trip that carries 2 values of q, or writes 2 of a state
 TOTAL_ISSUE = 20  # more, where the trip reads a total and merges the state into it
@@ -147,8 +146,8 @@ class MatrixGroup:
         """
         ns = (self.card.latency_ns + (self.sharers - 1) * self.card.near_ns) / self.sharers
         barriers = PIECE_BARRIERS * self.pieces + LEAF_BARRIERS
-        scalar, shared = TRIP_CYCLES * SCALAR_WAITS.of(self), LDS_WAIT * LDS_WAITS.of(self)
-        return ns * self.card.clock_ghz * MEMORY_WAITS.of(self) + scalar + shared + BARRIER_WAIT * barriers
+        scalar, shared = TRIP_CYCLES * SCALAR_WAITS, LDS_WAIT * LDS_WAITS.of(self)
+        return ns * self.card.clock_ghz * MEMORY_WAITS + scalar + shared + BARRIER_WAIT * barriers
 
     def item(self, nodes: int = 1) -> tuple[float, float]:
         """(cycles of waiting, issue cycles) of a wave for q and ``nodes`` states of an item, in trips.

@@ -191,6 +191,6 @@ def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int,
     sizes = [(i, b - a) for i, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
     groups = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
     jobs = [group for group in groups for _ in range(units)]
-    per_unit = [jobs[i :: card.compute_units] for i in range(card.compute_units)]
     scale = pass1_us / max((s for _, s in jobs), default=1)
-    return [(cu, 0.0, size * scale, split) for cu, unit in enumerate(per_unit) for split, size in unit]
+    bars = [(i % card.compute_units, 0.0, size * scale, split) for i, (split, size) in enumerate(jobs)]
+    return sorted(bars, key=lambda bar: bar[0])
