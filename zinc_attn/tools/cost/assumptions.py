@@ -1,4 +1,4 @@
-"""Every figure of the model that no document gives, and what another value would change.
+"""The figures of the model that no document gives and no compiled program shows, and what another value would change.
 
 Card has the latencies of its memory and its caches, and LINKS what links between cards carry. With the values below, in
 float16 on an R9700: 16/2/256 reaches 20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of the peak bandwidth; at 32k
