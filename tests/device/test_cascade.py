@@ -14,7 +14,7 @@ from zinc_attn import reference
 from zinc_attn.cache import rows
 from zinc_attn.planning import call
 from zinc_attn.planning.sharing import SharedKeys, shared_leaves
-from zinc_attn.tools.cost.cascade import cascade_layout
+from zinc_attn.tools.cost.cascade import Cascade
 
 PAGE = 64
 
@@ -122,7 +122,7 @@ def test_the_builds_and_the_rules_of_a_gpu(any_device: za.Device, text: str, mon
     with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, held = family(cache, prefix, [64] * 7, rng)
         qs = [rng.standard_normal((1, shape.q_heads, shape.head_dim)).astype(np.float32) for _ in seqs]
-        layout = cascade_layout(shape, 7, prefix, 64, 2, "f16", "discrete", PAGE)
+        layout = Cascade(shape, 7, prefix, 64, 2, "f16", "discrete", PAGE)
         for attn in (za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)):  # leaves; nodes
             outs, lses = attn(qs, seqs, 0, return_lse=True)
             assert attn.num_splits or attn.keys_read == layout.keys_read < layout.alone.keys_read
@@ -159,7 +159,7 @@ def test_the_cost_model_counts_the_same_keys(
     device: za.Device, text: str, requests: int, prefix: int, suffix: int
 ) -> None:
     shape, info = za.AttnShape.parse(text), device.info
-    want = cascade_layout(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
+    want = Cascade(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
     with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, _ = family(cache, prefix, [suffix] * requests, np.random.default_rng(0))
         for cascade, keys in ((None, want.keys_read), (False, want.alone.keys_read)):

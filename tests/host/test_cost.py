@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -18,11 +20,11 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.storage import STORAGE
 from zinc_attn.tools import cost
-from zinc_attn.tools.cost import CARDS, best_splits, card_with, find_card, ideal, predict, predict_call
-from zinc_attn.tools.cost.cards import READ_EFFICIENCY
-from zinc_attn.tools.cost.cascade import cascade_layout, cascade_us
-from zinc_attn.tools.cost.pass1 import ISSUE, START_US, STORAGE_ISSUE, issue_per_key
-from zinc_attn.tools.cost.predict import GAP_US, Prediction
+from zinc_attn.tools.cost import CARDS, assumptions, best_splits, card_with, find_card, ideal, predict, predict_call
+from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
+from zinc_attn.tools.cost.cascade import Cascade, cascade_us
+from zinc_attn.tools.cost.pass1 import ISSUE, STORAGE_ISSUE, issue_per_key
+from zinc_attn.tools.cost.predict import Prediction
 from zinc_attn.tools.rdna4 import compiler
 from zinc_attn.tools.rdna4.variants import Spec
 
@@ -81,6 +83,14 @@ def test_monotone_in_the_card() -> None:
     assert predict(plan, replace(R9700, clock_ghz=2.5)).total_us > base
     times = [predict(plan_splits(131072, QWEN, n), card_with(n)).total_us for n in (16, 32, 64)]
     assert all(a > b for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 5, 63])
+def test_any_number_of_compute_units(units: int) -> None:
+    """Also an odd one, whose last unit is no half of a pair."""
+    for p in (predict(plan_splits(8192, QWEN, units), card_with(units)), best_splits(8192, QWEN, card_with(units))[1]):
+        assert p.total_us > p.pass1_us >= p.waves_us > 0
+    assert cost.predict_rows(QWEN, card_with(units), 64, 8192, "f16", "matrix").waves_us > 0
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.group <= 8], ids=str)
@@ -184,19 +194,20 @@ def test_timeline() -> None:
 
 def test_cascade_counts_keys_once_per_group() -> None:
     """The course's count: 8 requests share 512 keys and have 64 of their own. 4/4/64: 8 requests at a time on a CPU."""
-    found = cascade_layout(AttnShape(4, 4, 64), 8, 512, 64, 4, "f16", "cpu", 64)
+    found = Cascade(AttnShape(4, 4, 64), 8, 512, 64, 4, "f16", "cpu", 64)
     assert (found.sharing(8)[0], found.keys_read, found.alone.keys_read) == (8, 512 + 8 * 64, 8 * (512 + 64))
-    assert cascade_layout(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
-    cut = cascade_layout(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
-    assert (cut.submissions, cut.keys_read) == ((15, 15, 2), 17 * 32768 + 32 * 256), "submissions share nothing"
-    grid = cascade_layout(AttnShape(1, 1, 64), 600, 8192, 0)
-    assert grid.submissions == (600,)
-    many = cascade_layout(AttnShape(1, 1, 64), 600, 65536, 0)
-    assert many.submissions == (511, 89), "65,535 workgroups of 128 splits a submission"
-    little = cascade_layout(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
+    assert Cascade(AttnShape(4, 4, 64), 1, 512, 64).keys_read == 512 + 64
+    cut = Cascade(AttnShape(32, 8, 128), 32, 32768, 256, 2, "f16", "cpu")
+    assert (cut.submissions, cut.keys_read) == ([15, 15, 2], 17 * 32768 + 32 * 256), "submissions share nothing"
+    grid = Cascade(AttnShape(1, 1, 64), 600, 8192, 0)
+    assert grid.submissions == [600]
+    many = Cascade(AttnShape(1, 1, 64), 600, 65536, 0)
+    assert many.submissions == [511, 89], "65,535 workgroups of 128 splits a submission"
+    little = Cascade(AttnShape(4, 4, 64), 3, 320, 64, 4, "f16", "cpu", 64)
     assert little.keys_read == little.alone.keys_read, "two times five leaves are not worth a dispatch"
-    wide = cascade_layout(AttnShape(16, 1, 256), 8, 4096, 64)
-    assert wide.max_rows == 1 and wide.keys_read == wide.alone.keys_read == 8 * (4096 + 64) * 2
+    wide = Cascade(AttnShape(16, 1, 256), 8, 4096, 64)
+    assert replace(wide, cascade=True).sharing(8) == (1, 0), "groups of more than 8 share nothing"
+    assert wide.keys_read == wide.alone.keys_read == 8 * (4096 + 64) * 2
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -228,8 +239,7 @@ def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: 
     ):
         shape, keys = AttnShape.parse(text), prefix << 10
         one = cost.predict_cascade(shape, R9700, requests, keys, suffix, dtype)
-        layout = cascade_layout(shape, requests, keys, suffix, R9700.compute_units, dtype)
-        shared_us = cascade_us(replace(layout, pays=lambda saved, items: True), keys, R9700, dtype)
+        shared_us = cascade_us(Cascade(shape, requests, keys, suffix, dtype=dtype, cascade=True), R9700)
         found.append(one.speed_up)
         best.append(max(one.alone_us / shared_us, 1.0))
     assert len(found) == 1848 and min(found) > worst and sum(one < 0.97 for one in found) == slower
@@ -259,6 +269,44 @@ def test_pays_from() -> None:
     assert cost.predict_shards(least, small, R9700, 2, link).pays
     assert not cost.predict_shards(least // 2, small, R9700, 2, link).pays
     assert cost.pays_from(QWEN, R9700, 4, cost.LINKS["10gbe"]) is None
+
+
+# --- assumptions and documents -----------------------------------------------------------------------------------
+
+PAGE = Path(assumptions.__file__).read_text(encoding="utf-8")
+CHANGES = re.findall(r"^(\w+): Final = \S+  # if (\S+): (.+)$", PAGE, re.M)
+
+
+def figures() -> list[str]:
+    """What the page of assumptions gives, in its words."""
+    shape, prompts = AttnShape(32, 8, 128), ("16/2/256", "9/3/64")
+    shares = [predict(plan_splits(n << 10, QWEN), R9700).fraction for n in (1, 8, 128)]
+    one, eight = (predict_call(plan_splits(32768, QWEN, q_len=rows), R9700).total_us for rows in (1, 8))
+    calls = [(AttnShape.parse(text), R9700, 32768, 32768) for text in prompts]
+    prompt_ms = [cost.predict_rows(*call, "f16", "matrix").total_us / 1e3 for call in calls]
+    return [
+        *(f"{100 * share:.1f} % at {n}" for share, n in zip(shares, ("1k", "8k", "128k"), strict=True)),
+        f"8 rows take {eight / one:.2f} times as long",
+        f"{cost.predict_cascade(shape, R9700, 8, 32768, 256).speed_up:.2f} times faster",
+        *(f"{ms:.1f} ms for {text}" for ms, text in zip(prompt_ms, prompts, strict=True)),
+        f"2 cards take {cost.predict_shards(131072, shape, R9700, 2, cost.LINKS['pcie5']).total_us:,.0f} µs",
+    ]
+
+
+def test_every_assumption_says_what_it_changes() -> None:
+    assert len(CHANGES) == PAGE.count(": Final = ") == 17
+    words = " ".join(PAGE.split('"""')[1].split())
+    assert all(figure in words for figure in figures())
+
+
+@pytest.mark.parametrize(("name", "other", "said"), CHANGES, ids=[name for name, *_ in CHANGES])
+def test_assumptions_change_what_their_page_says(
+    name: str, other: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [one for path, one in sys.modules.items() if path.startswith(f"{cost.__name__}.")]:
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, float(other))
+    assert not set(said.split(", ")) - set(figures())
 
 
 DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ from .arguments import (
     parse_counts,
 )
 from .plan_arithmetic import run_arithmetic
-from .plan_measured import run_measured
+from .plan_measured import named_card, run_measured
 from .plan_modeled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modeled, run_requests, run_shards
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
 
@@ -47,6 +47,13 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: 
     "fingerprint": lambda r: r["fingerprint"][:12],
 }
 ROWS: Final = {"rows": lambda r: str(r["q_len"])}  # a column where --rows is given
+INSTEAD: Final = {  # of an argument that does not go with others
+    "link": "--shards",
+    "prefix": "--requests",
+    "suffix": "--requests",
+    "device": "--card or --cu",
+    "contexts": "--prefix and --suffix",
+}
 
 
 def add_plan(subparsers: Subparsers) -> None:
@@ -165,30 +172,24 @@ def check_plan_topic(args: argparse.Namespace) -> None:
     if args.arithmetic != "canonical":
         for name in ("splits", "device", "draw", "requests", "shards"):
             if getattr(args, name) is not None:
-                instead = "--card or --cu" if name == "device" else "one of the two"
-                raise ArgumentError(f"{name}: got --{name} with --arithmetic {args.arithmetic}, expected {instead}")
+                wanted = INSTEAD.get(name, "one of the two")
+                raise ArgumentError(f"{name}: got --{name} with --arithmetic {args.arithmetic}, expected {wanted}")
     topic = "requests" if args.requests else "shards" if args.shards else None
-    others = {
-        "requests": ("contexts", "splits", "rows", "link"),
-        "shards": ("splits", "rows", "prefix", "suffix"),
+    refused = {
+        "requests": ("contexts", "splits", "rows", "link", "device", "draw"),
+        "shards": ("splits", "rows", "prefix", "suffix", "device", "draw"),
         None: ("prefix", "suffix", "link"),
     }[topic]
-    for name in (*others, *(("device", "draw") if topic else ())):
+    for name in refused:
         if getattr(args, name) is not None:
             given = f"--{name} with --{topic}" if topic else f"--{name} alone"
-            wanted = {"link": "--shards", "prefix": "--requests", "suffix": "--requests"}.get(name)
-            keys = "--prefix and --suffix" if name == "contexts" else f"one of the two: --{topic} has a table"
-            wanted = wanted or ("--card or --cu" if name == "device" else keys)
+            wanted = INSTEAD.get(name, f"one of the two: --{topic} has a table")
             raise ArgumentError(f"{name}: got {given}, expected {wanted}")
 
 
 def plan_card(args: argparse.Namespace) -> cost.Card | None:
     """The card that --card, --cu or the default names; None for --device."""
-    if args.device is not None:
-        return None
-    if args.card:
-        return cost.find_card(args.card)
-    return cost.card_with(DEFAULT_COMPUTE_UNITS if args.cu is None else args.cu)
+    return None if args.device is not None else named_card(args) or cost.card_with(DEFAULT_COMPUTE_UNITS)
 
 
 def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:

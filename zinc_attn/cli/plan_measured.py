@@ -27,8 +27,7 @@ def run_measured(args: argparse.Namespace) -> int:
             raise ArgumentError(f"{name}: got --{name} with --measured, expected neither: the file's rows say it")
     if args.arithmetic != "canonical":
         raise ArgumentError("arithmetic: got --arithmetic with --measured, expected neither: the file's rows say it")
-    path = Path(args.measured)
-    card = cost.find_card(args.card) if args.card else cost.card_with(args.cu) if args.cu is not None else None
+    path, card = Path(args.measured), named_card(args)
     rows = cost.read_rows(path)
     try:
         points, left_out = cost.measured_points(rows)
@@ -46,6 +45,13 @@ def run_measured(args: argparse.Namespace) -> int:
     if reasons:
         say(f"rows that the model does not cover: {reasons}")
     return 0
+
+
+def named_card(args: argparse.Namespace) -> cost.Card | None:
+    """The card that --card or --cu names."""
+    if args.card:
+        return cost.find_card(args.card)
+    return None if args.cu is None else cost.card_with(args.cu)
 
 
 def print_comparisons(found: list[cost.Comparison]) -> None:

@@ -8,9 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...checks import check_int
 from ...errors import ArgumentError
-
-# Share of the peak rate that a long read reaches. llama.cpp at 224K on an R9700 reads about 610 of 644.6 GB/s.
-READ_EFFICIENCY: Final = 0.95
+from .assumptions import READ_EFFICIENCY
 
 
 @dataclass(frozen=True)

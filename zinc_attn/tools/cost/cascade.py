@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar, Final
+from functools import cached_property
+from typing import Final
 
-from ...canonical.constants import KEYS_PER_LEAF
+from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
 from ...checks import check_int
-from ...kernels import declarations as kernels
 from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts, shared_rows
 from ...limits import MAX_CONTEXT
 from ...planning.splits import SplitPlan, plan_splits, sharing_pays
 from ...planning.walks import row_cost
 from ...shapes import AttnShape
+from .assumptions import CACHED_RATE, GAP_US, START_US
 from .cards import Card
-from .pass1 import CACHED_RATE, START_US, Workgroup
-from .predict import GAP_US, Modeled, merge_us, written_bytes
+from .pass1 import Workgroup
+from .predict import Modeled, merge_us, written_bytes
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """A batch of requests with one new row each, as ``Attention`` cuts it.
+    """``requests`` sequences that share the pages of ``prefix`` keys and have ``suffix`` keys of their own, with one
+    new row each, as ``Attention`` cuts the batch. cascade: as ``Attention`` takes it."""
 
-    plan: of each request. max_rows: requests that a workgroup can serve at a time on the shared keys. shared_keys: of
-    each request, in whole pages and whole states. submissions: requests of each; two submissions share nothing. pays:
-    see ``sharing_pays``.
-    """
+    shape: AttnShape
+    requests: int
+    prefix: int
+    suffix: int
+    compute_units: int = 64
+    dtype: str = "f16"
+    kind: str = "discrete"
+    page_size: int = 256
+    cascade: bool | None = None
 
-    plan: SplitPlan
-    max_rows: int
-    shared_keys: int
-    submissions: tuple[int, ...]
-    pays: Callable[[int, int], bool]
+    def __post_init__(self) -> None:
+        check_int("requests", self.requests, 1)
+        check_int("prefix", self.prefix, 0, MAX_CONTEXT)
+        check_int("suffix", self.suffix, 0, MAX_CONTEXT - self.prefix)
+
+    @cached_property
+    def plan(self) -> SplitPlan:
+        """Of each request."""
+        return plan_splits(self.prefix + self.suffix, self.shape, self.compute_units, self.dtype, 1, self.kind)
+
+    @property
+    def submissions(self) -> list[int]:
+        """Requests of each submission; two submissions share nothing."""
+        most = submission_rows(self.plan)
+        return [min(most, self.requests - at) for at in range(0, self.requests, most)]
 
     def sharing(self, requests: int) -> tuple[int, int]:
-        """(requests that a workgroup serves at a time, shared keys) of a submission; (1, 0) where nothing is shared."""
-        rows = min(self.max_rows, 1 << (requests - 1).bit_length())
-        groups = -(-requests // rows)
-        saved, units = (requests - groups) * self.shared_keys // KEYS_PER_LEAF, self.shared_keys // self.plan.unit_keys
-        return (rows, self.shared_keys) if rows > 1 and self.pays(saved, groups * units) else (1, 0)
+        """(requests that a workgroup serves at a time, shared keys of each) of a submission; (1, 0) for none."""
+        keys = self.prefix // self.page_size * self.page_size if self.suffix else self.prefix
+        keys -= keys % self.plan.unit_keys
+        if self.cascade is False or self.plan.states < 2 or not keys:
+            return 1, 0
+        device = LayoutFacts(self.compute_units, self.kind)
+        rows, pays = rows_together(requests, keys, self.shape, device, self.plan.unit_keys)
+        return (rows, keys) if pays or (self.cascade and rows > 1) else (1, 0)
 
     @property
     def keys_read(self) -> int:
@@ -50,37 +68,26 @@ class Cascade:
         total = 0
         for n in self.submissions:
             rows, shared = self.sharing(n)
-            total += -(-n // rows) * shared + n * (self.plan.context_len - shared) * self.plan.shape.head_chunks
+            total += -(-n // rows) * shared + n * (self.plan.context_len - shared) * self.shape.head_chunks
         return total
 
     @property
     def alone(self) -> Cascade:
         """The same batch without sharing."""
-        return replace(self, max_rows=1)
+        return replace(self, cascade=False)
 
 
-def cascade_layout(
-    shape: AttnShape,
-    requests: int,
-    prefix: int,
-    suffix: int,
-    compute_units: int = 64,
-    dtype: str = "f16",
-    kind: str = "discrete",
-    page_size: int = 256,
-) -> Cascade:
-    """``requests`` sequences of prefix + suffix keys that share the pages of the prefix."""
-    check_int("requests", requests, 1)
-    check_int("prefix", prefix, 0, MAX_CONTEXT)
-    check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
-    plan = plan_splits(prefix + suffix, shape, compute_units, dtype, 1, kind)
-    keys = prefix // page_size * page_size if suffix else prefix
-    shared = keys // plan.unit_keys * plan.unit_keys
-    max_rows = shared_rows(kind, shape) if plan.states > 1 and shared else 1
-    most = submission_rows(plan)
-    submissions = tuple(min(most, requests - at) for at in range(0, requests, most))
-    pays = partial(sharing_pays, shape=shape, compute_units=compute_units, kind=kind)
-    return Cascade(plan, max_rows, shared, submissions, pays)
+def rows_together(
+    rows: int, keys: int, shape: AttnShape, device: LayoutFacts, unit_keys: int = KEYS_PER_NODE
+) -> tuple[int, bool]:
+    """(rows that a workgroup serves at a time on ``keys`` keys that ``rows`` rows share, whether sharing them pays).
+
+    unit_keys: keys of a partial state, which are a workgroup's.
+    """
+    each = min(shared_rows(device.kind, shape), 1 << (rows - 1).bit_length())
+    groups = -(-rows // each)
+    saved, items = (rows - groups) * keys // KEYS_PER_LEAF, groups * keys // unit_keys
+    return each, each > 1 and sharing_pays(saved, items, shape, device.compute_units, device.kind)
 
 
 def submission_rows(plan: SplitPlan, *, walks: bool = False) -> int:
@@ -93,8 +100,6 @@ def submission_rows(plan: SplitPlan, *, walks: bool = False) -> int:
 @dataclass(frozen=True)
 class CascadePrediction(Modeled):
     """A modeled decode call of requests that share a prefix, with sharing (total_us) and without (alone_us)."""
-
-    derived: ClassVar[tuple[str, ...]] = ("pays", "speed_up")
 
     card: str
     shape: str
@@ -123,7 +128,7 @@ def predict_cascade(
     shape: AttnShape, card: Card, requests: int, prefix: int, suffix: int, dtype: str = "f16"
 ) -> CascadePrediction:
     """The time of ``requests`` rows on ``card``: pass 1 of the shared keys, then of each request's own, then pass 2."""
-    found = cascade_layout(shape, requests, prefix, suffix, card.compute_units, dtype)
+    batch = Cascade(shape, requests, prefix, suffix, card.compute_units, dtype)
     return CascadePrediction(
         card=card.title,
         shape=str(shape),
@@ -131,27 +136,27 @@ def predict_cascade(
         requests=requests,
         prefix=prefix,
         suffix=suffix,
-        rows_each=found.sharing(found.submissions[0])[0],
-        keys_read=found.keys_read,
-        keys_alone=found.alone.keys_read,
-        total_us=cascade_us(found, prefix, card, dtype),
-        alone_us=cascade_us(found.alone, prefix, card, dtype),
+        rows_each=batch.sharing(batch.submissions[0])[0],
+        keys_read=batch.keys_read,
+        keys_alone=batch.alone.keys_read,
+        total_us=cascade_us(batch, card),
+        alone_us=cascade_us(batch.alone, card),
     )
 
 
-def cascade_us(batch: Cascade, prefix: int, card: Card, dtype: str) -> float:
+def cascade_us(batch: Cascade, card: Card) -> float:
     """The time of a batch's submissions, one after another."""
-    return sum(_submission_us(batch, n, prefix, card, dtype) for n in batch.submissions)
+    return sum(_submission_us(batch, n, card) for n in batch.submissions)
 
 
-def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) -> float:
+def _submission_us(batch: Cascade, n: int, card: Card) -> float:
     """``n`` requests: pass 1 of the shared keys, a gap, pass 1 of the others, pass 2.
 
     K and V that are read again come CACHED_RATE times faster where the caches hold the prefix and the states.
     Workgroups for the same shared keys lie side by side in the grid and always find them there.
     """
-    plan, shape, key_bytes = replace(batch.plan, q_len=n), batch.plan.shape, batch.plan.shape.kv_bytes_per_token(dtype)
-    rows, shared_keys = batch.sharing(n)
+    plan, shape, prefix = replace(batch.plan, q_len=n), batch.shape, batch.prefix
+    key_bytes, (rows, shared_keys) = shape.kv_bytes_per_token(batch.dtype), batch.sharing(n)
     shared, groups, leaves = shared_keys // KEYS_PER_LEAF, -(-n // rows), -(-plan.context_len // KEYS_PER_LEAF)
     own_keys = n * (plan.context_len - prefix)
     distinct = key_bytes * (prefix + own_keys)
@@ -159,18 +164,15 @@ def _submission_us(batch: Cascade, n: int, prefix: int, card: Card, dtype: str) 
     state_bytes = int(written_bytes(plan, distinct, card)) / max(n * leaves, 1)  # per leaf of a request
     work = []
     if shared:
-        build: kernels.Build = "single" if plan.leaves_per_state == 1 else "loop"
-        group = Workgroup(card, shape, shape.group * rows, build, dtype)
-        sizes = [plan.leaves_per_state] * (shared // plan.leaves_per_state * groups * shape.kv_heads)
+        group = Workgroup(card, shape, shape.group * rows, "loop", batch.dtype)
+        sizes = [LEAVES_PER_NODE] * (shared // LEAVES_PER_NODE * groups * shape.kv_heads)
         nbytes = key_bytes * shared_keys * (1 + (groups - 1) / CACHED_RATE) + state_bytes * shared * n
         work.append(group.spread(sizes, nbytes))
     ranges = [(max(a, shared), b) for a, b in plan.leaf_ranges()]
     if sizes := [b - a for a, b in ranges if b > a] * (n * shape.kv_heads * shape.head_chunks):
-        group = Workgroup(
-            card, shape, shape.heads_per_workgroup, batch.plan.build_on(LayoutFacts(card.compute_units), dtype), dtype
-        )
         nbytes = key_bytes * (own_keys + (prefix - shared_keys) * (1 + (n - 1) * again))
-        work.append(group.spread(sizes, nbytes + state_bytes * n * (leaves - shared)))
+        own = Workgroup.of(batch.plan, card, batch.dtype)
+        work.append(own.spread(sizes, nbytes + state_bytes * n * (leaves - shared)))
     time = START_US
     for i, one in enumerate(work):  # both write into one buffer of states, so a barrier lies between them
         time += GAP_US * (i > 0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from itertools import takewhile
+from typing import Final
 
 from ...canonical.constants import KEYS_PER_NODE
 from ...checks import check_int
 from ...errors import ArgumentError
 from ...planning.splits import SplitPlan, plan_splits
 from ...shapes import AttnShape
+from .assumptions import HOST_COPY_GB_S
 from .cards import Card
 from .predict import Modeled, merge_us, predict
-
-HOST_COPY_GB_S: Final = 20.0  # assumed: partial states in host memory, once on the way down and once on the way up
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,6 @@ class ShardPrediction(Modeled):
     pass1_us: of the shard with most nodes. down_us: its partial states to the host. gather_us: those of the others to
     one host. up_us: all of them to the card that folds. fold_us: pass 2 there. received_bytes: by one host or process.
     """
-
-    derived: ClassVar[tuple[str, ...]] = ("total_us", "pays")
 
     card: str
     link: str
@@ -113,9 +111,6 @@ def _bus_us(nbytes: int) -> float:
 
 def pays_from(shape: AttnShape, card: Card, shards: int, link: Link, dtype: str = "f16") -> int | None:
     """The least power of two, from 1k to 16m keys, from which on shards take less time than one card; None for none."""
-    found = None
-    for exponent in range(24, 9, -1):
-        if not predict_shards(1 << exponent, shape, card, shards, link, dtype).pays:
-            break
-        found = 1 << exponent
-    return found
+    contexts = (1 << exponent for exponent in range(24, 9, -1))
+    paying = takewhile(lambda context: predict_shards(context, shape, card, shards, link, dtype).pays, contexts)
+    return min(paying, default=None)

@@ -5,8 +5,6 @@ The instruction counts are those of the kernel as RADV compiles it for gfx1201; 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -16,35 +14,30 @@ from ...errors import ArgumentError
 from ...kernels.matrix import PIECE, MatrixFacts, MatrixTile, MatrixWorkgroup, matrix_workgroup, shared_bytes
 from ...limits import WAVE
 from ...shapes import AttnShape
+from .assumptions import BARRIER_WAIT, LDS_RATE, LDS_WAIT, OVERLAP, TRIP_CYCLES
 from .cards import Card
-from .pass1 import SIMDS, TRIP_CYCLES, Spread
+from .pass1 import SIMDS, Load, Spread, simd_groups
 
 SIDE: Final = 16  # of a tile, in each of its three sizes
 TILE_FLOPS: Final = 2 * SIDE**3
 TILE: Final = MatrixTile(SIDE, SIDE, SIDE)
 RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
-# No document gives the following figures. docs/cost-model.md shows what depends on them.
-OVERLAP: Final = 0.0  # share of the shorter of matrix and other instructions that issues beside the longer
-LDS_RATE: Final = 1.0  # rounds of 128 bytes that a compute unit's shared memory serves in a cycle
-LDS_WAIT: Final = 64  # cycles from a read of shared memory to its value
-BARRIER_WAIT: Final = 50  # cycles by which the waves of a workgroup reach a barrier apart
 
 
 class MatrixCounts(NamedTuple):
     """What a leaf costs a wave beside its products, in parts.
 
     chunk: 8 values of K or V that a lane carries to shared memory; score: of a vector and a key, for a lane; piece: 64
-    dimensions of K or V; leaf: once.
+    dimensions of K or V.
     """
 
     chunk: float
     score: float
     piece: float
-    leaf: float = 0.0
 
     def of(self, group: MatrixGroup) -> float:
         """The cost of a leaf of this workgroup."""
-        return self.chunk * group.chunks + self.score * group.scores + self.piece * group.pieces + self.leaf
+        return self.chunk * group.chunks + self.score * group.scores + self.piece * group.pieces
 
 
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
@@ -52,10 +45,10 @@ class MatrixCounts(NamedTuple):
 ISSUE: Final = MatrixCounts(19.0, 40.3, 87.0)  # cycles in which the wave issues instructions
 LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
 LDS_WAITS: Final = MatrixCounts(0.0, 1.3, 9.5)  # times that the wave waits for shared memory
-SCALAR_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 6.0)  # for work words and the page table
-# For K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for shortly
-# before they are stored, and the program has about one wait for every 8 values of a lane.
-MEMORY_WAITS: Final = MatrixCounts(0.0, 0.0, 0.0, 2.0)
+SCALAR_WAITS: Final = 6  # of a leaf, for work words and the page table
+# Of a leaf for K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for
+# shortly before they are stored, and the program has about one wait for every 8 values of a lane.
+MEMORY_WAITS: Final = 2
 PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
 Q_ISSUE, EMIT_ISSUE = 70, 60  # cycles of a trip that carries 2 values of q, or writes 2 of a state
 TOTAL_ISSUE = 20  # more, where the trip reads a total and merges the state into it
@@ -86,6 +79,11 @@ class MatrixGroup:
         return cls(card, shape, found, items * found.blocks(shape.group))
 
     @property
+    def vectors(self) -> int:
+        """Query vectors of the workgroup."""
+        return self.workgroup.vectors
+
+    @property
     def waves(self) -> int:
         """Waves of the workgroup."""
         return self.workgroup.lanes // WAVE
@@ -100,20 +98,14 @@ class MatrixGroup:
         """Workgroups that a pair of compute units holds, by registers and by shared memory."""
         by_registers = self.card.waves(self.vgprs) * SIMDS // self.waves
         pair = self.card.lds_kib * 1024 * SIMDS // self.card.simds
-        by_memory = pair // shared_bytes(self.shape, self.workgroup.vectors, self.workgroup.unrolled)
+        by_memory = pair // shared_bytes(self.shape, self.vectors, self.workgroup.unrolled)
         return max(1, min(by_registers, by_memory))
 
     @cached_property
-    def k_products(self) -> float:
-        """Products of tiles of q and K that a wave makes for a leaf."""
-        keys, steps = KEYS_PER_LEAF // SIDE, -(-self.shape.k_dim // SIDE)
-        return self.workgroup.vectors / SIDE * keys * steps / self.waves
-
-    @cached_property
-    def v_products(self) -> float:
-        """The same of weights and V, whose last piece is whole."""
-        tiles = -(-self.shape.v_dim // PIECE) * PIECE // SIDE
-        return self.workgroup.vectors / SIDE * tiles * (KEYS_PER_LEAF // SIDE) / self.waves
+    def products(self) -> float:
+        """Products of tiles that a wave makes for a leaf: q by K, and weights by V, whose last piece is whole."""
+        tiles = -(-self.shape.k_dim // SIDE) + -(-self.shape.v_dim // PIECE) * PIECE // SIDE
+        return self.vectors / SIDE * (KEYS_PER_LEAF // SIDE) * tiles / self.waves
 
     @property
     def pieces(self) -> int:
@@ -128,77 +120,60 @@ class MatrixGroup:
     @cached_property
     def scores(self) -> float:
         """Scores of a leaf that fall to a lane."""
-        return self.workgroup.vectors * KEYS_PER_LEAF / self.workgroup.lanes
+        return self.vectors * KEYS_PER_LEAF / self.workgroup.lanes
 
     @cached_property
     def matrix(self) -> float:
         """Cycles of a leaf in which a wave's products occupy its SIMD's matrix unit."""
-        return (self.k_products + self.v_products) * TILE_FLOPS * self.card.simds / self.card.matrix_flops
-
-    @cached_property
-    def vector(self) -> float:
-        """Cycles of a leaf in which the wave issues other instructions."""
-        return ISSUE.of(self)
+        return self.products * TILE_FLOPS * self.card.simds / self.card.matrix_flops
 
     @cached_property
     def issue(self) -> float:
         """Cycles of a leaf that the wave takes from its SIMD."""
-        return self.matrix + self.vector - OVERLAP * min(self.matrix, self.vector)
+        others = ISSUE.of(self)
+        return self.matrix + others - OVERLAP * min(self.matrix, others)
 
     @cached_property
     def lds(self) -> float:
         """Cycles of a leaf that the wave takes from its compute unit's shared memory."""
         return LDS.of(self) / LDS_RATE
 
-    @property
-    def memory_wait(self) -> float:
-        """Cycles of a wait for K or V: of the workgroups side by side one waits for memory, the others for a cache."""
-        ns = (self.card.latency_ns + (self.sharers - 1) * self.card.near_ns) / self.sharers
-        return ns * self.card.clock_ghz
-
     @cached_property
     def stall(self) -> float:
-        """Cycles of a leaf in which the wave waits, while nothing is saturated."""
+        """Cycles of a leaf in which the wave waits, while nothing is saturated.
+
+        Of the workgroups side by side one waits for memory, the others for a cache that has K or V by then.
+        """
+        ns = (self.card.latency_ns + (self.sharers - 1) * self.card.near_ns) / self.sharers
         barriers = PIECE_BARRIERS * self.pieces + LEAF_BARRIERS
-        scalar, shared = TRIP_CYCLES * SCALAR_WAITS.of(self), LDS_WAIT * LDS_WAITS.of(self)
-        return self.memory_wait * MEMORY_WAITS.of(self) + scalar + shared + BARRIER_WAIT * barriers
+        scalar, shared = TRIP_CYCLES * SCALAR_WAITS, LDS_WAIT * LDS_WAITS.of(self)
+        return ns * self.card.clock_ghz * MEMORY_WAITS + scalar + shared + BARRIER_WAIT * barriers
 
     def item(self, nodes: int = 1) -> tuple[float, float]:
         """(cycles of waiting, issue cycles) of a wave for q and ``nodes`` states of an item, in trips.
 
         A trip carries two values of a lane and waits once: for q, for the place of a state, or for a total.
         """
-        pairs = self.workgroup.vectors / 2 / self.workgroup.lanes
+        pairs = self.vectors / 2 / self.workgroup.lanes
         q, state = pairs * self.shape.k_dim, pairs * self.shape.v_dim * nodes
         merged = pairs * self.shape.v_dim * (nodes - 1)
         wait = self.card.near_ns * self.card.clock_ghz + TRIP_CYCLES
         return (q + state) * wait, Q_ISSUE * q + EMIT_ISSUE * state + TOTAL_ISSUE * merged
 
-    def cycles(self, sizes: Sequence[int]) -> tuple[float, float]:
-        """(all, issue alone) in cycles of workgroups with ``sizes`` leaves.
+    def _load(self, sizes: tuple[int, ...]) -> Load:
+        """Workgroups with ``sizes`` leaves on a pair of compute units, which holds as many as fit at a time.
 
-        They are those of a pair of compute units, which holds as many as fit at a time. Each waits and issues in turn;
-        waves fill each other's waits until the issue slots, or the shared memory of two SIMDs, are full.
+        Each waits and issues in turn; waves fill each other's waits until the issue slots, or the shared memory of two
+        SIMDs, are full.
         """
         resident, share, leaves = min(len(sizes), self.resident), self.waves / SIMDS, sum(sizes)
         items = [self.item(-(-size // LEAVES_PER_NODE)) for size in sizes]
         alone = [size * (self.stall + self.issue) + sum(item) for size, item in zip(sizes, items, strict=True)]
         issued = share * (leaves * self.issue + sum(issue for _, issue in items))
-        chain = max(*alone, sum(alone) / resident)
-        return max(chain, issued, share * self.card.simds * leaves * self.lds), issued
+        cycles = max(*alone, sum(alone) / resident, issued, share * self.card.simds * leaves * self.lds)
+        return cycles, issued, max(*sizes, leaves / resident), resident * self.waves
 
-    def spread(self, sizes: Sequence[int], nbytes: float) -> Spread:
+    def spread(self, sizes: list[int], nbytes: float) -> Spread:
         """Workgroups of ``sizes`` leaves, which move ``nbytes``, dealt over the card's pairs of compute units."""
-        pairs, per_leaf = self.card.all_simds // SIMDS, nbytes / max(sum(sizes), 1)
-        dealt = [sizes[i::pairs] for i in range(min(pairs, len(sizes)))]
-        loads = Counter(tuple(sorted(one)) for one in dealt)
-        demand: list[tuple[float, float]] = []
-        issue_us, in_turn, waves = 0.0, 0.0, 0
-        for one, alike in loads.items():
-            items, leaves, most = len(one), sum(one), max(one)
-            cycles, issued = self.cycles(one)
-            demand.append((cycles / self.card.clock_ghz / 1e3, alike * leaves * per_leaf))
-            issue_us = max(issue_us, issued / self.card.clock_ghz / 1e3)
-            resident = min(items, self.resident)
-            in_turn, waves = max(in_turn, most, leaves / resident), waves + alike * resident * self.waves
-        return Spread(self.card, demand, issue_us, in_turn, waves)
+        pairs = simd_groups(self.card)
+        return Spread.of(self.card, [sizes[i::pairs] for i in range(min(pairs, len(sizes)))], self._load, nbytes)

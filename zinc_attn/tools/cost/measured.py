@@ -24,10 +24,8 @@ from .predict import Prediction
 from .prefill import predict_call
 
 Row = Mapping[str, Any]
-DEVICE_CLOCK: Final = "device"
-HOST_CLOCK: Final = "host"
 _BENCH_LAYOUTS: Final = {"auto": "auto", "1 split": "1"}  # those that the model knows, as SplitSpec reads them
-_POINT: Final = ("device", "driver", "runtime", "shape", "dtype", "context", "layout")
+_TIMES: Final = {"call": "host_us", "device": "device_us", "pass 1": "pass1_us", "gap": "gap_us", "pass 2": "pass2_us"}
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class MeasuredPoint:
 
     @property
     def clock(self) -> str:
-        """Which clock ``total_us`` is by."""
-        return HOST_CLOCK if self.device_us is None else DEVICE_CLOCK
+        """Which clock ``total_us`` is by: host or device."""
+        return "host" if self.device_us is None else "device"
 
     @property
     def total_us(self) -> float:
@@ -134,7 +132,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[str]]:
     """The calls that the model covers, in the order of the rows; and how many rows were left out, by the reason.
 
-    The rows of one bench point, a measure each, become one point. ArgumentError: a row lacks a field.
+    The rows of one bench point, a measure each, become one point; a measure that the point already has begins the same
+    point of another run. ArgumentError: a row lacks a field.
     """
     found: list[dict[str, Any]] = []
     open_points: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -143,12 +142,16 @@ def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[s
         try:
             if reason := _uncovered(row):
                 left_out[reason] += 1
-            elif "measure" in row:
-                _add_bench_row(row, found, open_points)
-            else:
-                found.append(_sweep_point(row))
+                continue
+            call, name, us = _call(row), _TIMES.get(row.get("measure", "call")), row["median_us"]
         except KeyError as error:
             raise ArgumentError(f"a row has no {error}; expected rows of bench --json or sweep --json") from error
+        key = ("measure" in row, *call.values())
+        if key not in open_points or name in open_points[key]:
+            found.append(call)
+            open_points[key] = call
+        if name:
+            open_points[key][name] = us
     points = [MeasuredPoint(**one) for one in found]
     return [one for one in points if one.host_us is not None or one.device_us is not None], left_out
 
@@ -169,40 +172,27 @@ def _uncovered(row: Row) -> str | None:
     return "several ranks" if row["ranks"] > 1 else None
 
 
-def _sweep_point(row: Row) -> dict[str, Any]:
-    shape = AttnShape(*(row[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")))
-    copied = {name: row[name] for name in (*_POINT, "device_kind", "q_len", "plan", "compute_units") if name != "shape"}
-    return {**copied, "shape": str(shape), "host_us": row["median_us"]}
+def _call(row: Row) -> dict[str, Any]:
+    """The fields of MeasuredPoint but for its times."""
+    names = ["device", "device_kind", "driver", "runtime", "dtype", "context", "plan"]
+    if "measure" in row:
+        own = {"layout": _BENCH_LAYOUTS[row["layout"]], "q_len": 1, "compute_units": row.get("compute_units")}
+        names.append("shape")
+    else:
+        shape = AttnShape(*(row[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")))
+        own = {"shape": str(shape)}
+        names += ["layout", "q_len", "compute_units"]
+    return {name: row[name] for name in names} | own
 
 
-def _add_bench_row(row: Row, found: list[dict[str, Any]], open_points: dict[tuple[Any, ...], dict[str, Any]]) -> None:
-    """Put a measure into its point; a measure that the point already has begins the same point of another run."""
-    names = {"call": "host_us", "device": "device_us", "pass 1": "pass1_us", "gap": "gap_us", "pass 2": "pass2_us"}
-    key = tuple(row[name] for name in _POINT)
-    name = names.get(row["measure"])
-    if key not in open_points or (name in open_points[key]):
-        copied = {field: row[field] for field in (*_POINT, "device_kind", "plan")}
-        layout = _BENCH_LAYOUTS[row["layout"]]
-        found.append({**copied, "layout": layout, "q_len": 1, "compute_units": row.get("compute_units")})
-        open_points[key] = found[-1]
-    if name:
-        open_points[key][name] = row["median_us"]
-
-
-def predict_point(point: MeasuredPoint, card: Card) -> tuple[Prediction, bool]:
-    """What the model says of a measured call on ``card``, and whether it timed the layout that ran."""
-    shape, split = AttnShape.parse(point.shape), SplitSpec.parse(point.layout)
+def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
+    """A measured call beside the model's on the chosen card, of the layout that ran where the rule still has it."""
+    card, shape, split = chosen.card, AttnShape.parse(point.shape), SplitSpec.parse(point.layout)
     units = (card.compute_units if point.compute_units is None else point.compute_units, card.compute_units)
     facts = [LayoutFacts(n, point.device_kind, node) for n, node in product(units, (True, False))]
     plans = [split.plan(point.context, shape, one, point.dtype, point.q_len) for one in facts]
     same = [plan for plan in plans if plan.fingerprint() == point.plan]
-    return predict_call((same or plans)[0], card, point.dtype), bool(same)
-
-
-def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
-    """A measured call beside the model's on the chosen card."""
-    modeled, same_plan = predict_point(point, chosen.card)
-    return Comparison(point, chosen, modeled, same_plan)
+    return Comparison(point, chosen, predict_call((same or plans)[0], card, point.dtype), bool(same))
 
 
 def compare(points: Sequence[MeasuredPoint], card: Card | None = None) -> list[Comparison]:

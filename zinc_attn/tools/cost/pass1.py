@@ -6,6 +6,7 @@ The instruction counts are those of the kernels as RADV compiles them for gfx120
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -13,20 +14,14 @@ from typing import Final
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.sizes import keys_ahead, value_passes
-from ...kernels.tuning import chunks_ahead, node_shared_bytes
+from ...kernels.tuning import LayoutFacts, chunks_ahead, node_shared_bytes
+from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from ...storage import storage_types
+from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LEAF_CYCLES, START_US, TRIP_CYCLES
 from .cards import Card
 
 SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units of RDNA4, one of NVIDIA's
-# No document gives the following figures. docs/cost-model.md shows what depends on them.
-KNEE: Final = 4.0  # sharpness of the bend between too few bytes in flight and full memory: time = (a^p + b^p)^(1/p)
-START_US: Final = 1.0  # first workgroup: launch, then the work words and the page table, one after the other
-TRIP_CYCLES: Final = 100  # a main loop's trip waits for scalar loads and addresses before its vector loads
-LEAF_CYCLES: Final = 1500  # a leaf's waits outside the main loops: LDS round trips of the maximum and the weights
-FOLD_CYCLES: Final = 400  # a round of the node build's fold: two barriers, an LDS round trip, eight merges
-L2_RATE: Final = 6.0  # keys that a neighbor in the grid just read come so many times faster than from memory
-CACHED_RATE: Final = 2.5  # partial states that the caches hold move so many times faster than memory reads
 SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
 SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
@@ -77,6 +72,16 @@ def _measured(shape: AttnShape, vectors: int) -> tuple[int, int, int, int] | Non
     return ISSUE.get((shape.k_dim, vectors)) if shape.v_dim == shape.k_dim and not shape.latent else None
 
 
+def simd_groups(card: Card) -> int:
+    """Groups of SIMDS on the card. The SIMDs that are left over count for nothing; a smaller card has one group."""
+    return max(1, card.all_simds // SIMDS)
+
+
+# Of a place, a SIMD or several, with its workgroups: cycles while memory is not saturated, cycles of the arithmetic
+# alone, leaves that one wave attends one after another, and waves at a time.
+Load = tuple[float, float, float, int]
+
+
 @dataclass(frozen=True)
 class Spread:
     """Workgroups as they lie on the card's SIMDs.
@@ -90,6 +95,19 @@ class Spread:
     issue_us: float
     leaves: float
     resident: int
+
+    @classmethod
+    def of(cls, card: Card, dealt: list[list[int]], load: Callable[[tuple[int, ...]], Load], nbytes: float) -> Spread:
+        """Workgroups that read and write ``nbytes``. dealt: leaves of each at every place of the card; load: of one."""
+        per_leaf = nbytes / max(sum(map(sum, dealt)), 1)
+        demand: list[tuple[float, float]] = []
+        issue_us, in_turn, waves = 0.0, 0.0, 0
+        for sizes, alike in Counter(tuple(sorted(sizes)) for sizes in dealt).items():
+            cycles, issued, leaves, resident = load(sizes)
+            demand.append((cycles / card.clock_ghz / 1e3, alike * sum(sizes) * per_leaf))
+            issue_us = max(issue_us, issued / card.clock_ghz / 1e3)
+            in_turn, waves = max(in_turn, leaves), waves + alike * resident
+        return cls(card, demand, issue_us, in_turn, waves)
 
     @property
     def alone_us(self) -> float:
@@ -111,6 +129,13 @@ class Spread:
         return time
 
 
+def dispatches_us(spreads: list[Spread], again_us: float) -> float:
+    """The launch and dispatches one after another, beside ``again_us`` in which the L2 gives them keys again."""
+    busy = sum(one.us for one in spreads)
+    bent: float = (busy**KNEE + again_us**KNEE) ** (1 / KNEE)
+    return START_US + GAP_US * (len(spreads) - 1) + bent
+
+
 @dataclass(frozen=True)
 class Workgroup:
     """A workgroup of pass 1, whose waves attend ``vectors`` query vectors to one leaf after another.
@@ -124,6 +149,12 @@ class Workgroup:
     vectors: int
     build: kernels.Build
     dtype: str
+
+    @classmethod
+    def of(cls, plan: SplitPlan, card: Card, dtype: str) -> Workgroup:
+        """The workgroup of a row that shares its keys with no other, in the build that the card runs."""
+        build = plan.build_on(LayoutFacts(card.compute_units), dtype)
+        return cls(card, plan.shape, plan.shape.heads_per_workgroup, build, dtype)
 
     @property
     def vgprs(self) -> int:
@@ -177,31 +208,24 @@ class Workgroup:
 
     def _dealt(self, sizes: list[int]) -> list[list[int]]:
         """Leaves of the waves of each SIMD: workgroups go round over the SIMDs, those of eight waves over four each."""
-        simds = self.card.all_simds
         if self.build != "node":
+            simds = self.card.all_simds
             return [sizes[i::simds] for i in range(min(simds, len(sizes)))]
-        found: list[list[int]] = [[] for _ in range(simds)]
+        groups = simd_groups(self.card)
+        found: list[list[int]] = [[] for _ in range(groups * SIMDS)]
         for at, leaves in enumerate(sizes):
             for wave in range(leaves):
-                found[at * SIMDS % simds + (at // (simds // SIMDS) + wave) % SIMDS].append(1)
+                found[at % groups * SIMDS + (at // groups + wave) % SIMDS].append(1)
         return [waves for waves in found if waves]
 
-    def spread(self, sizes: list[int], nbytes: float) -> Spread:
-        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs.
+    def _load(self, sizes: tuple[int, ...]) -> Load:
+        """Waves of one SIMD, which fill each other's waits first, and then the issue slots."""
+        resident, total = min(len(sizes), self.resident), sum(sizes)
+        leaves = max(*sizes, total / resident)
+        cycles = max(self.stall + self.issue, resident * self.issue)
+        in_turn = leaves * (LEAVES_PER_NODE if self.build == "node" else 1)  # a workgroup's, of which each wave has one
+        return leaves * cycles, total * self.issue, in_turn, resident
 
-        Waves of one SIMD fill each other's waits first, and then the issue slots.
-        """
-        slots, per_leaf = self.resident, nbytes / max(sum(sizes), 1)
-        loads = Counter(tuple(sorted(Counter(waves).items())) for waves in self._dealt(sizes))
-        demand: list[tuple[float, float]] = []
-        issue_us, in_turn, waves = 0.0, 0.0, 0
-        for load, alike in loads.items():
-            count, total, most = sum(c for _, c in load), sum(s * c for s, c in load), max(s for s, _ in load)
-            resident = min(count, slots)
-            leaves = max(most, total / resident)
-            cycles = max(self.stall + self.issue, resident * self.issue)
-            demand.append((leaves * cycles / self.card.clock_ghz / 1e3, alike * total * per_leaf))
-            issue_us = max(issue_us, total * self.issue / self.card.clock_ghz / 1e3)
-            in_turn, waves = max(in_turn, leaves), waves + alike * resident
-        in_turn *= LEAVES_PER_NODE if self.build == "node" else 1  # a workgroup's leaves, of which each wave has one
-        return Spread(self.card, demand, issue_us, in_turn, waves)
+    def spread(self, sizes: list[int], nbytes: float) -> Spread:
+        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs."""
+        return Spread.of(self.card, self._dealt(sizes), self._load, nbytes)

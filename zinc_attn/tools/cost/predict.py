@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, ClassVar, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
-from ...kernels.tuning import LayoutFacts, merge_lanes
+from ...kernels.tuning import merge_lanes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
+from .assumptions import CACHED_RATE, GAP_US, L2_RATE, MERGE_FOLD_CYCLES, MERGE_TURN_CYCLES, MERGE_WAIT_CYCLES
 from .cards import Card
 from .compilers import prediction_compilers
-from .pass1 import CACHED_RATE, KNEE, L2_RATE, START_US, Workgroup
+from .pass1 import Workgroup, dispatches_us
 
 LABEL: Final = "modeled"
 
-# No document gives the following figures either, but for the instruction counts.
-GAP_US: Final = 2.0  # barrier between the passes: drain, invalidate, launch
-MERGE_FOLD_CYCLES: Final = 20  # one node into the total: four dependent operations of five cycles (it issues 11)
-MERGE_ISSUE: Final = {
-    1: 738,
-    LEAVES_PER_NODE: 390,
-}  # instructions for a wave's 32 states before its turn, by leaves per state
-MERGE_WAIT_CYCLES: Final = 500  # LDS round trips and barriers of a round
-MERGE_TURN_CYCLES: Final = 100  # the total goes through the LDS to the next wave, behind a barrier
+# Instructions for a wave's 32 states before its turn, by leaves per state: gfx1201's program.
+MERGE_ISSUE: Final = {1: 738, LEAVES_PER_NODE: 390}
 MERGE_WAVES: Final = merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 
 
+@dataclass(frozen=True)
 class Modeled:
     """A modeled result that JSON can hold, with the label and the derived numbers."""
 
-    derived: ClassVar[tuple[str, ...]] = ()
-    label: ClassVar[str] = LABEL
-
     def to_dict(self) -> dict[str, Any]:
-        """The label, the compilers, the fields and the derived numbers; floats are rounded to four decimals.
+        """The label, the compilers, the fields and the properties; floats are rounded to four decimals.
 
         compiler: see ``prediction_compilers``.
         """
-        assert is_dataclass(self) and not isinstance(self, type)
-        found = asdict(self) | {name: getattr(self, name) for name in self.derived}
-        about: dict[str, Any] = {"label": self.label, "compiler": dict(prediction_compilers())}
+        derived = (name for name, one in vars(type(self)).items() if isinstance(one, property))
+        found = asdict(self) | {name: getattr(self, name) for name in derived}
+        about: dict[str, Any] = {"label": LABEL, "compiler": dict(prediction_compilers())}
         return about | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
 
 
@@ -55,8 +47,6 @@ class Prediction(Modeled):
     writing the partial states. waves_us: pass 1 if memory were infinitely wide. issue_us: arithmetic of its busiest
     SIMD. merge_us: pass 2 with the gap before it.
     """
-
-    derived: ClassVar[tuple[str, ...]] = ("gb_s", "fraction", "overhead", "bound")
 
     card: str
     shape: str
@@ -113,12 +103,11 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     shape, per_token = plan.shape, plan.shape.kv_bytes_per_token(dtype)
     kv_bytes = (plan.context_len - plan.begin) * per_token
     written = written_bytes(plan, kv_bytes, card)
-    build = plan.build_on(LayoutFacts(card.compute_units), dtype)
-    group = Workgroup(card, shape, shape.heads_per_workgroup, build, dtype)
+    group = Workgroup.of(plan, card, dtype)
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
     work = group.spread(sizes, kv_bytes + written)
     again_us = kv_bytes * (plan.q_len * shape.head_chunks - 1) / L2_RATE / card.read_rate  # rows and head chunks
-    pass1 = START_US + (work.us**KNEE + again_us**KNEE) ** (1 / KNEE)
+    pass1 = dispatches_us([work], again_us)
     merge = merge_us(plan, card, kv_bytes, work.leaves) if plan.passes == 2 else 0.0
     return Prediction(
         card=card.title,
@@ -183,17 +172,14 @@ def best_splits(
     found = []
     for unit in (1, LEAVES_PER_NODE):
         units = -(-context // (unit * KEYS_PER_LEAF))
-        for n in _counts(max(1, min(units, most))):
+        top = max(1, min(units, most))
+        # Few splits, powers of two, and counts that divide ``top`` nearly evenly.
+        counts = {*range(1, 17), *(1 << i for i in range(24)), *(-(-top // k) for k in range(1, 65))}
+        for n in sorted(n for n in counts if n <= top):
             bounds = tuple(min(i * units // n * unit * KEYS_PER_LEAF, context) for i in range(n + 1))
             plan = SplitPlan(context, shape, bounds, unit)
             found.append((plan, predict(plan, card, dtype)))
     return min(found, key=lambda pair: pair[1].total_us)
-
-
-def _counts(most: int) -> list[int]:
-    """Split counts worth trying: few, powers of two, and those that divide ``most`` nearly evenly."""
-    found = {-(-most // k) for k in range(1, 65)} | {1 << i for i in range(24)} | set(range(1, 17))
-    return sorted(n for n in found if n <= most)
 
 
 def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int, float, float, int]]:
@@ -201,11 +187,10 @@ def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int,
 
     A workgroup of several waves is drawn on each of its compute units.
     """
-    pass1_us, build = predict(plan, card, dtype).pass1_us, plan.build_on(LayoutFacts(card.compute_units), dtype)
-    units = Workgroup(card, plan.shape, 1, build, dtype).units
+    pass1_us, units = predict(plan, card, dtype).pass1_us, Workgroup.of(plan, card, dtype).units
     sizes = [(i, b - a) for i, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
     groups = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
     jobs = [group for group in groups for _ in range(units)]
-    per_unit = [jobs[i :: card.compute_units] for i in range(card.compute_units)]
     scale = pass1_us / max((s for _, s in jobs), default=1)
-    return [(cu, 0.0, size * scale, split) for cu, unit in enumerate(per_unit) for split, size in unit]
+    bars = [(i % card.compute_units, 0.0, size * scale, split) for i, (split, size) in enumerate(jobs)]
+    return sorted(bars, key=lambda bar: bar[0])

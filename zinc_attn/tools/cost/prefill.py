@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, replace
-from typing import ClassVar, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,35 +13,39 @@ from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
-from ...kernels.tuning import LayoutFacts, shared_rows
+from ...kernels.tuning import LayoutFacts
 from ...limits import MAX_CONTEXT
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...planning.items import Indices
 from ...planning.sharing import rows_pay
-from ...planning.splits import SplitPlan, plan_splits, sharing_pays
+from ...planning.splits import SplitPlan, plan_splits
 from ...planning.walks import walk_pays, walking_rows
 from ...shapes import AttnShape
+from .assumptions import L2_RATE
 from .cards import Card
-from .cascade import submission_rows
+from .cascade import rows_together, submission_rows
 from .matrix import RDNA4_UNITS, MatrixGroup
-from .pass1 import KNEE, L2_RATE, START_US, Spread, Workgroup
-from .predict import GAP_US, Modeled, Prediction, merge_us, predict, written_bytes
+from .pass1 import Workgroup, dispatches_us
+from .predict import Modeled, Prediction, merge_us, predict, written_bytes
 
 SAMPLES: Final = 17  # submissions of a long call that are modeled; those between them lie on the line through two
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Work and times of a submission, or of all of a call's.
+class RowsPrediction(Modeled):
+    """A modeled call of the last ``rows`` rows of a sequence of ``context`` keys; each row sees the keys up to its own.
 
-    computed: pairs of a query vector and a key that the kernel computes, with those of tiles and leaves that are not
-    whole. matrix_us: the products at the full rate of the matrix units. memory_us: K and V at the read rate, once a
-    submission. states_us: writing the partial states. again_us: keys that other workgroups have read before, from the
-    L2. issue_us: of the busiest SIMD. waves_us: pass 1 if memory and L2 were infinitely wide. merge_us: pass 2 with the
-    gap before it.
+    arithmetic: "canonical" or "matrix", which "matrix-prefill" is one of. submissions: one after another, ``rows_each``
+    rows in all but the last. pairs: of a query vector and a key that it sees.
+
+    The fields before card are of all submissions together. computed: pairs that the kernel computes, with those of
+    tiles and leaves that are not whole. matrix_us: the products at the full rate of the matrix units. memory_us: K and
+    V at the read rate, once a submission. states_us: writing the partial states. again_us: keys that other workgroups
+    have read before, from the L2. issue_us: of the busiest SIMD. waves_us: pass 1 if memory and L2 were infinitely
+    wide. merge_us: pass 2 with the gap before it.
     """
 
-    workgroups: float
+    workgroups: int
     computed: float
     matrix_us: float
     memory_us: float
@@ -51,18 +55,6 @@ class Terms:
     waves_us: float
     pass1_us: float
     merge_us: float
-
-
-@dataclass(frozen=True)
-class RowsPrediction(Terms, Modeled):
-    """A modeled call of the last ``rows`` rows of a sequence of ``context`` keys; each row sees the keys up to its own.
-
-    arithmetic: "canonical" or "matrix", which "matrix-prefill" is one of. submissions: one after another, ``rows_each``
-    rows in all but the last. pairs: of a query vector and a key that it sees.
-    """
-
-    derived: ClassVar[tuple[str, ...]] = ("row_us", "tflops", "waste")
-
     card: str
     shape: str
     dtype: str
@@ -114,11 +106,15 @@ def predict_rows(
     begins, limits = np.arange(0, rows, each), np.arange(context - rows + 1, context + 1)
     whole = rows // each
     picked = np.unique(np.linspace(0, whole - 1, min(whole, SAMPLES)).round().astype(int))
-    found = np.array([astuple(call.terms(limits[begins[i] : begins[i] + each])) for i in picked])
-    total = np.array([np.interp(np.arange(whole), picked, column).sum() for column in found.T])
+    found = [call.terms(limits[begins[i] : begins[i] + each]) for i in picked]
+    every = np.arange(whole)
+    terms: dict[str, Any] = {
+        name: float(np.interp(every, picked, [one[name] for one in found]).sum()) for name in found[0]
+    }
     if whole < len(begins):
-        total += np.array(astuple(call.terms(limits[begins[-1] :])))
-    terms, pairs = Terms(*total.tolist()), int(limits.sum()) * shape.q_heads
+        terms = {name: terms[name] + last for name, last in call.terms(limits[begins[-1] :]).items()}
+    terms["workgroups"] = round(terms["workgroups"])
+    pairs = int(limits.sum()) * shape.q_heads
     return RowsPrediction(
         card=card.title,
         shape=str(shape),
@@ -129,9 +125,9 @@ def predict_rows(
         submissions=len(begins),
         rows_each=each,
         pairs=pairs,
-        total_us=terms.pass1_us + terms.merge_us,
+        total_us=terms["pass1_us"] + terms["merge_us"],
         flops=pairs * 2 * (shape.k_dim + shape.v_dim),
-        **asdict(terms) | {"workgroups": round(terms.workgroups)},
+        **terms,
     )
 
 
@@ -155,14 +151,7 @@ def matrix_from(shape: AttnShape, card: Card, context: int, dtype: str = "f16", 
     return None
 
 
-class _Work(NamedTuple):
-    """Pass 1 of a submission. nbytes: of K and V, that all workgroups read; pairs: that they compute."""
-
-    spreads: list[Spread]
-    workgroups: int
-    nbytes: float
-    pairs: float
-    matrix_us: float
+Dispatch = tuple[Workgroup | MatrixGroup, list[int]]  # the leaves of each of its workgroups
 
 
 @dataclass(frozen=True)
@@ -176,35 +165,39 @@ class _Call:
     by_matrix: bool
     walks: bool = False
 
-    @property
-    def _head_bytes(self) -> float:
-        """Bytes of K and V of a key and KV head."""
-        return self.plan.shape.kv_bytes_per_token(self.dtype) / self.plan.shape.kv_heads
+    def terms(self, limits: Indices) -> dict[str, Any]:
+        """RowsPrediction's sums, of a submission of rows that see ``limits`` keys.
 
-    def terms(self, limits: Indices) -> Terms:
-        """A submission of rows that see ``limits`` keys."""
+        Its dispatches move K, V and states from and to memory in proportion to their leaves.
+        """
         shape, card = self.plan.shape, self.card
-        kv_bytes = int(limits[-1]) * shape.kv_bytes_per_token(self.dtype)
-        states = -(-limits // KEYS_PER_NODE)
+        token_bytes = shape.kv_bytes_per_token(self.dtype)
+        kv_bytes = int(limits[-1]) * token_bytes
         written = self._of_states(limits, lambda plan: written_bytes(plan, kv_bytes, card))
-        work = (self._on_matrices if self.by_matrix else self._canonical)(limits, kv_bytes + written)
-        again_us = max(0.0, work.nbytes - kv_bytes) / L2_RATE / card.read_rate
-        busy = sum(one.us for one in work.spreads)
-        pass1 = START_US + GAP_US * (len(work.spreads) - 1) + (busy**KNEE + again_us**KNEE) ** (1 / KNEE)
-        in_turn = max(one.leaves for one in work.spreads)
-        merge = self._of_states(limits, lambda plan: merge_us(plan, card, kv_bytes, in_turn))
-        return Terms(
-            workgroups=work.workgroups,
-            computed=work.pairs,
-            matrix_us=work.matrix_us,
-            memory_us=kv_bytes / card.read_rate,
-            states_us=written / card.read_rate,
-            again_us=again_us,
-            issue_us=sum(one.issue_us for one in work.spreads),
-            waves_us=sum(one.alone_us for one in work.spreads),
-            pass1_us=pass1,
-            merge_us=merge if not self.walks and (states.max() > 1 or self.plan.passes == 2) else 0.0,
+        dispatches = [one for one in (self._on_matrices if self.by_matrix else self._canonical)(limits) if one[1]]
+        total = sum(sum(sizes) for _, sizes in dispatches)
+        spreads = [group.spread(sizes, (kv_bytes + written) * sum(sizes) / total) for group, sizes in dispatches]
+        nbytes = total * KEYS_PER_LEAF * (token_bytes / shape.kv_heads)
+        if self.walks:  # a node's state is merged into a total that the L2 holds
+            nodes = sum(-(-size // LEAVES_PER_NODE) * group.vectors for group, sizes in dispatches for size in sizes)
+            nbytes += 2 * 4 * nodes * shape.v_dim
+        again_us = max(0.0, nbytes - kv_bytes) / L2_RATE / card.read_rate
+        in_turn = max(one.leaves for one in spreads)
+        products = sum(
+            sum(sizes) * group.matrix * group.waves for group, sizes in dispatches if isinstance(group, MatrixGroup)
         )
+        return {
+            "workgroups": sum(len(sizes) for _, sizes in dispatches),
+            "computed": sum(sum(sizes) * KEYS_PER_LEAF * group.vectors for group, sizes in dispatches),
+            "matrix_us": products / card.all_simds / card.clock_ghz / 1e3,
+            "memory_us": kv_bytes / card.read_rate,
+            "states_us": written / card.read_rate,
+            "again_us": again_us,
+            "issue_us": sum(one.issue_us for one in spreads),
+            "waves_us": sum(one.alone_us for one in spreads),
+            "pass1_us": dispatches_us(spreads, again_us),
+            "merge_us": self._of_states(limits, lambda plan: merge_us(plan, card, kv_bytes, in_turn)),
+        }
 
     def _of_states(self, limits: Indices, of: Callable[[SplitPlan], float]) -> float:
         """``of`` a plan whose rows have as many states as those of ``limits`` have on average."""
@@ -216,61 +209,30 @@ class _Call:
         a, b = (of(SplitPlan.fixed(n, shape, split_size=KEYS_PER_NODE, q_len=rows)) for n in sizes)
         return a + (mean - low) * (b - a)
 
-    def _on_matrices(self, limits: Indices, moved: float) -> _Work:
-        """Workgroups of neighboring rows on one node, or on all; their leaves are those that the last row sees.
-
-        Where they walk, a node's state is merged into a total that the L2 holds.
-        """
-        shape, card = self.plan.shape, self.card
-        group = MatrixGroup.of(card, shape, len(limits))
+    def _on_matrices(self, limits: Indices) -> list[Dispatch]:
+        """Workgroups of neighboring rows on one node, or on all; their leaves are those that the last row sees."""
+        shape = self.plan.shape
+        group = MatrixGroup.of(self.card, shape, len(limits))
         each = group.workgroup.rows(shape.group)
-        ends = np.append(limits[each - 1 : -1 : each], limits[-1])
-        ends = -(-ends // KEYS_PER_LEAF)
-        sizes = sorted(ends.tolist(), reverse=True) if self.walks else _items(ends)
-        sizes *= shape.kv_heads * group.workgroup.blocks(shape.group)
-        leaves = sum(sizes)
-        matrix_us = leaves * group.matrix * group.waves / card.all_simds / card.clock_ghz / 1e3
-        pairs = leaves * KEYS_PER_LEAF * group.workgroup.vectors
-        nbytes = leaves * KEYS_PER_LEAF * self._head_bytes
-        if self.walks:
-            nodes = sum(-(-size // LEAVES_PER_NODE) for size in sizes)
-            nbytes += 2 * 4 * nodes * group.workgroup.vectors * shape.v_dim
-        return _Work([group.spread(sizes, moved)], len(sizes), nbytes, pairs, matrix_us)
+        leaves = -(-np.append(limits[each - 1 : -1 : each], limits[-1]) // KEYS_PER_LEAF)
+        sizes = sorted(leaves.tolist(), reverse=True) if self.walks else _items(leaves)
+        return [(group, sizes * (shape.kv_heads * group.workgroup.blocks(shape.group)))]
 
-    def _canonical(self, limits: Indices, moved: float) -> _Work:
+    def _canonical(self, limits: Indices) -> list[Dispatch]:
         """Rows side by side, or, where it pays, several rows to a workgroup on the nodes that all of them see whole."""
-        shape, card = self.plan.shape, self.card
-        chunks, rows = shape.kv_heads * shape.head_chunks, len(limits)
-        build = self.plan.build_on(LayoutFacts(card.compute_units), self.dtype)
-        alone = Workgroup(card, shape, shape.heads_per_workgroup, build, self.dtype)
-        leaves = -(-limits // KEYS_PER_LEAF)
-        each = self._rows_each(limits)
-        if each == 1:
-            sizes = _items(leaves) * chunks
-            return self._work([(alone, sizes)], moved)
+        shape, card, rows = self.plan.shape, self.card, len(limits)
+        chunks = shape.kv_heads * shape.head_chunks
+        alone, leaves = Workgroup.of(self.plan, card, self.dtype), -(-limits // KEYS_PER_LEAF)
         whole = limits // KEYS_PER_NODE
+        device = LayoutFacts(card.compute_units, "discrete")
+        each, pays = rows_together(rows, int(whole[0]) * KEYS_PER_NODE, shape, device)
+        if not (pays and rows_pay(rows, shape.group * each, shape)):
+            return [(alone, _items(leaves) * chunks)]
         groups = np.array([int((whole > node).sum()) for node in range(int(whole[-1]))])  # rows that see each node
         shared = [LEAVES_PER_NODE] * int((-(-groups // each)).sum()) * chunks
         rest = [int(n) for n in leaves - whole * LEAVES_PER_NODE if n] * chunks
         together = Workgroup(card, shape, shape.group * min(each, rows), "loop", self.dtype)
-        return self._work([one for one in ((together, shared), (alone, rest)) if one[1]], moved)
-
-    def _rows_each(self, limits: Indices) -> int:
-        """Rows that a workgroup of the canonical kernels serves on whole nodes."""
-        shape, rows = self.plan.shape, len(limits)
-        each = min(shared_rows("discrete", shape), 1 << (rows - 1).bit_length())
-        nodes = int(limits[0]) // KEYS_PER_NODE
-        saved, items = (rows - -(-rows // each)) * nodes * LEAVES_PER_NODE, -(-rows // each) * nodes
-        pays = sharing_pays(saved, items, shape, self.card.compute_units, "discrete")
-        return each if each > 1 and pays and rows_pay(rows, shape.group * each, shape) else 1
-
-    def _work(self, parts: list[tuple[Workgroup, list[int]]], moved: float) -> _Work:
-        """Dispatches one after another, which move ``moved`` bytes from and to memory in proportion to their leaves."""
-        total = max(sum(sum(sizes) for _, sizes in parts), 1)
-        spreads = [group.spread(sizes, moved * sum(sizes) / total) for group, sizes in parts]
-        pairs = sum(sum(sizes) * KEYS_PER_LEAF * group.vectors for group, sizes in parts)
-        nbytes = total * KEYS_PER_LEAF * self._head_bytes
-        return _Work(spreads, sum(len(sizes) for _, sizes in parts), nbytes, pairs, 0.0)
+        return [(together, shared), (alone, rest)]
 
 
 def _items(leaves: Indices) -> list[int]:

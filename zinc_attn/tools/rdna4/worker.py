@@ -14,14 +14,13 @@ from typing import Any, Final
 
 from ...errors import ZincAttnError
 from ...limits import WAVE
-from ...runtime.devices import MATRIX_FEATURES
+from ...runtime.devices import COMPUTE_STAGE, MATRIX_FEATURES
 from ...runtime.loader import Vulkan, loader
+from ...runtime.vulkan.pipelines import STORAGE_DESCRIPTOR
 from .variants import FAMILIES
 
 _EXTENSIONS: Final = ("VK_KHR_pipeline_executable_properties", "VK_EXT_subgroup_size_control")
 _CAPTURE: Final = 0x40 | 0x80  # VK_PIPELINE_CREATE_CAPTURE_{STATISTICS,INTERNAL_REPRESENTATIONS}_BIT_KHR
-_STORAGE_BUFFER: Final = 7
-_COMPUTE_STAGE: Final = 0x20
 _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
 
 
@@ -84,7 +83,7 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
     without, which is how Kompute makes it.
     """
     ffi = vk.ffi
-    each = {"descriptorType": _STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": _COMPUTE_STAGE}
+    each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
     sets = [_make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)]
@@ -96,7 +95,7 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
         "VkPipelineShaderStageCreateInfo",
         pNext=wave if several else ffi.NULL,
         flags=_FULL_SUBGROUPS if several else 0,
-        stage=_COMPUTE_STAGE,
+        stage=COMPUTE_STAGE,
         module=_make(vk, device, "ShaderModule", codeSize=len(code), pCode=words),
         pName=ffi.new("char[]", b"main"),
         pSpecializationInfo=vk.specialization(constants),
