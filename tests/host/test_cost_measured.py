@@ -88,6 +88,8 @@ def test_card_of_a_device(name: str, units: int | None, title: str | None) -> No
     chosen = cost.card_of_device(name, "discrete", units)
     assert (chosen and chosen.card.title) == title
     assert cost.card_of_device(name, "cpu", units) is None
+    if chosen and title and "like an" in title:
+        assert chosen.card.source == "the R9700, scaled" and {"clock_ghz", "bandwidth"} <= set(chosen.card.assumed)
 
 
 def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

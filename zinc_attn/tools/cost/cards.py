@@ -101,8 +101,10 @@ def find_card(name: str) -> Card:
 def card_with(compute_units: int) -> Card:
     """An RDNA4 card of so many compute units, with the R9700's clock and its bandwidth per compute unit."""
     model, units = CARDS["r9700"], check_int("cu", compute_units, 1)
-    if units == model.compute_units:
-        return model
+    return model if units == model.compute_units else _scaled(model, units)
+
+
+def _scaled(model: Card, units: int) -> Card:
     return replace(
         model,
         title=f"{units} compute units like an R9700's",
@@ -133,6 +135,5 @@ def card_of_device(name: str, kind: str, compute_units: int | None) -> ChosenCar
         return ChosenCard(CARDS[max(found, key=len)], "the device's name")
     if compute_units is None:
         return None
-    card = card_with(compute_units)
-    scaled = replace(card, title=f"{compute_units} compute units like an R9700's")
-    return ChosenCard(scaled, "the compute units: the model has no card of this name and scales the R9700")
+    card = _scaled(CARDS["r9700"], compute_units)
+    return ChosenCard(card, "the compute units: the model has no card of this name and scales the R9700")
