@@ -85,15 +85,11 @@ class WorkBuffer:
         self.appends, self.copies = append.view(APPEND), append.view(COPY)
         self.tables_at, self.masks_at = int(ends[3]), int(ends[7])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
-        if heads.sinks is not None:
-            self.set(sink_table=int(ends[4]))
-            self.sinks[:] = heads.sinks.view(np.uint32)
-        if heads.alibi is not None:
-            self.set(alibi_table=int(ends[5]))
-            self.alibi[:] = heads.alibi.view(np.uint32)
-        if heads.scales is not None:
-            self.set(scale_table=int(ends[6]))
-            self.scales[:] = heads.scales.view(np.uint32)
+        per_head = ("sink_table", self.sinks), ("alibi_table", self.alibi), ("scale_table", self.scales)
+        for (name, words), begin, one in zip(per_head, ends[4:7], heads, strict=True):
+            if one is not None:
+                self.set(**{name: int(begin)})
+                words[:] = one.view(np.uint32)
 
     def set(self, **values: int) -> None:
         """Set header words by name."""
