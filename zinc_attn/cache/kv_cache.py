@@ -95,7 +95,6 @@ class KVCache:
         page_size = check_int("page_size", page_size, 16)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         self.tile = min(KEYS_PER_LEAF, page_size)
-        self.page_tiles = page_size // self.tile
         self.lock = device.lock
         self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
@@ -104,7 +103,7 @@ class KVCache:
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
-        self.layout = PageLayout(shape, dtype, self.tile, self.page_tiles, self.row_words)
+        self.layout = PageLayout(shape, dtype, self.tile, page_size // self.tile, self.row_words)
         self.layers: list[LayerStorage] = []
         self._mover = RowMover(device, self.layout, self.layers)
         self._allocate()
@@ -113,7 +112,7 @@ class KVCache:
 
     def _head_bytes(self, words: int) -> int:
         """Bytes of K or V of one KV head of one layer, whose rows have ``words`` words."""
-        return 4 * self.pool.num_pages * self.page_tiles * self.tile * words
+        return 4 * self.pool.capacity * words
 
     @property
     def nbytes(self) -> int:

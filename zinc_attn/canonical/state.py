@@ -95,9 +95,9 @@ def sink_state(scores: F32, head_dim: int) -> State:
     return State(m, weight(scores, m), np.zeros((*scores.shape, head_dim), np.float32))
 
 
-def fold_ascending(states: State) -> State:
-    """Fold axis 0, ascending."""
-    total = empty_state(states.m.shape[1:], states.o.shape[-1])
+def fold_ascending(states: State, total: State | None = None) -> State:
+    """Fold axis 0, ascending, into ``total``, or into the state of no keys."""
+    total = empty_state(states.m.shape[1:], states.o.shape[-1]) if total is None else total
     for i in range(states.m.shape[0]):
         total = merge(total, State(states.m[i], states.l[i], states.o[i]))
     return total
