@@ -28,7 +28,7 @@ from ..kernels.dispatches import (
     matrix_call,
     merge_call,
 )
-from ..kernels.records import ROW, Records, WorkBuffer
+from ..kernels.records import ROW, Records, WorkBuffer, out_and_lse
 from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
 from ..runtime.device import Device
@@ -294,12 +294,9 @@ class Workspace:
         Without ``copy`` they are valid until the next submission.
         """
         runtime = self._sent()
-        shape, room = self.cache.shape, self.key.rows
-        heads, dim = shape.q_heads, shape.v_dim
-        words = (runtime.read if copy else runtime.peek)(self.tensors.out).view(np.float32)
-        size = room * heads * dim
-        out = words[:size].reshape(room, heads, dim)[..., : shape.v_head_dim]
-        return out[:rows], words[size : size + room * heads].reshape(room, heads)[:rows]
+        words = (runtime.read if copy else runtime.peek)(self.tensors.out)
+        out, lse = out_and_lse(words, self.key.rows, self.cache.shape)
+        return out[:rows], lse[:rows]
 
     def states(self, rows: int, units: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """m and l (rows, units, q_heads), o (rows, units, q_heads, v_head_dim) of a partial submission."""
