@@ -413,10 +413,9 @@ def test_layers_cut_into_shards_have_the_same_bits(
 ) -> None:
     shape = za.AttnShape(6, 3, 64)
     whole = with_cache(za.KVCache(device, shape, 2, 256, dtype, 16), grow, STEPS)
-    runtime, name = device.runtime, "_info" if hasattr(device.runtime, "_info") else "info"
     per_head = 256 * 64 * {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}[dtype] + (256 * 4 if dtype == "q8_0" else 0)
     for heads, cut in ((2, [1, 2]), (1, [1, 1, 1])):
-        monkeypatch.setattr(runtime, name, replace(device.info, max_buffer_bytes=heads * per_head))
+        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=heads * per_head))
         cache = za.KVCache(device, shape, 2, 256, dtype, 16)
         monkeypatch.undo()
         assert [[one.heads for one in layer.slices] for layer in cache.layers] == [cut] * 2
@@ -517,10 +516,9 @@ def test_what_was_prepared_is_not_made_again(
 @pytest.mark.both_dispatchers
 def test_layers_in_several_buffers_have_the_same_bits(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = with_cache(za.KVCache(device, SMALL, 5, 256, "f16", 16), grow, STEPS)
-    runtime, name = device.runtime, "_info" if hasattr(device.runtime, "_info") else "info"
     layer_bytes = 256 * SMALL.kv_heads * SMALL.head_dim * 2
     for most, numbers in ((4, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2]), (1, [0, 1, 2, 3, 4])):
-        monkeypatch.setattr(runtime, name, replace(device.info, max_buffer_bytes=most * layer_bytes + 4))
+        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=most * layer_bytes + 4))
         cache = za.KVCache(device, SMALL, 5, 256, "f16", 16)
         monkeypatch.undo()
         assert [layer.number for layer in cache.layers] == numbers

@@ -116,7 +116,7 @@ GPU_BUILDS = [
 def test_the_builds_and_the_rules_of_a_gpu(any_device: za.Device, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a card runs, on a device that says it is one: the split rule's states, shared where that pays."""
     info = replace(any_device.info, kind="discrete", compute_units=2)
-    monkeypatch.setattr(any_device.runtime, "_info", info)
+    monkeypatch.setattr(any_device.runtime, "info", info)
     shape, rng = za.AttnShape.parse(text), np.random.default_rng(5)
     prefix = 2100 if FULL else 1100
     with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
@@ -203,11 +203,10 @@ def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: p
     rng = np.random.default_rng(0)
     k = rng.standard_normal((2600, 1, 64)).astype(np.float32)
     q = rng.standard_normal((40, 3, 64)).astype(np.float32)
-    name = "_info" if hasattr(device.runtime, "_info") else "info"
     with za.KVCache(device, za.AttnShape(3, 1, 64), 1, 4096, "f32") as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, k, k)
-        monkeypatch.setattr(device.runtime, name, replace(device.info, max_workgroups=(64, 64, 64), kind="cpu"))
+        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(64, 64, 64), kind="cpu"))
         attn = za.Attention(cache, num_splits=1)
         assert not differing(attn(q, seq, 0), reference.emulate(q, k, k)[0])
 

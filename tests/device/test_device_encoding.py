@@ -195,7 +195,7 @@ def test_values_that_no_buffer_holds_are_encoded_by_the_host(
     made = []
     monkeypatch.setattr(rows, "encode_into", lambda *given: (made.append(given), encode_into(*given)))
     with za.KVCache(device, SHAPE, 1, 512, "q8_0", 64) as cache:
-        monkeypatch.setattr(device.runtime, "_info", replace(device.info, max_buffer_bytes=64 * 2 * (64 + 96) * 4 - 4))
+        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=64 * 2 * (64 + 96) * 4 - 4))
         seq = cache.new_sequence()
         out = za.Attention(cache)(Q[63:64], seq, 0, k=K[:64], v=V[:64])
     assert len(made) == 1

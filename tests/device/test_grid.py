@@ -122,7 +122,7 @@ def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> Non
 )
 def test_the_oracles_bits_in_small_waves(device: za.Device, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
-    monkeypatch.setattr(device.runtime, "_info", replace(device.info, attend_lanes=8))
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, attend_lanes=8))
     kernel, seen = device.kernel, []
 
     def noted(decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:

@@ -95,6 +95,8 @@ def test_masks_slopes_and_a_v_that_is_not_like_k(device: za.Device, rng: np.rand
         blind[1] = False
         with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):
             attn(q, seq, 0, mask=blind)
+        with pytest.raises(ArgumentError, match="^v: got an array" if shape.latent else "^k: got None"):
+            attn(q, seq, 0, None, v)
 
 
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
@@ -330,6 +332,7 @@ def test_a_batch_counts_in_whole_or_not(devices: list[za.Device]) -> None:
         attn.fold = fold
         for arguments, text in (
             (([q], seqs, 0), r"^q: expected a list of 3 arrays"),
+            ((None, seqs, 0), r"^q: got None, expected a list of 3 arrays"),
             (([q] * 3, seqs, 0, [k] * 3), r"^v: got None, expected both k and v"),
             (([q] * 2, [root, root.shards[0]], 0), r"^seq: got Sequence, expected a ShardedSequence of this cache"),
         ):

@@ -88,8 +88,7 @@ def test_latent_values_have_the_scales_of_k(device: za.Device) -> None:
 @ONE
 def test_scales_where_heads_have_buffers_of_their_own(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer's heads are cut over buffers where one would be beyond the device's limit."""
-    name = "_info" if hasattr(device.runtime, "_info") else "info"
-    monkeypatch.setattr(device.runtime, name, replace(device.info, max_buffer_bytes=512 * 96))
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=512 * 96))
     cache = za.KVCache(device, SHAPE, 2, 512, "fp8_e4m3", 64, **FP8)
     monkeypatch.undo()
     assert [one.heads for one in cache.layers[1].slices] == [1, 1]
@@ -181,7 +180,7 @@ PAIRS = "q8_0/q4_0 q4_1/q5_0 iq4_nl/q5_1 fp8_e4m3/q8_0"
 @pytest.mark.parametrize("pair", [*PAIRS.split(), *("/".join(x.split("/")[::-1]) for x in PAIRS.split() if FULL)])
 def test_the_values_of_a_gpu(any_device: za.Device, pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that make values on a card, on a device that says it is one; scales down to subnormal float16."""
-    monkeypatch.setattr(any_device.runtime, "_info", replace(any_device.info, kind="discrete"))
+    monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete"))
     sizes = np.exp2(RNG.integers(-20, 3, (300, 2, 1))).astype(np.float32)
     k, v = K * sizes, V * sizes
     with za.KVCache(any_device, SHAPE, 1, 512, pair, round_rows=True) as cache:

@@ -39,7 +39,6 @@ from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime, memory, pipeline_cache, pipelines
-from zinc_attn.runtime.vulkan import device as opening
 from zinc_attn.runtime.vulkan import runtime as dispatcher
 from zinc_attn.runtime.vulkan.commands import Commands
 from zinc_attn.runtime.vulkan.pipelines import local_size_x
@@ -261,7 +260,7 @@ def test_kernels_are_kept_per_constants(runtime: VulkanRuntime, kernel: Callable
 
 
 def test_required_subgroup_size(info: Any, spirv: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (opening, pipelines):
+    for module in (machine, pipelines):
         monkeypatch.setattr(module, "WAVE", info.subgroup_size)  # software drivers offer their own size alone
     runtime = VulkanRuntime(info)
     if not runtime._device.wave32:

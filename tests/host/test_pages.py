@@ -43,20 +43,19 @@ def test_an_append_takes_the_lowest_free_pages_for_all_layers_at_once() -> None:
     seq = SequencePages(pool, 2)
     first = seq.reserve(0, 40)
     assert (first.start, first.count, first.new_pages, first.copies) == (0, 40, (0, 1, 2), [])
-    assert first.block_table.tolist() == [0, 1, 2]
-    assert first.block_table.dtype == np.uint32
+    assert first.table == (0, 1, 2)
     assert first.writes() == [(0, 0, 0, 16), (1, 0, 16, 16), (2, 0, 32, 8)]
     assert (seq.pages, seq.lengths, pool.free_pages, pool.used_pages) == ([], [0, 0], 5, 3)  # held, not yet given
     first.commit()
-    assert (seq.pages, seq.lengths, len(seq), seq.committed, seq.in_step) == ([0, 1, 2], [40, 0], 0, 0, False)
+    assert (seq.pages, seq.lengths, len(seq), seq.in_step) == ([0, 1, 2], [40, 0], 0, False)
     second = seq.reserve(1, 40)
     assert (second.start, second.new_pages, second.table_start) == (0, (), 3)
     second.commit()
-    assert (seq.lengths, len(seq), seq.committed, seq.in_step) == ([40, 40], 40, 40, True)
+    assert (seq.lengths, len(seq), seq.in_step) == ([40, 40], 40, True)
     third = seq.reserve(1, 10)
     assert (third.new_pages, third.table_start, third.writes()) == ((3,), 3, [(2, 8, 0, 8), (3, 0, 8, 2)])
     third.commit()
-    assert seq.block_table.tolist() == third.block_table.tolist() == [0, 1, 2, 3]
+    assert seq.table == third.table == (0, 1, 2, 3)
     pool.check([seq])
 
 
@@ -149,7 +148,7 @@ def test_a_fork_shares_every_page_and_copies_the_partial_one_when_it_is_written(
     first = fork.reserve(2, 14)
     assert (first.copies, first.new_pages, first.table_start) == ([(1, 2, 4)], (2, 3), 1)
     assert first.writes() == [(2, 4, 0, 12), (3, 0, 12, 2)]
-    assert first.block_table.tolist() == [0, 2, 3]
+    assert first.table == (0, 2, 3)
     first.commit()
     assert first.copies == [(1, 2, 4)]
     assert not pool.is_shared(1)
@@ -707,7 +706,7 @@ class World:
         self.pool.check(self.seqs)
         for seq, tokens in zip(self.seqs, self.tokens, strict=True):
             assert seq.lengths == [len(t) for t in tokens]
-            content = self.slots[:, seq.block_table].reshape(LAYERS, -1)
+            content = self.slots[:, seq.pages].reshape(LAYERS, -1)
             for layer in range(LAYERS):
                 assert content[layer, : seq.lengths[layer]].tolist() == tokens[layer]
 

@@ -11,6 +11,7 @@ from support import FULL
 
 from zinc_attn import reference as ref
 from zinc_attn.canonical import state as algebra
+from zinc_attn.errors import ValueRangeError
 
 SHAPES = (
     "16/2/256",
@@ -74,6 +75,20 @@ def test_no_key_gives_zero_and_minus_infinity(rng):
     assert not out.any() and np.all(np.isneginf(lse))
     out, lse = ref.attention(q, k, v)
     assert not out.any() and np.all(np.isneginf(lse))
+
+
+@pytest.mark.parametrize("dtype", (np.float16, np.float32, np.float64))
+@pytest.mark.parametrize("bad", (np.inf, -np.inf, np.nan))
+@pytest.mark.parametrize("name", ("q", "k", "v", "sinks", "alibi"))
+def test_numbers_that_are_refused(rng, name, bad, dtype):
+    given = dict(zip("qkv", inputs(rng, "4/2/16", 5), strict=True)) | {"sinks": np.zeros(4), "alibi": np.zeros(4)}
+    given[name] = given[name].astype(dtype)
+    ref.attention(**given)
+    given[name].reshape(-1)[1] = bad
+    oracles = (ref.attention,) if dtype == np.float64 and name in "qkv" else (ref.attention, ref.emulate)
+    for oracle in oracles:
+        with pytest.raises(ValueRangeError, match=f"^{name}: got a NaN, an infinity or a magnitude beyond"):
+            oracle(**given)
 
 
 def test_merging_with_the_empty_state_changes_no_bit(rng):

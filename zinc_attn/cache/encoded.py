@@ -19,7 +19,7 @@ from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import StorageType, storage_types
 from . import blocks
-from .rows import F32, Largest, Words, row_parts, stored_values, write_part
+from .rows import F32, Largest, Words, pieces, row_parts, stored_values, write_part
 
 Bytes = NDArray[np.uint8]
 
@@ -112,18 +112,17 @@ def _write(raw: Bytes, name: str, values: Words, shared: Words, kind: StorageTyp
         found, largest = stored_values(name, np.ascontiguousarray(raw).view(_FLOATS[kind.name]), kind.name)
         write_part(values, shared, found, kind, None)
         return largest
-    largest, most = 0.0, max(1, PIECE // raw[0].size)
-    for at in range(0, len(raw), most):
-        part = slice(at, at + most)
+    largest = 0.0
+    for part in pieces(len(raw), raw[0].size, PIECE):
         piece = np.ascontiguousarray(raw[part])
         if kind.head_scale:
-            _check_finite((piece & 0x7F) != 0x7F, name, at, "value", "an fp8_e4m3 NaN")
+            _check_finite((piece & 0x7F) != 0x7F, name, part.start, "value", "an fp8_e4m3 NaN")
             values[part].view(np.uint8)[..., : raw.shape[2]] = piece
             by_head = (piece & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
             found = by_head if scale is None else by_head * scale
         else:
             q, halves = from_blocks(piece.reshape(*piece.shape[:2], -1, block_bytes(kind)), kind)
-            _check_finite(np.isfinite(halves), name, at, "block", "a scale or minimum that is not finite")
+            _check_finite(np.isfinite(halves), name, part.start, "block", "a scale or minimum that is not finite")
             blocks.write(values[part], shared[part], q, halves, kind)
             found = np.abs(blocks.dequantize(q, halves, kind))
         largest = max(largest, float(found.max()))

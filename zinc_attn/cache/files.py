@@ -67,7 +67,7 @@ def _metadata(cache: KVCache, tokens: int, digest: str) -> dict[str, str]:
 
 
 def _row_shape(cache: KVCache, tokens: int) -> tuple[int, int, int]:
-    return tokens, cache.shape.kv_heads, cache.row_words // cache.shape.kv_heads
+    return tokens, cache.shape.kv_heads, cache.row.words
 
 
 def _names(cache: KVCache) -> list[str]:
@@ -226,18 +226,17 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
 
 def _largest(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> Largest:
     """The largest magnitudes of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
-    largest, most = Largest(), max(1, CHECK_BYTES // (4 * cache.row_words))
-    shape = cache.shape
+    largest, shape = Largest(), cache.shape
     whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)  # what fills rows up, too
-    for at in range(0, len(words), most):
+    for part in rows.pieces(len(words), 4 * cache.row_words, CHECK_BYTES):
         with np.errstate(all="ignore"):
-            found = rows.decode(words[at : at + most], whole, cache.dtype, cache.scales_of(layer))
+            found = rows.decode(words[part], whole, cache.dtype, cache.scales_of(layer))
             values = [np.abs(x) for x in found]
             fits = [(x == 0) | ((x >= MIN_INPUT) & (x <= MAX_INPUT)) for x in values]
         if not all(np.all(x) for x in fits):
             raise CacheFileError(
-                f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {at} to {at + most - 1}; "
-                "the file is damaged"
+                f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {part.start} to "
+                f"{part.stop - 1}; the file is damaged"
             )
         largest = largest.joined(Largest(*(float(x.max()) for x in values)))  # with what fills rows up
     return largest

@@ -95,7 +95,6 @@ class KVCache:
         page_size = check_int("page_size", page_size, 16)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         self.tile = min(KEYS_PER_LEAF, page_size)
-        self.page_tiles = page_size // self.tile
         self.lock = device.lock
         self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
@@ -104,7 +103,7 @@ class KVCache:
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
-        self.layout = PageLayout(shape, dtype, self.tile, self.page_tiles, self.row_words)
+        self.layout = PageLayout(shape, dtype, self.tile, page_size // self.tile, self.row_words)
         self.layers: list[LayerStorage] = []
         self._mover = RowMover(device, self.layout, self.layers)
         self._allocate()
@@ -113,7 +112,7 @@ class KVCache:
 
     def _head_bytes(self, words: int) -> int:
         """Bytes of K or V of one KV head of one layer, whose rows have ``words`` words."""
-        return 4 * self.pool.num_pages * self.page_tiles * self.tile * words
+        return 4 * self.pool.capacity * words
 
     @property
     def nbytes(self) -> int:
@@ -363,28 +362,23 @@ class KVCache:
             words = rows.encode(k, v, self.shape, self.dtype, scales)
             self.write_rows(sequence, layer, reservation, words)
             return
-        table, most = sequence.table(reservation), max(1, ROWS_BYTES // (4 * value_words(self.shape, 1)))
-        for at in range(0, len(k), most):
-            part = k[at : at + most], v[at : at + most]
-            positions = np.arange(len(part[0])) + reservation.start + at
-            self._mover.append_values(layer, positions, table, part, scales)
+        table, positions = sequence.table(reservation), reservation.start + np.arange(len(k))
+        for part in rows.pieces(len(k), 4 * value_words(self.shape, 1), ROWS_BYTES):
+            self._mover.append_values(layer, positions[part], table, (k[part], v[part]), scales)
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""
-        table = sequence.table(reservation)
-        most = max(1, ROWS_BYTES // (4 * self.row_words))
-        for at in range(0, len(words), most):
-            part = words[at : at + most]
-            self._mover.append(layer, np.arange(len(part)) + reservation.start + at, table, part)
+        table, positions = sequence.table(reservation), reservation.start + np.arange(len(words))
+        for part in rows.pieces(len(words), 4 * self.row_words, ROWS_BYTES):
+            self._mover.append(layer, positions[part], table, words[part])
 
     def read_rows(self, sequence: Sequence, layer: int, begin: int, end: int) -> NDArray[np.uint32]:
         """The rows [begin, end) of a layer as they are stored, (n, kv_heads, words)."""
-        table, parts = sequence.table(), []
-        most = max(1, ROWS_BYTES // (4 * self.row_words))
-        for at in range(begin, end, most):
-            parts.append(self._mover.gather(layer, np.arange(at, min(at + most, end)), table))
-        empty = np.zeros((0, self.shape.kv_heads, self.row_words // self.shape.kv_heads), np.uint32)
-        return np.concatenate([empty, *parts])
+        table, positions = sequence.table(), np.arange(begin, end)
+        found = [np.zeros((0, self.shape.kv_heads, self.row.words), np.uint32)]
+        for part in rows.pieces(len(positions), 4 * self.row_words, ROWS_BYTES):
+            found.append(self._mover.gather(layer, positions[part], table))
+        return np.concatenate(found)
 
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """Copy pages (source, target, ...) of every layer."""

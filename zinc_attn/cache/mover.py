@@ -52,10 +52,10 @@ class _MoveKey(NamedTuple):
 
 
 class _Buffers(NamedTuple):
+    """The work words of a move, and its buffers by the names that kernel calls have for them."""
+
     work: WorkBuffer
-    work_buffer: Buffer
-    rows: Buffer | None
-    values: Buffer | None
+    bound: dict[str, Buffer]
 
 
 class RowMover:
@@ -72,8 +72,7 @@ class RowMover:
         for at in range(len(self._layers[layer].slices)):
             key = _MoveKey("append", at, power_of_two(len(positions)), power_of_two(len(table)))
             buffers = self._filled(key, layer, positions, table)
-            assert buffers.rows is not None
-            runtime.write(buffers.rows, rows.reshape(-1))
+            runtime.write(buffers.bound["rows"], rows.reshape(-1))
             runtime.run(self._recording(layer, key))
 
     def append_values(
@@ -89,11 +88,10 @@ class RowMover:
         for at in range(len(self._layers[layer].slices)):
             key = _MoveKey("encode", at, power_of_two(len(positions)), power_of_two(len(table)))
             buffers = self._made(key)
-            assert buffers.values is not None
             if factors is not None:
                 buffers.work.scales[:] = factors.view(np.uint32)
             self._filled(key, layer, positions, table)
-            upload_values(runtime, buffers.values, self._layout.shape, key.rows, [new])
+            upload_values(runtime, buffers.bound["values"], self._layout.shape, key.rows, [new])
             runtime.run(self._recording(layer, key))
 
     def gather(self, layer: int, positions: NDArray[np.int64], table: Words) -> Words:
@@ -104,9 +102,8 @@ class RowMover:
         for at, one in enumerate(self._layers[layer].slices):
             key = _MoveKey("gather", at, power_of_two(n), power_of_two(len(table)))
             buffers = self._filled(key, layer, positions, table)
-            assert buffers.rows is not None
             self._device.runtime.run(self._recording(layer, key))
-            got = self._device.runtime.read(buffers.rows)[: n * layout.row_words].reshape(found.shape)
+            got = self._device.runtime.read(buffers.bound["rows"])[: n * layout.row_words].reshape(found.shape)
             heads = slice(one.first, one.first + one.heads)
             found[:, heads] = got[:, heads]
         return found
@@ -119,7 +116,7 @@ class RowMover:
             buffers = self._made(key)
             first = np.array([self._layers[layer].first_page for layer in layers])
             buffers.work.copies["source"], buffers.work.copies["target"] = first + source, first + target
-            self._device.runtime.write(buffers.work_buffer, buffers.work.words)
+            self._device.runtime.write(buffers.bound["work"], buffers.work.words)
             self._device.runtime.run(self._recording(layers[0], key))
 
     def close(self) -> None:
@@ -129,9 +126,8 @@ class RowMover:
         for recording in recordings.values():
             recording.close()
         for work in buffers.values():
-            for one in (work.work_buffer, work.rows, work.values):
-                if one is not None:
-                    one.close()
+            for one in work.bound.values():
+                one.close()
 
     def _filled(self, key: _MoveKey, layer: int, positions: NDArray[np.int64], table: Words) -> _Buffers:
         buffers, n = self._made(key), len(positions)
@@ -141,7 +137,7 @@ class RowMover:
         work.appends["position"][n:] = declarations.NO_TOKEN
         work.appends["page_table"] = work.tables_at
         work.tables[: len(table)] = table
-        self._device.runtime.write(buffers.work_buffer, work.words)
+        self._device.runtime.write(buffers.bound["work"], work.words)
         return buffers
 
     def _made(self, key: _MoveKey) -> _Buffers:
@@ -150,18 +146,18 @@ class RowMover:
             scales = np.zeros(2 * layout.shape.kv_heads, np.float32) if key.kind == "encode" else None
             work = WorkBuffer(appends=key.rows, tables=key.tables, heads=HeadTables(scales=scales))
             layout.set_header(work, self._layers[0].slices[key.slice])
-            made: list[Buffer] = []
+            bound: dict[str, Buffer] = {}
             try:
-                made.append(runtime.buffer(4 * work.words.size, Use.INPUT))
+                bound["work"] = runtime.buffer(4 * work.words.size, Use.INPUT)
                 if key.kind != "copy":
-                    made.append(runtime.buffer(4 * key.rows * layout.row_words, _ROWS_USE[key.kind]))
+                    bound["rows"] = runtime.buffer(4 * key.rows * layout.row_words, _ROWS_USE[key.kind])
                 if key.kind == "encode":
-                    made.append(runtime.buffer(4 * value_words(layout.shape, key.rows), Use.INPUT))
+                    bound["values"] = runtime.buffer(4 * value_words(layout.shape, key.rows), Use.INPUT)
             except BaseException:
-                for one in made:
+                for one in bound.values():
                     one.close()
                 raise
-            self._buffers[key] = _Buffers(work, *made, *[None] * (3 - len(made)))
+            self._buffers[key] = _Buffers(work, bound)
         return self._buffers[key]
 
     def _recording(self, layer: int, key: _MoveKey) -> Recording:
@@ -171,9 +167,7 @@ class RowMover:
             slices = slices if key.kind == "copy" else slices[key.slice : key.slice + 1]
             steps = []
             for one in slices:
-                bound = {"work": buffers.work_buffer, "k": one.k, "v": one.v}
-                bound |= {} if buffers.rows is None else {"rows": buffers.rows}
-                bound |= {} if buffers.values is None else {"values": buffers.values}
+                bound = {**buffers.bound, "k": one.k, "v": one.v}
                 steps += [self._device.dispatch(call, bound) for call in self._calls(key, one)]
             self._recordings[number, key] = self._device.runtime.record(steps)
         return self._recordings[number, key]

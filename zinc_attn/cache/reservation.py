@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import ClosedError
 
 if TYPE_CHECKING:
@@ -68,11 +65,6 @@ class Reservation:
         """(source page, target page, tokens to keep): copy K and V of every layer before the rows are written."""
         keep = self.start % self.sequence.pool.page_size
         return [(source, self.new_pages[0], keep) for source in self._source]
-
-    @property
-    def block_table(self) -> NDArray[np.uint32]:
-        """The page ids after the append, shape (pages,)."""
-        return np.array(self.table, np.uint32)
 
     def writes(self) -> list[tuple[int, int, int, int]]:
         """(page, first slot, first row, rows): where the rows of this append go, in order."""

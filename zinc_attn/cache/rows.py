@@ -12,6 +12,7 @@ times the scale of the head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any, Final, NamedTuple
 
@@ -64,6 +65,19 @@ class Largest(NamedTuple):
         return Largest(max(self.k, other.k), max(self.v, other.v))
 
 
+def pieces(rows: int, row_size: int, most: int) -> Iterator[slice]:
+    """Slices of ``rows`` rows, the last of which may end behind them: each has one row, or as many of size ``row_size``
+    as make up ``most``."""
+    step = max(1, most // row_size)
+    return (slice(at, at + step) for at in range(0, rows, step))
+
+
+def _first(mask: NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
+    """The index of the first element that is true, and the same as errors write it."""
+    at = tuple(np.argwhere(mask)[0].tolist())
+    return at, ", ".join(map(str, at))
+
+
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     """float32, float16 or bfloat16 ``x`` with tiny values flushed, and its largest magnitude.
 
@@ -76,8 +90,7 @@ def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     bits = x.view(magnitude.dtype) & magnitude
     top = bits.max()
     if top > most:
-        at = tuple(np.argwhere(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))[0])
-        where = ", ".join(map(str, at))
+        at, where = _first(~(np.abs(x.astype(np.float32)) <= MAX_INPUT))
         raise ValueRangeError(f"{name}[{where}]: got {float(x[at]):g}, expected a finite value of at most 2**60")
     if least:
         one = magnitude.dtype.type(1)
@@ -108,7 +121,7 @@ def stored_values(
         values = _narrowed(name, values, largest, narrow, round_rows)
         largest = float(narrow.type(largest))  # rounding keeps the order of magnitudes
     if kind.halves and largest > blocks.MOST[dtype]:
-        where = ", ".join(map(str, np.argwhere(np.abs(values) > blocks.MOST[dtype])[0]))
+        _, where = _first(np.abs(values) > blocks.MOST[dtype])
         raise ValueRangeError(
             f"{name}[{where}]: got a magnitude of up to {largest:.9g}, a cache of {dtype} takes at most "
             f"{blocks.MOST[dtype]:.9g}; use a bf16 or f32 cache"
@@ -140,15 +153,14 @@ def _check_fp8(name: str, x: NDArray[Any], most: float, scale: F32) -> None:
 def _narrowed(name: str, x: NDArray[Any], largest: float, narrow: np.dtype[Any], round_rows: bool) -> NDArray[Any]:
     """Checked values as ``narrow``, rounded to nearest even with ``round_rows``. ValueRangeError names an index."""
     if narrow == _FLOAT16 and largest >= _F16_OVERFLOW:
-        at = tuple(np.argwhere(np.abs(x.astype(np.float32)) >= _F16_OVERFLOW)[0])
-        where = ", ".join(map(str, at))
+        at, where = _first(np.abs(x.astype(np.float32)) >= _F16_OVERFLOW)
         raise ValueRangeError(
             f"{name}[{where}]: got {float(x[at]):g}, a f16 cache takes magnitudes of at most "
             f"{blocks.F16_MAX:g}, the largest float16; use a bf16 or f32 cache"
         )
     values = x.astype(narrow)
     if not round_rows and np.any(different := values.astype(np.float32) != x):
-        where = ", ".join(map(str, np.argwhere(different)[0]))
+        _, where = _first(different)
         raise ValueRangeError(f"{name}[{where}]: not a bfloat16 value; a bf16 cache takes {_TAKES['bf16']}")
     return values
 
@@ -176,9 +188,7 @@ def write_part(out: Words, shared: Words, x: NDArray[Any], kind: StorageType, sc
     """Write values x (n, kv_heads, dims) of K or V and what their blocks share."""
     dims = x.shape[-1]
     if kind.halves:
-        most = max(1, _PIECE // x[0].size) if len(x) else 1
-        for at in range(0, len(x), most):
-            part = slice(at, at + most)
+        for part in pieces(len(x), x.shape[1] * dims, _PIECE):
             blocks.write(out[part], shared[part], *blocks.quantize(blocks.in_blocks(x[part]), kind), kind)
     elif kind.head_scale:
         codes = (x / _scale_of(scale, x)).astype(blocks.FP8).view(np.uint8)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import weakref
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..checks import check_int
 from ..errors import ClosedError, LimitError
 from ..limits import MAX_CONTEXT
@@ -77,20 +74,10 @@ class SequencePages:
         return len(self._settled[1])
 
     @property
-    def committed(self) -> int:
-        """Tokens that every layer has: ``len(self)``."""
-        return min(self.state[1])
-
-    @property
     def in_step(self) -> bool:
         """Whether all layers have the same number of tokens."""
         lengths = self.state[1]
         return min(lengths) == max(lengths)
-
-    @property
-    def block_table(self) -> NDArray[np.uint32]:
-        """The page ids as a new array of shape (pages,)."""
-        return np.array(self.state[0], np.uint32)
 
     def check_open(self) -> None:
         """ClosedError after ``free``."""

@@ -43,9 +43,14 @@ def checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDA
         if x.ndim == 3 and len(x) > MAX_CONTEXT:
             raise ShapeError(f"{name}: got {len(x):,} tokens, expected at most {MAX_CONTEXT:,}")
     for name, x in (("q", qa), ("k", ka), ("v", va)):
-        if x.size and not max(-float(x.min()), float(x.max())) <= constants.MAX_INPUT:  # false for NaN too
-            raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+        _check_magnitudes(name, x)
     return qa, ka, va
+
+
+def _check_magnitudes(name: str, x: NDArray[Any]) -> None:
+    """Python's floats are compared: beside a float16 array, NumPy would make the bound an infinity."""
+    if x.size and not max(-float(x.min()), float(x.max())) <= constants.MAX_INPUT:  # false for NaN too
+        raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
 
 
 def check_scale(scale: Any) -> float | None:
@@ -71,23 +76,24 @@ def check_softcap(softcap: Any) -> float | None:
     return value
 
 
+def _check_per_head(name: str, value: Any, q_heads: int, what: str) -> NDArray[Any] | None:
+    """An array (q_heads,) of any values, or None. what: an element of it."""
+    array = None if value is None else check_array(name, value, ("float32", "float16", "float64", "bfloat16"))
+    if array is not None and array.shape != (q_heads,):
+        raise ShapeError(f"{name}: got shape {array.shape}, expected ({q_heads},), {what} per query head")
+    return array
+
+
 def check_sinks(sinks: Any, q_heads: int) -> NDArray[Any] | None:
     """An array (q_heads,) of any values, or None."""
-    array = None if sinks is None else check_array("sinks", sinks, ("float32", "float16", "float64", "bfloat16"))
-    if array is not None and array.shape != (q_heads,):
-        raise ShapeError(f"sinks: got shape {array.shape}, expected ({q_heads},), a logit per query head")
-    return array
+    return _check_per_head("sinks", sinks, q_heads, "a logit")
 
 
 def check_alibi(alibi: Any, q_heads: int) -> NDArray[Any] | None:
     """Slopes (q_heads,), or None."""
-    array = None if alibi is None else check_array("alibi", alibi, ("float32", "float16", "float64", "bfloat16"))
-    if array is None:
-        return None
-    if array.shape != (q_heads,):
-        raise ShapeError(f"alibi: got shape {array.shape}, expected ({q_heads},), a slope per query head")
-    if not np.all(np.abs(array) <= constants.MAX_INPUT):
-        raise ValueRangeError("alibi: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    array = _check_per_head("alibi", alibi, q_heads, "a slope")
+    if array is not None:
+        _check_magnitudes("alibi", array)
     return array
 
 
@@ -119,6 +125,6 @@ def checked_options(
     """scale, window, softcap and sinks; refused where they are not what ``attention`` says."""
     check_bool("causal", causal)
     checked = check_scale(scale), check_window(window), check_softcap(softcap), check_sinks(sinks, q_heads)
-    if checked[3] is not None and not np.all(np.abs(checked[3]) <= constants.MAX_INPUT):
-        raise ValueRangeError("sinks: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
+    if checked[3] is not None:
+        _check_magnitudes("sinks", checked[3])
     return checked

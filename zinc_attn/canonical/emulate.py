@@ -143,9 +143,7 @@ def _attend_head(q: F32, k: NDArray[Any], v: NDArray[Any], rows: _Rows, scoring:
         rest = empty_state((-len(leaf.m) % LEAVES_PER_NODE, vectors), value_dim)  # fills up the last node
         whole = (np.concatenate(pair) for pair in zip(leaf, rest, strict=True))
         by_node = State(*(x.reshape(-1, LEAVES_PER_NODE, *x.shape[1:]).swapaxes(0, 1) for x in whole))
-        nodes = fold_ascending(by_node)
-        for i in range(nodes.m.shape[0]):
-            total = merge(total, State(nodes.m[i], nodes.l[i], nodes.o[i]))
+        total = fold_ascending(fold_ascending(by_node), total)
     return total
 
 

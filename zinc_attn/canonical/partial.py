@@ -17,7 +17,7 @@ from ..checks import check_text, plain, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from . import constants
-from .state import F32, State, empty_state, merge, normalize, sink_state
+from .state import F32, State, fold_ascending, merge, normalize, sink_state
 from .tensorfile import LENGTH_BYTES, decimal, decode_header, encode_header, header_size
 
 FORMAT: Final = "zinc_attn partial state"
@@ -245,10 +245,8 @@ def fold(parts: Iterable[PartialState]) -> tuple[F32, F32]:
     missing, twice, or of another call.
     """
     whole = gather(parts)
-    q_len, _, q_heads, head_dim = whole.o.shape
-    total = empty_state((q_len, q_heads), head_dim)
-    for i in range(whole.nodes.size):
-        total = merge(total, State(whole.m[:, i], whole.l[:, i], whole.o[:, i]))
+    q_len, head_dim = len(whole.o), whole.o.shape[-1]
+    total = fold_ascending(State(*(x.swapaxes(0, 1) for x in (whole.m, whole.l, whole.o))))
     if whole.sinks is not None:
         total = merge(total, sink_state(np.repeat(whole.sinks[None], q_len, axis=0), head_dim))
     return normalize(total)

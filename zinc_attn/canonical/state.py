@@ -7,6 +7,7 @@ which is all that the shaders' arithmetic needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,14 +55,18 @@ def merge(a: State, b: State) -> State:
     return State(m, total, flush(a.o * wa[..., None] + b.o * wb[..., None]))
 
 
+def _polynomial(x: F32, coefficients: Sequence[float]) -> F32:
+    """c0 + c1 x + c2 x**2 + ... by Horner's rule, with a rounding after each product and each sum."""
+    y = np.full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        y = y * x + f32(c)
+    return y
+
+
 def weight(s: F32, m: F32) -> F32:
     """2**(s - m): a power of two times the polynomial on [-1/2, 1/2]."""
     whole = np.rint(s)
-    x = s - whole
-    y = np.full_like(x, constants.EXP2_POLY[-1])
-    for c in reversed(constants.EXP2_POLY[:-1]):
-        y = y * x + f32(c)
-    return y * pow2(whole - m)
+    return _polynomial(s - whole, constants.EXP2_POLY) * pow2(whole - m)
 
 
 def soft_capped(t: F32, cap: float) -> F32:
@@ -73,9 +78,7 @@ def soft_capped(t: F32, cap: float) -> F32:
     e = weight(size * (f32(-2.0) * f32(constants.LOG2E)), np.zeros_like(size))
     large = (f32(1.0) - e) * reciprocal(f32(1.0) + e)
     z = size * size
-    y = np.full_like(x, constants.TANH_POLY[-1])
-    for c in reversed(constants.TANH_POLY[:-1]):
-        y = y * z + f32(c)
+    y = _polynomial(z, constants.TANH_POLY)
     small = size + (y * z) * size
     tanh_size = np.where(size < f32(constants.TANH_SMALL), small, large)
     return (f32(cap) * np.where(x < 0, -tanh_size, tanh_size)) * f32(constants.LOG2E)
@@ -92,9 +95,9 @@ def sink_state(scores: F32, head_dim: int) -> State:
     return State(m, weight(scores, m), np.zeros((*scores.shape, head_dim), np.float32))
 
 
-def fold_ascending(states: State) -> State:
-    """Fold axis 0, ascending."""
-    total = empty_state(states.m.shape[1:], states.o.shape[-1])
+def fold_ascending(states: State, total: State | None = None) -> State:
+    """Fold axis 0, ascending, into ``total``, or into the state of no keys."""
+    total = empty_state(states.m.shape[1:], states.o.shape[-1]) if total is None else total
     for i in range(states.m.shape[0]):
         total = merge(total, State(states.m[i], states.l[i], states.o[i]))
     return total
@@ -115,9 +118,7 @@ def natural_lse(m: F32, total: F32) -> F32:
     x = np.where(upper, mantissa * f32(0.5), mantissa) - f32(1.0)
     e = m + np.where(upper, exponent + 1, exponent).astype(np.float32)
     z = x * x
-    y = np.full_like(x, constants.LN_POLY[-1])
-    for c in reversed(constants.LN_POLY[:-1]):
-        y = y * x + f32(c)
+    y = _polynomial(x, constants.LN_POLY)
     y = (y * x) * z
     y = y + e * f32(constants.LN2_LO)
     y = y - f32(0.5) * z

@@ -50,8 +50,9 @@ def workgroup_on(info: DeviceInfo, shape: AttnShape, vectors: int) -> MatrixWork
 
 def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advice: Advice = CACHE) -> Arithmetic:
     """One of ARITHMETICS that the device can do with K and V of a dtype, where one is given."""
-    if arithmetic_name(arithmetic) == "canonical":
-        return "canonical"
+    checked = arithmetic_name(arithmetic)
+    if checked == "canonical":
+        return checked
     facts, what = device.info.matrix, f"arithmetic: got {arithmetic!r}"
     if not device.runtime.has_matrix_units and facts.tile is not None:
         raise RuntimeUnavailableError(f"{what} with runtime {device.runtime.name!r}, {advice.runtime}")
@@ -63,7 +64,7 @@ def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advic
     if dtype is not None and any(kind.name == "f32" for kind in storage_types(dtype)):
         raise DTypeError(f"{what} with K or V in f32, expected a type that float16 holds; {advice.rounding}")
     load_spirv(MATRIX)  # where the package was built without the kernel, say so now
-    return arithmetic_name(arithmetic)
+    return checked
 
 
 def check_arithmetic(

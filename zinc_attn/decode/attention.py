@@ -26,7 +26,7 @@ from .arithmetic import check_arithmetic, check_half_range
 from .host_sequence import RecordedAttention, RecordOptions
 from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
-from .requests import CallArguments, CallRequest, Checked, Columns, check_columns, check_requests, hold_places
+from .requests import CallArguments, CallRequest, Checked, Columns, check_requests, hold_places
 from .runner import CallRunner, Observer
 from .scoring import LayerScorings, Scoring, check_alibi, check_scale, check_softcap
 
@@ -188,15 +188,15 @@ class Attention:
         ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
         has rows that others lack.
         """
-        columns = check_columns(seq, q, k, v, out, lse, mask)
-        arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)
+        columns = Columns.checked(seq, q, k, v, out, lse, mask)
+        arguments = CallArguments.checked(columns, return_lse, allow_empty, causal)
 
         def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
             arguments.check_seen(requests, self.window_of(layer))
             return self._runner.attend(requests, layer)
 
         with self.cache.lock:
-            return arguments.shaped(self._run(arguments.columns, layer, attend))
+            return arguments.shaped(self._run(columns, layer, attend))
 
     def submit(  # noqa: PLR0913  (as a call)
         self,
@@ -219,15 +219,14 @@ class Attention:
         call of the cache, of any sequence, completes this one first; the next call of the device waits for it. With
         Kompute, whose submission cannot be waited for later, the device has finished when ``submit`` returns.
         """
-        columns, cache = check_columns(seq, q, k, v, out, lse, mask), self.cache
-        arguments = CallArguments.checked(columns, seq, return_lse, allow_empty, causal)
+        columns, cache = Columns.checked(seq, q, k, v, out, lse, mask), self.cache
+        arguments = CallArguments.checked(columns, return_lse, allow_empty, causal)
         with cache.lock:
-            layer, checked = self._begin(arguments.columns, layer)
+            layer, checked = self._begin(columns, layer)
             try:
-                places = [hold_places(cache, request, layer) for request in checked.requests]
+                held = hold_places(cache, checked.requests, layer)
                 arguments.check_seen(checked.requests, self.window_of(layer))
                 collect = self._runner.start(checked.requests, layer)
-                held = [one for one in places if one is not None]
                 pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest)
                 cache.unfinished = pending
             except BaseException:
@@ -257,7 +256,7 @@ class Attention:
         ArgumentError: tokens, nodes and ``seq`` do not fit each other.
         """
         span = NodeRange.checked(nodes, tokens, within)
-        columns = check_columns([seq], [q], None if k is None else [k], None if v is None else [v])
+        columns = Columns.checked([seq], [q], None if k is None else [k], None if v is None else [v])
 
         def attend(requests: list[CallRequest], layer: int) -> PartialState:
             return attend_nodes(self._runner, requests[0], layer, span, mask)
@@ -270,9 +269,9 @@ class Attention:
         cache = self.cache
         layer, checked = self._begin(columns, layer)
         try:
-            places = [hold_places(cache, request, layer) for request in checked.requests]
+            held = hold_places(cache, checked.requests, layer)
             found = attend(checked.requests, layer)
-            cache.commit([held for held in places if held is not None], checked.largest)
+            cache.commit(held, checked.largest)
         finally:
             cache.end()
         return found

@@ -12,7 +12,7 @@ from ..canonical.arguments import key_ranges
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
-from ..kernels.records import WorkBuffer
+from ..kernels.records import WorkBuffer, out_and_lse
 from ..planning.arithmetic import Arithmetic, on_matrices
 from ..planning.items import Mask, Visible, item_records, row_records
 from ..planning.splits import SplitPlan
@@ -143,11 +143,8 @@ class RecordedCall:
 
         Without ``copy`` they are valid until the next run or ``close``.
         """
-        shape, rows = self.plan.shape, self.plan.q_len
-        words = (self.runtime.read if copy else self.runtime.peek)(self._buffers["out"]).view(np.float32)
-        size = rows * shape.q_heads * shape.v_dim
-        out = words[:size].reshape(rows, shape.q_heads, shape.v_dim)[..., : shape.v_head_dim]
-        return out, words[size:].reshape(rows, shape.q_heads)
+        words = (self.runtime.read if copy else self.runtime.peek)(self._buffers["out"])
+        return out_and_lse(words, self.plan.q_len, self.plan.shape)
 
     def close(self) -> None:
         """Free the step's buffers and command buffers."""

@@ -174,21 +174,17 @@ class RecordedAttention:
         """Fill the work words for the rows that ``held`` has places for."""
         tokens = self.seq.pages.length(self.layer) + self.count
         table = self.seq.table(held if self.count else None)
-        self._fill(Request(self.q_len, tokens, self.count, table, causal=self.causal, mask=mask))
-
-    def _fill(self, request: Request) -> None:
-        """The work words for the sequence's length."""
-        runner, tokens = self.runner, request.tokens
+        request = Request(self.q_len, tokens, self.count, table, causal=self.causal, mask=mask)
         begin = first_seen(tokens, self.q_len, self.window)
         first = begin // KEYS_PER_NODE
         nodes = -(-tokens // KEYS_PER_NODE) - first
         starts = [(first + i * nodes // self.splits) * KEYS_PER_NODE for i in range(self.splits + 1)]
         edges = [max(min(start, tokens), begin) for start in starts]
         layout = SplitLayout.of(
-            SplitPlan(tokens, runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), self.build
+            SplitPlan(tokens, self.runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), self.build
         )
-        options = CallOptions(runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
-        planner = SubmissionPlanner([request], [layout], options, runner.facts)
+        options = CallOptions(self.runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
+        planner = SubmissionPlanner([request], [layout], options, self.runner.facts)
         submission = planner.plan((RowSlice(0, 0, self.q_len),), (0,) if self.count else (), two_pass=True)
         self._workspace.fill(submission)
         self._workspace.upload_words(self.layer)

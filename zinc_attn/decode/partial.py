@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..planning.call import UPLOAD_ROWS, CallOptions, RowSlice, SplitLayout, SubmissionPlanner
+from ..planning.call import UPLOAD_ROWS, CallOptions, Request, RowSlice, SplitLayout, SubmissionPlanner
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
 from .requests import CallRequest, set_mask
@@ -62,7 +62,6 @@ def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: No
     scoring, there, q_len = runner.scorings.of(layer), request.tokens, len(request.q)
     held, tokens = _held_nodes(nodes, there)
     set_mask(request, mask, tokens)
-    request.end, request.shifts = tokens, (held - np.arange(held.size)) * KEYS_PER_NODE
     firsts, limits = key_ranges(tokens, q_len, True, scoring.window)
     span = int(firsts.min()) // KEYS_PER_NODE, -(-int(limits.max()) // KEYS_PER_NODE)
     within = span if nodes.within is None else nodes.within
@@ -79,11 +78,16 @@ def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: No
         inside = np.clip(positions[:, None] - mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
         return inside.sum(axis=1) + begin * KEYS_PER_NODE
 
-    request.visible = held_before(firsts), np.minimum(held_before(limits), there)
+    planned = replace(
+        request.planned(),
+        visible=(held_before(firsts), np.minimum(held_before(limits), there)),
+        end=tokens,
+        shifts=(held - np.arange(held.size)) * KEYS_PER_NODE,
+    )
     stop = min(int(last) * KEYS_PER_NODE, there)
     edges = (*range(int(begin) * KEYS_PER_NODE, stop, KEYS_PER_NODE), stop)
     plan = SplitPlan(stop, runner.cache.shape, edges, LEAVES_PER_NODE, q_len, int(begin) * KEYS_PER_NODE)
-    states = _submit_rows(runner, request, layer, plan)
+    states = _submit_rows(runner, request, planned, layer, plan)
     seen = (mine * KEYS_PER_NODE < limits[:, None]) & ((mine + 1) * KEYS_PER_NODE > firsts[:, None])
     for target, source in zip((found.m, found.l, found.o), states, strict=True):
         target[seen] = source[seen]
@@ -124,16 +128,19 @@ def _empty(
 
 
 def _submit_rows(
-    runner: CallRunner, request: CallRequest, layer: int, plan: SplitPlan
+    runner: CallRunner, request: CallRequest, planned: Request, layer: int, plan: SplitPlan
 ) -> tuple[NDArray[np.float32], ...]:
-    """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, v_head_dim), in the submissions that scratch allows."""
+    """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, v_head_dim), in the submissions that scratch allows.
+
+    planned: what the plan needs to know of the request.
+    """
     facts, q_len = runner.facts, len(request.q)
     upload = request.new_rows and request.new_rows <= UPLOAD_ROWS
     if request.new_rows and not upload:
         runner.append(request, layer)
     options = CallOptions(runner.layout, None, False, runner.scorings.number[layer], runner.arithmetic)
     layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
-    planner = SubmissionPlanner([request.planned()], [layout], options, facts)
+    planner = SubmissionPlanner([planned], [layout], options, facts)
     room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
     parts: list[Seq[NDArray[np.float32]]] = []
     for row in range(0, q_len, room):

@@ -19,7 +19,7 @@ from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels import declarations
 from ..limits import MAX_CONTEXT
 from ..planning.call import Request
-from ..planning.items import Indices, Mask, Visible
+from ..planning.items import Mask
 from .scoring import check_score_bound
 from .targets import NEW_ARRAYS, Target, check_targets
 
@@ -31,8 +31,8 @@ class CallRequest:
     """The rows of one sequence of a call.
 
     q: (q_len, q_heads, head_dim) checked values; new: k and v of the new rows, (n, kv_heads, head_dim) stored values,
-    or None; tokens: of the sequence's layer, the new rows included; reservation: the places of the new rows; visible:
-    see ``planning.call.Request``, as causal, mask, end and shifts; target: where the results go.
+    or None; tokens: of the sequence's layer, the new rows included; reservation: the places of the new rows; causal,
+    mask: see ``planning.call.Request``; target: where the results go.
     """
 
     sequence: Sequence
@@ -40,17 +40,9 @@ class CallRequest:
     new: tuple[NDArray[Any], NDArray[Any]] | None = None
     tokens: int = 0
     reservation: Reservation | None = None
-    visible: Visible | None = None
     target: Target = NEW_ARRAYS
     causal: bool = True
     mask: Mask | None = None
-    end: int | None = None
-    shifts: Indices | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the rows see all that is before them, without a mask."""
-        return self.visible is None and self.mask is None
 
     @property
     def new_rows(self) -> int:
@@ -60,17 +52,7 @@ class CallRequest:
     def planned(self) -> Request:
         """What the plan of the call needs to know of this request."""
         table = self.sequence.table(self.reservation)
-        return Request(
-            len(self.q),
-            self.tokens,
-            self.new_rows,
-            table,
-            self.visible,
-            self.causal,
-            self.mask,
-            self.end,
-            self.shifts,
-        )
+        return Request(len(self.q), self.tokens, self.new_rows, table, causal=self.causal, mask=self.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +65,7 @@ class Checked:
 
 
 class Columns(NamedTuple):
-    """A call's arguments with an entry per sequence; None for those that are not given."""
+    """A call's arguments with an entry per sequence; None for those that are not given. single: not a batch."""
 
     sequences: list[Any]
     q: Seq[Any]
@@ -92,40 +74,48 @@ class Columns(NamedTuple):
     out: Seq[Any] | None
     lse: Seq[Any] | None
     mask: Seq[Any] | None
+    single: bool
 
+    @classmethod
+    def checked(
+        cls, seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None, mask: Any = None
+    ) -> Columns:
+        """The arguments of a call of one sequence, or, where ``seq`` is a list, of a batch."""
+        single = not isinstance(seq, (list, tuple))
+        if single:
+            q, (k, v, out, lse, mask) = [q], (None if x is None else [x] for x in (k, v, out, lse, mask))
+        sequences = [seq] if single else list(seq)
+        for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
+            if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
+                raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
+        if q is None:
+            raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
+        return cls(sequences, q, k, v, out, lse, mask, single)
 
-def check_columns(
-    seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None, mask: Any = None
-) -> Columns:
-    """The arguments of a call of one sequence or of a batch."""
-    batch = not isinstance(seq, Sequence)
-    if batch and not isinstance(seq, (list, tuple)):
-        raise ArgumentError(f"seq: got {type(seq).__name__}, expected a Sequence or a list of them")
-    if not batch:
-        q, (k, v, out, lse, mask) = [q], (None if x is None else [x] for x in (k, v, out, lse, mask))
-    sequences = list(seq) if batch else [seq]
-    for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
-        if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
-            raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
-    if q is None:
-        raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
-    return Columns(sequences, q, k, v, out, lse, mask)
+    def check_new(self, latent: bool) -> None:
+        """Refuse k without v, and v without k, but for a latent cache, which takes no v."""
+        if latent and self.v is not None:
+            raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
+        if (self.k is None) != (self.v is None) and not latent:
+            raise ArgumentError(f"{'v' if self.v is None else 'k'}: got None, expected both k and v, or neither")
 
 
 class CallArguments(NamedTuple):
-    """A call's arguments as they were given, with an entry per sequence. single: not a batch."""
+    """A call's arguments as they were given, with an entry per sequence."""
 
     columns: Columns
-    single: bool
     return_lse: bool
     allow_empty: bool
-    causal: bool
+    causal: bool = True
 
     @classmethod
-    def checked(cls, columns: Columns, seq: Any, return_lse: Any, allow_empty: Any, causal: Any) -> CallArguments:
-        """The arguments, as far as they can be checked without the cache."""
+    def checked(cls, columns: Columns, return_lse: Any, allow_empty: Any, causal: Any) -> CallArguments:
+        """The arguments of a call on a KVCache, as far as they can be checked without it."""
+        if columns.single and not isinstance(columns.sequences[0], Sequence):
+            given = type(columns.sequences[0]).__name__
+            raise ArgumentError(f"seq: got {given}, expected a Sequence or a list of them")
         flags = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
-        return cls(columns, isinstance(seq, Sequence), **{name: check_bool(name, x) for name, x in flags.items()})
+        return cls(columns, **{name: check_bool(name, x) for name, x in flags.items()})
 
     def check_seen(self, requests: list[CallRequest], window: int | None) -> None:
         """``check_seen`` and ``set_mask`` of every request, whose tokens are known."""
@@ -136,12 +126,12 @@ class CallArguments(NamedTuple):
                 check_seen(len(request.q), request.tokens, self.causal, request.mask, window)
 
     def shaped(self, found: tuple[list[F32], list[F32]]) -> Any:
-        """What the call returns, of the runner's results."""
+        """What the call returns, of its results (q_len, ...) of each sequence."""
         outs, lses = (
             list(map(shaped_like, self.columns.q, results)) if given is None else list(given)
             for given, results in zip((self.columns.out, self.columns.lse), found, strict=True)
         )
-        if self.single:
+        if self.columns.single:
             return (outs[0], lses[0]) if self.return_lse else outs[0]
         return (outs, lses) if self.return_lse else outs
 
@@ -149,18 +139,12 @@ class CallArguments(NamedTuple):
 def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -> Checked:
     """The requests of a call of a layer. Typed refusals name the argument."""
     requests, q_max, new_max = [], 0.0, Largest()
-    sequences, q, k, v, out, lse, _ = columns
-    if cache.shape.latent and v is not None:
-        raise ArgumentError("v: got an array, expected None: the values of a latent cache are part of k")
-    if (k is None) != (v is None) and not cache.shape.latent:
-        raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
+    sequences, q, k, v, out, lse, *_ = columns
+    columns.check_new(cache.shape.latent)
     for i, sequence in enumerate(sequences):
         cache.check_sequence(sequence)
-        if k is not None and sequence in sequences[:i]:
-            raise ArgumentError(
-                f"seq: items {sequences.index(sequence)} and {i} are the same sequence, expected each once where k "
-                "and v are given; fork() it"
-            )
+        if k is not None:
+            check_once(sequences, i)
         rows, largest = _check_q(cache, q[i])
         q_max = max(q_max, largest)
         new = None
@@ -175,6 +159,15 @@ def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -
         for request, target in zip(requests, check_targets(shapes, out, lse), strict=True):
             request.target = target
     return Checked(requests, q_max, new_max)
+
+
+def check_once(sequences: Seq[Any], i: int) -> None:
+    """Refuse sequence number ``i`` of a call with new rows where it is one of those before it."""
+    if sequences[i] in sequences[:i]:
+        raise ArgumentError(
+            f"seq: items {sequences.index(sequences[i])} and {i} are the same sequence, expected each once where k and "
+            "v are given; fork() it"
+        )
 
 
 def set_mask(request: CallRequest, mask: Any, tokens: int) -> None:
@@ -220,14 +213,16 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
         )
 
 
-def hold_places(cache: KVCache, request: CallRequest, layer: int) -> Reservation | None:
-    """Reserve the places of a request's new rows, and copy the shared page that they would be written to."""
-    request.tokens = request.sequence.pages.length(layer) + request.new_rows
-    if request.new is None:
-        return None
-    request.reservation = cache.hold(request.sequence, layer, request.new_rows)
-    cache.copy_pages(request.reservation.copies)
-    return request.reservation
+def hold_places(cache: KVCache, requests: list[CallRequest], layer: int) -> list[Reservation]:
+    """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to."""
+    held: list[Reservation] = []
+    for request in requests:
+        request.tokens = request.sequence.pages.length(layer) + request.new_rows
+        if request.new is not None:
+            request.reservation = cache.hold(request.sequence, layer, request.new_rows)
+            cache.copy_pages(request.reservation.copies)
+            held.append(request.reservation)
+    return held
 
 
 def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:

@@ -181,7 +181,7 @@ class CallRunner:
         """What a steady call has in common with the one before; None for a call that is not steady."""
         appends = requests[0].new is not None
         for request in requests:
-            if len(request.q) != 1 or request.new_rows != int(appends) or not request.is_plain:
+            if len(request.q) != 1 or request.new_rows != int(appends) or request.mask is not None:
                 return None
             request.sequence.table(request.reservation)  # the stamp is that of the table last asked for
         key: tuple[Any, ...] = (

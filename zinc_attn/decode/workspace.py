@@ -28,7 +28,7 @@ from ..kernels.dispatches import (
     matrix_call,
     merge_call,
 )
-from ..kernels.records import ROW, Records, WorkBuffer
+from ..kernels.records import ROW, Records, WorkBuffer, out_and_lse
 from ..planning.call import RecordingKey, Submission
 from ..planning.sizes import padded
 from ..runtime.device import Device
@@ -64,7 +64,7 @@ class SharedTensors:
 
 @dataclass
 class Tensors:
-    """What a recording is bound to beside K, V and the work words.
+    """What a recording is bound to beside K, V and the work words, by the names that kernel calls have for it.
 
     q: (rows, q_heads, k_dim) float32; states and out: see ``kernels.declarations``; rows: the new rows, uploaded, or
     encoded on the device from the uploaded ``values``.
@@ -294,12 +294,9 @@ class Workspace:
         Without ``copy`` they are valid until the next submission.
         """
         runtime = self._sent()
-        shape, room = self.cache.shape, self.key.rows
-        heads, dim = shape.q_heads, shape.v_dim
-        words = (runtime.read if copy else runtime.peek)(self.tensors.out).view(np.float32)
-        size = room * heads * dim
-        out = words[:size].reshape(room, heads, dim)[..., : shape.v_head_dim]
-        return out[:rows], words[size : size + room * heads].reshape(room, heads)[:rows]
+        words = (runtime.read if copy else runtime.peek)(self.tensors.out)
+        out, lse = out_and_lse(words, self.key.rows, self.cache.shape)
+        return out[:rows], lse[:rows]
 
     def states(self, rows: int, units: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """m and l (rows, units, q_heads), o (rows, units, q_heads, v_head_dim) of a partial submission."""
@@ -338,29 +335,22 @@ class Workspace:
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
-        appends, attends = [], []
+        dispatch, tensors = cache.device.dispatch, {"work": self.work_buffers[0], **vars(self.tensors)}
+        encodes, appends, attends = list[Dispatch](), list[Dispatch](), list[Dispatch]()
+        if self.tensors.values is not None:
+            encodes.append(dispatch(encode_call(cache.shape, cache.dtype, key.appends), tensors))
         for i, one in enumerate(cache.layers[layer].slices):
-            bound = {"work": self.work_buffers[i], "k": one.k, "v": one.v, **self._bound()}
+            bound = {**tensors, "work": self.work_buffers[i], "k": one.k, "v": one.v}
             if key.appends:
                 call = append_call(cache.shape, cache.dtype, cache.tile, key.appends, one.heads)
-                appends.append(self._dispatch(call, bound))
+                appends.append(dispatch(call, bound))
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
-                attends.append(self._dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
-            attends.append(self._dispatch(self._pass_1(alone, one.heads, target), bound))
-        merges = []
+                attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
+            attends.append(dispatch(self._pass_1(alone, one.heads, target), bound))
         if not key.single_pass and not key.partial:
-            bound = {"work": self.work_buffers[0], **self._bound()}
-            merges.append(self._dispatch(merge_call(cache.shape, info.kind, key.rows), bound))
-        steps = [*attends, *merges, *appends] if key.from_upload else [*appends, *attends, *merges]
-        return [*self._encode(), *steps]
-
-    def _encode(self) -> list[Dispatch]:
-        """What makes the rows of uploaded values, where there are some."""
-        if self.tensors.values is None:
-            return []
-        call = encode_call(self.cache.shape, self.cache.dtype, self.key.appends)
-        return [self._dispatch(call, {"work": self.work_buffers[0], "values": self.tensors.values, **self._bound()})]
+            attends.append(dispatch(merge_call(cache.shape, info.kind, key.rows), tensors))
+        return [*encodes, *attends, *appends] if key.from_upload else [*encodes, *appends, *attends]
 
     def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
         """Pass 1 over the items of single rows, or, by matrix units, over all items."""
@@ -369,13 +359,6 @@ class Workspace:
             return attend_call(alone, key.items, kv_heads, target)
         states = "states" if key.walks else None
         return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target, states)
-
-    def _bound(self) -> dict[str, Buffer]:
-        found = {"q": self.tensors.q, "states": self.tensors.states, "out": self.tensors.out}
-        return found if self.tensors.rows is None else {**found, "rows": self.tensors.rows}
-
-    def _dispatch(self, call: KernelCall, bound: dict[str, Buffer]) -> Dispatch:
-        return self.cache.device.dispatch(call, bound)
 
 
 def _set_items(work: WorkBuffer, items: Records) -> None:

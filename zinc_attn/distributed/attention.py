@@ -17,7 +17,7 @@ from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
 from ..checks import check_bool
 from ..decode.attention import Attention
-from ..decode.requests import check_seen, mask_words
+from ..decode.requests import CallArguments, Columns, check_seen, mask_words
 from ..decode.targets import check_targets
 from ..errors import ArgumentError
 from ..planning.arithmetic import Arithmetic
@@ -94,43 +94,23 @@ class ShardedAttention:
         lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
         failed call leaves the cache, out and lse as they were.
         """
-        batch, return_lse = isinstance(seq, (list, tuple)), check_bool("return_lse", return_lse)
-        allow_empty = check_bool("allow_empty", allow_empty)
+        flags = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
         with self.cache.call("attend") as call:
-            sequences: Seq[Any] = seq if isinstance(seq, (list, tuple)) else [seq]
-            columns: list[Any] = [q, k, v, out, lse, mask]
-            if not batch:
-                columns = [[q], *(None if x is None else [x] for x in columns[1:])]
-            for name, column in zip(("q", "k", "v", "out", "lse", "mask"), columns, strict=True):
-                if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
-                    raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
-            if (k is None) != (v is None) and not self.cache.shape.latent:
-                raise ArgumentError(f"{'v' if v is None else 'k'}: got None, expected both k and v, or neither")
-            call.append(sequences, layer, columns[1], columns[2])
-            masks = [None] * len(sequences) if mask is None else columns[5]
-            parts = self._attend(call, list(zip(columns[0], masks, strict=True)), sequences, allow_empty)
-            shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in columns[0]]
-            targets = check_targets(shapes, columns[3], columns[4])
+            columns = Columns.checked(seq, q, k, v, out, lse, mask)
+            columns.check_new(self.cache.shape.latent)
+            call.append(columns.sequences, layer, columns.k, columns.v)
+            parts = self._attend(call, columns, flags[1])
+            shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in columns.q]
+            targets = check_targets(shapes, columns.out, columns.lse)
             folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
-        outs, lses = columns[3], columns[4]
-        if outs is None:
-            outs = [found.reshape(shape) for (found, _), shape in zip(folded, shapes, strict=True)]
-        if lses is None:
-            lses = [found.reshape(shape[:-1]) for (_, found), shape in zip(folded, shapes, strict=True)]
-        if not batch:
-            return (outs[0], lses[0]) if return_lse else outs[0]
-        return (outs, lses) if return_lse else outs
+        return CallArguments(columns, *flags).shaped(([one for one, _ in folded], [one for _, one in folded]))
 
-    def _attend(
-        self, call: Call, rows: Seq[tuple[Any, Any]], sequences: Seq[ShardedSequence], allow_empty: bool
-    ) -> list[list[PartialState]]:
-        """Attend on every local shard, and return the partial states of each shard, one per sequence.
-
-        rows: q and the mask of each sequence.
-        """
-        batch = list(zip(rows, sequences, call.pieces, call.ends, strict=True))
+    def _attend(self, call: Call, columns: Columns, allow_empty: bool) -> list[list[PartialState]]:
+        """Attend on every local shard, and return the partial states of each shard, one per sequence."""
+        masks = [None] * len(columns.q) if columns.mask is None else columns.mask
+        batch = list(zip(columns.q, masks, columns.sequences, call.pieces, call.ends, strict=True))
 
         def attend(shard: int) -> list[PartialState]:
             partial = self._attention[shard].partial
@@ -138,14 +118,14 @@ class ShardedAttention:
                 partial(
                     q, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end, mask=mask
                 )
-                for (q, mask), seq, new, end in batch
+                for q, mask, seq, new, end in batch
             ]
 
         parts = list(call.run_on_shards(attend).values())
         if allow_empty:
             return parts
         window = next(iter(self._attention.values())).window_of(call.layer)
-        for (_, mask), state, end in zip(rows, parts[0], call.ends, strict=True):
+        for mask, state, end in zip(masks, parts[0], call.ends, strict=True):
             check_seen(len(state.o), end, True, mask_words(mask, len(state.o), end), window)
         return parts
 

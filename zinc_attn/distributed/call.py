@@ -15,7 +15,7 @@ from ..cache.pages import CapacityError
 from ..cache.reservation import Reservation
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
-from ..errors import ArgumentError
+from ..decode.requests import check_once
 from .descriptors import CallDescriptor, SequenceDescriptor
 from .sequence import ShardedSequence
 
@@ -53,11 +53,8 @@ class Call:
         self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
         for i, sequence in enumerate(sequences):
             self.cache.check_sequence(sequence)
-            if k is not None and sequence in sequences[:i]:
-                raise ArgumentError(
-                    f"seq: items {sequences.index(sequence)} and {i} are the same sequence, expected each once where k "
-                    "and v are given; fork() it"
-                )
+            if k is not None:
+                check_once(sequences, i)
         for i, sequence in enumerate(sequences):
             if k is None:
                 begin = sequence.lengths[layer]

@@ -12,7 +12,7 @@ from ..canonical.constants import LEAVES_PER_NODE
 from ..canonical.partial import PartialState, gather
 from ..errors import ArgumentError, ClosedError, ShapeError
 from ..kernels.dispatches import merge_call
-from ..kernels.records import HeadTables, WorkBuffer
+from ..kernels.records import HeadTables, WorkBuffer, out_and_lse
 from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.sizes import padded
 from ..runtime.device import Device
@@ -86,9 +86,8 @@ class Fold:
         pairs_start = states_room * heads * dim  # in words: m and l follow all the o
         runtime.write(buffers["states"], np.ascontiguousarray(pairs).reshape(-1).view(np.uint32), pairs_start)
         runtime.run(recording)
-        found, size = runtime.read(buffers["out"]).view(np.float32), rows * heads * dim
-        out = found[:size].reshape(rows, heads, dim)[:count, :, : self.shape.v_head_dim]
-        return out, found[size:].reshape(rows, heads)[:count]
+        out, lse = out_and_lse(runtime.read(buffers["out"]), rows, self.shape)
+        return out[:count], lse[:count]
 
     def _workspace(self, rows: int, states: int, sinks: bool) -> _Workspace:
         """The workspace for these sizes, which is made once."""

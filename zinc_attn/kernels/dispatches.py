@@ -30,6 +30,18 @@ class KernelCall:
     groups: tuple[int, int, int]
 
 
+def _row_constants(shape: AttnShape, dtype: str) -> dict[str, int]:
+    """The specialization constants about rows of K and V, which several kernels have."""
+    k, v = storage_types(dtype)
+    return {
+        "k_dim": shape.k_dim,
+        "v_dim": shape.v_dim,
+        "latent": int(shape.latent),
+        "k_storage": storage_index(k),
+        "v_storage": storage_index(v),
+    }
+
+
 @dataclass(frozen=True)
 class AttendVariant:
     """What chooses the program of pass 1.
@@ -66,11 +78,8 @@ class AttendVariant:
         if self.build == "node" and (self.rows > 1 or value_passes(self.shape, vectors) > 1):
             raise ValueError(f"the node build serves one row in one pass over V, not {self.rows} rows of {self.shape}")
         decl = declarations.ATTEND[self.build]
-        k, v = storage_types(self.dtype)
         values = {
-            "k_dim": self.shape.k_dim,
-            "v_dim": self.shape.v_dim,
-            "latent": int(self.shape.latent),
+            **_row_constants(self.shape, self.dtype),
             "heads": vectors,
             "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
@@ -78,8 +87,6 @@ class AttendVariant:
             "alibi": int(self.alibi),
             "mask": int(self.mask),
             "rows_shared": self.rows,
-            "k_storage": storage_index(k),
-            "v_storage": storage_index(v),
             "from_upload": int(self.from_upload),
             "lanes": attend_lanes(self.lanes, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
         }
@@ -113,11 +120,8 @@ class MatrixVariant:
     def program(self) -> tuple[KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants."""
         decl = declarations.MATRIX
-        k, v = storage_types(self.dtype)
         values = {
-            "k_dim": self.shape.k_dim,
-            "v_dim": self.shape.v_dim,
-            "latent": int(self.shape.latent),
+            **_row_constants(self.shape, self.dtype),
             "vectors": self.workgroup.vectors,
             "mat_m": self.mat.m,
             "mat_n": self.mat.n,
@@ -128,8 +132,6 @@ class MatrixVariant:
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
             "mask": int(self.mask),
-            "k_storage": storage_index(k),
-            "v_storage": storage_index(v),
             "lanes": self.workgroup.lanes,
         }
         return decl, tuple(values[name] for name in decl.spec)
@@ -163,30 +165,21 @@ def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     return KernelCall(declarations.MERGE, (shape.v_dim, merge_lanes(kind)), ("work", "states", "out"), grid)
 
 
-def _row_spec(shape: AttnShape, dtype: str, tile: int) -> tuple[int, ...]:
+def _move_call(decl: KernelDecl, shape: AttnShape, dtype: str, tile: int, grid: tuple[int, int, int]) -> KernelCall:
+    """Rows between a row tensor and the cache, by ``decl``."""
     row = row_format(shape, dtype)
     values = {**asdict(row), "chunk_words": row.k_values // (shape.k_dim // CHUNK), "tile": tile}
-    return tuple(values[name] for name in declarations.APPEND_KERNEL.spec)
+    return KernelCall(decl, tuple(values[name] for name in decl.spec), ("work", "rows", "k", "v"), grid)
 
 
 def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
     """Write ``rows`` uploaded rows to the cache."""
-    spec = _row_spec(shape, dtype, tile)
-    return KernelCall(declarations.APPEND_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+    return _move_call(declarations.APPEND_KERNEL, shape, dtype, tile, (rows, kv_heads, 1))
 
 
 def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
     """Make the words of ``rows`` rows, all KV heads of them, from the uploaded float32 values."""
-    k, v = storage_types(dtype)
-    values = {
-        "k_size": shape.head_dim,
-        "v_size": shape.v_head_dim,
-        "k_dim": shape.k_dim,
-        "v_dim": shape.v_dim,
-        "latent": int(shape.latent),
-        "k_storage": storage_index(k),
-        "v_storage": storage_index(v),
-    }
+    values = {"k_size": shape.head_dim, "v_size": shape.v_head_dim, **_row_constants(shape, dtype)}
     decl, widest = declarations.ENCODE, shape.k_dim if shape.latent else max(shape.k_dim, shape.v_dim)
     lanes = 2 * -(-widest // (2 * BLOCK)) * shape.kv_heads  # of a row: a lane has a block, a head whole pairs of them
     spec = tuple(values[name] for name in decl.spec)
@@ -195,8 +188,7 @@ def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
 
 def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
     """Read ``rows`` rows back from the cache."""
-    spec = _row_spec(shape, dtype, tile)
-    return KernelCall(declarations.GATHER_KERNEL, spec, ("work", "rows", "k", "v"), (rows, kv_heads, 1))
+    return _move_call(declarations.GATHER_KERNEL, shape, dtype, tile, (rows, kv_heads, 1))
 
 
 def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:

@@ -40,6 +40,14 @@ def no_records(dtype: np.dtype[Any]) -> Records:
     return np.zeros(0, dtype)
 
 
+def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) in the words of an out buffer for ``rows`` rows."""
+    heads, dim = shape.q_heads, shape.v_dim
+    found, size = words.view(np.float32), rows * heads * dim
+    out = found[:size].reshape(rows, heads, dim)[..., : shape.v_head_dim]
+    return out, found[size : size + rows * heads].reshape(rows, heads)
+
+
 class HeadTables(NamedTuple):
     """float32 per head, None where there are none: sinks (q_heads,), scores in log2 units (see
     ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of
@@ -85,15 +93,11 @@ class WorkBuffer:
         self.appends, self.copies = append.view(APPEND), append.view(COPY)
         self.tables_at, self.masks_at = int(ends[3]), int(ends[7])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
-        if heads.sinks is not None:
-            self.set(sink_table=int(ends[4]))
-            self.sinks[:] = heads.sinks.view(np.uint32)
-        if heads.alibi is not None:
-            self.set(alibi_table=int(ends[5]))
-            self.alibi[:] = heads.alibi.view(np.uint32)
-        if heads.scales is not None:
-            self.set(scale_table=int(ends[6]))
-            self.scales[:] = heads.scales.view(np.uint32)
+        per_head = ("sink_table", self.sinks), ("alibi_table", self.alibi), ("scale_table", self.scales)
+        for (name, words), begin, one in zip(per_head, ends[4:7], heads, strict=True):
+            if one is not None:
+                self.set(**{name: int(begin)})
+                words[:] = one.view(np.uint32)
 
     def set(self, **values: int) -> None:
         """Set header words by name."""

@@ -6,6 +6,7 @@ cache asks, takes the instance that this process keeps, if it does: a driver rea
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,16 @@ ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source 
 COMPUTE_STAGE: Final = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _PREFERENCE: Final = ("discrete", "integrated", "virtual", "cpu", "other")
 _KINDS: Final = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}  # VkPhysicalDeviceType
+# The extensions that tell the compute units, best first: the struct of each, and the fields whose product they are.
+_UNIT_QUERIES: Final = (
+    ("VK_AMD_shader_core_properties2", "VkPhysicalDeviceShaderCoreProperties2AMD", ("activeComputeUnitCount",)),
+    (
+        "VK_AMD_shader_core_properties",
+        "VkPhysicalDeviceShaderCorePropertiesAMD",
+        ("shaderEngineCount", "shaderArraysPerEngineCount", "computeUnitsPerShaderArray"),
+    ),
+    ("VK_NV_shader_sm_builtins", "VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", ("shaderSMCount",)),
+)
 _VENDORS: Final = {
     0x1002: "AMD",
     0x1010: "Imagination",
@@ -165,7 +176,7 @@ def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) 
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
     limits = props.limits
     waves = wave.subgroupSize == WAVE or _KINDS.get(props.deviceType) == "cpu"
-    waves = waves or _asks_for_waves(vk, physical, extensions, api)
+    waves = waves or asks_for_waves(vk, physical, extensions, api)
     return bool(
         waves
         and limits.maxComputeWorkGroupInvocations >= LEAVES_PER_NODE * WAVE
@@ -180,7 +191,7 @@ def _attend_lanes(kind: str, name: str) -> int:
     return CPU_LANES if kind == "cpu" and llvm is not None and int(llvm[1]) >= FAST_LLVM else WAVE
 
 
-def _asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:
+def asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:
     """Whether plain Vulkan can ask for subgroups of a wave's size."""
     if api < API_1_3 and "VK_EXT_subgroup_size_control" not in extensions:
         return False
@@ -199,7 +210,7 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
     """What arithmetic "matrix" needs to know: the tile of the device's matrix units that suits it, and two limits."""
     props, wave = vk.properties(physical, "VkPhysicalDeviceSubgroupProperties")
     limits, tile = props.limits, None
-    waves = wave.subgroupSize == WAVE or _asks_for_waves(vk, physical, extensions, api)
+    waves = wave.subgroupSize == WAVE or asks_for_waves(vk, physical, extensions, api)
     waves = waves or (wave.subgroupSize <= CPU_SUBGROUP and _KINDS.get(props.deviceType) == "cpu")
     if waves and not matrix_needs(api) - extensions:
         features = vk.features(physical, *MATRIX_FEATURES)
@@ -215,22 +226,13 @@ def _main_heap(heaps: Sequence[Heap]) -> Heap:
 
 def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -> tuple[int, str]:
     """(count, which query gave it); a count of 0 from a driver means that it does not know."""
-    units, source = 0, ""
-    if "VK_AMD_shader_core_properties2" in extensions:
-        source = "VK_AMD_shader_core_properties2"
-        amd2 = vk.properties(physical, "VkPhysicalDeviceShaderCoreProperties2AMD")[1]
-        units = int(amd2.activeComputeUnitCount)
-    if not units and "VK_AMD_shader_core_properties" in extensions:
-        source = "VK_AMD_shader_core_properties"
-        amd = vk.properties(physical, "VkPhysicalDeviceShaderCorePropertiesAMD")[1]
-        arrays = amd.shaderEngineCount * amd.shaderArraysPerEngineCount
-        units = int(arrays * amd.computeUnitsPerShaderArray)
-    if not units and "VK_NV_shader_sm_builtins" in extensions:
-        source = "VK_NV_shader_sm_builtins"
-        nv = vk.properties(physical, "VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")[1]
-        units = int(nv.shaderSMCount)
-    if not units and kind == "cpu":
+    for extension, struct, factors in _UNIT_QUERIES:
+        if extension in extensions:
+            told = vk.properties(physical, struct)[1]
+            if units := math.prod(int(getattr(told, name)) for name in factors):
+                return units, extension
+    if kind == "cpu":
         affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        source = "CPU threads of this process" if affinity else "CPU threads"
-        units = len(affinity(0)) if affinity else os.cpu_count() or 0
-    return (units, source) if units else (ASSUMED_COMPUTE_UNITS, "assumed")
+        if units := len(affinity(0)) if affinity else os.cpu_count() or 0:
+            return units, "CPU threads of this process" if affinity else "CPU threads"
+    return ASSUMED_COMPUTE_UNITS, "assumed"

@@ -186,15 +186,13 @@ class KomputeRuntime:
     def write(self, buffer: Buffer, data: Words, offset: int = 0) -> None:
         """See Runtime.write."""
         with self._usable():
-            assert isinstance(buffer, KomputeBuffer)
-            if buffer.closed or buffer.view is None:
-                raise ClosedError(f"write: got a {buffer.use.value} buffer without host memory, expected an open one")
-            buffer.view[offset : offset + data.size] = data
+            tensor, view = self._staged("write", buffer)
+            view[offset : offset + data.size] = data
             if buffer.use in (Use.DATA, Use.OUTPUT):
                 sequence = self.manager.sequence()
                 self._sequences.append(sequence)
                 try:
-                    self._eval(sequence.record(self.kp.OpTensorSyncDevice([buffer.tensor])))
+                    self._eval(sequence.record(self.kp.OpTensorSyncDevice([tensor])))
                 finally:
                     self._settle()
                     self._sequences.remove(sequence)
@@ -204,19 +202,20 @@ class KomputeRuntime:
     def read(self, buffer: Buffer) -> Words:
         """See Runtime.read."""
         with self._usable():
-            return self._staged(buffer).copy()
+            return self._staged("read", buffer)[1].copy()
 
     def peek(self, buffer: Buffer) -> Words:
         """See Runtime.peek."""
         with self._usable():
-            return self._staged(buffer)
+            return self._staged("read", buffer)[1]
 
     @staticmethod
-    def _staged(buffer: Buffer) -> Words:
+    def _staged(what: str, buffer: Buffer) -> tuple[Any, Words]:
+        """The tensor of a buffer and its host memory; a ClosedError names the call ``what``."""
         assert isinstance(buffer, KomputeBuffer)
         if buffer.closed or buffer.view is None:
-            raise ClosedError(f"read: got a {buffer.use.value} buffer without host memory, expected an open one")
-        return buffer.view
+            raise ClosedError(f"{what}: got a {buffer.use.value} buffer without host memory, expected an open one")
+        return buffer.tensor, buffer.view
 
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> KomputeKernel:
         """See Runtime.kernel."""

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
-from ...limits import WAVE
-from ..devices import COMPUTE_STAGE, MATRIX_FEATURES, device_info, matrix_needs
+from ..devices import MATRIX_FEATURES, asks_for_waves, device_info, matrix_needs
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
@@ -38,7 +37,7 @@ class LogicalDevice:
         instance, api = self.vk.create_instance()
         own.append(functools.partial(self.lib.vkDestroyInstance, instance, self.null))
         self.physical = self._find(instance, api)
-        self.properties, wave = self.vk.properties(self.physical, "VkPhysicalDeviceSubgroupSizeControlProperties")
+        (self.properties,) = self.vk.properties(self.physical)
         if self.properties.apiVersion < API_1_1:
             raise NoVulkanError(f"{info.name} offers Vulkan 1.0, this package needs 1.1: update its driver")
         self.max_bindings = int(self.properties.limits.maxPerStageDescriptorStorageBuffers)
@@ -48,18 +47,16 @@ class LogicalDevice:
         extensions = self.vk.extensions(self.physical)
         self.has_budget = "VK_EXT_memory_budget" in extensions
         api = min(api, self.properties.apiVersion)
-        features, enable = self._subgroup_size_control(api, extensions)
-        self.wave32 = bool(
-            features != self.null
-            and features.subgroupSizeControl
-            and features.computeFullSubgroups
-            and wave.minSubgroupSize <= WAVE <= wave.maxSubgroupSize
-            and wave.requiredSubgroupSizeStages & COMPUTE_STAGE
-        )
+        features, enable, self.wave32 = self.null, list[str](), False
+        if asks_for_waves(self.vk, self.physical, extensions, api):
+            (features,) = self.vk.features(self.physical, "VkPhysicalDeviceSubgroupSizeControlFeatures")
+            enable = [] if api >= API_1_3 else ["VK_EXT_subgroup_size_control"]
+            self.wave32 = bool(features.subgroupSizeControl and features.computeFullSubgroups)
         self.info = info if self.wave32 else info.with_own_subgroups()
         if self.info.matrix.tile is not None:
             enable += sorted(matrix_needs(api))
-            features = self._matrix_features(features)
+            for struct, name in MATRIX_FEATURES.items():
+                features = self.vk.struct(struct, pNext=features, **{name: 1})
         self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
         own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
 
@@ -69,22 +66,6 @@ class LogicalDevice:
         if at >= len(found) or device_info(self.vk, instance, api, found[at], at).uuid != self.info.uuid:
             raise DeviceNotFoundError(f"device {at}: {self.info.name} is not there any more; list again")
         return found[at]
-
-    def _subgroup_size_control(self, api: int, extensions: set[str]) -> tuple[Any, list[str]]:
-        """(the features that can be asked of the device or NULL, the extensions to enable for them)."""
-        core = api >= API_1_3
-        if not core and "VK_EXT_subgroup_size_control" not in extensions:
-            return self.null, []
-        features = self.vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
-        query = self.vk.struct("VkPhysicalDeviceFeatures2", pNext=features)
-        self.lib.vkGetPhysicalDeviceFeatures2(self.physical, query)
-        return features, [] if core else ["VK_EXT_subgroup_size_control"]
-
-    def _matrix_features(self, features: Any) -> Any:
-        """``features`` with those of the matrix kernel before them."""
-        for struct, name in MATRIX_FEATURES.items():
-            features = self.vk.struct(struct, pNext=features, **{name: 1})
-        return features
 
     def _create_device(self, features: Any, enable: list[Any]) -> Any:
         queues = self.vk.struct(

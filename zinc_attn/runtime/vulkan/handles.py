@@ -117,18 +117,10 @@ class VulkanBuffer(Owned):
 
     def __init__(self, handles: Handles, runtime: object, nbytes: int, use: Use) -> None:
         super().__init__(handles, runtime)
-        self._nbytes, self._use = nbytes, use
+        self.nbytes, self.use = nbytes, use
         self.handle: Any = None
         self.view: Words | None = None  # (nbytes / 4,) mapped memory
         self.users: weakref.WeakSet[VulkanRecording] = weakref.WeakSet()
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    @property
-    def use(self) -> Use:
-        return self._use
 
     def close(self) -> None:
         for recording in list(self.users):

@@ -49,21 +49,21 @@ def _entered(
     @functools.wraps(method)
     def entered(self: VulkanRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if os.getpid() != self._pid:
-            raise after_fork(self._info)
+            raise after_fork(self.info)
         with self._lock:
             if self._closed:
-                raise after_close(self._info)
+                raise after_close(self.info)
             if self._queue.in_flight and not self._device.lost:
                 self._queue.finish()
             if self._device.lost:
-                raise was_lost(self._info)
+                raise was_lost(self.info)
             self._handles.purge()
             try:
                 return method(self, *args, **kwargs)
             except MemoryError as error:
                 if isinstance(error, ZincAttnError):
                     raise
-                raise no_host_memory(self._info) from error
+                raise no_host_memory(self.info) from error
 
     return entered
 
@@ -80,7 +80,7 @@ class VulkanRuntime:
     _closed = True  # until __init__ is through
 
     def __init__(self, info: DeviceInfo) -> None:
-        self._info = info
+        self.info = info
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
@@ -91,7 +91,7 @@ class VulkanRuntime:
         try:
             check_compile_room(info)
             self._device = LogicalDevice(info, own)
-            self._info = self._device.info
+            self.info = self._device.info
             self._queue = ComputeQueue(self._device)
             self._handles = Handles(self._device, self._queue, self._lock)
             self._commands = Commands(self._device)
@@ -106,11 +106,7 @@ class VulkanRuntime:
     @property
     def has_matrix_units(self) -> bool:
         """Whether the device has them: they are enabled wherever they are there."""
-        return self._info.matrix.tile is not None
-
-    @property
-    def info(self) -> DeviceInfo:
-        return self._info
+        return self.info.matrix.tile is not None
 
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
@@ -145,7 +141,7 @@ class VulkanRuntime:
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
         may hold, DeviceMemoryError where the memory budget or the driver has no room."""
-        nbytes = check_nbytes(nbytes, self._info, self._info.max_buffer_bytes)
+        nbytes = check_nbytes(nbytes, self.info, self.info.max_buffer_bytes)
         made = VulkanBuffer(self._handles, self, nbytes, use)
         with self._handles.making(made) as undo:
             made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
@@ -228,8 +224,8 @@ class VulkanRuntime:
         made = VulkanRecording(self._handles, self, tuple(steps))
         with self._handles.making(made) as undo:
             bound = [self._bound(i, step) for i, step in enumerate(steps)]
-            if timestamps and not self._info.timestamp_period_ns:
-                raise ArgumentError(f"timestamps: the compute queue of {self._info.name} has none")
+            if timestamps and not self.info.timestamp_period_ns:
+                raise ArgumentError(f"timestamps: the compute queue of {self.info.name} has none")
             if timestamps and steps:
                 made.queries = self._commands.timestamps(undo, len(steps))
             command, made.submit = self._commands.allocate(undo)
@@ -243,7 +239,7 @@ class VulkanRuntime:
         kernel = step.kernel
         if not isinstance(kernel, VulkanKernel) or kernel.owner is not self._token:
             raise ArgumentError(f"steps[{i}].kernel: got {kernel!r}, expected a kernel of this runtime")
-        check_step(i, step, self._info)
+        check_step(i, step, self.info)
         declared = zip(step.buffers, kernel.decl.bindings, strict=True)
         return kernel, [self._own_buffer(b, f"steps[{i}].buffers {d.name}") for b, d in declared], step.groups
 
@@ -277,7 +273,7 @@ class VulkanRuntime:
         """Before a recording's first run, in which lavapipe compiles the kernels that have not run before."""
         kernels = {step.kernel for step in recording.steps}
         if not self._warm.issuperset(kernels):
-            check_compile_room(self._info)
+            check_compile_room(self.info)
             self._warm |= kernels
         recording.cold = False
 
@@ -311,6 +307,6 @@ class VulkanRuntime:
         result = get(device.handle, mine.queries, 0, count, 8 * count, ticks, 8, flags)
         device.check(result, "vkGetQueryPoolResults")
         mask = (1 << device.timestamp_bits) - 1  # the counter wraps at its width
-        scale = self._info.timestamp_period_ns * 1e-9
+        scale = self.info.timestamp_period_ns * 1e-9
         since = [((t - ticks[0]) & mask) * scale for t in ticks]
         return list(zip(since[::2], since[1::2], strict=True))
