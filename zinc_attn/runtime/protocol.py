@@ -115,6 +115,10 @@ class Runtime(Protocol):
         """Whether a dispatch of a recording sees what an earlier one of the same recording wrote to a CACHE buffer."""
 
     @property
+    def times_every_run(self) -> bool:
+        """Whether a recording with timestamps can be run, and timed, more than once."""
+
+    @property
     def has_matrix_units(self) -> bool:
         """Whether kernels can use the device's matrix units."""
 

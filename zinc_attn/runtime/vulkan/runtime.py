@@ -77,6 +77,7 @@ class VulkanRuntime:
 
     name: Final = "vulkan"
     orders_cache_writes: Final = True
+    times_every_run: Final = True
     _closed = True  # until __init__ is through
 
     def __init__(self, info: DeviceInfo) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from time import perf_counter, process_time, thread_time
 from typing import Final, Generic, TypeVar
@@ -87,9 +88,8 @@ class DeviceSubject(Subject, Generic[TimedCall]):
         super().__init__(row, {"call": self.call.run})
         self._timed: TimedCall | None = None
         stamped = bool(row.context and device.info.timestamp_period_ns)
-        # Kompute never resets its queries, so a recording can be timed in one run only. The drivers of CPUs allow
-        # more runs, and need them, since they compile a pipeline in its first run.
-        self._once = stamped and device.runtime.name == "kompute" and device.info.kind != "cpu"
+        # a CPU's driver compiles a pipeline in its first run, so what can be timed again is kept
+        self._once = stamped and not device.runtime.times_every_run
         if stamped and not self._once:
             try:
                 self._timed = make(True)
@@ -100,18 +100,23 @@ class DeviceSubject(Subject, Generic[TimedCall]):
     def sample(self) -> dict[str, Times]:
         """One time of every measure."""
         made = super().sample()
-        call = self._make(True) if self._once else self._timed
-        if call:
-            call.run()
-            marks = call.timings()
-            made["device"] = (marks[-1][1] - marks[0][0],)
-            if self.row.layout != "read":
-                made["pass 1"] = (marks[0][1] - marks[0][0],)
-                if len(marks) == 2:
-                    made["gap"], made["pass 2"] = (marks[1][0] - marks[0][1],), (marks[1][1] - marks[1][0],)
-            if self._once:
-                call.close()
+        if self._once:
+            with closing(self._make(True)) as call:
+                made |= self._stamped(call)
+        elif self._timed:
+            made |= self._stamped(self._timed)
         return made
+
+    def _stamped(self, call: TimedCall) -> dict[str, Times]:
+        """The times of one run by the device's clock."""
+        call.run()
+        marks = call.timings()
+        found: dict[str, Times] = {"device": (marks[-1][1] - marks[0][0],)}
+        if self.row.layout != "read":
+            found["pass 1"] = (marks[0][1] - marks[0][0],)
+            if len(marks) == 2:
+                found["gap"], found["pass 2"] = (marks[1][0] - marks[0][1],), (marks[1][1] - marks[1][0],)
+        return found
 
     def close(self) -> None:
         """Free the recordings."""
