@@ -34,14 +34,14 @@ build() {
     work=$(mktemp -d "$cache/kp-build.XXXXXX")
     include=$(mktemp -d) # CXXFLAGS is split at spaces, which the cache's path may have
     trap 'rm -rf "$work" "$include"' EXIT
-    "$python" -m venv "$work/env"
-    local pip=("$work/env/bin/python" -m pip --disable-pip-version-check)
+    local pip=("$python" -m pip --disable-pip-version-check)
     # pip prepares kp's metadata with setuptools and wheel, which recent venvs lack.
-    "${pip[@]}" install setuptools==80.9.0 wheel==0.45.1 pybind11==2.13.6
+    "${pip[@]}" install --no-compile --target "$work/env" setuptools==80.9.0 wheel==0.45.1 pybind11==2.13.6
+    export PYTHONPATH=$work/env
     "${pip[@]}" download --no-deps --no-binary kp --no-build-isolation -d "$work" "kp==$version"
     tar -xf "$work/kp-$version.tar.gz" -C "$work"
     "$python" "$root/scripts/lib/patch_kp.py" "$work/kp-$version"
-    pybind11_DIR=$("$work/env/bin/python" -m pybind11 --cmakedir)
+    pybind11_DIR=$("$python" -m pybind11 --cmakedir)
     export pybind11_DIR
     cp "$root"/scripts/lib/kp_{checked,pipelines}.hpp "$include/"
     # kp_checked.hpp takes vulkan.hpp's noexcept away. Its error classes keep theirs: the standard's base classes ask
@@ -53,6 +53,7 @@ build() {
     export CXXFLAGS="${CXXFLAGS:-} -I$include -include $include/kp_checked.hpp"
     "${pip[@]}" wheel --no-deps --no-build-isolation -w "$work/out" "$work/kp-$version"
     mv "$work"/out/kp-*.whl "$wheels/"
+    unset PYTHONPATH
 }
 
 install_and_import() {

@@ -23,6 +23,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
+from support import FULL  # noqa: E402
 from tiny_models import UNTIED as BASE  # noqa: E402
 from tiny_models import prompt  # noqa: E402
 
@@ -262,8 +263,8 @@ def test_layers_are_eager_attentions(name: str, device: za.Device, monkeypatch: 
     assert max(worst) < 1
 
 
-@ARCHITECTURES
 @ONE
+@pytest.mark.parametrize("name", MODELS if FULL else ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2"])
 def test_logits_have_the_same_bits_at_every_layout(name: str, device: za.Device) -> None:
     ids = prompt(90)
     found = []
@@ -650,7 +651,7 @@ def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, mo
 
 @ONE
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", *["mimo_v2"] * FULL])
 def test_half_precision_models(name: str, dtype: Any, device: za.Device) -> None:
     model, ids = model_of(name, dtype=dtype), prompt(40)
     with cache_of(model, device) as cache:
