@@ -80,7 +80,7 @@ WIDE = [
     pytest.param(driver, text, dtype, id=f"{'-'.join(driver)}-{text}-{dtype}")
     for driver in DRIVERS
     for text, dtype in (("16/2/256", "f16"), ("12/2/256", "q8_0"), ("8/1/512", "f16"), ("3/3/192", "f16"))
-    if FULL or (driver[1] == "vulkan" and text == "16/2/256")
+    if FULL or (driver == ("default", "vulkan") and text == "16/2/256")  # SwiftShader: GPU_BUILDS
 ]
 
 
@@ -88,9 +88,8 @@ WIDE = [
 def test_more_sums_than_registers_hold(any_device: za.Device, text: str, dtype: str) -> None:
     """Several passes over V, for states of leaves and of nodes; the batch's third workgroup has a row too few."""
     shape, rng = za.AttnShape.parse(text), np.random.default_rng(3)
-    slow = "SwiftShader" in any_device.info.name and not FULL
     with za.KVCache(any_device, shape, 1, 16384, dtype, PAGE) as cache:
-        seqs, held = family(cache, 600 if slow else 1100, [0, 1, 63, 70 if slow else 500, 0], rng)
+        seqs, held = family(cache, 1100, [0, 1, 63, 500, 0], rng)
         stored = [rows.stored(*kv, dtype) for kv in held]
         attns = [za.Attention(cache, cascade=True, **layout) for layout in ({}, {"num_splits": 2})]
         alone = za.Attention(cache, cascade=False)
@@ -162,7 +161,8 @@ def test_the_cost_model_counts_the_same_keys(
     want = Cascade(shape, requests, prefix, suffix, info.compute_units, "f16", info.kind, PAGE)
     with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
         seqs, _ = family(cache, prefix, [suffix] * requests, np.random.default_rng(0))
-        for cascade, keys in ((None, want.keys_read), (False, want.alone.keys_read)):
+        forced = [(True, replace(want, cascade=True).keys_read)] if text == "16/2/256" else []  # its kernels are there
+        for cascade, keys in ((None, want.keys_read), (False, want.alone.keys_read), *forced):
             attn = za.Attention(cache, cascade=cascade)
             attn([np.ones((shape.q_heads, shape.head_dim), np.float32)] * requests, seqs, 0)
             assert attn.keys_read == keys

@@ -1090,7 +1090,14 @@ def test_what_distributed_does_not_take(more: list[str]) -> None:
         measure(args, One())
 
 
+class Agreed:
+    """Ranks that have been given the same."""
+
+    def agree(self, *_: Any) -> None:
+        pass
+
+
 @pytest.mark.parametrize("given", ({"batch": 2}, {"page_size": None}))
 def test_what_a_distributed_sweep_does_not_take(given: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(given))}: got .* for a distributed sweep"):
-        distributed_sweep(None, None, SweepSpec(za.AttnShape(6, 2, 64), 1, (64,), **given))
+        distributed_sweep(Agreed(), None, SweepSpec(za.AttnShape(6, 2, 64), 1, (64,), **given))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zinc_attn.cli import app as cli
-from zinc_attn.errors import KernelError
+from zinc_attn.errors import ArgumentError, KernelError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import cost
@@ -90,6 +90,12 @@ def test_card_of_a_device(name: str, units: int | None, title: str | None) -> No
     assert cost.card_of_device(name, "cpu", units) is None
     if chosen and title and "like an" in title:
         assert chosen.card.source == "the R9700, scaled" and {"clock_ghz", "bandwidth"} <= set(chosen.card.assumed)
+
+
+@pytest.mark.parametrize("units", ("64", 0, 64.5))
+def test_compute_units_that_are_none(units: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^compute_units: got "):
+        cost.card_of_device("another GPU", "discrete", units)
 
 
 def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

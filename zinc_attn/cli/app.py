@@ -89,3 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add in COMMANDS:
         add(subparsers)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

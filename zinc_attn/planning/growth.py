@@ -84,10 +84,11 @@ class _Growth:
                 search(middle, keys, end, end_keys)
 
         begin, end = self.ends(leaf)
-        cuts = {one.begin for submission in self.submissions_at(begin) for one in submission.slices if one.begin}
+        first = self.submissions_at(begin)
+        cuts = {one.begin for submission in first for one in submission.slices if one.begin}
         turns = {begin + (self.q_len - cut + turn - begin) % KEYS_PER_LEAF for cut in cuts for turn in TURNS}
         lengths = [begin, *sorted(length for length in turns if begin < length < end), end]
-        planned = [self.keys_at(length) for length in lengths]
+        planned = [[submission.key for submission in first], *(self.keys_at(length) for length in lengths[1:])]
         for here, there in pairwise(zip(lengths, planned, strict=True)):
             search(*here, *there)
         return [planned[0], planned[-1]]

@@ -2,10 +2,10 @@
 
 Card has the latencies of its memory and its caches, and LINKS what links between cards carry. With the values below, in
 float16 on an R9700: 16/2/256 reaches 20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of the peak bandwidth; at 32k
-keys of it, 8 rows take 2.52 times as long as one; where a prefix of 32k keys is shared, 8 requests of 32/8/128 are
-4.46 times faster than alone; a 32k prompt by matrix units takes 176.9 ms for 16/2/256 and 32.1 ms for 9/3/64; and for
-128k keys of 32/8/128, 2 cards take 905 µs. docs/cost-model.md says where the values come from, and a test holds what
-this page says.
+keys of it, 8 rows take 2.52 times as long as one; where a prefix of 32k keys is shared, 8 requests of 32/8/128 are 4.46
+times faster than alone; a 32k prompt by matrix units takes 176.9 ms for 16/2/256 and 32.1 ms for 9/3/64; 128k keys of
+16/2/256 take 95.2 µs on an H200, and of 32/8/128 2 cards take 905 µs by PCIe 5.0. docs/cost-model.md says where the
+values come from, and a test holds what this page says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 # Share of the peak rate that a long read reaches. llama.cpp at 224K on an R9700 reads about 610 of 644.6 GB/s.
 READ_EFFICIENCY: Final = 0.95  # if 1.0: 96.3 % at 128k
 # Sharpness of the bend between too few bytes in flight and full memory: time = (a^p + b^p)^(1/p).
-KNEE: Final = 4.0  # if 2.0: 76.4 % at 8k
+KNEE: Final = 4.0  # if 2.0: 76.4 % at 8k, 85.6 % at 128k
 # First workgroup: launch, then the work words and the page table, one after the other.
 START_US: Final = 1.0  # if 3.0: 77.2 % at 8k
 # Barrier between two dispatches: drain, invalidate, launch.
@@ -26,6 +26,8 @@ TRIP_CYCLES: Final = 100  # if 200: 19.5 % at 1k, 34.8 ms for 9/3/64
 LEAF_CYCLES: Final = 1500  # if 3000: 19.6 % at 1k
 # A round of the node build's fold: two barriers, an LDS round trip, eight merges.
 FOLD_CYCLES: Final = 400  # if 800: 19.5 % at 1k
+# Issue cycles without dual issue against those with, on NVIDIA: the loops' pairs counted twice.
+SCALAR_ISSUE: Final = 1.65  # if 1.0: 73.2 µs on an H200
 # Keys that a neighbor in the grid just read come so many times faster than from memory.
 L2_RATE: Final = 6.0  # if 3.0: 8 rows take 2.85 times as long
 # Partial states, and keys of other requests, that the caches hold move so many times faster than memory reads.
@@ -41,7 +43,10 @@ OVERLAP: Final = 0.0  # if 1.0: 133.2 ms for 16/2/256
 # Rounds of 128 bytes that a compute unit's shared memory serves in a cycle.
 LDS_RATE: Final = 1.0  # if 0.5: 248.2 ms for 16/2/256
 # Cycles from a matrix kernel's read of shared memory to its value.
-LDS_WAIT: Final = 64  # if 128: 205.0 ms for 16/2/256
+LDS_WAIT: Final = 64  # if 128: 205.0 ms for 16/2/256, 44.8 ms for 9/3/64
+# Of a leaf of a matrix kernel for K and V, which it asks for a piece ahead: V's first piece and the next leaf's first
+# of K are asked for shortly before they are stored, and the program has about one wait for every 8 values of a lane.
+MEMORY_WAITS: Final = 2  # if 4: 36.0 ms for 9/3/64
 # Cycles by which the waves of a matrix kernel's workgroup reach a barrier apart.
 BARRIER_WAIT: Final = 50  # if 200: 36.6 ms for 9/3/64
 # Partial states in host memory, once on the way down and once on the way up, in GB/s.

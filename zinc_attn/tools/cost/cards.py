@@ -135,5 +135,5 @@ def card_of_device(name: str, kind: str, compute_units: int | None) -> ChosenCar
         return ChosenCard(CARDS[max(found, key=len)], "the device's name")
     if compute_units is None:
         return None
-    card = _scaled(CARDS["r9700"], compute_units)
+    card = _scaled(CARDS["r9700"], check_int("compute_units", compute_units, 1))
     return ChosenCard(card, "the compute units: the model has no card of this name and scales the R9700")

@@ -59,7 +59,7 @@ class Cascade:
         if self.cascade is False or self.plan.states < 2 or not keys:
             return 1, 0
         device = LayoutFacts(self.compute_units, self.kind)
-        rows, pays = rows_together(requests, keys, self.shape, device, self.plan.unit_keys)
+        rows, pays = rows_together(requests, keys, self.shape, device, self.plan.unit_keys, self.cascade is True)
         return (rows, keys) if pays or (self.cascade and rows > 1) else (1, 0)
 
     @property
@@ -78,13 +78,13 @@ class Cascade:
 
 
 def rows_together(
-    rows: int, keys: int, shape: AttnShape, device: LayoutFacts, unit_keys: int = KEYS_PER_NODE
+    rows: int, keys: int, shape: AttnShape, device: LayoutFacts, unit_keys: int = KEYS_PER_NODE, wherever: bool = False
 ) -> tuple[int, bool]:
     """(rows that a workgroup serves at a time on ``keys`` keys that ``rows`` rows share, whether sharing them pays).
 
-    unit_keys: keys of a partial state, which are a workgroup's.
+    unit_keys: keys of a partial state, which are a workgroup's; wherever: also where a CPU gains nothing.
     """
-    each = min(shared_rows(device.kind, shape), 1 << (rows - 1).bit_length())
+    each = min(shared_rows(device.kind, shape, wherever), 1 << (rows - 1).bit_length())
     groups = -(-rows // each)
     saved, items = (rows - groups) * keys // KEYS_PER_LEAF, groups * keys // unit_keys
     return each, each > 1 and sharing_pays(saved, items, shape, device.compute_units, device.kind)
@@ -145,7 +145,7 @@ def predict_cascade(
 
 
 def cascade_us(batch: Cascade, card: Card) -> float:
-    """The time of a batch's submissions, one after another."""
+    """The time of a batch's submissions on a GPU, one after another."""
     return sum(_submission_us(batch, n, card) for n in batch.submissions)
 
 

@@ -14,7 +14,7 @@ from ...errors import ArgumentError
 from ...kernels.matrix import PIECE, MatrixFacts, MatrixTile, MatrixWorkgroup, matrix_workgroup, shared_bytes
 from ...limits import WAVE
 from ...shapes import AttnShape
-from .assumptions import BARRIER_WAIT, LDS_RATE, LDS_WAIT, OVERLAP, TRIP_CYCLES
+from .assumptions import BARRIER_WAIT, LDS_RATE, LDS_WAIT, MEMORY_WAITS, OVERLAP, TRIP_CYCLES
 from .cards import Card
 from .pass1 import SIMDS, Load, Spread, simd_groups
 
@@ -46,9 +46,6 @@ ISSUE: Final = MatrixCounts(19.0, 40.3, 87.0)  # cycles in which the wave issues
 LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
 LDS_WAITS: Final = MatrixCounts(0.0, 1.3, 9.5)  # times that the wave waits for shared memory
 SCALAR_WAITS: Final = 6  # of a leaf, for work words and the page table
-# Of a leaf for K and V, which it asks for a piece ahead: V's first piece and the next leaf's first of K are asked for
-# shortly before they are stored, and the program has about one wait for every 8 values of a lane.
-MEMORY_WAITS: Final = 2
 PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
 Q_ISSUE, EMIT_ISSUE = 70, 60  # cycles of a trip that carries 2 values of q, or writes 2 of a state
 TOTAL_ISSUE = 20  # more, where the trip reads a total and merges the state into it

@@ -18,12 +18,11 @@ from ...kernels.tuning import LayoutFacts, chunks_ahead, node_shared_bytes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from ...storage import storage_types
-from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LEAF_CYCLES, START_US, TRIP_CYCLES
+from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LEAF_CYCLES, SCALAR_ISSUE, START_US, TRIP_CYCLES
 from .cards import Card
 
 SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units of RDNA4, one of NVIDIA's
 SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
-SCALAR_ISSUE: Final = 1.65  # issue cycles without dual issue against those with: the loops' pairs counted twice
 
 # (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); float16. The
 # node build has single's.

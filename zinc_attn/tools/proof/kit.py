@@ -34,8 +34,8 @@ def prove(
     folder: Path,
     *,
     sensors: Sensors | None = None,
-    on_begin: OnBegin = lambda step, number, steps: None,
-    on_end: OnEnd = lambda result: None,
+    on_begin: OnBegin | None = None,
+    on_end: OnEnd | None = None,
 ) -> dict[str, Any]:
     """Run the steps of ``spec``, and leave report.md, report.json and the raw files in ``folder``; the report.
 
@@ -53,13 +53,15 @@ def prove(
         runner = Runner(folder, Path(cache), spec.timeout_s, sensors, scrubber)
         steps = spec.steps()
         for i, step in enumerate(steps):
-            on_begin(step, i, len(steps))
+            if on_begin:
+                on_begin(step, i, len(steps))
             try:
                 results.append(runner.run(step))
             except KeyboardInterrupt:
                 write_proof(setting, results, folder, f"interrupted in {step.name} of restart {step.restart}")
                 raise
-            on_end(results[-1])
+            if on_end:
+                on_end(results[-1])
             report = write_proof(setting, results, folder, FINISHED if len(results) == len(steps) else "running")
     return report
 

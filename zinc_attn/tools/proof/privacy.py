@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-_SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|COOKIE|PRIVATE|(?:^|_)KEY(?:$|_)", re.IGNORECASE)
+_SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|(?:^|_)KEY(?:$|_)", re.IGNORECASE)
 _SHORTEST_SECRET: Final = 6  # characters; a shorter value, such as 0 or true, is no secret
 _USERS: Final = ("USER", "LOGNAME", "USERNAME", "SUDO_USER")
 # Names that say nothing of a person or a machine: the last ones are words of the report.

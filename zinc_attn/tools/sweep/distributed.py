@@ -39,10 +39,10 @@ def distributed_sweep(
     with those of rank 0. A row says the same on all ranks but for its device, bytes and times; without spec.repeats
     rank 0 says how many calls are timed. ArgumentError: a batch, or no cache. RankError: see Ranks.
     """
+    ranks.agree(_set_up(spec), 1.0)
     if spec.batch > 1 or spec.page_size is None:
         got = f"batch: got {spec.batch}" if spec.batch > 1 else "page_size: got None"
         raise ArgumentError(f"{got} for a distributed sweep, expected one sequence in a cache of pages")
-    ranks.agree(_set_up(spec), 1.0)
     steps = Steps(progress, 4 * len(spec.contexts))
 
     def rows(context: int) -> list[SweepRow]:
@@ -58,7 +58,7 @@ def distributed_sweep(
 def _set_up(spec: SweepSpec) -> str:
     """What every rank must have been given alike."""
     names = (
-        *("shape", "layers", "contexts", "dtype", "q_len"),
+        *("shape", "layers", "contexts", "dtype", "batch", "q_len"),
         *("page_size", "repeats", "seed", "weights_ms", "arithmetic"),
     )
     words = {name: str(getattr(spec, name)) for name in names}
