@@ -38,12 +38,12 @@ from zinc_attn.cache.pages import CapacityError, StepError
 
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
-SHAPE, LAYERS, MOST = za.AttnShape(2, 1, 64), 2, 6  # MOST: sequences of a cache
+SHAPE, LAYERS, MOST = za.AttnShape(3, 1, 64), 2, 6  # MOST: sequences of a cache
 WHERE = files("cache", "decode", "planning")
 KINDS = [("f16", 16), ("f32", 64), ("bf16", 256), ("q8_0", 16)]
 if EVERY_DRIVER:
     KINDS += [("f16", 256), ("f32", 16), ("bf16", 64), ("q8_0", 64)]
-SINKS = np.array([0.5, -1.5], np.float32)
+SINKS = np.array([0.5, -1.5, 3.0], np.float32)
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"num_splits": 3, "cascade": True},
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
     def queries(self, n: int) -> Any:
         self.serial += 1
-        return np.random.default_rng(self.serial).standard_normal((n, 2, 64)).astype(np.float32)
+        return np.random.default_rng(self.serial).standard_normal((n, 3, 64)).astype(np.float32)
 
     def attempt(self, name: str, call: Callable[[], Any], fault: Any, *expected: type[Exception]) -> Any:
         """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import FULL
 from tiny_models import BASE, TEXT, byte_tokenizer, config_file
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -170,7 +171,7 @@ def test_the_warm_up_runs_every_program(
     assert len(programs["before"]) >= 3 and not programs["timed"]
 
 
-@pytest.mark.parametrize("dtype", ["f16/q8_0", "q8_0/f16"])
+@pytest.mark.parametrize("dtype", ["f16/q8_0", *["q8_0/f16"] * FULL])
 def test_types_of_k_and_v_that_differ(
     dtype: str, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

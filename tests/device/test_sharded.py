@@ -36,7 +36,7 @@ SHAPE = za.AttnShape(6, 2, 64)
 
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
-    "default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan")),
+    **({"default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan"))} if FULL else {}),
     # SwiftShader takes a second for what lavapipe takes a tenth for: in third place its weights are the least
     "swiftshader and two runtimes": (("default", "vulkan"), ("default", "kompute"), ("swiftshader", "vulkan")),
 }
