@@ -37,7 +37,7 @@ build() {
     local pip=("$python" -m pip --disable-pip-version-check)
     # pip prepares kp's metadata with setuptools and wheel, which recent venvs lack.
     "${pip[@]}" install --no-compile --target "$work/env" setuptools==80.9.0 wheel==0.45.1 pybind11==2.13.6
-    export PYTHONPATH=$work/env
+    local -x PYTHONPATH=$work/env # while this function runs
     "${pip[@]}" download --no-deps --no-binary kp --no-build-isolation -d "$work" "kp==$version"
     tar -xf "$work/kp-$version.tar.gz" -C "$work"
     "$python" "$root/scripts/lib/patch_kp.py" "$work/kp-$version"
@@ -53,7 +53,6 @@ build() {
     export CXXFLAGS="${CXXFLAGS:-} -I$include -include $include/kp_checked.hpp"
     "${pip[@]}" wheel --no-deps --no-build-isolation -w "$work/out" "$work/kp-$version"
     mv "$work"/out/kp-*.whl "$wheels/"
-    unset PYTHONPATH
 }
 
 install_and_import() {

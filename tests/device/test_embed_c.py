@@ -259,7 +259,7 @@ def test_storage_types_have_the_bits_of_attention(checked, device, rng, tmp_path
                     assert not (differing(got[0], out) or differing(got[1], lse))
 
 
-# SwiftShader compiles everything anew in each process; its bits of these are proven in Python
+# SwiftShader compiles everything anew in each process; these shapes and types have its bits in Python's tests
 SIZES_OF_V = [
     pytest.param(driver, shape, dtype, id=f"{'-'.join(driver)}-{shape}-{dtype}")
     for driver in DRIVERS

@@ -203,7 +203,7 @@ DAMAGED = [
         "got tensors ['layer.0', 'layer.1', 'layer.2'], expected ['layer.0', 'layer.1']",
     ),
     ("bit flip", flipped(-1000), "sha256 of the data: got "),
-    ("NaN", resummed, "layer.0: a value that no cache stores in tokens 0 to 8191; the file is damaged"),
+    ("NaN", resummed, "layer.0: a value that no cache stores in tokens 0 to 32; the file is damaged"),
 ]
 
 

@@ -199,13 +199,13 @@ def test_digests() -> None:
     assert record.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
 
 
+# --- differences -------------------------------------------------------------------------------------------
+
+
 def compare(prop: int, variation: str, got: Output, want: Output) -> Fault | None:
     outcome = Outcome(Case.quick()[0], "a device")
     outcome.compare(prop, variation, got, want)
     return outcome.faults[0] if outcome.faults else None
-
-
-# --- differences -------------------------------------------------------------------------------------------
 
 
 def test_first_difference_has_its_distance() -> None:

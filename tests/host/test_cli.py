@@ -26,6 +26,7 @@ from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.harness import tables
 from zinc_attn.tools.harness.bits import Output, compare, first_difference
 from zinc_attn.tools.harness.files import csv_text, json_line, write_file
 from zinc_attn.tools.harness.inputs import Inputs, parse_contexts
@@ -315,7 +316,7 @@ def test_plot() -> None:
     ("x", "text"), [(None, "–"), (0.24, "0.24"), (12.3456, "12.35"), (999.96, "1000"), (130166.2, "130,166")]
 )
 def test_figure(x: float | None, text: str) -> None:
-    assert terminal.figure(x) == text
+    assert tables.figure(x) == text
 
 
 # --- commands ----------------------------------------------------------------------------------------------

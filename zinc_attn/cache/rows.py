@@ -66,10 +66,9 @@ class Largest(NamedTuple):
 
 
 def pieces(rows: int, row_size: int, most: int) -> Iterator[slice]:
-    """Slices of ``rows`` rows, the last of which may end behind them: each has one row, or as many of size ``row_size``
-    as make up ``most``."""
+    """Slices that cut ``rows`` rows of size ``row_size`` into pieces of at most ``most``, and of one row at least."""
     step = max(1, most // row_size)
-    return (slice(at, at + step) for at in range(0, rows, step))
+    return (slice(at, min(at + step, rows)) for at in range(0, rows, step))
 
 
 def _first(mask: NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:

@@ -12,8 +12,9 @@ from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..tools import generate
+from ..tools.harness.tables import figure
 from .arguments import refuse_arithmetic
-from .terminal import arithmetic_text, figure, note_cpu, plural, print_json, say
+from .terminal import arithmetic_text, note_cpu, plural, print_json, say
 
 
 def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:

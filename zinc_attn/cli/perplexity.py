@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..storage import STORAGE
 from ..tools import generate
+from ..tools.harness.tables import MISSING
 from .arguments import (
     Subparsers,
     add_arithmetic,
@@ -23,7 +24,7 @@ from .arguments import (
     add_page_size,
     refuse_arithmetic,
 )
-from .terminal import MISSING, arithmetic_text, need, new_table, note_cpu, print_json, print_table, progress_bar
+from .terminal import arithmetic_text, need, new_table, note_cpu, print_json, print_table, progress_bar
 
 
 def add_perplexity(subparsers: Subparsers) -> None:

@@ -189,7 +189,9 @@ def check_plan_topic(args: argparse.Namespace) -> None:
 
 def plan_card(args: argparse.Namespace) -> cost.Card | None:
     """The card that --card, --cu or the default names; None for --device."""
-    return None if args.device is not None else named_card(args) or cost.card_with(DEFAULT_COMPUTE_UNITS)
+    if args.device is not None:
+        return None
+    return named_card(args) or cost.card_with(DEFAULT_COMPUTE_UNITS)
 
 
 def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:

@@ -9,9 +9,10 @@ from typing import Final
 from ..errors import ArgumentError
 from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
+from ..tools.harness.tables import figure
 from ..tools.models import ModelPreset
 from .arguments import DEFAULT_CONTEXTS, parse_counts
-from .terminal import arithmetic_text, figure, model_text, print_json, print_rows
+from .terminal import arithmetic_text, model_text, print_json, print_rows
 
 ROWS: Final = "1,16,512"
 COLUMNS: Final = ("context", "rows", "runs by", "submissions", "workgroups", "µs", "canonical µs", "ratio", "TFLOPS")

@@ -8,7 +8,8 @@ from typing import Final
 
 from ..errors import ArgumentError
 from ..tools import cost
-from .terminal import MISSING, figure, print_json, print_rows, say
+from ..tools.harness.tables import MISSING, figure
+from .terminal import print_json, print_rows, say
 
 COLUMNS: Final = (
     *("shape", "dtype", "context", "rows", "layout", "runtime", "clock", "measured\nµs", "modeled\nµs", "ratio"),

@@ -12,9 +12,10 @@ from ..kernels.tuning import LayoutFacts
 from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import SplitSpec
+from ..tools.harness.tables import MISSING, figure
 from ..tools.models import ModelPreset
 from .arguments import parse_counts
-from .terminal import MISSING, figure, model_text, print_json, print_rows
+from .terminal import model_text, print_json, print_rows
 
 SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
 PREFIXES: Final = "2k,8k,32k"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..distributed.ranks import Ranks
 from ..runtime.device import Device
-from ..tools.harness.tables import grouped
+from ..tools.harness.tables import figure, grouped
 from ..tools.models import ModelPreset
 from ..tools.sweep import SweepRow, SweepSpec
-from .terminal import arithmetic_text, count, figure, model_text, new_table, plural
+from .terminal import arithmetic_text, count, model_text, new_table, plural
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import ZincAttnError
 from ..runtime.device import list_devices
 from ..runtime.protocol import DeviceInfo
-from ..tools.harness import tables
 from ..tools.harness.progress import Progress
+from ..tools.harness.tables import MISSING
 from ..tools.models import ModelPreset
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 TABLE_COLUMNS: Final = 240  # characters of the widest table
-MISSING, figure = tables.MISSING, tables.figure  # which the commands write as every tool does
 
 
 def has_rich() -> bool:
@@ -78,8 +77,10 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int 
 def _print_plain(lines: list[list[str]], left: int) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        pairs = enumerate(zip(line, widths, strict=True))
-        cells = (f"{cell:{'<' if i < left else '>'}{width}}" for i, (cell, width) in pairs)
+        cells = (
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         print("  ".join(cells).rstrip())
 
 

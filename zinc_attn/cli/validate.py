@@ -12,6 +12,7 @@ from ..runtime.device import Device
 from ..tools import generate
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
+from ..tools.harness.tables import figure
 from .arguments import (
     UNMET,
     Subparsers,
@@ -22,7 +23,7 @@ from .arguments import (
     add_device_arguments,
     refuse_arithmetic,
 )
-from .terminal import arithmetic_text, figure, need, new_table, note_cpu, plural, print_json, print_table, progress_bar
+from .terminal import arithmetic_text, need, new_table, note_cpu, plural, print_json, print_table, progress_bar
 
 
 def add_validate(subparsers: Subparsers) -> None:

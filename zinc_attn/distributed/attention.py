@@ -94,18 +94,19 @@ class ShardedAttention:
         lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
         failed call leaves the cache, out and lse as they were.
         """
-        flags = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
+        return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
         with self.cache.call("attend") as call:
             columns = Columns.checked(seq, q, k, v, out, lse, mask)
             columns.check_new(self.cache.shape.latent)
             call.append(columns.sequences, layer, columns.k, columns.v)
-            parts = self._attend(call, columns, flags[1])
+            parts = self._attend(call, columns, allow_empty)
             shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in columns.q]
             targets = check_targets(shapes, columns.out, columns.lse)
             folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
-        return CallArguments(columns, *flags).shaped(([one for one, _ in folded], [one for _, one in folded]))
+        outs, lses = [one for one, _ in folded], [one for _, one in folded]
+        return CallArguments(columns, return_lse, allow_empty).shaped((outs, lses))
 
     def _attend(self, call: Call, columns: Columns, allow_empty: bool) -> list[list[PartialState]]:
         """Attend on every local shard, and return the partial states of each shard, one per sequence."""

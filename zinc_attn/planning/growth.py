@@ -15,7 +15,7 @@ from .layouts import UnitFunction
 from .splits import first_seen
 
 Keys = list[RecordingKey]  # of the submissions of a call, in order
-TURNS: Final = (-1, 0, 1, 2)  # planned around a cut: the keys, modulo a leaf's, that the row before it sees
+TURNS: Final = (-1, 0, 1, 2)  # keys beyond whole leaves that the row before a cut sees at the lengths planned around it
 
 
 def growth_keys(

@@ -71,10 +71,18 @@ _PRESETS: Final = (
     ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48, max_context=40_960),
     ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36, max_context=40_960),
     ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, f"16 of 64 layers, {_LINEAR}"),
-    ModelPreset("gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128, 131_072),
-    ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024, 131_072),
     ModelPreset(
-        "gemma-4-31b", AttnShape(32, 4, 512), 10, "10 of 60 layers; the others are 32/16/256", 50, 1024, 262_144
+        "gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128, max_context=131_072
+    ),
+    ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024, max_context=131_072),
+    ModelPreset(
+        "gemma-4-31b",
+        AttnShape(32, 4, 512),
+        10,
+        "10 of 60 layers; the others are 32/16/256",
+        50,
+        1024,
+        max_context=262_144,
     ),
     ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32, max_context=131_072),
     ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48, max_context=16_384),

@@ -64,11 +64,6 @@ class KomputeRuntime:
     has_matrix_units = False  # kp enables no extension of a device
     orders_cache_writes = False  # kp records a barrier neither between two dispatches nor for ``storage`` tensors
 
-    @property
-    def times_every_run(self) -> bool:
-        """kp never resets its queries, which the drivers of CPUs alone allow."""
-        return self.info.kind == "cpu"
-
     def __init__(self, info: DeviceInfo, manager: Any = None) -> None:
         self.kp = load_kp()
         self.info = info.with_own_subgroups()  # kp cannot ask for a size
@@ -91,6 +86,11 @@ class KomputeRuntime:
             if self._owned:
                 self.manager = self.kp.Manager(info.index)
         _runtimes.add(self)
+
+    @property
+    def times_every_run(self) -> bool:
+        """kp never resets its queries, which the drivers of CPUs alone allow."""
+        return self.info.kind == "cpu"
 
     @contextmanager
     def _usable(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ def bench(
         steps.begin(f"{shape} · {f'{context:,} keys' if context else 'host work per call'}")
         data = Inputs.normal(shape, context, spec.dtype, spec.seed)
         with ExitStack() as stack:
-            return (_point if context else _host)(stack, devices, data, spec)
+            return _point(stack, devices, data, spec) if context else _host(stack, devices, data, spec)
 
     return each_point(points, steps, rows, on_row)
 

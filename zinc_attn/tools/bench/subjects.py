@@ -88,7 +88,7 @@ class DeviceSubject(Subject, Generic[TimedCall]):
         super().__init__(row, {"call": self.call.run})
         self._timed: TimedCall | None = None
         stamped = bool(row.context and device.info.timestamp_period_ns)
-        # a CPU's driver compiles a pipeline in its first run, so what can be timed again is kept
+        # A CPU's driver compiles a pipeline in its first run, so a recording that can be timed again is kept.
         self._once = stamped and not device.runtime.times_every_run
         if stamped and not self._once:
             try:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def figure(x: float | None) -> str:
-    """Four significant digits, no exponent."""
+    """Four significant digits; all digits of 1,000 and more."""
     if x is None:
         return MISSING
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"

@@ -13,5 +13,18 @@ from .sensors import Sensors
 from .spec import RESTARTS, SHAPES, TIMEOUT_S, ProofSpec, Step
 from .steps import StepResult
 
-__all__ = ["RESTARTS", "SHAPES", "TIMEOUT_S", "ProofSpec", "Scrubber", "Sensors", "Setting", "Step", "StepResult"]
-__all__ += ["check_folder", "make_report", "markdown", "prove"]
+__all__ = [
+    "RESTARTS",
+    "SHAPES",
+    "TIMEOUT_S",
+    "ProofSpec",
+    "Scrubber",
+    "Sensors",
+    "Setting",
+    "Step",
+    "StepResult",
+    "check_folder",
+    "make_report",
+    "markdown",
+    "prove",
+]

@@ -20,7 +20,7 @@ from typing import Any, Final
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|(?:^|_)KEY(?:$|_)", re.IGNORECASE)
 _SHORTEST_SECRET: Final = 6  # characters; a shorter value, such as 0 or true, is no secret
 _USERS: Final = ("USER", "LOGNAME", "USERNAME", "SUDO_USER")
-# Names that say nothing of a person or a machine: the last ones are words of the report.
+# Names that say nothing of a person or a machine; from ok on, words of the report.
 _NOBODY: Final = frozenset({"root", "localhost", "", "ok", "failed", "refused", "pass", "finished", "check", "cpu"})
 
 
