@@ -1,4 +1,5 @@
 /* The library: the device with its pipelines, caches of K and V, and the submission of a call. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -296,8 +297,11 @@ static bool submit(struct za_attn *attn, const struct za_cache *cache, const str
     return za_commands_submit(gpu);
 }
 
-bool za_run(struct za_attn *attn, struct za_cache *cache, const struct za_call *call) {
+bool za_run(struct za_attn *attn, struct za_cache *cache, const struct za_call *given) {
     const struct shape *shape = &attn->shape;
+    struct za_call scaled = *given;
+    if (scaled.scale == 0) scaled.scale = 1 / sqrt(shape->head_dim);
+    const struct za_call *call = &scaled;
     if (!za_check_call(&attn->manifest, shape, call, cache->layers, cache->pages)) return false;
     struct layout layout = {0};
     if (call->q_len) layout = za_layout(&attn->manifest, shape, call, attn->cpu);

@@ -42,7 +42,7 @@ static bool check_numbers(const struct manifest *m, const struct za_call *call, 
         return za_fail("softcap: got %g, expected %g to %g, or 0 for none", call->softcap, (double)m->min_input,
                        (double)m->max_input);
     if (!(fabs(call->scale) * LOG2E < 0x1p127))
-        return za_fail("scale: got %g, expected a finite float32 number", call->scale);
+        return za_fail("scale: got %g, expected a finite float32 number, or 0 for 1 / sqrt(head_dim)", call->scale);
     return true;
 }
 

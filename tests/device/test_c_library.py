@@ -253,6 +253,15 @@ def test_biases_masks_and_rows_that_are_not_causal(opened, inputs, rng, splits, 
         assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), (causal, alibi is None, keys)
 
 
+def test_a_scale_of_0_is_the_default_one(opened, inputs):
+    """As every other 0 of a call; a negative scale is a scale."""
+    for scale, meant in ((0.0, None), (-0.0, None), (-0.125, -0.125), (0.5, 0.5)):
+        found = page_call(opened, inputs, scale=scale)
+        assert found is not None, opened.error
+        want = za.reference.emulate(*inputs, scale=meant)
+        assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), scale
+
+
 def test_more_rows_than_keys(opened, inputs, rng):
     """Rows before the first token: blind where they are causal, and at position 0 for ALiBi."""
     q = rng.standard_normal((5, 4, 64), np.float32)
@@ -351,7 +360,8 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
         ({"tokens": 1}, "new_rows: got 2, expected at most the 1 tokens"),
         ({"table": (11, 12, 9)}, "page_table[1]: got 12, expected a page below 12"),
         ({"splits": 1 << 24}, "q_len, splits: got 2 and 16777216, expected a product of at most 16777216"),
-        ({"scale": np.inf}, "scale: got inf, expected a finite float32 number"),
+        ({"scale": np.inf}, "scale: got inf, expected a finite float32 number, or 0 for 1 / sqrt(head_dim)"),
+        ({"scale": np.nan}, "scale: got nan, expected a finite float32 number"),
         ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
         ({"softcap": -1.0}, "softcap: got -1, expected 9.09495e-13 to 1.15292e+18, or 0 for none"),
         ({"softcap": np.nan}, "softcap: got nan, expected 9.09495e-13"),
