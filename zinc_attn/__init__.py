@@ -20,7 +20,7 @@ from .runtime.device import Device, list_devices
 from .runtime.protocol import DeviceInfo
 from .shapes import AttnShape
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the only place: --version, manifests, records and the wheel take it from here
 __all__ = [
     "Attention",
     "AttnShape",
