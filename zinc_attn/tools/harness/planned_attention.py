@@ -19,12 +19,18 @@ from .bits import F32, Output
 PlanRule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and window to a plan
 
 
-class PlannedAttention(Attention):
-    """Attention that lays its calls out by ``rule`` in place of the split rule, and shows ``planned`` every plan."""
+class PlannedAttention:
+    """An ``Attention`` whose calls ``rule`` lays out in place of the split rule; ``planned`` sees every plan."""
 
     def __init__(self, cache: KVCache, rule: PlanRule, planned: Callable[[SplitPlan], Any], **options: Any) -> None:
-        self.rule, self.planned = rule, planned
-        super().__init__(cache, cascade=True, plan=self._ruled, observer=self._spoil, **options)
+        self.cache, self.rule, self.planned = cache, rule, planned
+        self.attention = Attention(cache, cascade=True, plan=self._ruled, observer=self._spoil, **options)
+        self.close = self.attention.close
+
+    @property
+    def shared(self) -> bool:
+        """Whether workgroups of the last call read keys for several rows at once."""
+        return self.attention.shared
 
     def lay_out(self, rule: PlanRule, cascade: bool = True, device: LayoutFacts | None = None) -> None:
         """Take another rule, and the builds of pass 1 that ``device`` runs; None is the device at hand.
@@ -32,7 +38,7 @@ class PlannedAttention(Attention):
         Recordings are kept, and work words that were filled for the old rule are not.
         """
         self.rule = rule
-        self.replan(cascade, device or self.device.info.layout_facts)
+        self.attention.replan(cascade, device or self.cache.device.info.layout_facts)
 
     def _ruled(self, tokens: int, q_len: int, window: int | None) -> SplitPlan:
         plan = self.rule(tokens, q_len, window)
@@ -42,8 +48,9 @@ class PlannedAttention(Attention):
     def _spoil(self, _: Submission, workspace: Workspace) -> None:
         """NaN in the output, so that an element which no kernel writes cannot pass a comparison."""
         out = workspace.tensors.out
-        self.device.runtime.write(out, np.full(out.nbytes // 4, 0x7FC0DEAD, np.uint32))
+        self.cache.device.runtime.write(out, np.full(out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
     def outputs(self, queries: list[F32], seqs: list[Sequence], *new: list[Any], **call: Any) -> list[Output]:
         """The outputs of a call on a batch, one per sequence. new: what it appends, k and v; call: its keywords."""
-        return list(map(Output, *self(queries, seqs, 0, *new, return_lse=True, allow_empty=True, **call)))
+        call |= {"return_lse": True, "allow_empty": True}
+        return list(map(Output, *self.attention(queries, seqs, 0, *new, **call)))
