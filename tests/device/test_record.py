@@ -168,6 +168,49 @@ def test_a_failed_step_leaves_the_sequence(host):
     cache.pool.check([seq.pages])
 
 
+@pytest.mark.parametrize("shape", (za.AttnShape(2, 1, 576), za.AttnShape(4, 2, 64)), ids=str)
+def test_a_call_examines_what_steps_appended(host, shape):
+    """A bound on scores that nobody knows is not taken for 0: of a sequence, of its fork, and where rows moved on."""
+    manager, device = host
+    with za.KVCache(device, shape, 1, 64, "f32", page_size=16) as cache:
+        attn, seq, sequence = za.Attention(cache), cache.new_sequence(), manager.sequence()
+        tensor = manager.tensor_t(np.zeros(shape.q_heads * shape.k_dim, np.float32))
+        new = manager.tensor_t(np.zeros(cache.row_words, np.uint32))
+        sequence.record(kp.OpTensorSyncDevice([tensor, new]))
+        call, q = attn.record(sequence, tensor, seq, 0, new), np.ones((shape.q_heads, shape.head_dim), np.float32)
+
+        def step(value: float) -> None:
+            k = np.full((1, shape.kv_heads, shape.head_dim), value, np.float32)
+            new.data()[:] = rows.encode(k, np.ones_like(k), shape, "f32").reshape(-1)
+            with call.step():
+                sequence.eval()
+
+        one = np.ones((shape.kv_heads, shape.head_dim), np.float32)
+        attn(q, seq, 0, one, one)
+        step(3.0)
+        step(2.0**60)
+        assert cache.largest == (1, 1)
+        fork = seq.fork()
+        cache.append(fork, 0, one, one)
+        seq.truncate(2)
+        want = za.reference.emulate(q, np.stack([one, 3 * one]), np.stack([one, one]))[0]
+        assert np.array_equal(attn(q, seq, 0).view(np.uint32), want.view(np.uint32)) and cache.largest == (3, 1)
+        for ask in (attn, lambda *given: attn.submit(*given).result(), attn.partial):
+            with pytest.raises(errors.ValueRangeError, match=r"^q, k: got max\|q\| = 1.15\S+, max\|k\| = 1.15"):
+                ask(np.float32(2.0**60) * q, fork, 0)
+        attn(q, fork, 0)
+        for value in (np.nan, -np.inf, 2.0**61, 2.0**-41):
+            step(1.0)
+            step(value)
+            for ask in (lambda: attn(q, seq, 0, one, one), lambda: attn(q, seq.fork(), 0), lambda: seq.save("unused")):
+                with pytest.raises(errors.ValueRangeError, match=r"^rows: .* token 3 of layer 0, .*; truncate\(3\) "):
+                    ask()
+            seq.truncate(3)
+            assert np.isfinite(attn(q, seq, 0)).all()
+            seq.truncate(2)
+        call.close()
+
+
 def test_refusals(host, device):
     manager, own = host
     cache, seq, q, new, _, (first, _) = recorded(manager, own, max_tokens=1)

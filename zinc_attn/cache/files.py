@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import MAX_INPUT, MIN_INPUT
 from ..canonical.tensorfile import (
     Header,
     PathLike,
@@ -34,7 +33,6 @@ from ..canonical.tensorfile import (
 from ..checks import check_path, plain
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..shapes import AttnShape
 from . import rows
 from .rows import Largest
 from .sequence_pages import SequencePages
@@ -83,12 +81,14 @@ def save(sequence: Sequence, path: PathLike) -> None:
     The file appears under its name when it is complete; it is readable by its owner alone, as it holds a
     conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
     of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path. StepError:
-    some layers have tokens that others lack.
+    some layers have tokens that others lack. ValueRangeError: see ``Sequence.examine``.
     """
     target, cache = check_path("path", path), sequence.cache
     with cache.lock:
         cache.check_sequence(sequence)
         sequence.pages.check_in_step("save")
+        for layer in range(cache.num_layers):
+            sequence.examine(layer)
         try:
             _write(sequence, target)
         except OSError as error:
@@ -226,17 +226,13 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
 
 def _largest(cache: KVCache, target: Path, layer: int, words: NDArray[np.uint32]) -> Largest:
     """The largest magnitudes of a layer's rows, whose values must be such as ``rows.stored_values`` lets in."""
-    largest, shape = Largest(), cache.shape
-    whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)  # what fills rows up, too
+    largest = Largest()
     for part in rows.pieces(len(words), 4 * cache.row_words, CHECK_BYTES):
-        with np.errstate(all="ignore"):
-            found = rows.decode(words[part], whole, cache.dtype, cache.scales_of(layer))
-            values = [np.abs(x) for x in found]
-            fits = [(x == 0) | ((x >= MIN_INPUT) & (x <= MAX_INPUT)) for x in values]
-        if not all(np.all(x) for x in fits):
+        found, fits = rows.row_magnitudes(words[part], cache.shape, cache.dtype, cache.scales_of(layer))
+        if not fits.all():
             raise CacheFileError(
                 f"{plain(target)}: layer.{layer}: a value that no cache stores in tokens {part.start} to "
                 f"{part.stop - 1}; the file is damaged"
             )
-        largest = largest.joined(Largest(*(float(x.max()) for x in values)))  # with what fills rows up
+        largest = largest.joined(found)
     return largest

@@ -217,6 +217,18 @@ def decode(words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
     return keys, _decode_part(v_values, v_scales, shape.v_head_dim, v_type, v_factor)
 
 
+def row_magnitudes(
+    words: Words, shape: AttnShape, dtype: str, scales: F32 | None = None
+) -> tuple[Largest, NDArray[np.bool_]]:
+    """The largest magnitudes of rows, what fills them up included, and for each row (n,) whether its values are such
+    as ``stored_values`` returns. scales: see ``encode_into``."""
+    whole = AttnShape(shape.q_heads, shape.kv_heads, shape.k_dim, shape.v_dim, shape.latent)
+    with np.errstate(all="ignore"):
+        k, v = (np.abs(x) for x in decode(words, whole, dtype, scales))
+        fits = [((x == 0) | ((x >= MIN_INPUT) & (x <= MAX_INPUT))).all(axis=(1, 2)) for x in (k, v)]
+    return Largest(float(k.max()), float(v.max())), fits[0] & fits[1]
+
+
 def _decode_part(values: Words, shared: Words, dims: int, kind: StorageType, scale: F32 | None) -> F32:
     values, shared = np.ascontiguousarray(values), np.ascontiguousarray(shared)
     if kind.halves:

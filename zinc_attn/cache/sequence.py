@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_int
+from ..errors import ValueRangeError
 from .files import save
 from .reservation import Reservation
+from .rows import pieces, row_magnitudes
 from .sequence_pages import SequencePages
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
 
+EXAMINED_BYTES: Final = 4 << 20  # of rows that are read and examined together
 _serials = itertools.count()
 _stamps = itertools.count()
 
@@ -30,6 +33,7 @@ class Sequence:
         self.serial = next(_serials)
         # (page ids, the same as an array, a number that no other table has); replaced by one store
         self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
+        self.unseen: dict[int, int] = {}  # by layer: the first token from which on rows may be ones nobody examined
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -47,7 +51,9 @@ class Sequence:
         with self.cache.lock:
             self.cache.check_open()
             self.cache.begin()
-            return self.cache.adopt(self.pages.fork())
+            child = self.cache.adopt(self.pages.fork())
+            child.unseen = dict(self.unseen)
+            return child
 
     def truncate(self, n: int) -> None:
         """Keep the first ``n`` tokens, 0 <= n <= len(self), of every layer. ArgumentError: another n."""
@@ -84,6 +90,32 @@ class Sequence:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokens to a file that ``KVCache.load`` reads; not in the middle of a step. See ``files.save``."""
         save(self, path)
+
+    def append_unseen(self, layer: int) -> None:
+        """The rows that ``layer`` gets next are written by a host's recording, unseen by the package."""
+        length = self.pages.length(layer)
+        self.unseen[layer] = min(length, self.unseen.get(layer, length))
+
+    def examine(self, layer: int) -> None:
+        """Read the rows of a layer that recordings appended, where no call did so before, and count them in
+        ``cache.largest``.
+
+        ValueRangeError: a value is one that the cache does not take.
+        """
+        if layer not in self.unseen:
+            return
+        cache, begin, end = self.cache, self.unseen[layer], self.pages.length(layer)
+        for part in pieces(max(end - begin, 0), 4 * cache.row_words, EXAMINED_BYTES):
+            words = cache.read_rows(self, layer, begin + part.start, begin + part.stop)
+            largest, fits = row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))
+            if not fits.all():
+                at = begin + part.start + int(np.argmin(fits))
+                raise ValueRangeError(
+                    f"rows: got a value that no cache stores in token {at} of layer {layer}, which a recording "
+                    f"appended, expected 0 or a magnitude from 2**-40 to 2**60; truncate({at}) takes the token back"
+                )
+            cache.largest = cache.largest.joined(largest)
+        del self.unseen[layer]
 
     @property
     def stamp(self) -> int:

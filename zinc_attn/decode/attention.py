@@ -307,8 +307,10 @@ class Attention:
         and causal as in a call; mask_keys: of how many last keys a step may give a mask at most, with
         ``call.step(mask=...)``; steps without one may come in between.
         The host orders its own writes of q and rows: uploaded by OpTensorSyncDevice, or written by a dispatch and then
-        named in an OpTensorSyncLocal. Checks of their values are the host's. It runs the sequence inside
-        ``with call.step():`` and must not use ``seq`` or the cache's tensors while it runs.
+        named in an OpTensorSyncLocal. It runs the sequence inside ``with call.step():`` and must not use ``seq`` or the
+        cache's tensors while it runs. The values of a step, which the package does not see, are the host's to check: q
+        and rows as a call and an append take them, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|) at most
+        2**96. Rows are read back, and checked, by the next call that is no step on ``seq`` and this layer, or by save.
         """
         if not isinstance(self.device.runtime, HostSequences):
             name = self.device.runtime.name

@@ -146,6 +146,8 @@ class RecordedAttention:
                     call._begin(held, words)
                 yield
                 if held is not None:
+                    for call in appending:
+                        self.seq.append_unseen(call.layer)
                     held.commit()
             finally:
                 if held is not None:

@@ -137,12 +137,13 @@ class CallArguments(NamedTuple):
 
 
 def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -> Checked:
-    """The requests of a call of a layer. Typed refusals name the argument."""
+    """The requests of a call of a layer, whose bound on scores counts all rows that its sequences have there. Typed
+    refusals name the argument."""
     requests, q_max, new_max = [], 0.0, Largest()
     sequences, q, k, v, out, lse, *_ = columns
     columns.check_new(cache.shape.latent)
     for i, sequence in enumerate(sequences):
-        cache.check_sequence(sequence)
+        cache.check_sequence(sequence).examine(layer)
         if k is not None:
             check_once(sequences, i)
         rows, largest = _check_q(cache, q[i])
