@@ -261,7 +261,7 @@ def test_missing_record_file(tmp_path: Path) -> None:
     [
         (
             ["--quick", "--dtypes", "f16"],
-            "quick: got --quick with --shapes, --dtypes, --contexts, --masking, --data or --rows, expected either",
+            "quick: got --quick with --shape, --dtype, --contexts, --masking, --data or --rows, expected either",
         ),
         *(
             (

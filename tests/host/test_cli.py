@@ -428,7 +428,7 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.Captu
         (["--seed", "-1"], "seed: got -1, expected an int of at least 0"),
         (["--weights-ms", "nan"], "weights_ms: got nan, expected milliseconds of at least 0"),
         (["--batch", "0"], "batch: got 0, expected an int of at least 1"),
-        (["--q-len", "0"], "q_len: got 0, expected an int from 1 to 65536"),
+        (["--q-len", "0"], "rows: got 0, expected an int from 1 to 65536"),
         (["--q-len", "65", "--contexts", "1k,64"], "contexts: got 64, expected at least 65, the call's own rows"),
         (["--page-size", "24"], "page_size: got 24, expected a power of two from 16 to 65536"),
         (["--contiguous", "--batch", "2"], "batch: got 2, expected 1 for contiguous K and V without a cache"),
@@ -450,6 +450,49 @@ def test_dtypes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["plan", "--shape", "16/2/256", "--context", "1k", "--dtype", "q8_0/f8"])
     assert "argument --dtype: dtype: got 'q8_0/f8', expected one of f32, f16" in capsys.readouterr().err
+
+
+GENERATE = "generate --model m --prompt a"
+
+
+@pytest.mark.parametrize(
+    ("line", "earlier"),
+    [
+        ("bench --shape 4/2/64,2/1/64 --runtime vulkan", "bench --shapes 4/2/64,2/1/64 --runtimes vulkan"),
+        ("check --shape 4/2/64 --dtype f16", "check --shapes 4/2/64 --dtypes f16"),
+        ("check --splits 1 --device all --runtime kompute", "check --layouts 1 --devices all --runtimes kompute"),
+        ("decode --shape 4/2/64 --runtime vulkan", "decode --shape 4/2/64 --runtimes vulkan"),
+        ("export d --shape 4/2/64 --cu 8", "export d --shape 4/2/64 --compute-units 8"),
+        (f"{GENERATE} --splits 3", f"{GENERATE} --num-splits 3"),
+        (f"{GENERATE} --splits size:64", f"{GENERATE} --split-size 64"),
+        ("perplexity --model m --dtype f16,q8_0", "perplexity --model m --dtypes f16,q8_0"),
+        ("proof --shape 4/2/64", "proof --shapes 4/2/64"),
+        ("rdna4 --shape 4/2/64 --dtype f16", "rdna4 --shape 4/2/64 --dtypes f16"),
+        ("sweep --shape 4/2/64 --rows 1,2", "sweep --shape 4/2/64 --q-len 1,2"),
+        ("sweep --shape 4/2/64 --splits 8", "sweep --shapes 4/2/64 --layouts 8"),
+        ("validate --config c --splits 2", "validate --config c --layouts 2"),
+    ],
+)
+def test_earlier_names_of_options(line: str, earlier: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They mean the same, do not go with the name they had, and are not shown."""
+    parser = cli.build_parser()
+    assert vars(parser.parse_args(earlier.split())) == vars(parser.parse_args(line.split()))
+    with pytest.raises(SystemExit):
+        parser.parse_args([*earlier.split(), *line.split()[1:]])
+    assert "not allowed with argument --" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parser.parse_args([line.split(maxsplit=1)[0], "--help"])
+    shown = set(capsys.readouterr().out.replace("[", " ").replace("]", " ").split())
+    assert not [word for word in earlier.split() if word[:2] == "--" and word not in line.split() and word in shown]
+
+
+@pytest.mark.parametrize("command", ["plan --shape 4/2/64", "devices", f"{GENERATE}"])
+def test_an_unknown_option_shows_the_usage_of_its_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        cli.main([*command.split(), "--nonsense"])
+    said = capsys.readouterr().err
+    assert error.value.code == 2 and said.startswith(f"usage: zinc-attn {command.split(maxsplit=1)[0]} [-h]")
+    assert said.endswith("error: unrecognized arguments: --nonsense\n")
 
 
 def test_a_sweep_says_which_contexts_a_model_was_not_made_for(capsys: pytest.CaptureFixture[str]) -> None:

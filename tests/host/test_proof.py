@@ -185,7 +185,7 @@ def test_planned_steps() -> None:
     names = ["check", "sweep-16-2-256", "bench-16-2-256"]
     assert [(step.restart, step.name) for step in steps] == [(n, name) for n in (1, 2) for name in names]
     assert " ".join(steps[2].words) == (
-        "bench --shapes 16/2/256 --contexts 64 --dtype f16 --device 1 --repeats 5 --json --runtimes kompute"
+        "bench --shape 16/2/256 --contexts 64 --dtype f16 --device 1 --repeats 5 --json --runtime kompute"
     )
     assert ProofSpec(GPU, "vulkan", [SHAPE]).check == ()  # the whole matrix
     assert ProofSpec(CPU, "vulkan", [SHAPE]).check == ("--quick",)

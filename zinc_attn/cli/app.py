@@ -14,7 +14,7 @@ from typing import Final
 
 from .. import __version__
 from ..errors import ZincAttnError
-from .arguments import FAULT, STATUSES
+from .arguments import FAULT, STATUSES, CommandParser
 from .bench import add_bench
 from .check import add_check
 from .decode import add_decode
@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"Each command has its own --help with an example. {STATUSES}",
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
     for add in COMMANDS:
         add(subparsers)
     return parser

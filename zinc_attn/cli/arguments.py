@@ -1,11 +1,12 @@
-"""What the commands' arguments have in common: the form of a command's help, its exit statuses, device and model."""
+"""What the commands' arguments have in common: shared options, the form of a help, exit statuses, device and model."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..checks import check_int, parse_digits, shown
 from ..decode.arithmetic import Advice, check_arithmetic, check_units
@@ -32,6 +33,83 @@ STATUSES: Final = (
 )
 
 
+def _dtype(text: str) -> str:
+    try:
+        return storage_dtype(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _runtime(text: str) -> str:
+    if text not in RUNTIMES:
+        raise argparse.ArgumentTypeError(f"got {shown(text)}, expected one of {', '.join(RUNTIMES)}")
+    return text
+
+
+class SharedOption(NamedTuple):
+    """An option that means the same in every command that has it.
+
+    one, several: the help of a single value and of a list, empty where there is none; metavar: of a single value.
+    aliases: earlier names, which --help does not list, and what makes the option's value of theirs.
+    """
+
+    metavar: str
+    one: str
+    several: str = ""
+    type: Callable[[str], Any] = str
+    aliases: Mapping[str, Callable[[str], str]] = {}
+
+
+_DEVICE: Final = "index or piece of the name, see 'zinc-attn devices'"
+_SPLITS: Final = "auto (the split rule), a number of splits, or size:KEYS"
+SHARED: Final[Mapping[str, SharedOption]] = {
+    "--shape": SharedOption(
+        "Q/KV/D",
+        "q_heads/kv_heads/head_dim, for example 16/2/256",
+        "shapes q_heads/kv_heads/head_dim, for example 16/2/256,32/8/128",
+        aliases={"--shapes": str},
+    ),
+    "--contexts": SharedOption("N", "", "numbers of keys, k = 1024"),
+    "--splits": SharedOption(
+        "S",
+        f"split layout: {_SPLITS}",
+        f"split layouts: {_SPLITS}",
+        aliases={"--layouts": str, "--num-splits": str, "--split-size": "size:{}".format},
+    ),
+    "--rows": SharedOption("N", "", "query rows of a sequence in a call", aliases={"--q-len": str}),
+    "--dtype": SharedOption(
+        "T",
+        f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)}",
+        f"storage types of K and V, or pairs of K's/V's, for example f16,q8_0/q4_0: {', '.join(STORAGE)}",
+        _dtype,
+        {"--dtypes": str},
+    ),
+    "--page-size": SharedOption("N", "tokens per page of the cache", type=int),
+    "--device": SharedOption("D", _DEVICE, f"all, or of each {_DEVICE}", aliases={"--devices": str}),
+    "--runtime": SharedOption(
+        "R",
+        f"dispatcher: {', '.join(RUNTIMES)}",
+        f"dispatchers: {', '.join(RUNTIMES)}",
+        _runtime,
+        {"--runtimes": str},
+    ),
+    "--cu": SharedOption("N", "compute units of the device", type=int, aliases={"--compute-units": str}),
+    "--seed": SharedOption("N", "seed of the values", type=int),
+    "--out": SharedOption("DIR", "folder of the files"),
+}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command: an unknown option shows this command's usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ArgumentParser, but nothing stays unknown."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def add_command(subparsers: Subparsers, name: str, summary: str, text: str, example: str) -> argparse.ArgumentParser:
     """A command whose help ends with an example and the exit statuses."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -44,45 +122,46 @@ def add_command(subparsers: Subparsers, name: str, summary: str, text: str, exam
     return parser
 
 
+def add_shared(
+    parser: Any, name: str, default: Any = None, said: str = "", *, several: bool = False, text: str = ""
+) -> None:
+    """Declare an option of SHARED and its aliases. parser: or a mutually exclusive group of one.
+
+    said: the default in words; several: whether it takes a list; text: the help, in place of that of SHARED.
+    """
+    option, said = SHARED[name], said or ("" if default is None else str(default))
+    text = text or (option.several if several else option.one)
+    settings: dict[str, Any] = {"type": str if several else option.type, "metavar": option.metavar + ",…" * several}
+    both = parser.add_mutually_exclusive_group() if option.aliases and hasattr(parser, "prog") else parser
+    both.add_argument(name, default=default, help=f"{text} (default: {said})" if said else text, **settings)
+    hidden = {"dest": name[2:].replace("-", "_"), "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for alias, value_of in option.aliases.items():
+        both.add_argument(alias, **settings | hidden | {"type": _both(value_of, settings["type"])})
+
+
+def _both(first: Callable[[str], str], second: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: second(first(text))
+
+
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """--device and --runtime, with the environment's defaults."""
-    device = "index or piece of the name, see 'zinc-attn devices' (default: $ZINC_ATTN_DEVICE, else the best: "
-    parser.add_argument("--device", metavar="D", help=f"{device}discrete, integrated, CPU)")
-    runtime = "dispatcher (default: $ZINC_ATTN_RUNTIME, else vulkan)"
-    parser.add_argument("--runtime", choices=RUNTIMES, help=runtime)
+    add_shared(parser, "--device", said="$ZINC_ATTN_DEVICE, else the best: discrete, integrated, CPU")
+    add_shared(parser, "--runtime", said="$ZINC_ATTN_RUNTIME, else vulkan")
 
 
 def installed_runtimes(arithmetic: str = "canonical") -> str:
-    """The dispatchers that are installed and have an arithmetic, as --runtimes takes them."""
+    """The dispatchers that are installed and have an arithmetic, as --runtime takes them."""
     both = arithmetic == "canonical" and importlib.util.find_spec("kp")
     return ",".join(RUNTIMES if both else ("vulkan",))
 
 
-def add_runtimes_argument(parser: argparse.ArgumentParser) -> None:
-    """--runtimes, whose default is every dispatcher that is installed."""
-    text = "dispatchers (default: %(default)s)"
-    parser.add_argument("--runtimes", default=installed_runtimes(), metavar="LIST", help=text)
-
-
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:
-    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtimes, or on the default one.
+    """Every device of ``names`` on every dispatcher of ``runtimes``, the text of --runtime, or on the default one.
 
     ``stack`` closes them.
     """
     chosen = [None] if runtimes is None else list(dict.fromkeys(name.strip() for name in runtimes.split(",")))
     return [stack.enter_context(Device.open(name, runtime=runtime)) for name in names for runtime in chosen]
-
-
-def add_page_size(parser: Any) -> None:
-    """--page-size of a cache. parser: or a group of one."""
-    text = f"tokens per page (default: {PAGE_SIZE})"
-    parser.add_argument("--page-size", type=int, default=PAGE_SIZE, metavar="N", help=text)
-
-
-def add_dtype(parser: Any, default: str | None, said: str = "%(default)s") -> None:
-    """--dtype of K and V. parser: or a group of one; said: the default in words."""
-    text = f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)} (default: {said})"
-    parser.add_argument("--dtype", type=_dtype, default=default, metavar="T", help=text)
 
 
 def add_arithmetic(parser: Any, names: tuple[str, ...] = ARITHMETICS) -> None:
@@ -100,13 +179,6 @@ def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: Attn
         check_arithmetic(arithmetic, device, shape, dtype, ADVICE)
 
 
-def _dtype(text: str) -> str:
-    try:
-        return storage_dtype(text)
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
     """--model of a command that runs a checkpoint. parser: or a group of one."""
     text = "a GGUF file, or a folder with one, or with config.json, *.safetensors and tokenizer files"
@@ -115,8 +187,8 @@ def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """--dtype and --page-size of a model's cache."""
-    add_dtype(parser, None, "the model's")
-    add_page_size(parser)
+    add_shared(parser, "--dtype", said="the model's")
+    add_shared(parser, "--page-size", PAGE_SIZE)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> None:
@@ -124,7 +196,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> Non
     group = parser.add_mutually_exclusive_group()
     models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
     group.add_argument("--model", metavar="M", help=models)
-    group.add_argument("--shape", metavar="Q/KV/D", help=f"q_heads/kv_heads/head_dim, for example 16/2/256{extra}")
+    add_shared(group, "--shape", text=f"{SHARED['--shape'].one}{extra}")
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:

@@ -15,6 +15,7 @@ from .arguments import (
     Subparsers,
     add_arithmetic,
     add_command,
+    add_shared,
     installed_runtimes,
     open_devices,
     parse_shapes,
@@ -34,19 +35,19 @@ def add_bench(subparsers: Subparsers) -> None:
         "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
         "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
         "bench.jsonl and bench.png in --out.",
-        "  zinc-attn bench\n  zinc-attn bench --runtimes vulkan --shapes 32/8/128 --contexts 8k --json",
+        "  zinc-attn bench\n  zinc-attn bench --runtime vulkan --shape 32/8/128 --contexts 8k --json",
     )
     add = parser.add_argument
-    add("--device", metavar="D", help="index or piece of the name, see 'zinc-attn devices'")
-    runtimes = f"dispatchers (default: {installed_runtimes()}; with matrix units vulkan)"
-    add("--runtimes", metavar="LIST", help=runtimes)
-    add("--shapes", default="16/2/256,32/4/128", metavar="LIST", help="Q/KV/D (default: %(default)s)")
-    add("--contexts", default=DEFAULT_CONTEXTS, metavar="LIST", help="keys, k = 1024 (default: %(default)s)")
-    add("--dtype", choices=("f32", "f16"), default="f16", help="dtype of K and V (default: %(default)s)")
+    add_shared(parser, "--device")
+    runtimes = f"{installed_runtimes()}; with matrix units vulkan"
+    add_shared(parser, "--runtime", said=runtimes, several=True)
+    add_shared(parser, "--shape", "16/2/256,32/4/128", several=True)
+    add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
+    add_shared(parser, "--dtype", "f16")
     add_arithmetic(parser)
     add("--repeats", type=int, metavar="N", help="rounds per point (default: 5 to 50 within 10 s)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the values (default: %(default)s)")
-    add("--out", metavar="DIR", help="folder of the files (default: bench-DEVICE)")
+    add_shared(parser, "--seed", 0)
+    add_shared(parser, "--out", said="bench-DEVICE")
     add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the tables")
     parser.set_defaults(run=run_bench)
 
@@ -54,11 +55,11 @@ def add_bench(subparsers: Subparsers) -> None:
 def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
-    shapes, contexts = parse_shapes(args.shapes), parse_contexts(args.contexts)
+    shapes, contexts = parse_shapes(args.shape), parse_contexts(args.contexts)
     options = {name: getattr(args, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
     spec = bench.BenchSpec(shapes, contexts, **options)
     with ExitStack() as stack:
-        devices = open_devices(stack, [args.device], args.runtimes or installed_runtimes(args.arithmetic))
+        devices = open_devices(stack, [args.device], args.runtime or installed_runtimes(args.arithmetic))
         for device in devices:
             refuse_arithmetic(args.arithmetic, device, args.dtype, *shapes)
         info = devices[0].info

@@ -25,6 +25,7 @@ from .arguments import (
     Subparsers,
     add_arithmetic,
     add_command,
+    add_shared,
     installed_runtimes,
     open_devices,
     parse_counts,
@@ -57,29 +58,28 @@ def add_check(subparsers: Subparsers) -> None:
         "  1  some are not, or an error is beyond its bound: the case names the first element\n"
         "  2  wrong arguments, no device, or a case the device has no room for",
         "  zinc-attn check --quick\n"
-        "  zinc-attn check --devices all --contexts 8k,32k --dtypes f16 --layouts 1,8,auto\n"
-        "  zinc-attn check --shapes 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
-        "  zinc-attn check --shapes 32/8/192/128,20/1/576/512/latent --data rising,jumping --contexts 1k\n"
+        "  zinc-attn check --device all --contexts 8k,32k --dtype f16 --splits 1,8,auto\n"
+        "  zinc-attn check --shape 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
+        "  zinc-attn check --shape 32/8/192/128,20/1/576/512/latent --data rising,jumping --contexts 1k\n"
         "  zinc-attn check --arithmetic matrix --quick --record matrix.json\n"
         "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a small fixed set of cases, in place of the matrix")
     add_arithmetic(parser, ("canonical", "matrix"))
-    add("--shapes", metavar="LIST", help=f"Q/KV/D, Q/KV/DK/DV or Q/KV/DK/DV/latent (default: {SHAPES})")
-    add("--dtypes", metavar="LIST", help=f"dtypes of K and V (default: {DTYPES})")
-    add("--contexts", metavar="LIST", help=f"numbers of keys, k = 1024 (default: {CONTEXTS})")
-    rows = f"query rows of a case (default: 1; with matrix units {','.join(map(str, MATRIX_ROWS))})"
-    add("--rows", metavar="LIST", help=rows)
+    shapes = "shapes q_heads/kv_heads/head_dim, with V's size behind it where it differs, with the word latent"
+    add_shared(parser, "--shape", said=SHAPES, several=True, text=shapes)
+    add_shared(parser, "--dtype", said=DTYPES, several=True)
+    add_shared(parser, "--contexts", said=CONTEXTS, several=True)
+    add_shared(parser, "--rows", said=f"1; with matrix units {','.join(map(str, MATRIX_ROWS))}", several=True)
     add("--data", metavar="LIST", help=f"how scores go along the context: {', '.join(KINDS)} (default: normal)")
     masks = "|".join(MASKS)
     masking = f"none, or some of window=KEYS, softcap=X, scale=X, sinks, alibi, mask={masks}, noncausal, joined by +"
     add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
-    add("--layouts", default=LAYOUTS, metavar="LIST", help="splits, auto or size:KEYS (default: %(default)s)")
-    add("--devices", metavar="LIST", help="all, or indices or pieces of names (default: the best one)")
+    add_shared(parser, "--splits", LAYOUTS, several=True)
+    add_shared(parser, "--device", said="the best one", several=True)
     quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
-    runtimes = f"dispatchers (default: {installed_runtimes()}; {quick})"
-    add("--runtimes", metavar="LIST", help=runtimes)
+    add_shared(parser, "--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
     add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
     add("--against", metavar="FILE", type=Path, help="compare with another machine's digests, too")
     add("--json", action="store_true", help="JSON lines on stdout, one per case, then one per device")
@@ -88,7 +88,7 @@ def add_check(subparsers: Subparsers) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
-    cases, splits = chosen_cases(args), parse_split_specs(args.layouts)
+    cases, splits = chosen_cases(args), parse_split_specs(args.splits)
     against = load_record(args.against) if args.against else {}
     names = [str(case) for case in cases]
     width = max(22, *map(len, names)) + 2
@@ -100,7 +100,7 @@ def run_check(args: argparse.Namespace) -> int:
 
     with ExitStack() as stack:
         default = None if args.quick and args.arithmetic == "canonical" else installed_runtimes(args.arithmetic)
-        devices = open_devices(stack, chosen_devices(args.devices), args.runtimes or default)
+        devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args, against, devices)
@@ -122,9 +122,9 @@ def run_check(args: argparse.Namespace) -> int:
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
     """The cases that the options name."""
     units = args.arithmetic == "matrix"
-    asked = args.shapes, args.dtypes, args.contexts, args.masking, args.data
+    asked = args.shape, args.dtype, args.contexts, args.masking, args.data
     if args.quick and any((*asked, args.rows)):
-        options = "--shapes, --dtypes, --contexts, --masking, --data or --rows"
+        options = "--shape, --dtype, --contexts, --masking, --data or --rows"
         raise ArgumentError(f"quick: got --quick with {options}, expected either")
     if any((*asked, args.rows)):
         defaults = (MATRIX_SHAPES, "f16", MATRIX_CONTEXTS) if units else (SHAPES, DTYPES, CONTEXTS)
@@ -149,7 +149,7 @@ def check_sources(args: argparse.Namespace, against: Mapping[str, Digests], devi
 
 
 def chosen_devices(names: str | None) -> list[Any]:
-    """The devices of --devices: "all", or indices or pieces of names; without it the best one, None."""
+    """The devices of --device: "all", or indices or pieces of names; without it the best one, None."""
     if names == "all":
         return [d.index for d in list_devices()]
     return [name.strip() for name in names.split(",")] if names else [None]

@@ -15,10 +15,10 @@ from ..tools.models import slug
 from .arguments import (
     Subparsers,
     add_command,
-    add_dtype,
     add_model_arguments,
-    add_runtimes_argument,
+    add_shared,
     chosen_model,
+    installed_runtimes,
     open_devices,
 )
 from .terminal import need, note_cpu, print_json, print_rows, progress_bar, say_written
@@ -42,11 +42,11 @@ def add_decode(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add("--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)")
     add("--tokens", type=int, default=4096, metavar="N", help="steps (default: %(default)s)")
-    add_dtype(parser, "f16")
+    add_shared(parser, "--dtype", "f16")
     add("--no-prepare", action="store_true", help="leave out Attention.prepare: steps make what they lack")
-    add("--device", metavar="D", help="index or piece of the name, see 'zinc-attn devices'")
-    add_runtimes_argument(parser)
-    add("--out", metavar="DIR", help="folder of the files (default: decode-DEVICE)")
+    add_shared(parser, "--device")
+    add_shared(parser, "--runtime", installed_runtimes(), several=True)
+    add_shared(parser, "--out", said="decode-DEVICE")
     add("--json", action="store_true", help="the steps as JSON lines on stdout in place of the table")
     parser.set_defaults(run=run_decode)
 
@@ -58,7 +58,7 @@ def run_decode(args: argparse.Namespace) -> int:
     layers = model.attention_layers if args.layers is None else check_int("layers", args.layers, 1)
     spec = DecodeSpec(model.shape, layers, args.tokens, args.dtype, not args.no_prepare)
     with ExitStack() as stack:
-        devices = open_devices(stack, [args.device], args.runtimes)
+        devices = open_devices(stack, [args.device], args.runtime)
         info = devices[0].info
         note_cpu(info)
         with progress_bar() as progress:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..tools import export
-from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_dtype, add_page_size, parse_shapes
+from ..tools.sweep import PAGE_SIZE
+from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_shared, parse_shapes
 from .terminal import binary_size, print_json, say
 
 
@@ -20,15 +21,14 @@ def add_export(subparsers: Subparsers) -> None:
         "work buffer's words, cache and row layouts, the split rule, barriers, and every file's SHA-256. With --shape\n"
         "also the numbers and split tables of these shapes. examples/embed_c reads it. Touches no device.",
         "  zinc-attn export kernels --shape 16/2/256\n"
-        "  zinc-attn export kernels --shape 16/2/256,32/4/128 --dtype q8_0 --page-size 64 --compute-units 48",
+        "  zinc-attn export kernels --shape 16/2/256,32/4/128 --dtype q8_0 --page-size 64 --cu 48",
     )
     add = parser.add_argument
     add("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
-    add("--shape", metavar="Q/KV/D,…", help="q_heads/kv_heads/head_dim, for example 16/2/256")
-    add_dtype(parser, "f16")
-    add_page_size(parser)
-    units = "compute units of the device that the split tables are for (default: %(default)s)"
-    add("--compute-units", type=int, default=DEFAULT_COMPUTE_UNITS, metavar="N", help=units)
+    add_shared(parser, "--shape", several=True)
+    add_shared(parser, "--dtype", "f16")
+    add_shared(parser, "--page-size", PAGE_SIZE)
+    add_shared(parser, "--cu", DEFAULT_COMPUTE_UNITS, text="compute units of the device that the split tables are for")
     add("--json", action="store_true", help="the manifest on stdout too, as one line")
     parser.set_defaults(run=run_export)
 
@@ -36,7 +36,7 @@ def add_export(subparsers: Subparsers) -> None:
 def run_export(args: argparse.Namespace) -> int:
     """Write the files and say what they are."""
     shapes = parse_shapes(args.shape) if args.shape else []
-    options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.compute_units}
+    options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.cu}
     made = export.export(args.directory, shapes, **options)
     if args.json:
         print_json([made])

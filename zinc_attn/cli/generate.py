@@ -12,6 +12,7 @@ from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..tools import generate
+from ..tools.harness.split_spec import SplitSpec
 from .arguments import (
     Subparsers,
     add_arithmetic,
@@ -19,6 +20,7 @@ from .arguments import (
     add_checkpoint_argument,
     add_command,
     add_device_arguments,
+    add_shared,
     parse_numbers,
     refuse_arithmetic,
 )
@@ -58,9 +60,7 @@ def add_generate(subparsers: Subparsers) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the draws, at temperatures above 0 (default: 0)")
     add("--prefill-chunk", type=int, metavar="N", help="prompt tokens per forward (default: all)")
     add_cache_arguments(parser)
-    layout = parser.add_mutually_exclusive_group()
-    layout.add_argument("--num-splits", type=int, metavar="N", help="splits (default: the split rule)")
-    layout.add_argument("--split-size", type=int, metavar="N", help="keys per split")
+    add_shared(parser, "--splits", "auto")
     add_arithmetic(parser)
     add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed; --chat: 4096)")
     add("--selfcheck", action="store_true", help="compare layouts, page sizes and prefill chunks")
@@ -72,7 +72,9 @@ def add_generate(subparsers: Subparsers) -> None:
 def run_generate(args: argparse.Namespace) -> int:
     """Generate, and check."""
     need("rich")
-    settings = generate.Settings(**{one.name: getattr(args, one.name) for one in fields(generate.Settings)})
+    layout = SplitSpec.parse(args.splits)
+    options = {"num_splits": layout.num_splits, "split_size": layout.split_size} | vars(args)
+    settings = generate.Settings(**{one.name: options[one.name] for one in fields(generate.Settings)})
     if args.chat:
         if args.selfcheck:
             raise ArgumentError("selfcheck: got --chat, expected --prompt or --prompt-ids")

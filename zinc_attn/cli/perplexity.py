@@ -15,13 +15,14 @@ from ..runtime.device import Device
 from ..storage import STORAGE
 from ..tools import generate
 from ..tools.harness.tables import MISSING
+from ..tools.sweep import PAGE_SIZE
 from .arguments import (
     Subparsers,
     add_arithmetic,
     add_checkpoint_argument,
     add_command,
     add_device_arguments,
-    add_page_size,
+    add_shared,
     refuse_arithmetic,
 )
 from .terminal import arithmetic_text, need, new_table, note_cpu, print_json, print_table, progress_bar
@@ -37,7 +38,7 @@ def add_perplexity(subparsers: Subparsers) -> None:
         "model computes in float32 every time, so that only attention and the storage of K and V differ. The\n"
         "default text is the first chapter of Jane Austen's Pride and Prejudice (1813, public domain).",
         "  zinc-attn perplexity --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
-        "  zinc-attn perplexity --model ~/models/Qwen3-0.6B --text essay.txt --context 2048 --dtypes f16,q8_0",
+        "  zinc-attn perplexity --model ~/models/Qwen3-0.6B --text essay.txt --context 2048 --dtype f16,q8_0",
     )
     add = parser.add_argument
     add_checkpoint_argument(parser, required=True)
@@ -45,9 +46,9 @@ def add_perplexity(subparsers: Subparsers) -> None:
     most = f"{generate.CONTEXT:,}, or as many as the model takes"
     add("--context", type=int, metavar="N", help=f"tokens of the text that are read (default: {most})")
     names = ",".join(STORAGE)
-    add("--dtypes", metavar="LIST", help=f"dtypes of the cache (default: {names}; with matrix units all but f32)")
+    add_shared(parser, "--dtype", said=f"{names}; with matrix units all but f32", several=True)
     add_arithmetic(parser)
-    add_page_size(parser)
+    add_shared(parser, "--page-size", PAGE_SIZE)
     add("--json", action="store_true", help="a JSON line per cache on stdout")
     add_device_arguments(parser)
     parser.set_defaults(run=run_perplexity)
@@ -57,7 +58,7 @@ def run_perplexity(args: argparse.Namespace) -> int:
     """Measure, and print."""
     need("rich")
     canonical = args.arithmetic == "canonical"
-    names = args.dtypes or ",".join(name for name in STORAGE if canonical or name != "f32")
+    names = args.dtype or ",".join(name for name in STORAGE if canonical or name != "f32")
     dtypes = [word.strip() for word in names.split(",")]
     for dtype in dtypes:
         storage_dtype(dtype)

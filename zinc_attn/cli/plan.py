@@ -24,8 +24,8 @@ from .arguments import (
     Subparsers,
     add_arithmetic,
     add_command,
-    add_dtype,
     add_model_arguments,
+    add_shared,
     chosen_model,
     parse_counts,
 )
@@ -84,17 +84,15 @@ def add_plan(subparsers: Subparsers) -> None:
     )
     add_model_arguments(parser)
     add = parser.add_argument
-    contexts = f"keys (default: {DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS})"
-    add("--contexts", metavar="N,…", help=contexts)
-    add("--splits", metavar="S,…", help="layouts: auto, a number of splits, or size:KEYS (default: auto)")
-    add("--rows", metavar="R,…", help="query rows of a call, as in speculative decoding (default: 1)")
-    add_dtype(parser, "f16")
+    add_shared(parser, "--contexts", said=f"{DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS}", several=True)
+    add_shared(parser, "--splits", said="auto", several=True)
+    add_shared(parser, "--rows", said="1", several=True)
+    add_shared(parser, "--dtype", "f16")
     add_arithmetic(parser)
     units = parser.add_mutually_exclusive_group()
-    units.add_argument("--cu", type=int, metavar="N", help=f"compute units of a GPU (default: {DEFAULT_COMPUTE_UNITS})")
+    add_shared(units, "--cu", said=str(DEFAULT_COMPUTE_UNITS))
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
-    device = "plan for this device: index or piece of the name; nothing is modeled"
-    units.add_argument("--device", metavar="D", help=device)
+    add_shared(units, "--device", text="plan for this device, index or piece of the name; nothing is modeled")
     add("--draw", metavar="FILE.png", help="draw the modeled layouts of the largest context")
     topic = parser.add_mutually_exclusive_group()
     topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")

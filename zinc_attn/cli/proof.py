@@ -12,7 +12,7 @@ from ..runtime.devices import choose, memory_budget
 from ..tools import proof
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import slug
-from .arguments import Subparsers, add_command, add_device_arguments, parse_shapes
+from .arguments import Subparsers, add_command, add_device_arguments, add_shared, parse_shapes
 from .terminal import need, note_cpu, say, say_written
 
 
@@ -37,17 +37,17 @@ def add_proof(subparsers: Subparsers) -> None:
         "  1  a step failed or was refused; the report says which and why\n"
         "  2  wrong arguments or no device; nothing ran",
         "  zinc-attn proof\n  zinc-attn proof --quick\n"
-        "  zinc-attn proof --device 1 --shapes 32/8/128 --contexts 8k,32k --restarts 5 --out r9700",
+        "  zinc-attn proof --device 1 --shape 32/8/128 --contexts 8k,32k --restarts 5 --out r9700",
     )
     add_device_arguments(parser)
     add = parser.add_argument
-    add("--shapes", default=proof.SHAPES, metavar="LIST", help="Q/KV/D (default: %(default)s)")
-    contexts = "keys, k = 1024 (default: of 1k,8k,32k,128k what the memory holds; on a CPU 1k,8k; with --quick 1k,4k)"
-    add("--contexts", metavar="LIST", help=contexts)
+    add_shared(parser, "--shape", proof.SHAPES, several=True)
+    contexts = "of 1k,8k,32k,128k what the memory holds; on a CPU 1k,8k; with --quick 1k,4k"
+    add_shared(parser, "--contexts", said=contexts, several=True)
     restarts = f"how often everything is repeated (default: {proof.RESTARTS}; with --quick 1)"
     add("--restarts", type=int, metavar="N", help=restarts)
     add("--timeout", type=float, default=proof.TIMEOUT_S, metavar="S", help="seconds of a step (default: %(default)g)")
-    add("--out", metavar="DIR", help="a new or an empty folder (default: proof-DEVICE-TIME)")
+    add_shared(parser, "--out", said="proof-DEVICE-TIME", text="a new or an empty folder")
     add("--quick", action="store_true", help="one restart, short contexts, 5 timed runs: minutes on a CPU device")
     parser.set_defaults(run=run_proof)
 
@@ -55,7 +55,7 @@ def add_proof(subparsers: Subparsers) -> None:
 def run_proof(args: argparse.Namespace) -> int:
     """Prove, print a line per step, and write the report. 0: all is well; 1: a step is not."""
     need("rich", "matplotlib")
-    shapes = parse_shapes(args.shapes)
+    shapes = parse_shapes(args.shape)
     contexts = parse_contexts(args.contexts) if args.contexts else None
     device = args.device if args.device is not None else os.environ.get("ZINC_ATTN_DEVICE") or None
     info = choose(list_devices(), device)

@@ -21,7 +21,7 @@ from ..tools.rdna4 import (
     table,
     violations,
 )
-from .arguments import UNMET, Subparsers, add_command, parse_shapes
+from .arguments import UNMET, Subparsers, add_command, add_shared, parse_shapes
 from .terminal import say
 
 
@@ -40,8 +40,8 @@ def add_rdna4(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add("--family", default="gfx1201", choices=FAMILIES)
     add("--json", action="store_true", help="every number, one object per variant")
-    add("--shape", metavar="Q/KV/D,…", help="the variants of these shapes (default: those of the preset models)")
-    add("--dtypes", metavar="LIST", help=f"storage types of --shape (default: {','.join(USUAL)})")
+    add_shared(parser, "--shape", said="those of the preset models", several=True)
+    add_shared(parser, "--dtype", said=f"with --shape {','.join(USUAL)}", several=True)
     add("--isa", metavar="KERNEL:HEAD_DIM:HEADS", help="print one variant's program")
     add("--spirv", type=Path, default=SPIRV, help="folder of the modules (default: the shipped ones)")
     parser.set_defaults(run=run_rdna4)
@@ -55,9 +55,9 @@ def run_rdna4(args: argparse.Namespace) -> int:
     if args.isa:
         print(isa_text(Spec.parse(args.isa), args.family, args.spirv))
         return 0
-    if args.dtypes and not args.shape:
-        raise ArgumentError("dtypes: got --dtypes without --shape, expected both, or neither")
-    dtypes = [storage_dtype(text.strip()) for text in args.dtypes.split(",")] if args.dtypes else USUAL
+    if args.dtype and not args.shape:
+        raise ArgumentError("dtype: got --dtype without --shape, expected both, or neither")
+    dtypes = [storage_dtype(text.strip()) for text in args.dtype.split(",")] if args.dtype else USUAL
     shapes = parse_shapes(args.shape) if args.shape else []
     specs = list(dict.fromkeys(spec for shape in shapes for spec in specs_for(shape, dtypes=dtypes)))
     reports = compile_variants(specs or None, args.family, args.spirv)

@@ -17,16 +17,15 @@ from ..tools.harness.files import rounded, write_report
 from ..tools.harness.inputs import Inputs, parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.models import ModelPreset, slug
-from ..tools.sweep import SweepRow, SweepSpec, distributed_sweep, plot_png, sweep
+from ..tools.sweep import PAGE_SIZE, SweepRow, SweepSpec, distributed_sweep, plot_png, sweep
 from .arguments import (
     DEFAULT_CONTEXTS,
     Subparsers,
     add_arithmetic,
     add_command,
     add_device_arguments,
-    add_dtype,
     add_model_arguments,
-    add_page_size,
+    add_shared,
     chosen_model,
     parse_counts,
     refuse_arithmetic,
@@ -57,25 +56,25 @@ def add_sweep(subparsers: Subparsers) -> None:
         "  2  wrong arguments, no device, every point refused, or a device or a rank that was lost",
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
         "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
-        "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --q-len 2\n"
-        "  zinc-attn sweep --shape 16/2/256 --contexts 8k --q-len 1,2,4,8\n"
+        "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --rows 2\n"
+        "  zinc-attn sweep --shape 16/2/256 --contexts 8k --rows 1,2,4,8\n"
         "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
     )
     add_model_arguments(parser, extra="; with --kv the file's shape is the default")
     add = parser.add_argument
     add("--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)")
-    contexts = f"keys of a sequence, the call's own rows among them, k = 1024 (default: {DEFAULT_CONTEXTS}; "
-    add("--contexts", metavar="N,…", help=f"{contexts}with --kv all of its tokens)")
-    splits = "layouts: auto (the split rule), a number of splits, or size:KEYS (default: auto,1)"
-    add("--splits", metavar="S,…", help=splits)
-    add_dtype(parser, None, "f16, or that of --kv")
+    said = f"{DEFAULT_CONTEXTS}; with --kv all of its tokens"
+    contexts = "numbers of keys of a sequence, the call's own rows among them, k = 1024"
+    add_shared(parser, "--contexts", said=said, several=True, text=contexts)
+    add_shared(parser, "--splits", said="auto,1", several=True)
+    add_shared(parser, "--dtype", said="f16, or that of --kv")
     add_arithmetic(parser)
     batch = "sequences in a call, each of the same context (default: 1)"
     add("--batch", type=int, default=1, metavar="N", help=batch)
-    rows = "new rows per sequence in a call, one number or a list (default: 1, or the rows in --kv)"
-    add("--q-len", metavar="N,…", help=rows)
+    rows = "query rows of a sequence in a call, which appends as many"
+    add_shared(parser, "--rows", said="1, or the rows in --kv", several=True, text=rows)
     layout = parser.add_mutually_exclusive_group()
-    add_page_size(layout)
+    add_shared(layout, "--page-size", PAGE_SIZE)
     contiguous = "no cache: K and V of one sequence as two arrays, f32 or f16; nothing is appended"
     layout.add_argument("--contiguous", action="store_true", help=contiguous)
     kv = (
@@ -83,7 +82,7 @@ def add_sweep(subparsers: Subparsers) -> None:
         "head_dim), float32 or float16; a context takes the first keys, and every sequence of a batch the same ones"
     )
     add("--kv", metavar="FILE.npz", help=kv)
-    add("--seed", type=int, default=0, metavar="N", help="seed of the normal values, without --kv (default: 0)")
+    add_shared(parser, "--seed", 0, text="seed of the normal values, without --kv")
     weights = "milliseconds that the rest of a step takes; adds the tokens/s of the whole step"
     add("--weights-ms", type=float, metavar="MS", help=weights)
     add("--repeats", type=int, metavar="N", help="timed runs per point (default: 5 to 50 within 3 s)")
@@ -91,7 +90,7 @@ def add_sweep(subparsers: Subparsers) -> None:
     add("--distributed", action="store_true", help=ranks)
     timeout = f"seconds that a rank waits for the others (default: {TIMEOUT_S:g} s)"
     add("--timeout", type=float, metavar="S", help=timeout)
-    add("--out", metavar="DIR", help="folder of the files (default: ./sweep-MODEL-DEVICE)")
+    add_shared(parser, "--out", said="./sweep-MODEL-DEVICE")
     add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the table")
     add_device_arguments(parser)
     parser.set_defaults(run=run_sweep)
@@ -177,7 +176,7 @@ def check_distributed(args: argparse.Namespace) -> None:
 def sweep_specs(args: argparse.Namespace) -> tuple[ModelPreset, list[SweepSpec]]:
     """The model, and what of it is measured, by query rows."""
     model, kv = sweep_subject(args)
-    q_lens = [len(kv.rows) if kv else 1] if args.q_len is None else parse_counts("q_len", args.q_len)
+    q_lens = [len(kv.rows) if kv else 1] if args.rows is None else parse_counts("rows", args.rows)
     options = {name: getattr(args, name) for name in ("batch", "repeats", "weights_ms", "seed", "arithmetic")}
     spec = SweepSpec(
         model.shape,

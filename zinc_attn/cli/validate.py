@@ -21,6 +21,7 @@ from .arguments import (
     add_checkpoint_argument,
     add_command,
     add_device_arguments,
+    add_shared,
     refuse_arithmetic,
 )
 from .terminal import arithmetic_text, need, new_table, note_cpu, plural, print_json, print_table, progress_bar
@@ -44,18 +45,18 @@ def add_validate(subparsers: Subparsers) -> None:
         "  3  those of attention are, but the model's own differ, or the error is beyond the bound\n"
         "  2  wrong arguments, no device, a model that cannot be run, or a context there is no room for",
         "  zinc-attn validate --config examples/qwen3.6-style-tiny.json\n"
-        "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --layouts 8,auto",
+        "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --splits 8,auto",
     )
     add = parser.add_argument
     given = parser.add_mutually_exclusive_group(required=True)
     add_checkpoint_argument(given)
     given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
-    contexts = f"keys, k = 1024 (default: {generate.CONTEXTS}, and none beyond the model's maximum)"
-    add("--contexts", metavar="N,…", help=contexts)
-    add("--layouts", default=generate.LAYOUTS, metavar="S,…", help="splits, auto, size:KEYS (default: %(default)s)")
+    contexts = f"{generate.CONTEXTS}, and none beyond the model's maximum"
+    add_shared(parser, "--contexts", said=contexts, several=True)
+    add_shared(parser, "--splits", generate.LAYOUTS, several=True)
     add_cache_arguments(parser)
     add_arithmetic(parser)
-    add("--seed", type=int, default=0, metavar="N", help="seed of keys, values, token ids and weights (default: 0)")
+    add_shared(parser, "--seed", 0, text="seed of keys, values, token ids and weights")
     add("--json", action="store_true", help="JSON lines on stdout, one per context as it is ready")
     add_device_arguments(parser)
     parser.set_defaults(run=run_validate)
@@ -64,7 +65,7 @@ def add_validate(subparsers: Subparsers) -> None:
 def run_validate(args: argparse.Namespace) -> int:
     """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
     need("rich")
-    contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.layouts)
+    contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.splits)
     seed = check_int("seed", args.seed, 0)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)

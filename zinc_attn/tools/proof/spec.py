@@ -98,7 +98,7 @@ class ProofSpec:
         device = str(self.info.index)
         found = []
         for restart in range(1, self.restarts + 1):
-            words = ("check", *self.check, "--devices", device, "--runtimes", self.runtime, "--json")
+            words = ("check", *self.check, "--device", device, "--runtime", self.runtime, "--json")
             found.append(Step(restart, "check", words))
             for shape in self.shapes:
                 if contexts := ",".join(map(str, self.contexts_of(shape))):
@@ -109,7 +109,7 @@ class ProofSpec:
         what = ("--contexts", contexts, "--dtype", DTYPE, "--device", str(self.info.index))
         what = (*what, *(("--repeats", str(QUICK_REPEATS)) if self.quick else ()), "--json")
         sweep = ("sweep", "--shape", str(shape), *what, "--runtime", self.runtime)
-        bench = ("bench", "--shapes", str(shape), *what, "--runtimes", self.runtime)
+        bench = ("bench", "--shape", str(shape), *what, "--runtime", self.runtime)
         return [Step(restart, f"{words[0]}-{slug(str(shape))}", words) for words in (sweep, bench)]
 
     def to_dict(self) -> dict[str, Any]:
