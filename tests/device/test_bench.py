@@ -15,7 +15,6 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache import rows
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
@@ -41,7 +40,7 @@ def run(device: za.Device, contexts: list[int], **options: Any) -> list[BenchRow
     return bench.bench([device], BenchSpec([SHAPE], contexts, repeats=2, host_rounds=3, **options), **watch)
 
 
-@pytest.mark.parametrize("dtype", ("f16", "f32"))
+@pytest.mark.parametrize("dtype", ("f16", "q8_0/q4_0", "fp8_e4m3"))
 def test_rows(device: za.Device, dtype: str) -> None:
     said: list[tuple[str, int, int]] = []
     seen: list[BenchRow] = []
@@ -123,10 +122,10 @@ def test_sampled_heads(device: za.Device) -> None:
 def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ContiguousKV.__init__
 
-    def full(self: ContiguousKV, where: za.Device, k: Any, v: Any) -> None:
+    def full(self: ContiguousKV, where: za.Device, k: Any, v: Any, dtype: str) -> None:
         if len(k) > 100:
             raise DeviceMemoryError("no room")
-        real(self, where, k, v)
+        real(self, where, k, v, dtype)
 
     monkeypatch.setattr(ContiguousKV, "__init__", full)
     rows = run(device, [100, 101])
@@ -137,14 +136,14 @@ def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_yardstick_reads_every_word(device: za.Device) -> None:
-    for text, tokens in (("6/2/64", 1), ("2/1/80", 700), ("3/1/112", 65), ("1/1/512", 1000)):
-        data = Inputs.normal(za.AttnShape.parse(text), tokens, "f16")
-        kv = ContiguousKV(device, data.k, data.v)
+    cases = ("6/2/64", 1, "f16"), ("2/1/80", 700, "f16"), ("3/1/112/40", 65, "f32"), ("1/1/512", 1000, "f16")
+    for text, tokens, dtype in (*cases, ("1/1/64", 65, "q8_0/q4_0"), ("3/1/96", 10, "q5_1")):
+        data = Inputs.normal(za.AttnShape.parse(text), tokens, dtype)
+        kv = ContiguousKV(device, data.k, data.v, dtype)
         yard = ReadYardstick(kv)
-        k, v = rows.pack_k(data.k, data.shape), rows.pack_v(data.v, data.shape)
-        assert yard.wrong(k, v) is None
-        v[-1] ^= 1
-        assert yard.wrong(k, v) == "the yardstick did not read every word"
+        assert yard.wrong(data, dtype) is None
+        data.v[-1] += 1
+        assert yard.wrong(data, dtype) == "the yardstick did not read every word"
         yard.close()
         kv.close()
 
@@ -214,7 +213,8 @@ def test_torch_is_a_row_where_it_is_installed(device: za.Device, monkeypatch: py
         ({"contexts": [0]}, "contexts: got 0, expected an int from 1 to "),
         ({"repeats": 0}, "repeats: got 0, expected an int of at least 1"),
         ({"seed": -1}, "seed: got -1, expected an int of at least 0"),
-        ({"dtype": "bf16"}, "dtype: got 'bf16', expected one of f32, f16"),
+        ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16"),
+        ({"shapes": [za.AttnShape(4, 1, 72, 40, latent=True)]}, "shape: got 4/1/72/40/latent, expected one whose V is"),
         ({"shapes": []}, "shapes: got none, expected one or more"),
     ),
 )

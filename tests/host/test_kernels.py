@@ -266,9 +266,9 @@ def test_shaders_are_short():
 def test_layout_of_k_and_v(rng, dtype, tokens, dims):
     shape = shapes.AttnShape(3, 3, *dims)
     k, v = (rng.standard_normal((tokens, 3, dim)).astype(dtype) for dim in dims)
-    chunks, count = shape.k_dim // 8, rows.tiles(tokens)
-    packed = rows.pack_k(k, shape).view(dtype).reshape(3, count, chunks, 64, 8)
-    values = rows.pack_v(v, shape).view(dtype).reshape(3, count * 64, shape.v_dim)
+    chunks, count, kind = shape.k_dim // 8, rows.tiles(tokens), STORAGE["f16" if dtype == np.float16 else "f32"]
+    packed = rows.pack_k(k, shape, kind).view(dtype).reshape(3, count, chunks, 64, 8)
+    values = rows.pack_v(v, shape, kind).view(dtype).reshape(3, count * 64, shape.v_dim)
     for t in range(tokens):
         whole = packed[:, t // 64, :, t % 64].reshape(3, shape.k_dim)
         assert np.array_equal(whole[:, : dims[0]], k[t]) and not whole[:, dims[0] :].any()

@@ -75,7 +75,7 @@ def add_sweep(subparsers: Subparsers) -> None:
     add_shared(parser, "--rows", said="1, or the rows in --kv", several=True, text=rows)
     layout = parser.add_mutually_exclusive_group()
     add_shared(layout, "--page-size", PAGE_SIZE)
-    contiguous = "no cache: K and V of one sequence as two arrays, f32 or f16; nothing is appended"
+    contiguous = "no cache: K and V of one sequence as two arrays; nothing is appended"
     layout.add_argument("--contiguous", action="store_true", help=contiguous)
     kv = (
         "your own q, k and v: q (q_heads, head_dim) or (q_len, q_heads, head_dim), k and v (tokens, kv_heads, "

@@ -2,54 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.rows import pack_k, pack_v, tiles
+from ..cache.head_scales import check_head_scales, kernel_scales
+from ..cache.rows import pack_k, pack_v, stored_values, tiles
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
 from ..kernels.records import WorkBuffer, out_and_lse
+from ..limits import WAVE
 from ..planning.arithmetic import Arithmetic, on_matrices
 from ..planning.items import Mask, Visible, item_records, row_records
 from ..planning.splits import SplitPlan
 from ..runtime.device import Device
-from ..runtime.protocol import Buffer, Recording, Use
+from ..runtime.protocol import Buffer, Recording, Use, Words
 from ..shapes import AttnShape, filled_up, row_format
+from ..storage import storage_types
 from .arithmetic import ARRAYS, check_arithmetic, workgroup_on
 from .scoring import Scoring, check_scale
 
 F32 = NDArray[np.float32]
 DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 _USES: Final = {"work": Use.INPUT, "q": Use.INPUT, "states": Use.SCRATCH, "out": Use.OUTPUT}
+PIECE: Final = 16 * WAVE  # bytes that a workgroup of the benchmark's yardstick reads at once
 _ONE_PAGE: Final = 31  # page_shift with which every tile lies in page 0
+
+
+def whole_pieces(nbytes: int) -> int:
+    """The bytes of a buffer of ``nbytes`` that a kernel reads in whole pieces."""
+    return -(-nbytes // PIECE) * PIECE
+
+
+def packed(k: NDArray[Any], v: NDArray[Any], dtype: str, check: bool) -> Iterator[Words]:
+    """The words of the buffers of ContiguousKV, of K and then of V, filled up by zeros. check: as a cache does."""
+    shape, kinds = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2]), storage_types(dtype)
+    for name, pack, x, kind in zip("kv", (pack_k, pack_v), (k, v), kinds, strict=True):
+        words = pack(stored_values(name, x, kind.name)[0] if check else x, shape, kind)
+        missing = whole_pieces(words.nbytes) - words.nbytes
+        yield np.pad(words, (0, missing // 4)) if missing else words
 
 
 class ContiguousKV:
     """K and V of one sequence and layer on a device, in the kernels' layout.
 
     k: (tokens, kv_heads, head_dim), v: (tokens, kv_heads, v_head_dim), both float32 or both float16, checked by the
-    caller.
+    caller. dtype: None for theirs; otherwise they are checked and stored as by a cache of that dtype.
     """
 
-    def __init__(self, device: Device, k: NDArray[Any], v: NDArray[Any]) -> None:
+    def __init__(self, device: Device, k: NDArray[Any], v: NDArray[Any], dtype: str | None = None) -> None:
         self.device = device
         self.tokens, kv_heads, _ = k.shape
-        self.dtype = DTYPES[k.dtype]
-        shape = AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2])
-        rows, row = max(tiles(self.tokens), 1) * KEYS_PER_LEAF * kv_heads, row_format(shape, self.dtype)
-        self.k = device.runtime.buffer(4 * rows * row.k_words, Use.DATA)
-        try:
-            self.v = device.runtime.buffer(4 * rows * row.v_words, Use.DATA)
-        except BaseException:
-            self.k.close()
-            raise
-        if self.tokens:
-            device.runtime.write(self.k, pack_k(k, shape))
-            device.runtime.write(self.v, pack_v(v, shape))
+        self.dtype = dtype or DTYPES[k.dtype]
+        row = row_format(AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2]), self.dtype)
+        sizes = (
+            4 * max(tiles(self.tokens), 1) * KEYS_PER_LEAF * kv_heads * words for words in (row.k_words, row.v_words)
+        )
+        with ExitStack() as undo:
+            self.k, self.v = (
+                undo.enter_context(closing(device.runtime.buffer(whole_pieces(n), Use.DATA))) for n in sizes
+            )
+            if self.tokens:
+                for buffer, words in zip((self.k, self.v), packed(k, v, self.dtype, dtype is not None), strict=True):
+                    device.runtime.write(buffer, words)
+            undo.pop_all()
 
     def close(self) -> None:
         """Free the device memory."""
@@ -172,7 +193,9 @@ def _work_buffer(
     """The call's work buffer; page 0 holds everything. rows_each: query rows of a work item at most."""
     single_pass, ranges = plan.passes == 1, np.array(plan.leaf_ranges())
     items = item_records(visible, ranges, plan.leaves_per_state, keep_empty=single_pass, rows_each=rows_each)
-    work = WorkBuffer(len(items), plan.q_len, 0, 1, scoring.heads, 0 if mask is None else mask.words.size)
+    ones = check_head_scales(kv.dtype, plan.shape, 1, None, None)
+    heads = scoring.heads._replace(scales=kernel_scales(ones))
+    work = WorkBuffer(len(items), plan.q_len, 0, 1, heads, 0 if mask is None else mask.words.size)
     work.set_shape(plan.shape, plan.shape.kv_heads)
     work.set(
         **scoring.header(plan.shape.head_dim),

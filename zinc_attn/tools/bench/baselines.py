@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...cache.rows import stored
 from ...decode.scoring import check_scale
 from ..harness.bits import F32
 from ..harness.inputs import Inputs
@@ -42,19 +43,20 @@ def _torch_attention(q: F32, k: F32, v: F32, scale: float, dtype: str) -> tuple[
     return where, f"torch {torch.__version__}, {str(kind).removeprefix('torch.')}", call
 
 
-def baselines(data: Inputs, want: F32) -> tuple[list[Subject], list[BenchRow]]:
-    """The baselines on float32 copies of K and V, contiguous per head, and the rows of those that cannot be timed.
+def baselines(data: Inputs, dtype: str, want: F32) -> tuple[list[Subject], list[BenchRow]]:
+    """The baselines on K and V as ``dtype`` stores them, as float32 and contiguous per head, and the rows of those that
+    cannot be timed.
 
     want: the oracle's out, of the last query heads at least.
     """
     scale = check_scale(None, data.shape.head_dim)
-    k, v = (np.ascontiguousarray(x.swapaxes(0, 1), np.float32) for x in (data.k, data.v))
+    k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in stored(data.k, data.v, dtype))
     version = f"NumPy {np.__version__}, float32"
-    row = BenchRow("CPU", "cpu", version, "numpy", str(data.shape), data.dtype, len(data.k), "baseline")
+    row = BenchRow("CPU", "cpu", version, "numpy", str(data.shape), dtype, len(data.k), "baseline")
     found: list[tuple[BenchRow, Callable[[], F32]]] = [(row, lambda: numpy_attention(data.q, k, v, scale))]
     row, untimed = replace(row, runtime="torch", driver="torch"), []
     try:
-        where, version, call = _torch_attention(data.q, k, v, scale, data.dtype)
+        where, version, call = _torch_attention(data.q, k, v, scale, dtype)
         found.append((replace(row, device=where, driver=version), call))
     except ModuleNotFoundError:
         untimed.append(row.without_time("refused", "torch not installed"))

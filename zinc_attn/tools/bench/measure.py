@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...cache.rows import pack_k, pack_v
 from ...decode.contiguous import ContiguousKV
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
@@ -58,8 +57,8 @@ def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Bench
     """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
     subjects = []
     for device in devices:
-        kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
-        row = BenchRow.of(device, data, "auto")
+        kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v, spec.dtype)))
+        row = BenchRow.of(device, data, spec.dtype, "auto")
         subject = stack.enter_context(closing(AttentionSubject(row, kv, data, spec.arithmetic)))
         out, lse = subject.output()
         if out.any() or not (lse == -np.inf).all():
@@ -84,7 +83,7 @@ def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Benc
     verifier = _Verifier(want, f"{word} (last KV head)" if sampled else word, spec)
     for device in devices:
         verifier.verify(stack, device, data)
-    others, untimed = baselines(data, want.out.astype(np.float32))
+    others, untimed = baselines(data, spec.dtype, want.out.astype(np.float32))
     done, timed = verifier.untimed, list[tuple[Subject, list[dict[str, Times]]]]()
     for subjects in (verifier.passed, others):
         samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
@@ -111,12 +110,13 @@ class _Verifier:
 
     def verify(self, stack: ExitStack, device: Device, data: Inputs) -> None:
         """The yardstick and every layout on a device."""
-        row = BenchRow.of(device, data, "read")
+        dtype = self._spec.dtype
+        row = BenchRow.of(device, data, dtype, "read")
         try:
-            kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v)))
+            kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v, dtype)))
             yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
             stack.enter_context(closing(yardstick))
-            self._sort(yardstick, yardstick.call.wrong(pack_k(data.k, data.shape), pack_v(data.v, data.shape)))
+            self._sort(yardstick, yardstick.call.wrong(data, dtype))
             for layout in self._spec.layouts(data.shape):
                 row = replace(row, layout=layout)
                 subject = AttentionSubject(replace(row, verified=self._word), kv, data, self._spec.arithmetic)

@@ -11,13 +11,14 @@ import numpy as np
 
 from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
+from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...runtime.device import Device
-from ...shapes import AttnShape
+from ...shapes import AttnShape, row_format
 from ..harness.bits import ORACLE_PRODUCTS
-from ..harness.inputs import NUMPY_DTYPES, Inputs
+from ..harness.inputs import Inputs, check_stored_v
 from ..harness.timing import Spread
 
 WARM_UP_ROUNDS: Final = 2
@@ -42,7 +43,7 @@ Times = tuple[float, ...]  # seconds; by the host clock also CPU seconds of the 
 class BenchSpec:
     """The calls of a benchmark: one query row of every shape at every context. ArgumentError names a wrong field.
 
-    contexts: keys; dtype: f32 or f16; repeats: rounds per shape and context (None: 5 to 50 within 10 s); seed: of the
+    contexts: keys; dtype: of K and V; repeats: rounds per shape and context (None: 5 to 50 within 10 s); seed: of the
     values; arithmetic: see ``Attention``; host_rounds: rounds of the call without keys; oracle_products: context *
     q_heads * head_dim above which the oracle computes the last KV head alone.
     """
@@ -58,8 +59,9 @@ class BenchSpec:
 
     def __post_init__(self) -> None:
         arithmetic_name(self.arithmetic)
-        if self.dtype not in NUMPY_DTYPES:
-            raise ArgumentError(f"dtype: got {self.dtype!r}, expected one of {', '.join(NUMPY_DTYPES)}")
+        object.__setattr__(self, "dtype", storage_dtype(self.dtype))
+        for shape in self.shapes:
+            row_format(check_stored_v(shape), self.dtype)  # refuses a dtype that the shape does not take
         check_int("seed", self.seed, 0)
         if self.repeats is not None:
             check_int("repeats", self.repeats, 1)
@@ -118,11 +120,11 @@ class BenchRow:
     arithmetic: str | None = None
 
     @classmethod
-    def of(cls, device: Device, data: Inputs, layout: str) -> BenchRow:
+    def of(cls, device: Device, data: Inputs, dtype: str, layout: str) -> BenchRow:
         """The row of a subject that has not run."""
         info, name = device.info, device.runtime.name
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        row = cls(info.name, info.kind, info.driver, name, str(data.shape), data.dtype, len(data.k), layout, load)
+        row = cls(info.name, info.kind, info.driver, name, str(data.shape), dtype, len(data.k), layout, load)
         return replace(row, compute_units=info.compute_units)
 
     def without_time(self, status: str, note: str) -> BenchRow:

@@ -11,12 +11,12 @@ from typing import Final, Generic, TypeVar
 
 import numpy as np
 
-from ...decode.contiguous import ContiguousKV, RecordedCall
+from ...decode.contiguous import ContiguousKV, RecordedCall, packed
 from ...kernels import declarations as kernels
 from ...limits import WAVE
 from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
-from ...runtime.protocol import Dispatch, Use, Words
+from ...runtime.protocol import Buffer, Dispatch, Use
 from ..harness.bits import Output
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
@@ -30,13 +30,15 @@ class ReadYardstick:
 
     def __init__(self, kv: ContiguousKV, timestamps: bool = False) -> None:
         self.runtime = kv.device.runtime
-        lanes, most = kv.k.nbytes // (16 * WAVE), self.runtime.info.max_workgroups[0]  # lanes: rows of 32 uvec4
-        rows = (n for n in itertools.count(min(READ_LOADS, lanes)) if lanes % n == 0 and lanes // n <= most)
-        loads = next(rows)
-        self.groups = lanes // loads
-        kernel, data = kv.device.kernel(kernels.READ, (loads,)), (kv.k, kv.v)
-        self.out = [self.runtime.buffer(4 * self.groups, Use.OUTPUT) for _ in data]
-        steps = [Dispatch(kernel, pair, (self.groups, 1, 1)) for pair in zip(data, self.out, strict=True)]
+        self.out: list[Buffer] = []
+        steps, most = [], self.runtime.info.max_workgroups[0]
+        for data in (kv.k, kv.v):
+            lanes = data.nbytes // (16 * WAVE)  # rows of 32 uvec4
+            rows = (n for n in itertools.count(min(READ_LOADS, lanes)) if lanes % n == 0 and lanes // n <= most)
+            loads = next(rows)
+            self.out.append(self.runtime.buffer(4 * lanes // loads, Use.OUTPUT))
+            kernel = kv.device.kernel(kernels.READ, (loads,))
+            steps.append(Dispatch(kernel, (data, self.out[-1]), (lanes // loads, 1, 1)))
         self.recording = self.runtime.record(steps, timestamps)
 
     def run(self) -> None:
@@ -47,11 +49,11 @@ class ReadYardstick:
         """Begin and end of each dispatch on the device's clock."""
         return self.runtime.timings(self.recording)
 
-    def wrong(self, *data: Words) -> str | None:
-        """What is wrong with a run: whether it leaves any word of ``data``, K's words and V's, unread."""
+    def wrong(self, data: Inputs, dtype: str) -> str | None:
+        """What is wrong with a run: whether it leaves any word of ``data``, stored as ``dtype``, unread."""
         self.run()
-        for words, out in zip(data, self.out, strict=True):
-            if not np.array_equal(np.bitwise_xor.reduce(words.reshape(self.groups, -1), 1), self.runtime.read(out)):
+        for words, out in zip(packed(data.k, data.v, dtype, True), self.out, strict=True):
+            if not np.array_equal(np.bitwise_xor.reduce(words.reshape(out.nbytes // 4, -1), 1), self.runtime.read(out)):
                 return "the yardstick did not read every word"
         return None
 

@@ -23,6 +23,7 @@ from ...limits import MAX_CONTEXT
 from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
+from ...shapes import row_format
 from ..harness.bits import F32, Output
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
@@ -122,18 +123,20 @@ class ContiguousInputs:
     """K and V of one sequence as two arrays on the device."""
 
     def __init__(self, device: Device, spec: SweepSpec, context: int) -> None:
-        nbytes = tiles(context) * KEYS_PER_LEAF * spec.shape.kv_bytes_per_token(spec.dtype) // 2
+        row = row_format(spec.shape, spec.dtype)
+        nbytes = 4 * tiles(context) * KEYS_PER_LEAF * spec.shape.kv_heads * max(row.k_words, row.v_words)
         if nbytes > device.info.max_buffer_bytes:
             raise LimitError(
-                f"K of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes in "
-                "one storage buffer; use a shorter context, a smaller dtype, or the cache"
+                f"K or V of {nbytes:,} bytes: {device.info.name} takes at most {device.info.max_buffer_bytes:,} bytes "
+                "in one storage buffer; use a shorter context, a smaller dtype, or the cache"
             )
-        self._device, self._stack, self._arithmetic = device, ExitStack(), spec.arithmetic
+        self._device, self._dtype, self._arithmetic = device, spec.dtype, spec.arithmetic
+        self._stack = ExitStack()
 
     def add(self, data: Inputs) -> None:
         """Make the one sequence, of ``data``."""
         self._q = data.rows
-        self._kv = ContiguousKV(self._device, data.k, data.v)
+        self._kv = ContiguousKV(self._device, data.k, data.v, self._dtype)
         self._stack.callback(self._kv.close)
 
     def call(self, split: SplitSpec, plan: SplitPlan) -> AttentionCall:

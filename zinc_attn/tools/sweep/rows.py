@@ -11,14 +11,14 @@ from ...cache.rows import stored_values
 from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
-from ...errors import ArgumentError, DTypeError, ShapeError
+from ...errors import ArgumentError, ShapeError
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape, row_format
 from ...storage import storage_types
 from ..harness.bits import ORACLE_PRODUCTS
-from ..harness.inputs import NUMPY_DTYPES, Inputs
+from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import Spread
 
@@ -39,7 +39,7 @@ class SweepSpec:
 
     layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits:
     layouts (``distributed_sweep`` has its own); dtype: of K and V; batch: sequences in a call, with q_len new rows
-    each; page_size: tokens, None for contiguous K and V without a cache (one sequence, f32 or f16); repeats: timed
+    each; page_size: tokens, None for contiguous K and V without a cache (one sequence); repeats: timed
     calls per point (None: 5 to 50 within 3 s); weights_ms: the rest of a step; kv: values of this shape for every
     sequence, in place of normal ones from ``seed``; arithmetic: see ``Attention``; oracle_products: batch * q_len *
     context * q_heads * head_dim up to which everything is compared with the oracle, and above it as many KV heads
@@ -69,8 +69,6 @@ class SweepSpec:
             check_int(name, getattr(self, name), 1)
         if self.page_size is not None:
             PagePool(1, self.page_size)
-        elif self.dtype not in NUMPY_DTYPES:
-            raise DTypeError(f"dtype: got {self.dtype}, expected f32 or f16 for contiguous K and V without a cache")
         elif self.batch > 1:
             raise ArgumentError(f"batch: got {self.batch}, expected 1 for contiguous K and V without a cache")
         for name in ("contexts", "splits"):
@@ -96,8 +94,6 @@ class SweepSpec:
             raise ShapeError(f"q_len: got {self.q_len}, expected {len(kv.rows)}, the query rows in {kv.source}")
         if longest > len(kv.k):
             raise ArgumentError(f"contexts: got {longest}, expected at most {len(kv.k)}, the tokens in {kv.source}")
-        if self.page_size is None and kv.dtype != self.dtype:
-            raise DTypeError(f"dtype: got {self.dtype}, expected {kv.dtype} for {kv.source} without a cache")
         try:
             for name, x, kind in zip("kv", (kv.k, kv.v), storage_types(self.dtype), strict=True):
                 stored_values(name, x, kind.name)
