@@ -189,7 +189,7 @@ def test_timeline() -> None:
     assert max(end for _, _, end, _ in bars) == pytest.approx(predict(plan, R9700).pass1_us)
 
 
-# --- shared prefixes, shards -------------------------------------------------------------------------------------
+# --- shared prefixes -------------------------------------------------------------------------------------
 
 
 def test_cascade_counts_keys_once_per_group() -> None:
@@ -246,31 +246,6 @@ def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: 
     assert round(np.log(found).sum() / np.log(best).sum(), 2) == gain
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("link", cost.LINKS)
-def test_shard_terms(shape: AttnShape, link: str) -> None:
-    for context in (8192, 131072, 524288 + 77):
-        found = cost.predict_shards(context, shape, R9700, 4, cost.LINKS[link])
-        nodes = -(-context // 512)
-        assert found.received_bytes == (nodes - nodes // 4) * shape.q_heads * (shape.head_dim + 2) * 4
-        if link == "pcie5":
-            assert found.gather_us == 0
-        else:
-            assert found.gather_us == pytest.approx(60 + found.received_bytes / cost.LINKS[link].gb_s / 1e3)
-        assert found.one_us == predict(plan_splits(context, shape), R9700).total_us
-        less = replace(cost.LINKS[link], gb_s=1.0, hosts=True)
-        assert cost.predict_shards(context, shape, R9700, 4, less).total_us > found.total_us
-
-
-def test_pays_from() -> None:
-    small, link = AttnShape(9, 3, 64), cost.LINKS["pcie5"]
-    least = cost.pays_from(small, R9700, 2, link)
-    assert least is not None
-    assert cost.predict_shards(least, small, R9700, 2, link).pays
-    assert not cost.predict_shards(least // 2, small, R9700, 2, link).pays
-    assert cost.pays_from(QWEN, R9700, 4, cost.LINKS["10gbe"]) is None
-
-
 # --- assumptions and documents -----------------------------------------------------------------------------------
 
 PAGE = Path(assumptions.__file__).read_text(encoding="utf-8")
@@ -290,12 +265,11 @@ def figures() -> list[str]:
         f"{cost.predict_cascade(shape, R9700, 8, 32768, 256).speed_up:.2f} times faster",
         *(f"{ms:.1f} ms for {text}" for ms, text in zip(prompt_ms, prompts, strict=True)),
         f"{predict(plan_splits(131072, QWEN, CARDS['h200'].compute_units), CARDS['h200']).total_us:.1f} µs on an H200",
-        f"2 cards take {cost.predict_shards(131072, shape, R9700, 2, cost.LINKS['pcie5']).total_us:,.0f} µs",
     ]
 
 
 def test_every_assumption_says_what_it_changes() -> None:
-    assert len(CHANGES) == PAGE.count(": Final = ") == 19
+    assert len(CHANGES) == PAGE.count(": Final = ") == 18
     words = " ".join(PAGE.split('"""')[1].split())
     assert all(figure in words for figure in figures())
 
@@ -335,14 +309,6 @@ def cascade_line(text: str, prefix: int, requests: int) -> str:
     )
 
 
-def shard_line(text: str, shards: int, link: str) -> str:
-    shape = AttnShape.parse(text)
-    found = [cost.predict_shards(n << 10, shape, R9700, shards, cost.LINKS[link]) for n in (8, 32, 128, 512)]
-    least = cost.pays_from(shape, R9700, shards, cost.LINKS[link])
-    times = " | ".join(f"{p.total_us:,.0f} / {p.one_us:,.0f}" for p in found)
-    return f"| {text} | {shards} | {cost.LINKS[link].title} | {times} | {f'{least >> 10}k' if least else 'never'} |\n"
-
-
 def test_shares_of_the_peak_are_what_the_model_says() -> None:
     for i in range(9):
         assert layout_line(512 << i) in DOC
@@ -369,11 +335,9 @@ def test_tables_are_what_the_model_says(text: str) -> None:
         for requests in (2, 8, 32):
             line = cascade_line(text, prefix, requests)
             assert line in DOC
-    for shards, link in ((2, "pcie5"), (4, "10gbe"), (4, "25gbe"), (4, "100gbe")):
-        assert shard_line(text, shards, link) in DOC
 
 
-def test_plan_of_requests_and_shards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
     shape = AttnShape(32, 8, 128)
     argv = ["plan", "--shape", "32/8/128", "--requests", "2,8", "--prefix", "32k", "--suffix", "100"]
@@ -385,29 +349,14 @@ def test_plan_of_requests_and_shards(capsys: pytest.CaptureFixture[str]) -> None
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert found == [cost.predict_cascade(shape, R9700, n, 32768, 100).to_dict() for n in (2, 8)]
     assert all(one["label"] == "modeled" for one in found)
-    argv = ["plan", "--shape", "32/8/128", "--shards", "4", "--contexts", "8k,512k", "--link", "100gbe"]
-    assert cli.main(argv) == 0
-    text = capsys.readouterr().out
-    assert "100 Gb Ethernet: 30 µs, 12.5 GB/s" in text
-    assert "4 shards take less time than one card from 262,144 keys on.\n" in text
-    assert cli.main([*argv, "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["label"], one["context"], one["pays"], one["pays_from"]) for one in found] == [
-        ("modeled", 8192, False, 262144),
-        ("modeled", 524288, True, 262144),
-    ]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--link", "pcie5"], "link: got --link alone, expected --shards"),
-        (["--requests", "2", "--link", "pcie5"], "link: got --link with --requests, expected --shards"),
-        (["--shards", "2", "--prefix", "1k"], "prefix: got --prefix with --shards, expected --requests"),
-        (["--shards", "2", "--device", "0"], "device: got --device with --shards, expected --card or --cu"),
-        (["--shards", "2", "--link", "usb"], "link: got 'usb', expected one of pcie5, 10gbe, 25gbe, 100gbe"),
+        (["--prefix", "1k"], "prefix: got --prefix alone, expected --requests"),
+        (["--requests", "2", "--device", "0"], "device: got --device with --requests, expected --card or --cu"),
         (["--requests", "two"], "requests: got 'two', expected numbers such as 2,8"),
-        (["--shards", "1"], "shards: got 1, expected an int from 2 to 65536"),
         (["--requests", "2", "--prefix", "0"], "prefix: got 0, expected an int from 1 to 16777216"),
         (
             ["--requests", "2", "--contexts", "2k"],

@@ -31,7 +31,7 @@ from .arguments import (
 )
 from .plan_arithmetic import run_arithmetic
 from .plan_measured import named_card, run_measured
-from .plan_modeled import PREFIXES, SHARD_CONTEXTS, SUFFIX, print_modeled, run_requests, run_shards
+from .plan_modeled import PREFIXES, SUFFIX, print_modeled, run_requests
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
 
 COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: a cell of a plan's record
@@ -48,7 +48,6 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: 
 }
 ROWS: Final = {"rows": lambda r: str(r["q_len"])}  # a column where --rows is given
 INSTEAD: Final = {  # of an argument that does not go with others
-    "link": "--shards",
     "prefix": "--requests",
     "suffix": "--requests",
     "device": "--card or --cu",
@@ -68,8 +67,7 @@ def add_plan(subparsers: Subparsers) -> None:
         "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
         "compute units like an R9700's.\n\n"
         "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
-        "prefix; what cascade reads and takes on the card, and the batch without it. --shards: a sequence's nodes\n"
-        "dealt to so many cards; pass 1 there, one gather of partial states over --link, the fold on one card.\n\n"
+        "prefix; what cascade reads and takes on the card, and the batch without it.\n\n"
         "--arithmetic: calls of many query rows, --rows, by matrix units; beside them the canonical kernels.\n\n"
         "--measured: a file that bench --json or sweep --json printed on a card; each verified call beside the model.\n"
         "The card is that of the rows' device name, or --card.",
@@ -78,13 +76,12 @@ def add_plan(subparsers: Subparsers) -> None:
         "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
         "  zinc-attn plan --shape 32/8/128 --contexts 2k,32k --rows 16,2048 --arithmetic matrix\n"
         "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
-        "  zinc-attn plan --shape 32/8/128 --shards 2,4 --link 100gbe\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048\n"
         "  zinc-attn plan --measured bench.jsonl --card r9700",
     )
     add_model_arguments(parser)
     add = parser.add_argument
-    add_shared(parser, "--contexts", said=f"{DEFAULT_CONTEXTS}; with --shards {SHARD_CONTEXTS}", several=True)
+    add_shared(parser, "--contexts", said=DEFAULT_CONTEXTS, several=True)
     add_shared(parser, "--splits", said="auto", several=True)
     add_shared(parser, "--rows", said="1", several=True)
     add_shared(parser, "--dtype", "f16")
@@ -94,14 +91,11 @@ def add_plan(subparsers: Subparsers) -> None:
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
     add_shared(units, "--device", text="plan for this device, index or piece of the name; nothing is modeled")
     add("--draw", metavar="FILE.png", help="draw the modeled layouts of the largest context")
-    topic = parser.add_mutually_exclusive_group()
-    topic.add_argument("--requests", metavar="B,…", help="requests that share a prefix")
-    topic.add_argument("--shards", metavar="N,…", help="cards that share a sequence")
+    add("--requests", metavar="B,…", help="requests that share a prefix")
     measured = "JSON lines of bench or sweep: print measured beside modeled, and the ratio"
     add("--measured", metavar="FILE.jsonl", help=measured)
     add("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
     add("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
-    add("--link", metavar="L", help=f"link between the shards: {', '.join(cost.LINKS)} (default: pcie5)")
     add("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
 
@@ -116,8 +110,6 @@ def run_plan(args: argparse.Namespace) -> int:
         return run_arithmetic(args, chosen_model(args), card)
     if card and args.requests:
         return run_requests(args, chosen_model(args), card)
-    if card and args.shards:
-        return run_shards(args, chosen_model(args), card)
     contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_split_specs(args.splits or "auto")
     model = chosen_model(args)
     if args.draw:
@@ -166,22 +158,17 @@ def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, An
 
 
 def check_plan_topic(args: argparse.Namespace) -> None:
-    """Refuse arguments that do not go with --requests, --shards, or neither, and those without matrix units."""
+    """Refuse arguments that do not go with --requests or without it, and those without matrix units."""
     if args.arithmetic != "canonical":
-        for name in ("splits", "device", "draw", "requests", "shards"):
+        for name in ("splits", "device", "draw", "requests"):
             if getattr(args, name) is not None:
                 wanted = INSTEAD.get(name, "one of the two")
                 raise ArgumentError(f"{name}: got --{name} with --arithmetic {args.arithmetic}, expected {wanted}")
-    topic = "requests" if args.requests else "shards" if args.shards else None
-    refused = {
-        "requests": ("contexts", "splits", "rows", "link", "device", "draw"),
-        "shards": ("splits", "rows", "prefix", "suffix", "device", "draw"),
-        None: ("prefix", "suffix", "link"),
-    }[topic]
+    refused = ("contexts", "splits", "rows", "device", "draw") if args.requests else ("prefix", "suffix")
     for name in refused:
         if getattr(args, name) is not None:
-            given = f"--{name} with --{topic}" if topic else f"--{name} alone"
-            wanted = INSTEAD.get(name, f"one of the two: --{topic} has a table")
+            given = f"--{name} with --requests" if args.requests else f"--{name} alone"
+            wanted = INSTEAD.get(name, "one of the two: --requests has a table")
             raise ArgumentError(f"{name}: got {given}, expected {wanted}")
 
 

@@ -16,8 +16,7 @@ COLUMNS: Final = (
     *("pass 1\nµs", "modeled\nµs", "ratio", "gap, pass 2\nµs", "modeled\nµs", "ratio"),
 )
 OTHERS: Final = (  # arguments of plan that the rows answer
-    *("model", "shape", "contexts", "splits", "rows", "device", "draw", "requests", "shards", "prefix", "suffix"),
-    "link",
+    *("model", "shape", "contexts", "splits", "rows", "device", "draw", "requests", "prefix", "suffix"),
 )
 
 

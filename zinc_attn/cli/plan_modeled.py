@@ -1,4 +1,4 @@
-"""The tables of ``zinc-attn plan`` that the cost model fills: layouts on a card, shared prefixes, shards."""
+"""The tables of ``zinc-attn plan`` that the cost model fills: layouts on a card, shared prefixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ..tools.models import ModelPreset
 from .arguments import parse_counts
 from .terminal import model_text, print_json, print_rows
 
-SHARD_CONTEXTS: Final = "8k,32k,128k,512k"
 PREFIXES: Final = "2k,8k,32k"
 SUFFIX: Final = 256  # keys
 MODELED: Final = (  # columns
@@ -89,34 +88,4 @@ def run_requests(args: argparse.Namespace, model: ModelPreset, card: cost.Card) 
     )
     print_rows(columns, rows)
     print("at a time: requests that a workgroup serves on the shared keys; 1: none shared, it would not pay.")
-    return 0
-
-
-def run_shards(args: argparse.Namespace, model: ModelPreset, card: cost.Card) -> int:
-    """What more cards save."""
-    link = cost.find_link(args.link or "pcie5")
-    contexts, counts = parse_contexts(args.contexts or SHARD_CONTEXTS), parse_counts("shards", args.shards, 2)
-    found = [
-        cost.predict_shards(context, model.shape, card, shards, link, args.dtype)
-        for shards in counts
-        for context in contexts
-    ]
-    least = {shards: cost.pays_from(model.shape, card, shards, link, args.dtype) for shards in counts}
-    if args.json:
-        print_json(one.to_dict() | {"pays_from": least[one.shards]} for one in found)
-        return 0
-    where = "cards of one host" if not link.hosts else "hosts with a card each"
-    print(f"{model_text(model, args.dtype)}, {where}; {link.title}: {link.latency_us:g} µs, {link.gb_s:g} GB/s")
-    print(f"modeled for {card.title}, one layer; assumed: {', '.join(card.assumed)}, the link (docs/cost-model.md)")
-    columns = "shards", "context", "bytes", "pass 1 µs", "down", "gather", "up", "fold", "total µs", "one card", "pays"
-    rows = []
-    for one in found:
-        times = one.pass1_us, one.down_us, one.gather_us, one.up_us, one.fold_us, one.total_us, one.one_us
-        sizes = str(one.shards), f"{one.context:,}", f"{one.received_bytes:,}"
-        rows.append((*sizes, *map(figure, times), "yes" if one.pays else "no"))
-    print_rows(columns, rows)
-    for shards, keys in least.items():
-        text = "at no context up to 16,777,216 keys" if keys is None else f"from {keys:,} keys on"
-        print(f"{shards} shards take less time than one card {text}.")
-    print("bytes: partial states that one host, or the folding process, gets from the other shards.")
     return 0

@@ -7,7 +7,6 @@ card. docs/cost-model.md explains the terms.
 from .cards import CARDS, Card, ChosenCard, card_of_device, card_with, find_card
 from .cascade import predict_cascade
 from .compilers import prediction_compilers
-from .links import LINKS, find_link, pays_from, predict_shards
 from .measured import Comparison, MeasuredPoint, compare, compare_point, measured_points, read_rows
 from .predict import LABEL, best_splits, ideal, predict, timeline
 from .prefill import RowsPrediction, matrix_from, predict_call, predict_rows
@@ -15,7 +14,6 @@ from .prefill import RowsPrediction, matrix_from, predict_call, predict_rows
 __all__ = [
     "CARDS",
     "LABEL",
-    "LINKS",
     "Card",
     "ChosenCard",
     "Comparison",
@@ -27,16 +25,13 @@ __all__ = [
     "compare",
     "compare_point",
     "find_card",
-    "find_link",
     "ideal",
     "matrix_from",
     "measured_points",
-    "pays_from",
     "predict",
     "predict_call",
     "predict_cascade",
     "predict_rows",
-    "predict_shards",
     "prediction_compilers",
     "read_rows",
     "timeline",

@@ -1,11 +1,10 @@
 """The figures of the model that no document gives and no compiled program shows, and what another value would change.
 
-Card has the latencies of its memory and its caches, and LINKS what links between cards carry. With the values below, in
-float16 on an R9700: 16/2/256 reaches 20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of the peak bandwidth; at 32k
-keys its 8 rows take 2.52 times as long as one; where a prefix of 32k keys is shared, 8 requests of 32/8/128 are 4.46
-times faster than alone; a 32k prompt by matrix units takes 176.9 ms for 16/2/256 and 32.1 ms for 9/3/64; 128k keys of
-16/2/256 take 95.2 µs on an H200, and of 32/8/128 2 cards take 905 µs by PCIe 5.0. docs/cost-model.md says where the
-values come from, and a test holds what this page says.
+Card has the latencies of its memory and its caches. With the values below, in float16 on an R9700: 16/2/256 reaches
+20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of the peak bandwidth; at 32k keys its 8 rows take 2.52 times as long
+as one; where a prefix of 32k keys is shared, 8 requests of 32/8/128 are 4.46 times faster than alone; a 32k prompt by
+matrix units takes 176.9 ms for 16/2/256 and 32.1 ms for 9/3/64; 128k keys of 16/2/256 take 95.2 µs on an H200.
+docs/cost-model.md says where the values come from, and a test holds what this page says.
 """
 
 from __future__ import annotations
@@ -49,5 +48,3 @@ LDS_WAIT: Final = 64  # if 128: 205.0 ms for 16/2/256, 44.8 ms for 9/3/64
 MEMORY_WAITS: Final = 2  # if 4: 36.0 ms for 9/3/64
 # Cycles by which the waves of a matrix kernel's workgroup reach a barrier apart.
 BARRIER_WAIT: Final = 50  # if 200: 36.6 ms for 9/3/64
-# Partial states in host memory, once on the way down and once on the way up, in GB/s.
-HOST_COPY_GB_S: Final = 20.0  # if 10.0: 2 cards take 1,225 µs
