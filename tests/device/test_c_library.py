@@ -32,8 +32,9 @@ from zinc_attn.kernels.records import HeadTables, WorkBuffer
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.storage import FP8_UNIT
 from zinc_attn.tools import export
-from zinc_attn.tools.export import evaluate, evaluate_all, formulas, meanings
+from zinc_attn.tools.export import evaluate, evaluate_all
 from zinc_attn.tools.export.describe import storage_names
+from zinc_attn.tools.export.formulas import formulas, meanings
 
 SHAPE = za.AttnShape(4, 2, 64)  # that of the page, whose numbers follow
 LAYERS, PAGES, PAGE_SIZE, TOKENS, NEW = 2, 12, 64, 129, 2
@@ -206,18 +207,18 @@ def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     kind = "cpu" if device.info.kind == "cpu" else "gpu"
     names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0, "page_size": PAGE_SIZE}
     names |= {**storage_names("f16"), "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
-    names |= evaluate_all(formulas.SIZES, names)
+    names |= evaluate_all(formulas("sizes"), names)
     names |= {"items": 5, "rows": 2, "appends": NEW, "copies": LAYERS}
     grids = {row["kernel"].strip("`").split("_")[0]: row["workgroups"] for row in tables("A call in words")[-1]}
     assert set(grids) == {"append", "attend", "merge"}
     for kernel, shown in {**grids, "copy": "2 × 2 × 1"}.items():
-        assert shown == " × ".join(str(evaluate(n, names)) for n, _ in meanings.GRIDS[kernel])
+        assert shown == " × ".join(str(evaluate(n, names)) for n, _ in formulas(f"{kernel}.grid").values())
     names |= {"token": 128, "kv_head": 1, "dim": 9}
-    names["page"] = evaluate(meanings.FIELDS["header.first_page"][0], names) + 9
+    names["page"] = evaluate(formulas("work.header")["first_page"][0], names) + 9
     places = {row["name"].strip("`"): int(row["value"]) for row in tables("Where a value lies")[0]}
     assert places.pop("page") == names["page"]
     for name, value in places.items():
-        names[name] = evaluate(formulas.CACHE_INDEX[name], names)
+        names[name] = evaluate(meanings("cache.index")[name], names)
         assert names[name] == value
 
 

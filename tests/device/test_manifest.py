@@ -18,7 +18,8 @@ from zinc_attn.planning.call import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools import export
-from zinc_attn.tools.export import describe, evaluate, evaluate_all, formulas, meanings
+from zinc_attn.tools.export import describe, evaluate, evaluate_all
+from zinc_attn.tools.export.formulas import formulas, meanings
 
 
 @pytest.mark.parametrize("device", ("vulkan",), indirect=True)
@@ -30,7 +31,7 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     pages = -(-tokens // page_size)
     names = {**asdict(shape), **describe.storage_names(dtype), "page_size": page_size, "pages": pages}
     names |= {"layers": 2, "layer": 1}
-    names |= evaluate_all(formulas.SIZES, names)
+    names |= evaluate_all(formulas("sizes"), names)
     k, v = (rng.standard_normal((tokens, 2, dims)).astype(np.float16) for dims in (96, 64))
     if dtype == "bf16":
         k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
@@ -38,17 +39,17 @@ def test_cache_index_maps(device, rng, dtype, page_size):
     table = rng.permutation(pages)
     work = WorkBuffer(0, 0, tokens, pages)
     work.set_shape(shape, 2)
-    first_page = evaluate(meanings.FIELDS["header.first_page"][0], names)
+    first_page = evaluate(formulas("work.header")["first_page"][0], names)
     work.set(page_shift=names["page_tiles"].bit_length() - 1, page_tiles=names["page_tiles"], first_page=first_page)
     work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
     work.tables[:] = table
     runtime = device.runtime
     inputs, uploaded = runtime.buffer(4 * work.words.size, Use.INPUT), runtime.buffer(4 * words.size, Use.INPUT)
-    caches = [runtime.buffer(evaluate(formulas.BUFFERS[x][0], names), Use.OUTPUT) for x in "kv"]
+    caches = [runtime.buffer(evaluate(formulas("buffers")[x][0], names), Use.OUTPUT) for x in "kv"]
     runtime.write(inputs, work.words)
     runtime.write(uploaded, words)
-    spec = tuple(evaluate(meanings.SPECIALIZATION[f"append.{name}"][0], names) for name in kernels.APPEND_KERNEL.spec)
-    grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in meanings.GRIDS["append"])
+    spec = tuple(evaluate(formulas("append.constants")[name][0], names) for name in kernels.APPEND_KERNEL.spec)
+    grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in formulas("append.grid").values())
     kernel = device.kernel(kernels.APPEND_KERNEL, spec)
     runtime.run(runtime.record([Dispatch(kernel, (inputs, uploaded, *caches), grid)]))
     stored = [runtime.read(cache) for cache in caches]
@@ -56,16 +57,16 @@ def test_cache_index_maps(device, rng, dtype, page_size):
         known = {**names, "token": token, "kv_head": head, "dim": dim, "row": token}
         known["page"] = first_page + int(table[token // page_size])
         for name in ("tile_number", "k_tile_at", "v_tile_at"):
-            known[name] = evaluate(formulas.CACHE_INDEX[name], known)
-        known |= {"row_at": evaluate(formulas.ROW_INDEX["row_at"], known)}
+            known[name] = evaluate(meanings("cache.index")[name], known)
+        known |= {"row_at": evaluate(meanings("rows.index")["row_at"], known)}
         for x, cache in zip("kv", stored, strict=True):
             kind = storage_types(dtype)["kv".index(x)]
             places = [(f"{x}_word", f"{x}_bit", kind.bits)]
             places += [(f"{x}_scale_word", f"{x}_scale_bit", 16)] * (kind.halves > 0)
             places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
             for word, bit, width in places:
-                found = bits(cache, formulas.CACHE_INDEX, word, bit, known, width)
-                assert found == bits(words, formulas.ROW_INDEX, word, bit, known, width)
+                found = bits(cache, meanings("cache.index"), word, bit, known, width)
+                assert found == bits(words, meanings("rows.index"), word, bit, known, width)
 
 
 def bits(words, index, word, bit, names, width):
@@ -92,7 +93,7 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     for step in steps:
         key = describe.family(step.kernel.decl)
         assert step.kernel.spec == tuple(values[key][name] for name in step.kernel.decl.spec)
-        assert step.groups == tuple(evaluate(n, names) for n, _ in meanings.GRIDS[key])
+        assert step.groups == tuple(evaluate(n, names) for n, _ in formulas(f"{key}.grid").values())
     workspace.close()
     tensors.close()
     cache.close()

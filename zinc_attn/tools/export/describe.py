@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, Final
+
+import numpy as np
 
 from ... import __version__, limits
 from ...cache.pages import PagePool
@@ -23,29 +26,24 @@ from ...planning import splits
 from ...runtime.device import build_record, load_spirv
 from ...shapes import AttnShape, row_format
 from ...storage import STORAGE, storage_index, storage_types
-from .arithmetic import CONSTANTS, DISPATCH, ENCODINGS, REDUCTION
-from .formulas import (
-    BUFFERS,
-    CACHE_INDEX,
-    CACHE_LAYOUT,
-    INPUTS,
-    QUANTITIES,
-    ROW_INDEX,
-    ROW_LAYOUT,
-    SIZES,
-    evaluate,
-    evaluate_all,
-)
-from .meanings import BINDINGS, FIELDS, GRIDS, ROLES, SPECIALIZATION, TYPES
+from .formulas import evaluate, evaluate_all, formulas, meanings
 
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 5
 KINDS: Final = ("gpu", "cpu")
+RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buffer
 
 
 def family(decl: KernelDecl) -> str:
-    """The key of a kernel in the tables of ``meanings``: the name of its source."""
+    """The key of a kernel in ``manifest.ini``: the name of its source."""
     return decl.source.removesuffix(".comp")
+
+
+def declared_constants() -> dict[str, Any]:
+    """Every number of the canonical reduction and of the limits, and pass 2's, by its name."""
+    declared = {**vars(constants), **vars(limits)}
+    found = {n: x for n, x in declared.items() if n.isupper() and isinstance(x, int | float | tuple)}
+    return found | {"MERGE_DIMS": kernels.MERGE_DIMS}
 
 
 def _constant(value: Any) -> dict[str, Any]:
@@ -58,63 +56,37 @@ def _constant(value: Any) -> dict[str, Any]:
     return {"value": value}
 
 
-def _constants() -> dict[str, Any]:
-    """Every number of the canonical reduction and of the limits, and pass 2's."""
-    declared = {**vars(constants), **vars(limits)}
-    found = {n: x for n, x in declared.items() if n.isupper() and isinstance(x, int | float | tuple)}
-    found["MERGE_DIMS"] = kernels.MERGE_DIMS
-    return {name: {**_constant(value), "meaning": CONSTANTS[name]} for name, value in found.items()}
-
-
-def _record(name: str, fields: Iterable[str], words: int) -> dict[str, Any]:
+def _record(name: str) -> dict[str, Any]:
     """A record of the work buffer."""
-    described = []
-    for i, field in enumerate(fields):
-        key = f"{name}.{field}"
-        value, meaning = FIELDS[key]
-        place = {"name": field, "word": i, "byte": 4 * i, "type": TYPES.get(key, "uint32")}
+    table, types, described = formulas(f"work.{name}"), meanings("types"), []
+    for i, field in enumerate(getattr(kernels, name.upper())):
+        value, meaning = table[field]
+        place = {"name": field, "word": i, "byte": 4 * i, "type": types.get(f"{name}.{field}", "uint32")}
         described.append({**place, "value": value, "meaning": meaning})
-    return {"words": words, "fields": described}
+    return {"words": getattr(kernels, f"{name.upper()}_WORDS"), "fields": described}
 
 
-def _work() -> dict[str, Any]:
-    """The work buffer."""
-    return {
-        "element": "uint32",
-        "order": "header, item records, row records, append (or copy) records, page ids, then sinks, ALiBi slopes, "
-        "scales of heads and masks where there are any; unused words are 0",
-        "header": _record("header", kernels.HEADER, kernels.HEADER_WORDS),
-        "item": _record("item", kernels.ITEM, kernels.ITEM_WORDS),
-        "row": _record("row", kernels.ROW, kernels.ROW_WORDS),
-        "append": _record("append", kernels.APPEND, kernels.APPEND_WORDS),
-        "copy": _record("copy", kernels.COPY, kernels.COPY_WORDS),
-        "no_token": kernels.NO_TOKEN,
-    }
-
-
-def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
+def _kernel(decl: KernelDecl) -> dict[str, Any]:
     """A kernel's module and interface."""
-    key = family(decl)
-    bindings = []
+    key, code, fixed = family(decl), load_spirv(decl), dict(decl.fixed)
+    elements, values, roles = formulas(f"{key}.bindings"), formulas(f"{key}.constants"), meanings("roles")
+    bindings, numbered = [], []
     for i, binding in enumerate(decl.bindings):
-        element, meaning = BINDINGS[f"{key}.{binding.name}"]
+        element, meaning = elements[binding.name]
         bindings.append({"binding": i, **asdict(binding), "element": element, "meaning": meaning})
-    numbered, fixed = [], dict(decl.fixed)
     for i, name in enumerate(decl.constant_names):
-        value, meaning = SPECIALIZATION[f"{key}.{name}"]
-        numbered.append(
-            {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, "value": value, "meaning": meaning}
-        )
+        value, meaning = values[name]
+        place = {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name}
+        numbered.append({**place, "value": value, "meaning": meaning})
         if name in fixed:  # the kernel's own, the same for every shape
             numbered[-1] |= {"value": str(fixed[name]), "fixed": fixed[name]}
-    grid = {axis: {"workgroups": n, "each": each} for axis, (n, each) in zip("xyz", GRIDS[key], strict=True)}
     return {
         "name": decl.name,
         "family": key,
-        "role": ROLES[decl.name if decl.name in ROLES else key],
+        "role": roles[decl.name if decl.name in roles else key],
         "file": decl.file,
-        "sha256": digest,
-        "bytes": size,
+        "sha256": hashlib.sha256(code).hexdigest(),
+        "bytes": len(code),
         "entry_point": "main",
         "local_size": [
             "merge_lanes" if decl is kernels.MERGE else f"{limits.WAVE}",
@@ -124,41 +96,19 @@ def _kernel(decl: KernelDecl, digest: str, size: int) -> dict[str, Any]:
         "bindings": bindings,
         "push_constants": [],
         "specialization_constants": numbered,
-        "grid": grid,
+        "grid": {axis: {"workgroups": n, "each": each} for axis, (n, each) in formulas(f"{key}.grid").items()},
     }
 
 
 def split_rule_formulas() -> dict[str, Any]:
     """The planner's split rule as formulas."""
+    rule = dict(meanings("split_rule"))
+    cases = (case.split(" | ") for case in meanings("split_rule.cases").values())
+    names = ("when", "splits", "leaves_per_state")
     return {
-        "names": {"target": f"ceil_div(compute_units * {splits.WORKGROUPS_PER_UNIT}, kv_heads * head_chunks * q_len)"},
-        "first_that_holds": [
-            {
-                "when": f"kind == 'cpu' and leaves * q_len <= {splits.MAX_CPU_STATES}",
-                "splits": "max(leaves, 1)",
-                "leaves_per_state": "1",
-            },
-            {
-                "when": f"leaves <= {splits.SINGLE_SPLIT_KEYS // KEYS_PER_LEAF}",
-                "splits": "1",
-                "leaves_per_state": f"{LEAVES_PER_NODE}",
-            },
-            {
-                "when": f"kind == 'gpu' and leaves < {splits.NODE_KEYS // KEYS_PER_LEAF}",
-                "splits": f"min(leaves, target, {splits.MAX_LEAF_SPLITS})",
-                "leaves_per_state": f"1 if splits > nodes else {LEAVES_PER_NODE}",
-            },
-            {"when": "kind == 'gpu' and q_len == 1", "splits": "nodes", "leaves_per_state": f"{LEAVES_PER_NODE}"},
-            {"when": "True", "splits": "min(nodes, target)", "leaves_per_state": f"{LEAVES_PER_NODE}"},
-        ],
-        "boundary": "max(min((first_leaf + split * ceil_div(leaves, leaves_per_state) // splits * leaves_per_state) * "
-        f"{KEYS_PER_LEAF}, context_len), begin)",
-        "node_workgroups": "a host that uses attend_node has one split per node where kind is 'gpu': it "
-        f"begins at begin and at every multiple of {KEYS_PER_LEAF * LEAVES_PER_NODE} above it, with {LEAVES_PER_NODE} "
-        "leaves per state",
-        "tables": "shapes[].kinds[].splits holds the rule for q_len 1 as rows: from and to are context lengths, both "
-        f"included (with a window context_len - {KEYS_PER_LEAF} * first_leaf); the number of splits is splits where "
-        "per is 'call', and leaves or nodes where it says so",
+        "names": {"target": rule.pop("target")},
+        "first_that_holds": [dict(zip(names, case, strict=True)) for case in cases],
+        **rule,
     }
 
 
@@ -167,29 +117,26 @@ def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[st
 
     ``splits`` per "call", or one per "leaf" or "node" of the context. Equal to ``plan_splits`` at every context.
     """
-    rows = _split_rows(splits.split_target(shape, compute_units, 1), kind)
-    return [dict(zip(("from", "to", "splits", "per", "leaves_per_state"), row, strict=True)) for row in rows]
+    return [dict(row) for row in _split_rows(splits.split_target(shape, compute_units, 1), kind)]
 
 
 @functools.lru_cache(maxsize=64)
-def _split_rows(target: int, kind: str) -> list[tuple[int, int, int, str, int]]:
-    """The columns of the table. It looks at every number of leaves, so its loop is kept short."""
-    rows: list[tuple[int, int, int, str, int]] = []
-    first, number, unit = 0, -1, -1  # of the row: its leaves, and the splits and the unit of the first context
-    by_call = by_leaf = by_node = False  # whether all contexts of the row have so many splits
-    for leaves in range(MAX_CONTEXT // KEYS_PER_LEAF + 2):
-        now, now_unit = splits.splits_for(leaves, target, 1, kind)
-        nodes = -(-leaves // LEAVES_PER_NODE)
-        call, leaf, node = by_call and now == number, by_leaf and now == leaves, by_node and now == nodes
-        behind = leaves * KEYS_PER_LEAF > MAX_CONTEXT
-        if behind or now_unit != unit or not (call or leaf or node):
-            if leaves:
-                begin = (first - 1) * KEYS_PER_LEAF + 1 if first else 0
-                way = "call" if by_call else "leaf" if by_leaf else "node"
-                rows.append((begin, (leaves - 1) * KEYS_PER_LEAF, number if by_call else 1, way, unit))
-            first, number, unit = leaves, now, now_unit
-            call, leaf, node = True, now == leaves, now == nodes
-        by_call, by_leaf, by_node = call, leaf, node
+def _split_rows(target: int, kind: str) -> list[dict[str, Any]]:
+    """Each row goes on as long as one way to count is right at every number of leaves."""
+    leaves = np.arange(MAX_CONTEXT // KEYS_PER_LEAF + 1)
+    found = chain.from_iterable(splits.splits_for(n, target, 1, kind) for n in range(len(leaves)))
+    counts, units = np.fromiter(found, np.int64).reshape(-1, 2).T
+    ways, rows, first = {"leaf": counts == leaves, "node": counts == -(-leaves // LEAVES_PER_NODE)}, [], 0
+    while first < len(leaves):
+        ends = {}
+        for way, right in {"call": counts == counts[first], **ways}.items():
+            wrong = np.flatnonzero(~right[first:] | (units[first:] != units[first]))
+            ends[way] = first + int(wrong[0]) if len(wrong) else len(leaves)
+        way = max(ends, key=lambda way: ends[way])
+        number, unit = int(counts[first]) if way == "call" else 1, int(units[first])
+        places = {"from": (first - 1) * KEYS_PER_LEAF + 1 if first else 0, "to": (ends[way] - 1) * KEYS_PER_LEAF}
+        rows.append({**places, "splits": number, "per": way, "leaves_per_state": unit})
+        first = ends[way]
     return rows
 
 
@@ -197,15 +144,15 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     """Everything that is a number once shape, dtype and page size are known."""
     row_format(shape, dtype)  # refuses a dtype that the shape does not take
     names = {**asdict(shape), "latent": int(shape.latent), **storage_names(dtype), "page_size": page_size}
-    sizes = evaluate_all(SIZES, names)
+    sizes = evaluate_all(formulas("sizes"), names)
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
-        known |= {name: evaluate(QUANTITIES[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
+        known |= {name: evaluate(formulas("quantities")[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
-            key = family(decl)
-            values[key] = {name: evaluate(SPECIALIZATION[f"{key}.{name}"][0], known) for name in decl.spec}
+            table = formulas(f"{family(decl)}.constants")
+            values[family(decl)] = {name: evaluate(table[name][0], known) for name in decl.spec}
         kinds[kind] = {"specialization": values, "splits": split_table(shape, compute_units, kind)}
     return {
         "shape": str(shape),
@@ -229,13 +176,14 @@ def storage_names(dtype: str) -> dict[str, int]:
     return found
 
 
-def _described(table: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """A table of (expression, meaning) for JSON."""
-    return {name: {"expression": expression, "meaning": meaning} for name, (expression, meaning) in table.items()}
+def _described(section: str, key: str = "expression") -> dict[str, dict[str, str]]:
+    """A section of formulas for JSON."""
+    return {name: {key: formula, "meaning": meaning} for name, (formula, meaning) in formulas(section).items()}
 
 
 def _vulkan() -> dict[str, Any]:
     """What the modules ask of a Vulkan device."""
+    notes = meanings("vulkan")
     return {
         "api_version": "1.1",
         "features": [],
@@ -243,9 +191,7 @@ def _vulkan() -> dict[str, Any]:
         "storage_buffers_per_stage": max(len(decl.bindings) for decl in kernels.KERNELS),
         "subgroup_size": {
             "request": limits.WAVE,
-            "how": "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo, where Vulkan 1.3 or "
-            "VK_EXT_subgroup_size_control offers subgroupSizeControl for compute and "
-            f"minSubgroupSize <= {limits.WAVE} <= maxSubgroupSize; else nothing",
+            "how": notes["subgroup_size"],
             "require_full_subgroups": False,
             "for": "speed only: the modules give the same bits at every size",
         },
@@ -262,14 +208,38 @@ def _primitives() -> dict[str, Any]:
     """What a host asks a device before its first kernel."""
     numbers, results = primitives.words(kernels.NUMBERS, kernels.RESULTS)
     return {
-        "for": "a host runs the kernel primitives once on a device, before any other: where a word of its results is "
-        "not as here, the driver computes a float function otherwise, and attention would have other bits",
+        **meanings("primitives"),
         "workgroups": [primitives.ROWS // limits.WAVE, 1, 1],
         "number_names": list(kernels.NUMBERS),
         "result_names": list(kernels.RESULTS),
         "numbers": numbers.reshape(-1).tolist(),
         "results": results.reshape(-1).tolist(),
     }
+
+
+def _dispatches() -> list[dict[str, Any]]:
+    """A call's dispatches and barriers in order."""
+
+    def after_writes(stage: str, access: str) -> dict[str, str]:
+        """A barrier after which this stage reads what kernels wrote."""
+        return {
+            "srcStageMask": "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT",
+            "srcAccessMask": "VK_ACCESS_SHADER_WRITE_BIT",
+            "dstStageMask": f"VK_PIPELINE_STAGE_{stage}_BIT",
+            "dstAccessMask": f"VK_ACCESS_{access}_READ_BIT",
+        }
+
+    read, host = after_writes("COMPUTE_SHADER", "SHADER"), after_writes("HOST", "HOST")
+    notes = meanings("dispatch")
+    return [
+        {"host": notes["host"]},
+        {"kernel": "append", "when": "appends > 0"},
+        {"barrier": read, "when": "appends > 0", "for": notes["rows"]},
+        {"kernel": "attend", "when": "items > 0", "module": notes["module"]},
+        {"barrier": read, "when": "single_pass == 0", "for": notes["states"]},
+        {"kernel": "merge", "when": "single_pass == 0"},
+        {"barrier": host, "for": notes["out"]},
+    ]
 
 
 def manifest(
@@ -287,11 +257,8 @@ def manifest(
     for shape in chosen:
         if not isinstance(shape, AttnShape):
             raise ArgumentError(f"attn_shapes: got {shape!r}, expected AttnShapes")
-    modules = []
-    for decl in kernels.KERNELS:
-        code = load_spirv(decl)
-        modules.append(_kernel(decl, hashlib.sha256(code).hexdigest(), len(code)))
-    build = build_record()
+    build, words, told = build_record(), "uint32", meanings("constants")
+    records = {name: _record(name) for name in RECORDS}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -299,18 +266,18 @@ def manifest(
         "build": {"compiler": build["compiler"], "sources_sha256": build["sources_sha256"]},
         "vulkan": _vulkan(),
         "expressions": "Python integer expressions; ceil_div(a, b) is the quotient rounded up, log2 of a power of two",
-        "inputs": INPUTS,
-        "quantities": {**_described(SIZES), **_described(QUANTITIES)},
-        "kernels": modules,
-        "work": _work(),
-        "buffers": {name: {"bytes": expression, "meaning": meaning} for name, (expression, meaning) in BUFFERS.items()},
-        "dtypes": {name: {**asdict(kind), "encoding": ENCODINGS[name]} for name, kind in STORAGE.items()},
-        "cache": {"element": "uint32", "layout": CACHE_LAYOUT, "index": CACHE_INDEX},
-        "rows": {"element": "uint32", "layout": ROW_LAYOUT, "index": ROW_INDEX},
+        "inputs": dict(meanings("inputs")),
+        "quantities": {**_described("sizes"), **_described("quantities")},
+        "kernels": [_kernel(decl) for decl in kernels.KERNELS],
+        "work": {"element": words, **meanings("work"), **records, "no_token": kernels.NO_TOKEN},
+        "buffers": _described("buffers", "bytes"),
+        "dtypes": {name: {**asdict(kind), "encoding": meanings("encodings")[name]} for name, kind in STORAGE.items()},
+        "cache": {"element": words, "layout": dict(meanings("cache.layout")), "index": dict(meanings("cache.index"))},
+        "rows": {"element": words, **meanings("rows"), "index": dict(meanings("rows.index"))},
         "split_rule": split_rule_formulas(),
-        "dispatch": list(DISPATCH),
+        "dispatch": _dispatches(),
         "primitives": _primitives(),
-        "constants": _constants(),
-        "reduction": list(REDUCTION),
+        "constants": {name: {**_constant(x), "meaning": told[name]} for name, x in declared_constants().items()},
+        "reduction": list(meanings("reduction").values()),
         "shapes": [_shape(shape, dtype, page_size, compute_units) for shape in chosen],
     }
