@@ -22,7 +22,7 @@ from zinc_attn.cache import rows
 from zinc_attn.cache.layer_storage import buffer_count
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.decode import runner
-from zinc_attn.planning import call as planning
+from zinc_attn.planning import inputs
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 
@@ -445,7 +445,7 @@ def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, m
     cache = za.KVCache(device, SMALL, 2, 2048, "f16", 16)
     grow(cache, ((300, 40), (1, 1), (20, 20)))
     assert len(runs) == 6  # one submission per call and layer
-    monkeypatch.setattr(planning, "SCRATCH_BYTES", 64 * 4 * 4 * 66)  # 64 states
+    monkeypatch.setattr(inputs, "SCRATCH_BYTES", 64 * 4 * 4 * 66)  # 64 states
     runs.clear()
     grow(cache, ((300, 40), (1, 1), (20, 20)))
     assert len(runs) > 12

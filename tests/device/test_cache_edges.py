@@ -11,7 +11,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn import errors
 from zinc_attn.cache import rows
-from zinc_attn.planning import call
+from zinc_attn.planning import call, inputs
 
 SHAPE = za.AttnShape(4, 2, 64)
 
@@ -27,7 +27,7 @@ def same(got, want):
 @pytest.mark.both_dispatchers
 def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
     """Every block but the first attends rows that the first submission appended."""
-    monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 3)
+    monkeypatch.setattr(inputs, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 3)
     cache = za.KVCache(device, SHAPE, 1, 4096, page_size=64)
     attention, sequences = za.Attention(cache), [cache.new_sequence() for _ in range(3)]
     stored = []
@@ -49,7 +49,7 @@ def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
 
 def test_rounding_a_bucket_never_goes_beyond_a_limit(device, rng, monkeypatch):
     """1,500 rows over 3 states each: the power of two above would be beyond the scratch that one call may have."""
-    monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 5000)
+    monkeypatch.setattr(inputs, "SCRATCH_BYTES", 4 * SHAPE.q_heads * (SHAPE.head_dim + 2) * 5000)
     cache = za.KVCache(device, SHAPE, 1, 2048, page_size=64)
     planned = []
     attention, sequence = za.Attention(cache, observer=lambda one, _: planned.append(one)), cache.new_sequence()
@@ -72,6 +72,14 @@ def test_a_prompt_longer_than_one_append(device, rng, monkeypatch):
     q = rng.standard_normal((2, SHAPE.q_heads, SHAPE.head_dim), np.float32)
     assert same(attention(q, sequence, 0, k=k, v=v), za.reference.emulate(q, k, v)[0])
     assert len(sequence) == 300
+    monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
+    both = [sequence, sequence.fork()]
+    for n in range(297, 300):  # a batch of more new rows than that, step after step
+        new = [k[n : n + 1]] * 2, [v[n : n + 1]] * 2
+        outs = attention([q[0], q[1]], both, 0, *new)
+        k, v = np.concatenate([k, new[0][0]]), np.concatenate([v, new[1][0]])
+        for out, row in zip(outs, q, strict=True):
+            assert same(out, za.reference.emulate(row, k, v)[0])
     cache.close()
 
 

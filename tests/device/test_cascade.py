@@ -12,7 +12,7 @@ from support import DRIVERS, FULL, differing
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cache import rows
-from zinc_attn.planning import call
+from zinc_attn.planning import inputs
 from zinc_attn.planning.sharing import SharedKeys, shared_leaves
 from zinc_attn.tools.cost.cascade import Cascade
 
@@ -176,7 +176,7 @@ def test_keys_of_several_submissions_are_counted(
     """Submissions of 2 rows, all of one bucket."""
     with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
         seqs, _ = family(cache, 128, [10, 20, 30, 40, 50, 60], np.random.default_rng(0))
-        monkeypatch.setattr(call, "SCRATCH_BYTES", 4 * 4 * 66 * 6)  # 6 states
+        monkeypatch.setattr(inputs, "SCRATCH_BYTES", 4 * 4 * 66 * 6)  # 6 states
         attn = za.Attention(cache, cascade=cascade, num_splits=1000)
         attn([np.ones((4, 64), np.float32)] * 6, seqs, 0)
         assert (attn.keys_read, attn.shared) == (6 * 128 + 210 - 3 * 128 * cascade, cascade)

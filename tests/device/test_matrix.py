@@ -30,7 +30,7 @@ from zinc_attn.errors import (
     ValueRangeError,
 )
 from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
-from zinc_attn.planning import call, walks
+from zinc_attn.planning import call, inputs, walks
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
@@ -123,7 +123,7 @@ def test_walks(
         attention = za.Attention(cache, arithmetic="matrix", observer=observe, **options)
         for walkers, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
             monkeypatch.setattr(walks, "WALKERS", walkers)
-            monkeypatch.setattr(call, "SCRATCH_BYTES", room)
+            monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
             planned.clear()
             for got, right in zip(attention(q, seq, 0, return_lse=True), want, strict=True):
                 assert not differing(got, right)

@@ -11,8 +11,9 @@ from support import FULL
 from zinc_attn import AttnShape
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning import splits
-from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, SplitLayout, plan_call
+from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.growth import growth_keys
+from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request, SplitLayout
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
 

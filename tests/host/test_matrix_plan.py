@@ -13,7 +13,8 @@ from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
 from zinc_attn.kernels.matrix import MAX_LANES, MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES, LayoutFacts
-from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
+from zinc_attn.planning.call import plan_call
+from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
 from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan, plan_splits
@@ -158,5 +159,5 @@ def test_rows_walk_where_they_make_enough_workgroups(rows: int) -> None:
         replace(options, layout=fixed_layouts(shape, "f16", device, num_splits=4, split_size=None)),
     ):
         assert not any(one.key.walks for one in plan_call([request], other, facts).submissions)
-    shard = replace(request, end=9000, shifts=np.zeros(16, np.int64))
+    shard = request._replace(end=9000, shifts=np.zeros(16, np.int64))
     assert not any(one.key.walks for one in plan_call([shard], options, facts).submissions)

@@ -12,7 +12,8 @@ from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.tuning import LayoutFacts
-from zinc_attn.planning.call import CallOptions, DeviceFacts, Request, plan_call
+from zinc_attn.planning.call import plan_call
+from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
 from zinc_attn.planning.layouts import split_rule_layouts
 
 QWEN = AttnShape(16, 2, 256)

@@ -152,8 +152,7 @@ class Attention:
         with self.cache.lock:
             self._layout.clear()
             self._layout.device = device
-            self._runner.cascade = cascade
-            self._runner.forget_layouts()
+            self._runner.replan(cascade)
 
     def __call__(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
         self,

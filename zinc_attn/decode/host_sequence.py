@@ -14,14 +14,8 @@ from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels.declarations import Build
-from ..planning.call import (
-    CallOptions,
-    RecordingKey,
-    Request,
-    RowSlice,
-    SplitLayout,
-    SubmissionPlanner,
-)
+from ..planning.call import RecordingKey, RowSlice, SubmissionPlanner
+from ..planning.inputs import CallOptions, Request, SplitLayout
 from ..planning.items import Mask
 from ..planning.sizes import padded, power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_on

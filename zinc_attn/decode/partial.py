@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..planning.call import UPLOAD_ROWS, CallOptions, Request, RowSlice, SplitLayout, SubmissionPlanner
+from ..planning.call import UPLOAD_ROWS, RowSlice, SubmissionPlanner
+from ..planning.inputs import CallOptions, Request, SplitLayout
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
 from .requests import CallRequest, set_mask
@@ -78,8 +79,7 @@ def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: No
         inside = np.clip(positions[:, None] - mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
         return inside.sum(axis=1) + begin * KEYS_PER_NODE
 
-    planned = replace(
-        request.planned(),
+    planned = request.planned()._replace(
         visible=(held_before(firsts), np.minimum(held_before(limits), there)),
         end=tokens,
         shifts=(held - np.arange(held.size)) * KEYS_PER_NODE,

@@ -18,7 +18,7 @@ from ..checks import check_array, check_bool
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels import declarations
 from ..limits import MAX_CONTEXT
-from ..planning.call import Request
+from ..planning.inputs import Request
 from ..planning.items import Mask
 from .scoring import check_score_bound
 from .targets import NEW_ARRAYS, Target, check_targets
@@ -52,7 +52,7 @@ class CallRequest:
     def planned(self) -> Request:
         """What the plan of the call needs to know of this request."""
         table = self.sequence.table(self.reservation)
-        return Request(len(self.q), self.tokens, self.new_rows, table, causal=self.causal, mask=self.mask)
+        return Request(len(self.q), self.tokens, self.new_rows, table, self.sequence.stamp, self.causal, self.mask)
 
 
 @dataclass(frozen=True, eq=False)

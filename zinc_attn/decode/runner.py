@@ -1,29 +1,28 @@
 """Steps 2 to 4 of a call: plan its submissions, fill a workspace for each, submit, wait and read.
 
-A steady call, one query row and at most one new row per sequence, is planned once per leaf: until a sequence fills its
-leaf or changes its pages, the workspace of the call before is patched and its recording replayed.
+A steady call is one that a plan holds for that was made for a call before, see ``planning.inputs.steady_key``: the
+workspace that has it is given the new lengths, and its recording replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import Arithmetic
-from ..planning.call import CallOptions, DeviceFacts, RecordingKey, Submission, plan_call
+from ..planning.call import RecordingKey, Submission, plan_call
 from ..planning.growth import growth_keys
+from ..planning.inputs import CallOptions, DeviceFacts, SteadyKey, steady_key
 from ..planning.layouts import LayoutCache
-from ..planning.splits import first_seen
 from ..runtime.protocol import Recording
 from .requests import CallRequest
-from .scoring import LayerScorings, Scoring
-from .workspace import Held, SharedTensors, Tensors, Workspace
+from .scoring import LayerScorings
+from .workspace import SharedTensors, SteadyState, Tensors, Workspace
 
 F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
@@ -48,8 +47,9 @@ class CallRunner:
         arithmetic: Arithmetic = "canonical",
     ) -> None:
         info, runtime = cache.device.info, cache.device.runtime
-        self.cache, self.scorings, self.cascade, self.observer = cache, scorings, cascade, observer
+        self.cache, self.scorings, self.observer = cache, scorings, observer
         self.layout, self.arithmetic = layout, arithmetic
+        self.replan(cascade)
         self.facts = DeviceFacts(
             cache.shape,
             info.kind,
@@ -66,8 +66,8 @@ class CallRunner:
         self._counted = 0  # keys read by the submissions before ``last``
         self._workspaces: dict[RecordingKey, Workspace] = {}
         self._tensors = SharedTensors(cache.device)
-        self._steady: dict[tuple[Any, ...], RecordingKey] = {}
-        self._growth: dict[tuple[int, int, int, int], set[RecordingKey]] = {}  # by scoring and ``prepare``'s arguments
+        self._steady: dict[SteadyKey, Workspace] = {}  # of the last call of each key
+        self._growth: dict[tuple[CallOptions, int, int, int], set[RecordingKey]] = {}  # and by ``prepare``'s arguments
 
     def close(self) -> None:
         """Free the recordings, workspaces and tensors; a later call makes them anew."""
@@ -81,11 +81,13 @@ class CallRunner:
             workspace.close()
         tensors.close()
 
-    def forget_layouts(self) -> None:
+    def replan(self, cascade: bool | None) -> None:
         """Plan the next calls anew, where ``layout`` gives others now; recordings are kept."""
-        self._steady, self._growth = {}, {}
-        for workspace in self._workspaces.values():
-            workspace.held = None
+        self.cascade = cascade
+        self._options = [
+            CallOptions(self.layout, one.window, cascade, number, self.arithmetic)
+            for number, one in enumerate(self.scorings.distinct)
+        ]
 
     @property
     def keys_read(self) -> int:
@@ -114,16 +116,11 @@ class CallRunner:
 
     def _growth_keys(self, layer: int, tokens: int, batch: int, q_len: int) -> set[RecordingKey]:
         """What growth needs in a layer; planned once for all layers of the same scoring."""
-        scoring = self.scorings.number[layer]
-        arguments = scoring, tokens, batch, q_len
+        options = self._options[self.scorings.number[layer]]
+        arguments = options, tokens, batch, q_len
         if arguments not in self._growth:
-            options = self._options(layer)
             self._growth[arguments] = growth_keys(tokens, batch, q_len, options, self.facts, self.layout.unit)
         return self._growth[arguments]
-
-    def _options(self, layer: int) -> CallOptions:
-        scoring, number = self.scorings.of(layer), self.scorings.number[layer]
-        return CallOptions(self.layout, scoring.window, self.cascade, number, self.arithmetic)
 
     # --- attention ----------------------------------------------------------------------------------------
 
@@ -138,13 +135,14 @@ class CallRunner:
         """
         if not requests:
             return lambda: ([], [])
-        results, scoring = _Results(requests), self.scorings.of(layer)
-        steady = self._steady_key(requests, layer, scoring)
-        held = self._held(steady)
-        if held is not None:
-            last, workspace = held.submission, self._replay(held, requests, layer, scoring)
-            return lambda: results.delivered(last, workspace)
-        plan = plan_call([request.planned() for request in requests], self._options(layer), self.facts)
+        results, options = _Results(requests), self._options[self.scorings.number[layer]]
+        planned = [request.planned() for request in requests]
+        steady = steady_key(planned, options, self.facts)
+        known = None if steady is None else self._steady.get(steady)
+        if known is not None and known.steady is not None and known.steady.key == steady:
+            last = self._replay(known, known.steady, requests, layer)
+            return lambda: results.delivered(last, known)
+        plan = plan_call(planned, options, self.facts)
         if plan.upload_first:
             for request in requests:
                 self.append(request, layer)
@@ -152,7 +150,7 @@ class CallRunner:
         for submission in earlier:
             workspace = self.submit(submission, requests, layer)
             results.take(submission, *workspace.results(submission.query_rows, copy=True))
-        workspace = self.submit(last, requests, layer, None if earlier else steady)
+        workspace = self.submit(last, requests, layer, plan.steady)
         return lambda: results.delivered(last, workspace)
 
     def append(self, request: CallRequest, layer: int) -> None:
@@ -161,63 +159,37 @@ class CallRunner:
             self.cache.write_values(request.sequence, layer, request.reservation, *request.new)
 
     def submit(
-        self, submission: Submission, requests: list[CallRequest], layer: int, steady: tuple[Any, ...] | None = None
+        self, submission: Submission, requests: list[CallRequest], layer: int, steady: SteadyKey | None = None
     ) -> Workspace:
-        """Fill the workspace of a planned submission and start it."""
+        """Fill the workspace of a planned submission and start it. steady: of the plan that it is all of."""
         workspace = self._workspace(submission)
         workspace.fill(submission)
         self._upload(workspace, submission, requests, layer)
         workspace.upload_words(layer)
         if steady is not None:
-            lengths = tuple(request.tokens for request in requests)
-            workspace.held = Held(steady, submission, lengths, workspace.steady_words(submission))
+            words = workspace.steady_words(submission, self.scorings.of(layer).window)
+            workspace.steady = SteadyState(steady, tuple(request.tokens for request in requests), words)
             if len(self._steady) >= _STEADY_CALLS:
                 self._steady = {}
-            self._steady[steady] = submission.key
+            self._steady[steady] = workspace
         self._run(workspace, submission, layer)
         return workspace
 
-    def _steady_key(self, requests: list[CallRequest], layer: int, scoring: Scoring) -> tuple[Any, ...] | None:
-        """What a steady call has in common with the one before; None for a call that is not steady."""
-        appends = requests[0].new is not None
-        for request in requests:
-            if len(request.q) != 1 or request.new_rows != int(appends) or request.mask is not None:
-                return None
-            request.sequence.table(request.reservation)  # the stamp is that of the table last asked for
-        key: tuple[Any, ...] = (
-            appends,
-            self.scorings.number[layer],
-            *((r.sequence.serial, r.sequence.stamp, -(-r.tokens // KEYS_PER_LEAF)) for r in requests),
-        )
-        if scoring.window is not None:
-            firsts = (first_seen(request.tokens, 1, scoring.window) for request in requests)
-            return (*key, *(first // KEYS_PER_LEAF for first in firsts))
-        if not appends:  # only complete leaves can be shared, so their number is part of the key
-            return (*key, *(request.tokens // KEYS_PER_LEAF for request in requests))
-        return key
-
-    def _held(self, steady: tuple[Any, ...] | None) -> Held | None:
-        """What the workspace of a steady call holds, if it still holds that call."""
-        key = None if steady is None else self._steady.get(steady)
-        workspace = None if key is None else self._workspaces.get(key)
-        held = None if workspace is None else workspace.held
-        return held if held is not None and held.steady == steady else None
-
-    def _replay(self, held: Held, requests: list[CallRequest], layer: int, scoring: Scoring) -> Workspace:
-        """A steady call: patch the lengths, start the recording."""
-        submission, lengths = held.submission, tuple(request.tokens for request in requests)
-        workspace = self._workspace(submission)
-        changed = lengths != held.lengths
+    def _replay(self, workspace: Workspace, state: SteadyState, requests: list[CallRequest], layer: int) -> Submission:
+        """A steady call: set the lengths, start the recording."""
+        submission, lengths = state.words.submission, tuple(request.tokens for request in requests)
+        changed = lengths != state.lengths
         if changed:
-            workspace.patch(held, lengths, scoring.window)
+            workspace.steady = None  # an interrupted call leaves words that the next one must fill again
+            state.words.set(lengths)
         self._upload(workspace, submission, requests, layer)
         if changed:
             workspace.upload_words(layer)
-            workspace.held = held._replace(lengths=lengths)
+            workspace.steady = state._replace(lengths=lengths)
         else:
             workspace.turn_to(layer)
         self._run(workspace, submission, layer)
-        return workspace
+        return submission
 
     # --- a submission -------------------------------------------------------------------------------------
 

@@ -30,7 +30,9 @@ from ..kernels.dispatches import (
 )
 from ..kernels.records import ROW, Records, WorkBuffer, out_and_lse
 from ..planning.call import RecordingKey, Submission
+from ..planning.inputs import SteadyKey
 from ..planning.sizes import padded
+from ..planning.steady import SteadyWords
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
 from ..runtime.submission import DeviceSubmission
@@ -116,22 +118,11 @@ class TensorWords:
         )
 
 
-class SteadyWords(NamedTuple):
-    """Views of the words that a steady call changes, an array per slice; and of the positions of the new rows, and of
-    the query rows, one of each slice."""
+class SteadyState(NamedTuple):
+    """What the work words and their buffers hold: the submission of the plan that holds for calls of ``key``, with
+    these lengths."""
 
-    limits: list[Words]
-    firsts: list[Words]
-    uploads: list[Words]
-    positions: Words
-    rows: Words
-
-
-class Held(NamedTuple):
-    """What the work words and their buffers hold: the submission that ``steady`` names, for these lengths."""
-
-    steady: tuple[Any, ...]
-    submission: Submission
+    key: SteadyKey
     lengths: tuple[int, ...]
     words: SteadyWords
 
@@ -140,7 +131,7 @@ class Held(NamedTuple):
 class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
-    held: None while the words are written, and where no later call can use them. first_page: that of the layer for
+    steady: None while the words are written, and where no later call can use them. first_page: that of the layer for
     which the buffers hold the words; None while they are written. submission: the last one.
     """
 
@@ -151,7 +142,7 @@ class Workspace:
     shared: WorkBuffer | None
     work_buffers: list[Buffer] = field(default_factory=list)
     shared_buffers: list[Buffer] = field(default_factory=list)
-    held: Held | None = None
+    steady: SteadyState | None = None
     first_page: int | None = None
     submission: DeviceSubmission | None = None
     row_words: Words = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -190,7 +181,7 @@ class Workspace:
 
     def fill(self, submission: Submission) -> None:
         """Take the records of a submission that fits the key."""
-        self.held = None
+        self.steady = None
         work = self.work
         work.tables[: len(submission.tables)] = submission.tables
         _set_items(work, submission.items)
@@ -209,33 +200,10 @@ class Workspace:
                 one.masks[: len(submission.masks)] = submission.masks
                 one.rows["mask"] += np.uint32(one.masks_at)
 
-    def patch(self, held: Held, lengths: tuple[int, ...], window: int | None) -> None:
-        """Set what a steady call changes: one query row and at most one new row a sequence, within the same leaf."""
-        self.held = None  # an interrupted call leaves words that the next one must fill again
-        words = held.words
-        for at, one in enumerate(held.submission.slices):
-            length = lengths[one.request]
-            words.limits[at][...] = length
-            words.rows[at] = length - 1
-            if self.shared is not None:
-                self.shared.rows["position"][at] = length - 1
-            if window is not None:
-                words.firsts[at][...] = max(length - window, 0)
-            if self.key.from_upload:
-                words.uploads[at][...] = length - 1
-        for at, request in enumerate(held.submission.uploads):
-            words.positions[at] = lengths[request] - 1
-
-    def steady_words(self, submission: Submission) -> SteadyWords:
-        """The words of a filled submission that ``patch`` sets."""
-        items = self.work.items
-        return SteadyWords(
-            [items["limit"][span] for span in submission.spans],
-            [items["first"][span] for span in submission.spans],
-            [items["upload_begin"][span] for span in submission.spans],
-            self.work.appends["position"],
-            self.work.rows["position"],
-        )
+    def steady_words(self, submission: Submission, window: int | None) -> SteadyWords:
+        """Those of a submission that was filled in."""
+        rows = [one.rows for one in (self.work, self.shared) if one is not None]
+        return SteadyWords.of(submission, window, self.work.items, self.work.appends, rows)
 
     def upload_words(self, layer: int) -> None:
         """Write the work words for the head slices of ``layer``."""

@@ -7,7 +7,7 @@ from token to token is in the records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
 from ..kernels.declarations import BUILDS, Build
-from ..kernels.matrix import NO_MATRICES, MatrixFacts, MatrixWorkgroup, matrix_workgroup
-from ..kernels.records import APPEND, ITEM, Records, no_records
-from ..kernels.tuning import SCRATCH_BYTES, shared_rows
-from ..shapes import AttnShape
-from .arithmetic import Arithmetic, on_matrices
-from .items import Indices, Mask, Visible, item_records, row_records
+from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
+from ..kernels.records import APPEND, ITEM, NEVER, Records, no_records
+from ..kernels.tuning import shared_rows
+from .arithmetic import on_matrices
+from .inputs import CallOptions, DeviceFacts, Request, SplitLayout, SteadyKey, steady_key
+from .items import Indices, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
-from .splits import CPU_ROWS, MAX_CPU_STATES, SplitPlan, sharing_pays
+from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
 from .walks import row_cost, walk_pays, walking_rows
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
@@ -34,95 +34,12 @@ LEAST_ITEMS: Final = 16  # work items, and states
 LEAST_PAGES: Final = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """The query rows of one sequence.
-
-    q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
-    appends; table: the sequence's page table, the new rows' pages included; visible: the keys that each query row sees,
-    None for rows at the sequence's end, which see what is before them with ``causal`` and all keys without; mask: what
-    is added to their scores, or None.
-    Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
-    of the shard how far its keys' positions are from their numbers in it.
-    """
-
-    q_len: int
-    tokens: int
-    new_rows: int
-    table: NDArray[np.uint32]
-    visible: Visible | None = None
-    causal: bool = True
-    mask: Mask | None = None
-    end: int | None = None
-    shifts: Indices | None = None
-
-
 class RowSlice(NamedTuple):
     """Query rows [begin, end) of request number ``request`` of a call."""
 
     request: int
     begin: int
     end: int
-
-
-class SplitLayout(NamedTuple):
-    """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants.
-
-    by_rule: it is the split rule's, so a call may go without splits; walks: it does: a workgroup by matrix units walks
-    all keys of its rows.
-    """
-
-    plan: SplitPlan
-    ranges: Indices
-    build: Build
-    by_rule: bool = False
-    walks: bool = False
-
-    @classmethod
-    def of(cls, plan: SplitPlan, build: Build, *, by_rule: bool = False) -> SplitLayout:
-        """The layout of a plan, run by ``build``."""
-        return cls(plan, np.array(plan.leaf_ranges()), build, by_rule)
-
-    def walked(self) -> SplitLayout:
-        """The same nodes as one range."""
-        return self._replace(ranges=np.array([[0, self.ranges.max()]]), walks=True)
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """What a plan depends on beside the requests: the device, the shape and the pages of the cache.
-
-    attends_upload: the new rows of a call are attended where they were uploaded, and appended to the cache afterwards,
-    because the dispatcher cannot order an append before the attend that reads it.
-    """
-
-    shape: AttnShape
-    kind: str
-    compute_units: int
-    max_workgroups: tuple[int, int, int]
-    max_buffer_bytes: int
-    page_size: int
-    attends_upload: bool
-    matrix: MatrixFacts = NO_MATRICES
-
-    @property
-    def max_states(self) -> int:
-        """Partial states, over all rows, that one submission may have."""
-        per_state = 4 * self.shape.q_heads * (self.shape.v_dim + 2)
-        return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
-
-
-@dataclass(frozen=True)
-class CallOptions:
-    """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
-    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries;
-    arithmetic: of the rows."""
-
-    layout: Callable[[int, int, int | None], SplitLayout]
-    window: int | None = None
-    cascade: bool | None = None
-    scoring: int = 0
-    arithmetic: Arithmetic = "canonical"
 
 
 class RecordingKey(NamedTuple):
@@ -176,10 +93,12 @@ class Submission:
 @dataclass(frozen=True, eq=False)
 class CallPlan:
     """The submissions of a call, in order. upload_first: the new rows are too many for one submission with the query
-    rows, so they are appended beforehand, in submissions of their own."""
+    rows, so they are appended beforehand, in submissions of their own. steady: of the calls that it holds for, where
+    it is one submission that appends what is new; None: for no other call."""
 
     submissions: tuple[Submission, ...]
     upload_first: bool
+    steady: SteadyKey | None = None
 
 
 def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> CallPlan:
@@ -196,7 +115,8 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
         for slices in _cut(requests, layouts, alike, facts):
             # the first submission appends the new rows of all requests; later ones find them in the cache
             submissions.append(planner.plan(slices, uploads if not submissions else ()))
-    return CallPlan(tuple(submissions), upload_first)
+    whole = len(submissions) == 1 and not upload_first
+    return CallPlan(tuple(submissions), upload_first, steady_key(requests, options, facts) if whole else None)
 
 
 def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: DeviceFacts) -> SplitLayout:
@@ -446,3 +366,4 @@ class SubmissionPlanner:
         for request in dict.fromkeys(one.request for one in slices):
             for name, value in self._key_words(request, placement).items():
                 shared[name][owner == request] = value
+        shared["upload_begin"][shared["upload_begin"] >= shared["limit"]] = NEVER  # all their keys lie before it

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from .call import CallOptions, DeviceFacts, RecordingKey, Request, Submission, plan_call
+from .call import RecordingKey, Submission, plan_call
+from .inputs import CallOptions, DeviceFacts, Request
 from .layouts import UnitFunction
 from .splits import first_seen
 

@@ -8,7 +8,7 @@ from typing import Final
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.tuning import LayoutFacts
 from ..shapes import AttnShape
-from .call import SplitLayout
+from .inputs import SplitLayout
 from .splits import SplitPlan, first_seen, leaves_per_state_on, plan_on, rows_at_once
 
 PlanFunction = Callable[[int, int, int | None], SplitPlan]  # (tokens, q_len, window) to a plan

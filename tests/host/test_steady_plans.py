@@ -1,0 +1,137 @@
+"""For which calls a plan holds: every input of the planner changes, one at a time, and the plan is the same or new."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zinc_attn.kernels.matrix import NO_MATRICES
+from zinc_attn.kernels.tuning import LayoutFacts
+from zinc_attn.planning import call
+from zinc_attn.planning.call import CallPlan, plan_call
+from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request, steady_key
+from zinc_attn.planning.items import Mask
+from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
+from zinc_attn.planning.steady import SteadyWords
+from zinc_attn.shapes import AttnShape
+
+SHAPE = AttnShape(4, 2, 64)
+PAGE = 128
+CPU = DeviceFacts(SHAPE, "cpu", 2, (65535,) * 3, 1 << 30, PAGE, True)
+GPU = DeviceFacts(SHAPE, "discrete", 2, (65535,) * 3, 1 << 30, PAGE, False)
+
+
+def options(facts: DeviceFacts, window: int | None = None, cascade: bool | None = None) -> CallOptions:
+    device = LayoutFacts(facts.compute_units, facts.kind)
+    return CallOptions(split_rule_layouts(SHAPE, "f16", device), window, cascade)
+
+
+def steps(lengths: tuple[int, ...], new_rows: int = 1) -> list[Request]:
+    """A sequence and its fork, which share 640 keys, but no page of a new row."""
+    found = []
+    for number, length in enumerate(lengths):
+        table = np.arange(-(-length // PAGE), dtype=np.uint32)
+        table[min(5, len(table) - new_rows) :] += 100 * (number + 1)
+        found.append(Request(1, length, new_rows, table, stamp=100 * number + len(table)))
+    return found
+
+
+def records(plan: CallPlan) -> list[bytes]:
+    (one,) = plan.submissions
+    arrays = one.items, one.rows, one.tables, one.appends, one.shared_items, one.masks
+    return [repr((one.key, one.slices, one.spans, one.uploads)).encode(), *(array.tobytes() for array in arrays)]
+
+
+def moved(plan: CallPlan, lengths: tuple[int, ...], window: int | None) -> list[bytes]:
+    """The records of a plan after a steady call has set its lengths."""
+    (one,) = plan.submissions
+    copied = replace(one, **{name: getattr(one, name).copy() for name in ("items", "rows", "appends")})
+    SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows]).set(lengths)
+    return records(CallPlan((copied,), plan.upload_first))
+
+
+@pytest.mark.parametrize("cascade", (None, True, False))
+@pytest.mark.parametrize("facts", (CPU, GPU), ids=lambda facts: facts.kind)
+@pytest.mark.parametrize(
+    ("window", "batch", "new_rows"), ((None, 1, 1), (None, 2, 1), (None, 2, 0), (70, 1, 1), (600, 2, 0))
+)
+def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows):
+    """One sequence grows, and all do: over leaves, nodes, and the window's own."""
+    given, plans, served = options(facts, window, cascade), {}, 0
+    lengths = [n + d for n in (64, 128, 448, 512, 576, 640, 1024) for d in (-3, -1, 0, 1, 2, 5, 6, 7)]
+    for length in (*lengths, *reversed(lengths)):
+        for tokens in {(length,) * batch, (length, 700)[:batch]}:
+            requests = steps(tokens, new_rows)
+            plan = plan_call(requests, given, facts)
+            assert plan.steady is not None and plan.steady == steady_key(requests, given, facts)
+            first = plans.setdefault(plan.steady, plan)
+            served += first is not plan
+            assert moved(first, tokens, window) == records(plan)
+            assert plan.submissions[0].spans == first.submissions[0].spans
+    assert len(plans) < served
+
+
+OTHERS: dict[type, dict[str, Any]] = {
+    Request: {
+        "q_len": 2,
+        "tokens": 129,
+        "new_rows": 0,
+        "table": None,  # which its stamp stands for
+        "visible": (np.array([3]), np.array([99])),
+        "causal": False,
+        "mask": Mask(np.zeros((1, 3), np.uint32), 97),
+        "end": 200,
+        "shifts": np.zeros(4, np.int64),
+        "stamp": 7,
+    },
+    CallOptions: {
+        "layout": fixed_layouts(SHAPE, "f16", LayoutFacts(2, "cpu"), num_splits=2, split_size=None),
+        "window": 60,
+        "cascade": False,
+        "scoring": 1,
+        "arithmetic": "matrix-prefill",
+    },
+    DeviceFacts: {
+        "shape": AttnShape(8, 2, 64),
+        "kind": "discrete",
+        "compute_units": 3,
+        "max_workgroups": (4, 4, 4),
+        "max_buffer_bytes": 1 << 20,
+        "page_size": 64,
+        "attends_upload": False,
+        "matrix": NO_MATRICES._replace(shared_bytes=1),
+    },
+}
+
+
+def test_every_other_input_is_planned_anew():
+    """The table has every field, so that one which is added says here what the plans that were made do with it."""
+    given = options(CPU)
+    (request,), key = steps((100,)), steady_key(steps((100,)), given, CPU)
+    assert key is not None and key == steady_key([request._replace(tokens=101)], given, CPU)
+    assert OTHERS[Request].keys() == set(Request._fields)
+    for name, other in OTHERS[Request].items():
+        changed = request._replace(**{name: other})
+        assert name == "table" or steady_key([changed], given, CPU) != key, name
+    assert steady_key([request._replace(stamp=None)], given, CPU) is None
+    assert steady_key([request] * 2, given, CPU) != key
+    for kind, inputs in ((CallOptions, (given, CPU)), (DeviceFacts, (given, CPU))):
+        assert OTHERS[kind].keys() == {one.name for one in fields(kind)}
+        for name, other in OTHERS[kind].items():
+            changed = [replace(one, **{name: other}) if isinstance(one, kind) else one for one in inputs]
+            assert steady_key([request], *changed) not in (key, None), name
+
+
+def test_a_plan_of_several_submissions_holds_for_no_other_call(monkeypatch):
+    """A submission that does not append the call's new rows, and one that is not all of the call."""
+    requests, given = steps((100, 100)), options(CPU)
+    assert plan_call(requests, given, CPU).steady is not None
+    monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
+    plan = plan_call(requests, given, CPU)
+    assert plan.upload_first and len(plan.submissions) == 1 and plan.steady is None
+    few = replace(CPU, max_workgroups=(4, 4, 1))
+    assert len(plan_call(steps((100, 100), 0), given, few).submissions) == 2
+    assert plan_call(steps((100, 100), 0), given, few).steady is None

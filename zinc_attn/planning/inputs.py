@@ -1,0 +1,130 @@
+"""What the plan of a call depends on, all of it: requests, options and the device; and for which calls it holds.
+
+A plan holds for the calls of its ``steady_key``, once ``steady.SteadyWords`` has set their lengths in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..canonical.constants import KEYS_PER_LEAF
+from ..kernels.declarations import Build
+from ..kernels.matrix import NO_MATRICES, MatrixFacts
+from ..kernels.tuning import SCRATCH_BYTES
+from ..shapes import AttnShape
+from .arithmetic import Arithmetic
+from .items import Indices, Mask, Visible
+from .splits import SplitPlan, first_seen
+
+SteadyKey = tuple[Hashable, ...]
+
+
+class Request(NamedTuple):
+    """The query rows of one sequence.
+
+    q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
+    appends; table: the sequence's page table, the new rows' pages included; stamp: a number that no table of other
+    contents has, or None where the plan is for this call alone; causal, mask: whether rows at the sequence's end see
+    what is before them or all keys, and what is added to their scores, or None; visible: the keys that each query row
+    sees, where they are others than those.
+    Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
+    of the shard how far its keys' positions are from their numbers in it.
+    """
+
+    q_len: int
+    tokens: int
+    new_rows: int
+    table: NDArray[np.uint32]
+    stamp: int | None = None
+    causal: bool = True
+    mask: Mask | None = None
+    visible: Visible | None = None
+    end: int | None = None
+    shifts: Indices | None = None
+
+
+class SplitLayout(NamedTuple):
+    """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants.
+
+    by_rule: it is the split rule's, so a call may go without splits; walks: it does: a workgroup by matrix units walks
+    all keys of its rows.
+    """
+
+    plan: SplitPlan
+    ranges: Indices
+    build: Build
+    by_rule: bool = False
+    walks: bool = False
+
+    @classmethod
+    def of(cls, plan: SplitPlan, build: Build, *, by_rule: bool = False) -> SplitLayout:
+        """The layout of a plan, run by ``build``."""
+        return cls(plan, np.array(plan.leaf_ranges()), build, by_rule)
+
+    def walked(self) -> SplitLayout:
+        """The same nodes as one range."""
+        return self._replace(ranges=np.array([[0, self.ranges.max()]]), walks=True)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceFacts:
+    """What a plan depends on beside requests and options: the device, the shape and the pages of the cache.
+
+    attends_upload: the new rows of a call are attended where they were uploaded, and appended to the cache afterwards,
+    because the dispatcher cannot order an append before the attend that reads it.
+    """
+
+    shape: AttnShape
+    kind: str
+    compute_units: int
+    max_workgroups: tuple[int, int, int]
+    max_buffer_bytes: int
+    page_size: int
+    attends_upload: bool
+    matrix: MatrixFacts = NO_MATRICES
+
+    @property
+    def max_states(self) -> int:
+        """Partial states, over all rows, that one submission may have."""
+        per_state = 4 * self.shape.q_heads * (self.shape.v_dim + 2)
+        return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
+
+
+@dataclass(frozen=True, eq=False)
+class CallOptions:
+    """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
+    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries;
+    arithmetic: of the rows."""
+
+    layout: Callable[[int, int, int | None], SplitLayout]
+    window: int | None = None
+    cascade: bool | None = None
+    scoring: int = 0
+    arithmetic: Arithmetic = "canonical"
+
+
+def steady_key(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> SteadyKey | None:
+    """What calls have in common that one plan serves: decode steps, of one query row and at most one new row each.
+
+    They differ in ``tokens`` alone, within the same leaves: the one with a sequence's last key, with a window also that
+    with the first key seen, and, where nothing is appended, as many whole leaves, since only those are shared (a page
+    that gets a new row is no other request's). Every other field of the requests, the options and the device are those
+    of the key. A layout that is not the split rule's may be that of another of these lengths; no bit depends on it.
+    None for calls that are planned each for itself.
+    """
+    key: list[Hashable] = [options, facts]
+    for request in requests:
+        q_len, tokens, new_rows, _, stamp, causal, mask, visible, end, shifts = request  # all of its fields
+        if q_len != 1 or new_rows > 1 or stamp is None:
+            return None
+        if visible is not None or mask is not None or shifts is not None:
+            return None
+        first = 0 if options.window is None else first_seen(tokens, 1, options.window) // KEYS_PER_LEAF
+        whole = 0 if new_rows else tokens // KEYS_PER_LEAF
+        key.append((-(-tokens // KEYS_PER_LEAF), first, whole, new_rows, stamp, causal, end))
+    return tuple(key)
