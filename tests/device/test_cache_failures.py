@@ -98,16 +98,16 @@ class World:
 def actions() -> list[Callable[[World], Any]]:
     """One story; each call is hit on its own, and the ones behind it show what is left behind."""
     return [
-        lambda w: w.append(w.b, 1, 40, 3),  # copies the shared page, in any order of layers
-        lambda w: w.append(w.b, 0, 40, 3),
+        lambda w: w.batch(1, 3, 7),  # copies the shared page for one of its two holders, in any order of layers
+        lambda w: w.batch(0, 3, 7),
         lambda w: w.attend(w.a, 0, 1, 4),
         lambda w: w.attend(w.a, 1, 1, 4),
         lambda w: w.attend(w.a, 0, 1, 5),  # steady: nothing is new but the token
         lambda w: w.attend(w.a, 1, 1, 5),
         lambda w: w.attend(w.a, 0, 1, 6),
         lambda w: w.attend(w.a, 1, 1, 6),
-        lambda w: w.batch(1, 3, 7),
-        lambda w: w.batch(0, 3, 7),
+        lambda w: w.append(w.b, 1, 40, 3),
+        lambda w: w.append(w.b, 0, 40, 3),
         lambda w: w.attend(w.c, 0, 90, 11, 90),
         lambda w: w.attn(queries(2, 3), w.c, 1, return_lse=True),
         lambda w: w.attend(w.c, 1, 90, 11, 90),

@@ -9,6 +9,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
+from zinc_attn.cache.transaction import Transaction
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install zinc-attn[transformers]")
 from zinc_attn.integrations.transformers.batch import BatchRows
@@ -32,7 +33,8 @@ def test_a_fork_that_fails_leaves_no_earlier_fork(
     batch.sequences = dict(zip(SHAPES, rows, strict=True))  # type: ignore[arg-type]
     live = [row for each in rows for row in each]
     for row in live:
-        row.reserve(0, 20).commit()
+        with Transaction() as transaction:
+            transaction.reserve(row, 0, 20)
     for succeeding in range(FORKS):
         made: list[SequencePages] = []
 

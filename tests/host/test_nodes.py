@@ -16,6 +16,7 @@ from support import FULL
 import zinc_attn as za
 from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
+from zinc_attn.cache.transaction import Transaction
 from zinc_attn.distributed.nodes import NodeAllocator, deal
 from zinc_attn.distributed.sequence import LayerLengths
 from zinc_attn.errors import ArgumentError
@@ -103,7 +104,8 @@ class HostShard:
         return k, v, 0.0
 
     def append(self, seq: HostSequence, layer: int, k: Any, v: Any) -> None:
-        seq.pages.reserve(layer, len(k)).commit()
+        with Transaction() as transaction:
+            transaction.reserve(seq.pages, layer, len(k))
 
     def close(self) -> None:
         pass

@@ -19,15 +19,23 @@ from support import FULL
 
 from zinc_attn.cache.pages import CapacityError, PagePool, StepError
 from zinc_attn.cache.registry import Registry
-from zinc_attn.cache.reservation import Reservation, commit_all
 from zinc_attn.cache.sequence_pages import SequencePages
+from zinc_attn.cache.transaction import Transaction
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
+
+
+class Append(Transaction):
+    """A transaction with one reservation, ``place``."""
+
+    def __init__(self, seq: SequencePages, layer: int, count: int, also: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.place = self.reserve(seq, layer, count, also)
 
 
 def append(seq: SequencePages, count: int, layers: int | None = None) -> None:
     """``count`` tokens to the first ``layers`` layers, default all."""
     for layer in range(layers or seq.num_layers):
-        seq.reserve(layer, count).commit()
+        Append(seq, layer, count).commit()
 
 
 def state(pool: PagePool, *seqs: SequencePages) -> Any:
@@ -41,21 +49,22 @@ def state(pool: PagePool, *seqs: SequencePages) -> Any:
 def test_an_append_takes_the_lowest_free_pages_for_all_layers_at_once() -> None:
     pool = PagePool(8, 16)
     seq = SequencePages(pool, 2)
-    first = seq.reserve(0, 40)
-    assert (first.start, first.count, first.new_pages, first.copies) == (0, 40, (0, 1, 2), [])
-    assert first.table == (0, 1, 2)
-    assert first.writes() == [(0, 0, 0, 16), (1, 0, 16, 16), (2, 0, 32, 8)]
+    first = Append(seq, 0, 40)
+    assert (first.place.start, first.place.count, first.place.new_pages, first.place.copies) == (0, 40, (0, 1, 2), [])
+    assert first.place.table == (0, 1, 2)
+    assert first.place.writes() == [(0, 0, 0, 16), (1, 0, 16, 16), (2, 0, 32, 8)]
     assert (seq.pages, seq.lengths, pool.free_pages, pool.used_pages) == ([], [0, 0], 5, 3)  # held, not yet given
     first.commit()
     assert (seq.pages, seq.lengths, len(seq), seq.in_step) == ([0, 1, 2], [40, 0], 0, False)
-    second = seq.reserve(1, 40)
-    assert (second.start, second.new_pages, second.table_start) == (0, (), 3)
+    second = Append(seq, 1, 40)
+    assert (second.place.start, second.place.new_pages, second.place.table_start) == (0, (), 3)
     second.commit()
     assert (seq.lengths, len(seq), seq.in_step) == ([40, 40], 40, True)
-    third = seq.reserve(1, 10)
-    assert (third.new_pages, third.table_start, third.writes()) == ((3,), 3, [(2, 8, 0, 8), (3, 0, 8, 2)])
+    third = Append(seq, 1, 10)
+    assert (third.place.new_pages, third.place.table_start) == ((3,), 3)
+    assert third.place.writes() == [(2, 8, 0, 8), (3, 0, 8, 2)]
     third.commit()
-    assert seq.table == third.table == (0, 1, 2, 3)
+    assert seq.table == third.place.table == (0, 1, 2, 3)
     pool.check([seq])
 
 
@@ -78,13 +87,13 @@ def test_a_rollback_restores_pool_and_sequence_and_a_retry_takes_the_same_pages(
     append(seq, 27)
     fork = seq.fork()
     before = state(pool, seq, fork)
-    first = fork.reserve(0, count)
-    taken, copies = first.new_pages, first.copies
+    first = Append(fork, 0, count)
+    taken, copies = first.place.new_pages, first.place.copies
     first.rollback()
     assert state(pool, seq, fork) == before
     first.rollback()
-    second = fork.reserve(0, count)
-    assert (second.new_pages, second.copies) == (taken, copies)
+    second = Append(fork, 0, count)
+    assert (second.place.new_pages, second.place.copies) == (taken, copies)
     second.commit()
     after = state(pool, seq, fork)
     second.commit()
@@ -95,7 +104,7 @@ def test_a_rollback_restores_pool_and_sequence_and_a_retry_takes_the_same_pages(
     assert fork.lengths == [27, 27]
     with pytest.raises(ClosedError) as info:
         first.commit()
-    assert str(info.value) == "reservation: commit() after rollback(); reserve() again"
+    assert str(info.value) == "transaction: commit() after rollback(); reserve() in a new one"
     pool.check([seq, fork])
 
 
@@ -103,13 +112,13 @@ def test_a_rollback_restores_pool_and_sequence_and_a_retry_takes_the_same_pages(
 def test_with_commits_on_success_and_rolls_back_on_any_exception(error: type[BaseException]) -> None:
     pool = PagePool(4, 16)
     seq = SequencePages(pool, 1)
-    with seq.reserve(0, 20):
+    with Append(seq, 0, 20):
         pass
     before = state(pool, seq)
-    with pytest.raises(error), seq.reserve(0, 20):
+    with pytest.raises(error), Append(seq, 0, 20):
         raise error
     assert state(pool, seq) == before
-    with seq.reserve(0, 20) as reservation:
+    with Append(seq, 0, 20) as reservation:
         reservation.rollback()
     assert state(pool, seq) == before
 
@@ -118,10 +127,10 @@ def test_what_is_garbage_collected_gives_its_pages_back() -> None:
     pool = PagePool(4, 16)
     seq = SequencePages(pool, 1)
     append(seq, 16)
-    seq.reserve(0, 40)  # dropped at once
+    Append(seq, 0, 40)  # dropped at once
     gc.collect()
     assert pool.free_pages == 3
-    seq.reserve(0, 40).commit()
+    Append(seq, 0, 40).commit()
     fork = seq.fork()
     del seq
     gc.collect()
@@ -145,16 +154,16 @@ def test_a_fork_shares_every_page_and_copies_the_partial_one_when_it_is_written(
     fork = seq.fork()
     assert (fork.pages, fork.lengths, pool.used_pages) == ([0, 1], [20, 20, 20], 2)
     assert pool.is_shared(0) and pool.is_shared(1)
-    first = fork.reserve(2, 14)
-    assert (first.copies, first.new_pages, first.table_start) == ([(1, 2, 4)], (2, 3), 1)
-    assert first.writes() == [(2, 4, 0, 12), (3, 0, 12, 2)]
-    assert first.table == (0, 2, 3)
+    first = Append(fork, 2, 14)
+    assert (first.place.copies, first.place.new_pages, first.place.table_start) == ([(1, 2, 4)], (2, 3), 1)
+    assert first.place.writes() == [(2, 4, 0, 12), (3, 0, 12, 2)]
+    assert first.place.table == (0, 2, 3)
     first.commit()
-    assert first.copies == [(1, 2, 4)]
+    assert first.place.copies == [(1, 2, 4)]
     assert not pool.is_shared(1)
-    assert fork.reserve(0, 14).copies == []  # the copy held all layers' rows
+    assert Append(fork, 0, 14).place.copies == []  # the copy held all layers' rows
     append(fork, 14, layers=2)
-    assert seq.reserve(0, 1).copies == []  # seq holds page 1 alone now
+    assert Append(seq, 0, 1).place.copies == []  # seq holds page 1 alone now
     assert (seq.pages, fork.pages) == ([0, 1], [0, 2, 3])
     pool.check([seq, fork])
 
@@ -167,37 +176,70 @@ def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
     append(fork, 1)
     assert (seq.pages, fork.pages) == ([0, 1], [0, 1, 2])
     fork.truncate(30)
-    assert fork.reserve(0, 1).copies == [(1, 2, 14)]
+    assert Append(fork, 0, 1).place.copies == [(1, 2, 14)]
     pool.check([seq, fork])
 
 
-def test_both_sides_of_a_fork_in_one_batch_copy_and_the_page_they_left_is_free() -> None:
-    pool = PagePool(4, 16)
+@pytest.mark.parametrize("forks", [1, 3])
+def test_a_page_is_copied_for_all_its_holders_of_one_batch_but_the_last(forks: int) -> None:
+    pool = PagePool(1 + forks, 16)
+    seq = SequencePages(pool, 2)
+    append(seq, 5)
+    seqs = [*(seq.fork() for _ in range(forks)), seq]
+    seqs[0].truncate(3)
+    before = state(pool, *seqs)
+    for end in (Transaction.rollback, Transaction.commit):
+        batch = Transaction()
+        places = [batch.reserve(one, 0, 1) for one in seqs]  # the longest one is the last
+        assert [one.copies for one in places[:-1]] == [[(0, 1 + i, len(one))] for i, one in enumerate(seqs[:-1])]
+        assert (places[-1].copies, places[-1].writes()) == ([], [(0, len(seqs[-1]), 0, 1)])
+        assert pool.free_pages == 0
+        pool.check(seqs)
+        end(batch)
+        pool.check(seqs)
+        assert (state(pool, *seqs) == before) == (end is Transaction.rollback)
+    assert [one.pages for one in seqs] == [*([1 + i] for i in range(forks)), [0]]
+    assert [Append(one, 1, 1).place.copies for one in seqs] == [[]] * (1 + forks)
+
+
+def test_a_page_that_another_call_or_nobody_writes_is_copied_for_all_of_a_batch() -> None:
+    pool = PagePool(5, 16)
     seq = SequencePages(pool, 1)
     append(seq, 5)
-    fork = seq.fork()
-    batch = [seq.reserve(0, 1), fork.reserve(0, 1)]
-    assert [r.copies for r in batch] == [[(0, 1, 5)], [(0, 2, 5)]]
-    commit_all(batch)
-    assert (seq.pages, fork.pages, pool.free_pages) == ([1], [2], 2)
-    pool.check([seq, fork])
-    late = [seq.reserve(0, 1), fork.reserve(0, 1)]
-    late[1].rollback()
+    fork, third = seq.fork(), seq.fork()
+    other = Append(third, 0, 1)  # of another transaction, which may end in either way
+    batch = Transaction()
+    assert [batch.reserve(one, 0, 1).copies for one in (seq, fork)] == [[(0, 2, 5)], [(0, 3, 5)]]
+    batch.commit()
+    other.rollback()
+    assert (third.pages, pool.free_pages) == ([0], 2)
+    pool.check([seq, fork, third])
+    short = third.fork()
+    short.truncate(4)
+    with Transaction() as batch:  # in place, the shorter one would write over a row that a rollback gives back
+        assert [batch.reserve(one, 0, 1).copies for one in (third, short)] == [[(0, 1, 5)], [(0, 4, 4)]]
+    short.free()
+    late = Transaction()
+    late.reserve(seq, 0, 1)
+    late.reserve(fork, 0, 1)
+    seq.free()
     with pytest.raises(ClosedError):
-        commit_all(late)
-    assert (seq.lengths, fork.lengths) == ([6], [6])
+        late.commit()
+    with pytest.raises(ClosedError):
+        late.reserve(third, 0, 1)
+    assert (fork.lengths, third.lengths) == ([6], [6])
 
 
 def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
     pool = PagePool(8, 16)
     seq = SequencePages(pool, 2)
     for layer in (0, 1):
-        seq.reserve(layer, 20).commit()
+        Append(seq, layer, 20).commit()
     fork = seq.fork()
     with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
         seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
     for layer in (0, 1):
-        seq.reserve(layer, 20).commit()
+        Append(seq, layer, 20).commit()
     own = list(seq.pages)
     seq.retract(1, 20)
     assert (seq.lengths, seq.pages) == ([40, 20], own)
@@ -217,15 +259,15 @@ def test_one_reservation_for_several_layers() -> None:
     seq = SequencePages(pool, 3)
     append(seq, 20)
     fork = seq.fork()
-    with fork.reserve(2, 20, (0,)) as reservation:
-        assert reservation.copies == [(1, 2, 4)]
+    with Append(fork, 2, 20, (0,)) as reservation:
+        assert reservation.place.copies == [(1, 2, 4)]
         assert fork.lengths == [20, 20, 20]
     assert (fork.lengths, fork.pages, seq.pages) == ([40, 20, 40], [0, 2, 3], [0, 1])
     for layer, also in ((1, (0,)), (1, (1,))):
         with pytest.raises(StepError, match=r"^also: got layer \d at length \d+, expected layers other than 1 of its "):
-            fork.reserve(layer, 20, also)
+            Append(fork, layer, 20, also)
     with pytest.raises(ArgumentError, match=r"^also: got 3, expected an int from 0 to 2$"):
-        fork.reserve(1, 20, (3,))
+        Append(fork, 1, 20, (3,))
     pool.check([seq, fork])
 
 
@@ -257,20 +299,20 @@ class Refusal:
 REFUSALS = {
     "ahead": Refusal(
         StepError,
-        lambda seq: seq.reserve(0, 1),
+        lambda seq: Append(seq, 0, 1),
         "layer 0: got 1 tokens at length 9, expected none yet, layer 1 has length 7; append 2 to every layer that is "
         "behind first, or truncate(7)",
         ahead=1,
     ),
     "catching up with more": Refusal(
         StepError,
-        lambda seq: seq.reserve(2, 3),
+        lambda seq: Append(seq, 2, 3),
         "layer 2: got 3 tokens at length 7, expected 2, layer 0 has length 9; append as many as it did, or truncate(7)",
         ahead=2,
     ),
     "catching up with fewer": Refusal(
         StepError,
-        lambda seq: seq.reserve(1, 1),
+        lambda seq: Append(seq, 1, 1),
         "layer 1: got 1 tokens at length 7, expected 2, layer 0 has length 9; append as many as it did, or truncate(7)",
         ahead=1,
     ),
@@ -283,17 +325,17 @@ REFUSALS = {
     ),
     "beyond capacity": Refusal(
         CapacityError,
-        lambda seq: seq.reserve(1, 30),
+        lambda seq: Append(seq, 1, 30),
         "k: got 30 tokens at length 7, expected at most 25: 1 of 3 pages of 16 tokens are free (capacity = 48, in "
         "whole pages); truncate() or free() a sequence, or make the cache with a larger capacity",
     ),
     "beyond 2**24": Refusal(
         LimitError,
-        lambda seq: seq.reserve(1, 1 << 24),
+        lambda seq: Append(seq, 1, 1 << 24),
         "k: got 16777216 tokens at length 7, expected a length of at most 16777216",
     ),
-    "foreign layer": Refusal(ArgumentError, lambda seq: seq.reserve(3, 1), "layer: got 3, expected an int from 0 to 2"),
-    "no tokens": Refusal(ArgumentError, lambda seq: seq.reserve(0, 0), "count: got 0, expected an int of at least 1"),
+    "foreign layer": Refusal(ArgumentError, lambda seq: Append(seq, 3, 1), "layer: got 3, expected an int from 0 to 2"),
+    "no tokens": Refusal(ArgumentError, lambda seq: Append(seq, 0, 0), "count: got 0, expected an int of at least 1"),
     "truncate beyond": Refusal(
         ArgumentError, lambda seq: seq.truncate(8), "n: got 8, expected an int from 0 to 7", ahead=1
     ),
@@ -323,25 +365,25 @@ def test_the_copy_of_a_shared_page_counts_against_the_capacity() -> None:
     append(seq, 5)
     fork = seq.fork()
     with pytest.raises(CapacityError, match=r"got 12 tokens at length 5, expected at most 11: 1 of 2 pages"):
-        fork.reserve(0, 12)
-    fork.reserve(0, 11).commit()
+        Append(fork, 0, 12)
+    Append(fork, 0, 11).commit()
     with pytest.raises(CapacityError, match=r"got 12 tokens at length 5, expected at most 11: 0 of 2 pages"):
-        seq.reserve(0, 12)  # alone on its page again: 11 slots, no free page
+        Append(seq, 0, 12)  # alone on its page again: 11 slots, no free page
     third = seq.fork()
     with pytest.raises(CapacityError, match=r"got 1 tokens at length 5, expected at most 0: 0 of 2 pages"):
-        third.reserve(0, 1)
+        Append(third, 0, 1)
     pool.check([seq, fork, third])
 
 
 def test_only_one_reservation_of_a_sequence_is_open_at_a_time() -> None:
     pool = PagePool(4, 16)
     seq = SequencePages(pool, 2)
-    held = seq.reserve(1, 3)
-    for call in (lambda: seq.reserve(0, 3), seq.fork, lambda: seq.truncate(0)):
+    held = Append(seq, 1, 3)
+    for call in (lambda: Append(seq, 0, 3), seq.fork, lambda: seq.truncate(0)):
         with pytest.raises(StepError) as info:
             call()
         assert str(info.value) == (
-            "sequence: a reservation of 3 tokens of layer 1 is open; commit() or rollback() it first"
+            "sequence: a reservation of it is open; commit() or rollback() its transaction first"
         )
     pool.check([seq])
     seq.free()
@@ -352,7 +394,7 @@ def test_a_freed_sequence_is_closed() -> None:
     seq = SequencePages(PagePool(4, 16), 1)
     append(seq, 3)
     seq.free()
-    for call in (lambda: seq.reserve(0, 1), seq.fork, lambda: seq.truncate(0), seq.check_open):
+    for call in (lambda: Append(seq, 0, 1), seq.fork, lambda: seq.truncate(0), seq.check_open):
         with pytest.raises(ClosedError) as info:
             call()
         assert str(info.value) == "sequence: used after free()"
@@ -404,37 +446,33 @@ def test_check_finds_what_it_is_for() -> None:
 
 
 # --- an interrupt at every bytecode -----------------------------------------------------------------------
-WHERE = files_of(PagePool, SequencePages, Reservation, Registry)
+WHERE = files_of(PagePool, SequencePages, Transaction, Registry)
 
 
 def _with(seq: SequencePages, fail: bool = False) -> None:
-    with seq.reserve(0, 30) as reservation:
-        assert reservation.copies
+    with Append(seq, 0, 30) as reservation:
+        assert reservation.place.copies
         if fail:
             reservation.rollback()
 
 
 def _batch(*seqs: SequencePages) -> None:
-    held: list[Reservation] = []
-    try:
-        held += [seq.reserve(0, 30) for seq in seqs]
-        commit_all(held)
-    finally:
-        for reservation in held:
-            reservation.rollback()
+    with Transaction() as transaction:
+        copies = [transaction.reserve(seq, 0, 30).copies for seq in seqs]
+        assert list(map(len, copies)) == [1, 0]
 
 
 def _dropped(seq: SequencePages) -> None:
     """A sequence and a reservation that die, and the next call that must notice."""
-    seq.fork().reserve(0, 30)
-    seq.reserve(0, 1).rollback()
+    Append(seq.fork(), 0, 30)
+    Append(seq, 0, 1).rollback()
 
 
 INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
-    "reserve": lambda seq, fork: fork.reserve(0, 30),
+    "reserve": lambda seq, fork: Append(fork, 0, 30),
     "commit": lambda seq, fork: _with(fork),
-    "all layers": lambda seq, fork: fork.reserve(1, 30, (0,)).commit(),
-    "within a page": lambda seq, fork: seq.reserve(1, 7).commit(),
+    "all layers": lambda seq, fork: Append(fork, 1, 30, (0,)).commit(),
+    "within a page": lambda seq, fork: Append(seq, 1, 7).commit(),
     "rollback": lambda seq, fork: _with(fork, fail=True),
     "batch": _batch,
     "truncate": lambda seq, fork: seq.truncate(10),
@@ -455,7 +493,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
         append(seq, 40)
         fork = seq.fork()
         if name in ("within a page", "retract"):  # in the middle of a step, behind the pages that the two share
-            seq.reserve(0, 7).commit()
+            Append(seq, 0, 7).commit()
         return pool, seq, fork
 
     def lengths() -> Any:
@@ -493,18 +531,18 @@ def test_a_commit_of_many_sequences_counts_for_all_of_them_or_none() -> None:
         seqs = [SequencePages(pool, 2) for _ in range(3)]
         append(seqs[0], 20)
         seqs = [*seqs, seqs[0].fork(), seqs[0].fork()]
-        held = [seq.reserve(1, 20) for seq in seqs]
+        batch = Transaction()
+        for seq in seqs:
+            batch.reserve(seq, 1, 20)
         before = [seq.lengths for seq in seqs]
         interrupter = Interrupter(WHERE, at)
         try:
-            interrupter.run(lambda held=held: commit_all(held))
+            interrupter.run(batch.commit)
         except KeyboardInterrupt:
-            done = {reservation.state for reservation in held}
-            assert len(done) == 1, at
-            expected = [[a, b + 20 * (done == {"committed"})] for a, b in before]
-            assert [seq.lengths for seq in seqs] == expected
+            expected = [[a, b + 20 * (batch.state == "committed")] for a, b in before]
+            assert [seq.lengths for seq in seqs] == expected, at
             pool.check(seqs)
-            commit_all(held)  # a second call ends it, and counts no row twice
+            batch.commit()  # a second call ends it, and counts no row twice
         assert [seq.lengths for seq in seqs] == [[a, b + 20] for a, b in before]
         pool.check(seqs)
         if not interrupter.raised:
@@ -523,9 +561,9 @@ def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(SequencePages, "end_commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            seq.reserve(0, 5).commit()
+            Append(seq, 0, 5).commit()
     assert seq.lengths == [5, 0]
-    reservation = seq.reserve(1, 5)
+    reservation = Append(seq, 1, 5)
     prepare = SequencePages.prepare
     with monkeypatch.context() as patch:
         patch.setattr(SequencePages, "prepare", lambda *args: interrupted(prepare(*args)))
@@ -533,7 +571,7 @@ def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.M
             reservation.commit()
     reservation.rollback()
     assert seq.lengths == [5, 0]
-    seq.reserve(1, 5).commit()
+    Append(seq, 1, 5).commit()
     assert seq.lengths == [5, 5] and pool.free_pages == 3
     pool.check([seq])
 
@@ -560,12 +598,12 @@ def _steps(pool: PagePool, seqs: list[SequencePages], rng: random.Random) -> lis
         assert second <= first <= second + 40
     for seq in seqs:
         while not seq.in_step:
-            seq.reserve(1, seq.lengths[0] - seq.lengths[1]).commit()
+            Append(seq, 1, seq.lengths[0] - seq.lengths[1]).commit()
         if len(seq) > 300:
             seq.truncate(rng.randrange(300))
-    with suppress(CapacityError):
-        held = [seq.reserve(0, rng.randrange(1, 40)) for seq in seqs]
-        commit_all(held)
+    with suppress(CapacityError), Transaction() as transaction:
+        for seq in seqs:
+            transaction.reserve(seq, 0, rng.randrange(1, 40))
     if len(seqs) < 4:
         return [*seqs, SequencePages(pool, 2)]
     return seqs[1:]
@@ -599,70 +637,65 @@ class World:
         self.seqs.append(SequencePages(self.pool, LAYERS))
         self.tokens.append([[] for _ in range(LAYERS)])
 
-    def reserve(self, i: int, layer: int, count: int, held: list[Reservation]) -> Reservation | None:
-        """Reserve, copy and write as a cache does; None where the model says that the pool must refuse."""
+    def reserve(self, i: int, layer: int, count: int, transaction: Transaction) -> bool:
+        """Reserve, copy and write as a cache does; False where the model says that the pool must refuse."""
         seq, before = self.seqs[i], state(self.pool, *self.seqs)
         lengths = [len(t) for t in self.tokens[i]]
         start, low, high = lengths[layer], min(lengths), max(lengths)
         legal = low == high or (start == low and count == high - low)
-        used = {p for s in self.seqs for p in s.pages} | {p for r in held for p in r.new_pages}
+        used = {page for s in self.seqs for pages in s.held() for page in pages}
         last = seq.pages[-1] if seq.pages else None
-        copy = low == high and start % self.page_size and sum(last in s.pages for s in self.seqs) > 1
-        need = max(0, -(-(start + count) // self.page_size) - len(seq.pages) + bool(copy))
+        leaving = [r.start <= start for r in transaction.reservations if last in r.replaced]
+        copy = low == high and start % self.page_size and sum(last in s.pages for s in self.seqs) - sum(leaving) > 1
+        need = -(-(start + count) // self.page_size) - len(seq.pages) + bool(copy)
         if not legal or need > self.num_pages - len(used):
             with pytest.raises(CapacityError if legal else StepError):
-                seq.reserve(layer, count)
+                transaction.reserve(seq, layer, count)
             assert state(self.pool, *self.seqs) == before
             self.refused += 1
-            return None
-        reservation = seq.reserve(layer, count)
-        assert len(reservation.new_pages) == need
-        assert not used & set(reservation.new_pages)
-        for source, target, keep in reservation.copies:
+            return False
+        place = transaction.reserve(seq, layer, count)
+        assert len(place.new_pages) == need
+        assert not used & set(place.new_pages)
+        for source, target, keep in place.copies:
             self.copied += 1
             self.slots[:, target] = -1
             self.slots[:, target, :keep] = self.slots[:, source, :keep]
         new = np.arange(self.next_token, self.next_token + count)
         self.next_token += count
-        for page, slot, row, rows in reservation.writes():
+        for page, slot, row, rows in place.writes():
             self.slots[layer, page, slot : slot + rows] = new[row : row + rows]
-        return reservation
-
-    def commit(self, i: int, reservation: Reservation) -> None:
-        reservation.commit()
-        new = range(self.next_token - reservation.count, self.next_token)
-        self.tokens[i][reservation.layer] += new
+        return True
 
     def append(self, i: int, layer: int, count: int, commit: bool = True) -> None:
         before = state(self.pool, *self.seqs)
-        reservation = self.reserve(i, layer, count, [])
-        if reservation is None:
+        transaction, first = Transaction(), self.next_token
+        if not self.reserve(i, layer, count, transaction):
             return
         if commit:
-            self.commit(i, reservation)
+            transaction.commit()
+            self.tokens[i][layer] += range(first, first + count)
         else:
-            reservation.rollback()
+            transaction.rollback()
             assert state(self.pool, *self.seqs) == before
 
     def batch(self, count: int, pick: int) -> None:
-        """Reserve for all sequences first, then commit some and roll the others back."""
-        held: list[Reservation] = []
-        firsts: list[tuple[int, Reservation, int]] = []
+        """Reserve for all sequences in two transactions, then commit one or both or none, in either order."""
+        batches = [Transaction(), Transaction()]
+        new: list[list[tuple[list[int], range]]] = [[], []]
         for i in range(len(self.seqs)):
-            first = self.next_token
+            which, first = pick >> i & 1, self.next_token
             layer = self.tokens[i].index(min(self.tokens[i], key=len))
-            reservation = self.reserve(i, layer, count, held)
-            if reservation is not None:
-                held.append(reservation)
-                firsts.append((i, reservation, first))
+            if self.reserve(i, layer, count, batches[which]):
+                new[which].append((self.tokens[i][layer], range(first, first + count)))
         self.pool.check(self.seqs)
-        random.Random(pick).shuffle(firsts)
-        for n, (i, reservation, first) in enumerate(firsts):
-            if pick >> n & 1:
-                reservation.rollback()
-            else:
-                reservation.commit()
-                self.tokens[i][reservation.layer] += range(first, first + count)
+        for which in (0, 1) if pick & 32 else (1, 0):
+            if pick >> 6 >> which & 1:
+                batches[which].rollback()
+                continue
+            batches[which].commit()
+            for tokens, rows in new[which]:
+                tokens.extend(rows)
 
     def truncate(self, i: int, n: int) -> None:
         self.seqs[i].truncate(n)
@@ -696,6 +729,7 @@ class World:
             elif len(self.seqs) < 5:
                 self.seqs.append(self.seqs[i].fork())
                 self.tokens.append([list(t) for t in self.tokens[i]])
+                self.truncate(-1, max(0, len(self.seqs[i]) - size % 3))
         elif op == "truncate":
             self.truncate(i, max(0, len(self.seqs[i]) - size % (2 * self.page_size)))
         elif op == "free":

@@ -36,6 +36,7 @@ from ..limits import MAX_CONTEXT
 from . import rows
 from .rows import Largest
 from .sequence_pages import SequencePages
+from .transaction import Transaction
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -198,7 +199,8 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             sequence = cache.adopt(pages)
         for layer, name in enumerate(_names(cache) if tokens else []):
             with cache.lock:  # before a layer is read, so that no memory is taken for one that has no room
-                reservation = pages.reserve(layer, tokens)
+                transaction = Transaction()
+                reservation = transaction.reserve(pages, layer, tokens)
             words = np.empty(_row_shape(cache, tokens), "<u4")
             read_into(file, header.nbytes + header.tensors[name].begin, words.data.cast("B"))
             digest.update(words.data)
@@ -206,7 +208,7 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             with cache.lock:
                 cache.check_open()
                 cache.write_rows(sequence, layer, reservation, words.astype(np.uint32, copy=False))
-                reservation.commit()
+                transaction.commit()
         if digest.hexdigest() != checksum:
             raise CacheFileError(
                 f"{plain(target)}: sha256 of the data: got {digest.hexdigest()}, expected {plain(checksum)}; the file "

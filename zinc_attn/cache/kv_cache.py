@@ -7,7 +7,6 @@ books; this module moves the bytes, and ``files`` writes a sequence to a file.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Protocol
 
@@ -34,10 +33,10 @@ from .layer_storage import LayerStorage, StoragePlan
 from .mover import PageLayout, RowMover
 from .pages import PagePool
 from .registry import Registry
-from .reservation import Commit, Reservation, commit_all
 from .rows import Largest
 from .sequence import Sequence
-from .sequence_pages import SequencePages
+from .sequence_pages import Commit, SequencePages
+from .transaction import Reservation, Transaction
 
 MAX_LAYERS: Final = 1 << 16
 ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
@@ -98,7 +97,7 @@ class KVCache:
         self.lock = device.lock
         self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
-        self._holding: tuple[weakref.ReferenceType[SequencePages], ...] = ()  # whose rows the current call reserves
+        self._current: Transaction | None = None  # of the call that is under way, or was cut short
         self.unfinished: Unfinished | None = None  # a call that was submitted, and holds places
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
@@ -165,7 +164,7 @@ class KVCache:
         back what an interrupted call could not."""
         if self.unfinished is not None:
             self.unfinished.complete()
-        if self._holding:
+        if self._current:
             self.end()
 
     def close(self) -> None:
@@ -288,10 +287,11 @@ class KVCache:
             self.check_sequence(sequence)
             keys, values, largest = self.check_rows(k, v, self.check_layer(layer))
             try:
-                reservation = self.hold(sequence, layer, len(keys))
+                transaction = self.transaction()
+                reservation = transaction.reserve(sequence.pages, layer, len(keys))
                 self.copy_pages(reservation.copies)
                 self.write_values(sequence, layer, reservation, keys, values)
-                self.commit([reservation], largest)
+                self.commit(transaction, largest)
             finally:
                 self.end()
 
@@ -305,11 +305,12 @@ class KVCache:
             self.check_sequence(sequence)
             given = check_encoded(k, v, self.shape, self.dtype)
             try:
-                reservation = self.hold(sequence, self.check_layer(layer), len(given[0]))
+                transaction = self.transaction()
+                reservation = transaction.reserve(sequence.pages, self.check_layer(layer), len(given[0]))
                 words, largest = encoded_rows(given, self.shape, self.dtype, self.scales_of(layer))
                 self.copy_pages(reservation.copies)
                 self.write_rows(sequence, layer, reservation, words)
-                self.commit([reservation], largest)
+                self.commit(transaction, largest)
             finally:
                 self.end()
 
@@ -324,31 +325,27 @@ class KVCache:
     def largest(self, value: Largest) -> None:
         self._largest = value, value, Commit()
 
-    def hold(self, sequence: Sequence, layer: int, count: int) -> Reservation:
-        """Reserve the places of new rows for a call that is under way, which ``commit``s them and then calls ``end``.
+    def transaction(self) -> Transaction:
+        """The transaction of a call that begins; the call ``commit``s it and then calls ``end``.
 
-        Where an interrupt cuts its clean-up short, too, the next call gives the places back.
+        Where an interrupt cuts its clean-up short, too, the next call rolls it back.
         """
-        sequence.pages.check_idle()
-        self._holding = (*self._holding, weakref.ref(sequence.pages))
-        return sequence.pages.reserve(layer, count)
+        self._current = made = Transaction()
+        return made
 
-    def commit(self, reservations: list[Reservation], largest: Largest) -> None:
-        """The rows of ``reservations`` count, and their ``largest`` magnitudes: one store, all or nothing."""
-        if reservations:
-            commit = Commit()
+    def commit(self, transaction: Transaction, largest: Largest) -> None:
+        """The rows of ``transaction`` count, and their ``largest`` magnitudes: one store, all or nothing."""
+        if transaction.reservations:
             before = self.largest
-            self._largest = before, before.joined(largest), commit
-            commit_all(reservations, commit)
+            self._largest = before, before.joined(largest), transaction.mark
+            transaction.commit()
 
     def end(self) -> None:
-        """The end of a call that called ``hold``: what it did not commit is given back."""
-        for reference in self._holding:
-            pages = reference()
-            if pages is not None and (reservation := pages.open_reservation()):
-                self.device.flush()  # what may write to these places, before others have them
-                reservation.rollback()
-        self._holding = ()
+        """The end of a call that has a ``transaction``: what it did not commit is given back."""
+        if self._current and self._current.reservations and self._current.state == "open":
+            self.device.flush()  # what may write to these places, before others have them
+            self._current.rollback()
+        self._current = None
 
     def encode_into(self, out: NDArray[np.uint32], k: NDArray[Any], v: NDArray[Any], layer: int) -> None:
         """Write the rows of stored values k, v (n, kv_heads, head_dim) of a layer to ``out`` (n, kv_heads, words)."""

@@ -6,17 +6,19 @@ Each layer counts its own tokens. A step appends the same number of tokens to ev
 within a step the layers hold at most two different counts, and ``len(seq)`` is the smaller one.
 
 Sequences share pages (``fork``). A page is written only by a sequence that holds it alone: the first layer of a step
-replaces a shared, partly filled page by a copy (all layers' K and V), and the other layers find it replaced.
+replaces a shared, partly filled page by a copy (all layers' K and V), and the other layers find it replaced. Where a
+transaction replaces a page in all tables but one, the sequence of that one may write to it: what it writes is behind
+the tokens that any of them has before the commit.
 
 Invariants: a table has ceil(max(lengths) / page_size) pages, no page twice; a free page has no holder (table or open
-reservation). Free pages are ordered by rank, so a page that comes back is allocated again in its place. Calls are not
+transaction). Free pages are ordered by rank, so a page that comes back is allocated again in its place. Calls are not
 locked here: the owner of the pool serializes them, but for plain reads.
 
 An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not done, and no page lost:
 
-- Only the holders know who holds what. A sequence (``sequence_pages``) has one immutable state, an open reservation
-  (``reservation``) a tuple of pages, and either changes by one store. Several reservations count together by one store,
-  too: that of their ``Commit``.
+- Only the holders know who holds what. A sequence (``sequence_pages``) has one immutable state, and an open transaction
+  (``transaction``) a tuple of reservations with their pages; either changes by one store. All reservations of a
+  transaction count by one store, too: that of its ``Commit``.
 - The free list and the numbers of holders follow from that: they are the ``Books`` of the pool. A call that changes
   them takes them off the pool first and puts them back at its end. Where they are missing, or a holder was collected,
   the next call counts the holders again.
@@ -28,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +39,6 @@ from numpy.typing import NDArray
 from ..checks import check_int, shown
 from ..errors import ArgumentError, ZincAttnError
 from .registry import Registry
-
-if TYPE_CHECKING:
-    from .sequence_pages import SequencePages
 
 MIN_PAGE_SIZE: Final = 16  # tokens
 MAX_PAGE_SIZE: Final = 65536
@@ -51,6 +51,17 @@ class StepError(ArgumentError):
 
 class CapacityError(ZincAttnError):
     """The pool has too few free pages; the message says how many tokens fit."""
+
+
+class PageHolder(Protocol):
+    """A sequence, as the pool sees it."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each layer."""
+
+    def held(self) -> tuple[tuple[int, ...], ...]:
+        """Its block table, and what an open transaction holds for it; no page is in both."""
 
 
 class Books:
@@ -114,8 +125,8 @@ class PagePool:
         for rank, page in enumerate(self._order):
             self._rank[page] = rank
         self.asked = self.capacity if asked is None else asked
-        # a sequence that dies, or a reservation that dies with pages, is noted in ``sequences.dead``
-        self.sequences: Registry[SequencePages] = Registry()
+        # a sequence or an open transaction that dies is noted in ``sequences.dead``
+        self.sequences: Registry[PageHolder] = Registry()
         self._books: Books | None = None
 
     @property
@@ -131,7 +142,7 @@ class PagePool:
 
     @property
     def used_pages(self) -> int:
-        """Pages in a block table or held by an open reservation; a shared page counts once."""
+        """Pages in a block table or held by an open transaction; a shared page counts once."""
         return self.num_pages - self.free_pages
 
     def pages_for(self, tokens: int) -> int:
@@ -142,7 +153,7 @@ class PagePool:
         """Whether more than one holder has a page that is in use."""
         return page in self.books().extra
 
-    def check(self, sequences: Iterable[SequencePages]) -> None:
+    def check(self, sequences: Iterable[PageHolder]) -> None:
         """AssertionError unless the counts are those of ``sequences``, which are all the live ones of this pool."""
         books = self.books()
         holders = {self._order[rank]: 0 for rank in books.free}
@@ -150,10 +161,10 @@ class PagePool:
         if len(free) != len(books.free):
             raise AssertionError(f"free list: a page is listed twice: ranks {sorted(books.free)}")
         for seq in sequences:
-            held = seq.open_reservation()
-            if len(set(seq.pages)) != len(seq.pages) or len(seq.pages) != self.pages_for(max(seq.lengths)):
-                raise AssertionError(f"block table {seq.pages} does not fit lengths {seq.lengths}")
-            for page in [*seq.pages, *(held.new_pages if held else ())]:
+            table, *_ = held = seq.held()
+            if len(set(table)) != len(table) or len(table) != self.pages_for(max(seq.lengths)):
+                raise AssertionError(f"block table {list(table)} does not fit lengths {seq.lengths}")
+            for page in chain(*held):
                 if page in free:
                     raise AssertionError(f"page {page} is in use and in the free list")
                 holders[page] = holders.get(page, 0) + 1
@@ -189,7 +200,6 @@ class PagePool:
     def _count(self) -> Books:
         holders = np.zeros(self.num_pages, np.int64)
         for sequence in self.sequences:
-            reservation = sequence.open_reservation()
-            for pages in (sequence.table, reservation.new_pages if reservation else ()):
+            for pages in sequence.held():
                 holders[np.array(pages, np.int64)] += 1  # no page is twice in one of them
         return Books(self._order, self._rank, holders)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ..checks import check_int
 from ..errors import ValueRangeError
 from .files import save
-from .reservation import Reservation
 from .rows import pieces, row_magnitudes
 from .sequence_pages import SequencePages
+from .transaction import Reservation
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache

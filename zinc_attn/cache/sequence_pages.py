@@ -1,4 +1,4 @@
-"""The pages and the token counts of one sequence: reserving for an append, forking, and giving tokens up.
+"""The pages and the token counts of one sequence: forking, and giving tokens up; ``transaction`` adds tokens.
 
 See ``pages`` for the invariants, and for how an interrupt between any two bytecodes leaves a call done or not done.
 """
@@ -6,14 +6,37 @@ See ``pages`` for the invariants, and for how an interrupt between any two bytec
 from __future__ import annotations
 
 import weakref
+from typing import Protocol
 
 from ..checks import check_int
 from ..errors import ClosedError, LimitError
 from ..limits import MAX_CONTEXT
-from .pages import CapacityError, PagePool, StepError
-from .reservation import Commit, Reservation
+from .pages import PagePool, StepError
 
 State = tuple[tuple[int, ...], tuple[int, ...], bool]  # page ids in token order, tokens of each layer, whether freed
+
+
+class Commit:
+    """Whether the changes of a call count; ``made`` is stored once, and with it all of them do."""
+
+    __slots__ = ("made",)
+
+    def __init__(self) -> None:
+        self.made = False
+
+
+class Change(Protocol):
+    """A transaction, as a sequence with a reservation in it sees it."""
+
+    @property
+    def state(self) -> str:
+        """One of "open", "committed" and "rolled back"."""
+
+    def new_pages(self, sequence: SequencePages, /) -> tuple[int, ...]:
+        """The pages that are held for ``sequence`` beside those of its table."""
+
+    def rollback(self) -> None:
+        """End it without a commit."""
 
 
 class SequencePages:
@@ -27,7 +50,7 @@ class SequencePages:
         self.pool = pool
         self._settled: State = (), (0,) * check_int("num_layers", num_layers, 1), False
         self._next: tuple[State, Commit] | None = None  # the state from when on the commit is made
-        self._open: weakref.ReferenceType[Reservation] | None = None
+        self._open: weakref.ReferenceType[Change] | None = None
         pool.sequences.add(self)
 
     def __len__(self) -> int:
@@ -87,11 +110,8 @@ class SequencePages:
     def check_idle(self) -> None:
         """ClosedError after ``free``, StepError while a reservation is open."""
         self.check_open()
-        if other := self.open_reservation():
-            raise StepError(
-                f"sequence: a reservation of {other.count} tokens of layer {other.layer} is open; commit() or "
-                "rollback() it first"
-            )
+        if self.open_transaction():
+            raise StepError("sequence: a reservation of it is open; commit() or rollback() its transaction first")
 
     def check_in_step(self, what: str) -> None:
         """StepError, which names the call, unless all layers have as many tokens."""
@@ -103,50 +123,17 @@ class SequencePages:
                 f"{low}, expected equal lengths; append to every layer first, or truncate({low})"
             )
 
-    def reserve(self, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
-        """Hold what appending ``count`` tokens (at least 1) to ``layer`` needs; nothing else changes until commit.
+    def check_append(self, layer: int, count: int, also: tuple[int, ...] = ()) -> int:
+        """Where ``count`` tokens begin that are appended to ``layer``, and to the layers ``also`` of the same length.
 
-        also: further layers, of the same length, to which the same commit appends as many.
         Where all layers have the same length, any layer may append any count. Otherwise a step is under way: the
         layers behind append exactly the count that the layers ahead did, and those wait.
-        StepError: out of step, or another reservation is open; CapacityError: too few free pages; LimitError:
-        beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
-        Sequences that append in one batch and share a page each need a page for their copy, the last one included.
+        StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError: no such layer;
+        ClosedError: freed.
         """
         self.check_idle()
-        pages, lengths, _ = self.state
-        layer = check_int("layer", layer, 0, len(lengths) - 1)
-        count = check_int("count", count, 1)
-        start = self._check_step(lengths, layer, count, also)
-        pool = self.pool
-        copy = start % pool.page_size > 0 and pool.is_shared(pages[-1])  # within a step it is no longer shared
-        reservation = Reservation(self, layer, count, len(pages) - copy, also)
-        need = pool.pages_for(start + count) - len(pages) + copy
-        if need == 0:
-            self._open = weakref.ref(reservation)
-            return reservation
-        free = len(pool.books().free)
-        if need > free:
-            room = max(0, (len(pages) - copy + free) * pool.page_size - start)
-            raise CapacityError(
-                f"k: got {count:,} tokens at length {start:,}, expected at most {room:,}: {free:,} of "
-                f"{pool.num_pages:,} pages of {pool.page_size:,} tokens are free (capacity = {pool.asked:,}, in whole "
-                "pages); truncate() or free() a sequence, or make the cache with a larger capacity"
-            )
-        try:
-            books = pool.take_books()
-            reservation.hold(books.take(need))
-            self._open = weakref.ref(reservation, pool.sequences.dead.append)  # from here on they are held
-            pool.put_books(books)
-            return reservation
-        except BaseException:
-            pool.lose_books()
-            reservation.give_up()
-            raise
-
-    @staticmethod
-    def _check_step(lengths: tuple[int, ...], layer: int, count: int, also: tuple[int, ...]) -> int:
-        """Where ``count`` tokens of ``layer`` begin; StepError, LimitError: see ``reserve``."""
+        lengths = self.state[1]
+        layer, count = check_int("layer", layer, 0, len(lengths) - 1), check_int("count", count, 1)
         start, low, high = lengths[layer], min(lengths), max(lengths)
         for at, other in enumerate(also):
             if lengths[check_int("also", other, 0, len(lengths) - 1)] != start or other in (layer, *also[:at]):
@@ -212,14 +199,23 @@ class SequencePages:
 
     def free(self) -> None:
         """Give up every page and roll an open reservation back; a second call does nothing."""
-        if reservation := self.open_reservation():
-            reservation.rollback()
+        if transaction := self.open_transaction():
+            transaction.rollback()
         self._shrink((0,) * self.num_layers, True)
 
-    def open_reservation(self) -> Reservation | None:
-        """The reservation that is neither committed nor rolled back, where there is one."""
-        reservation = self._open() if self._open else None
-        return reservation if reservation and reservation.state == "open" else None
+    def open_transaction(self) -> Change | None:
+        """The transaction with a reservation of this sequence that is neither committed nor rolled back, or None."""
+        transaction = self._open() if self._open else None
+        return transaction if transaction and transaction.state == "open" else None
+
+    def held(self) -> tuple[tuple[int, ...], ...]:
+        """The page ids of the table, and those that an open transaction holds for it; no page is in both."""
+        transaction = self.open_transaction()
+        return (self.table, transaction.new_pages(self)) if transaction else (self.table,)
+
+    def enter(self, transaction: Change) -> None:
+        """``transaction`` is about to hold pages for this sequence."""
+        self._open = weakref.ref(transaction, self.pool.sequences.dead.append)
 
     def prepare(self, state: State, commit: Commit) -> None:
         """From the store of ``commit.made`` on, ``state`` is the state."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..cache.pages import StepError
-from ..cache.reservation import Reservation
 from ..cache.sequence import Sequence
+from ..cache.transaction import Reservation, Transaction
 from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
@@ -129,23 +129,17 @@ class RecordedAttention:
             checked = [
                 call._check(appending[0].count if appending else 0, one) for call, one in zip(calls, masks, strict=True)
             ]
-            held: Reservation | None = None
-            if appending:  # one for all layers: all of them get their rows, or none
-                also = tuple(call.layer for call in appending[1:])
-                held = self.seq.pages.reserve(appending[0].layer, appending[0].count, also)
-            try:
-                if held is not None:
+            with Transaction() as transaction:
+                held: Reservation | None = None
+                if appending:  # one for all layers: all of them get their rows, or none
+                    also = tuple(call.layer for call in appending[1:])
+                    held = transaction.reserve(self.seq.pages, appending[0].layer, appending[0].count, also)
                     cache.copy_pages(held.copies)
                 for call, words in zip(calls, checked, strict=True):
                     call._begin(held, words)
                 yield
-                if held is not None:
-                    for call in appending:
-                        self.seq.append_unseen(call.layer)
-                    held.commit()
-            finally:
-                if held is not None:
-                    held.rollback()
+                for call in appending:
+                    self.seq.append_unseen(call.layer)
 
     def _check(self, count: int, mask: Any) -> Mask | None:
         """The words of the step's mask. LimitError beyond max_tokens or mask_keys; StepError where it appends another

@@ -6,21 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ..cache.kv_cache import KVCache
-from ..cache.reservation import Reservation
 from ..cache.rows import Largest
+from ..cache.transaction import Transaction
 
 
 class PendingAttention:
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
-    collect: takes the results where the device has finished, and may be called again; places: where the new rows lie;
-    largest: their largest
-    magnitudes.
+    collect: takes the results where the device has finished, and may be called again; transaction: of the new rows;
+    largest: their largest magnitudes.
     """
 
-    def __init__(self, cache: KVCache, collect: Callable[[], Any], places: list[Reservation], largest: Largest) -> None:
+    def __init__(self, cache: KVCache, collect: Callable[[], Any], transaction: Transaction, largest: Largest) -> None:
         """See the class."""
-        self._cache, self._places, self._largest = cache, places, largest
+        self._cache, self._transaction, self._largest = cache, transaction, largest
         self._collect: Callable[[], Any] | None = collect
         self._found: Any = None
         self._error: Exception | None = None
@@ -44,9 +43,9 @@ class PendingAttention:
         try:
             assert self._collect is not None
             self._found = self._collect()
-            self._cache.commit([one for one in self._places if one.state == "open"], self._largest)
+            if self._transaction.state == "open":
+                self._cache.commit(self._transaction, self._largest)
         except Exception as error:
             self._error = error.with_traceback(None)
         self._cache.unfinished = self._collect = None
-        self._places = []
         self._cache.end()

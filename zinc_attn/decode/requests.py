@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
-from ..cache.reservation import Reservation
 from ..cache.rows import Largest, checked_values
 from ..cache.sequence import Sequence
+from ..cache.transaction import Reservation, Transaction
 from ..canonical.arguments import check_mask, key_ranges
 from ..checks import check_array, check_bool
 from ..errors import ArgumentError, LimitError, ShapeError
@@ -214,16 +214,16 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
         )
 
 
-def hold_places(cache: KVCache, requests: list[CallRequest], layer: int) -> list[Reservation]:
+def hold_places(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction:
     """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to."""
-    held: list[Reservation] = []
+    transaction = cache.transaction()
     for request in requests:
         request.tokens = request.sequence.pages.length(layer) + request.new_rows
+    for request in sorted(requests, key=lambda one: one.tokens - one.new_rows):  # short ones first: fewer copies
         if request.new is not None:
-            request.reservation = cache.hold(request.sequence, layer, request.new_rows)
+            request.reservation = transaction.reserve(request.sequence.pages, layer, request.new_rows)
             cache.copy_pages(request.reservation.copies)
-            held.append(request.reservation)
-    return held
+    return transaction
 
 
 def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:

@@ -22,7 +22,6 @@ from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import MAX_LAYERS, KVCache
 from ..cache.pages import CapacityError
 from ..cache.registry import Registry
-from ..cache.reservation import commit_all
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, shown
 from ..dtypes import storage_dtype
@@ -189,7 +188,7 @@ class ShardedKVCache:
                 self.check_open()
                 self.begin()
                 yield call
-                commit_all(call.reservations)
+                call.transaction.commit()
                 self._touched = ()
             except BaseException as error:
                 try:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.pages import CapacityError
-from ..cache.reservation import Reservation
+from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..decode.requests import check_once
@@ -38,7 +38,7 @@ class Call:
         self.cache, self.name, self.exchanged = cache, name, False
         self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
         self.sequences: list[SequenceDescriptor] = []
-        self.reservations: list[Reservation] = []
+        self.transaction = Transaction()
 
     def descriptor(self) -> CallDescriptor:
         """What the ranks compare of this call."""
@@ -70,7 +70,7 @@ class Call:
         keys, values, _ = next(iter(cache.shards.values())).check_rows(k, v, self.layer)
         end = begin + len(keys)
         cache.touch(seq)
-        self.reservations.append(seq.lengths_of.reserve(self.layer, len(keys)))
+        self.transaction.reserve(seq.lengths_of, self.layer, len(keys))
         room = len(cache.owners) * KEYS_PER_NODE
         if end > room:
             raise CapacityError(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..cache.pages import MAX_PAGE_SIZE, PagePool
 from ..cache.sequence import Sequence
 from ..cache.sequence_pages import SequencePages
+from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..limits import MAX_CONTEXT
@@ -34,7 +35,8 @@ class LayerLengths(SequencePages):
     def __init__(self, num_layers: int, length: int = 0) -> None:
         super().__init__(PagePool(MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)
         if length:
-            self.reserve(0, length, tuple(range(1, num_layers))).commit()
+            with Transaction() as transaction:
+                transaction.reserve(self, 0, length, tuple(range(1, num_layers)))
 
     def check_fork(self) -> None:
         """Raise what ``fork`` raises: StepError unless all layers have the same length; ClosedError after ``free``."""
@@ -137,8 +139,8 @@ class ShardedSequence:
 
         It can be cut short and done again. Nothing happens where the lengths are those of the shards already.
         """
-        if reservation := self.lengths_of.open_reservation():
-            reservation.rollback()
+        if transaction := self.lengths_of.open_transaction():
+            transaction.rollback()
         lengths = self.lengths
         for shard, sequence in self.shards.items():
             if self.lengths_of.closed:

@@ -1,0 +1,203 @@
+"""What a call holds from its first reservation to its commit or rollback, in one sequence or in several.
+
+See ``pages`` for the invariants, and for how an interrupt between any two bytecodes leaves a call done or not done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from ..errors import ClosedError
+from .pages import Books, CapacityError, PagePool
+from .sequence_pages import Commit, SequencePages
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """Where the rows of one sequence go that a transaction writes.
+
+    start: position of the first row; count: rows of each layer that is written; lengths: tokens of each layer from the
+    commit on; table_start: the first entry of the block table that changes, from there on it is ``new_pages``, page ids
+    in token order, the target of a copy included; table: the page ids from the commit on, the same object as the
+    sequence's from then on; replaced: the page ids that the sequence gives up by the commit.
+    """
+
+    sequence: SequencePages
+    start: int
+    count: int
+    lengths: tuple[int, ...]
+    table_start: int
+    table: tuple[int, ...]
+    new_pages: tuple[int, ...]
+    replaced: tuple[int, ...]
+
+    @property
+    def copies(self) -> list[tuple[int, int, int]]:
+        """(source page, target page, tokens to keep): copy K and V of every layer before any row is written."""
+        keep = self.start % self.sequence.pool.page_size
+        return [(self.replaced[0], self.new_pages[0], keep)] if keep and self.new_pages and self.replaced else []
+
+    def writes(self) -> list[tuple[int, int, int, int]]:
+        """(page, first slot, first row, rows): where the rows go, in order."""
+        size, row, found = self.sequence.pool.page_size, 0, []
+        while row < self.count:
+            index, slot = divmod(self.start + row, size)
+            rows = min(size - slot, self.count - row)
+            found.append((self.table[index], slot, row, rows))
+            row += rows
+        return found
+
+
+class Transaction:
+    """The reservations of a call: all of them count from ``commit`` on, or none of them ever does.
+
+    A sequence has a reservation in one open transaction at most, and changes in no other way until that has ended.
+    reservations: so far, in order; mark: what the commit stores.
+    As a context manager it commits on success and rolls back on any exception. One that is garbage collected while open
+    counts as rolled back.
+    """
+
+    def __init__(self) -> None:
+        self.mark = Commit()
+        self.reservations: tuple[Reservation, ...] = ()
+        self._rolled_back = False
+
+    @property
+    def state(self) -> Literal["open", "committed", "rolled back"]:
+        """Whether the rows count already, or never will."""
+        if self.mark.made:
+            return "committed"
+        return "rolled back" if self._rolled_back else "open"
+
+    def new_pages(self, sequence: SequencePages) -> tuple[int, ...]:
+        """The pages that are held for ``sequence`` beside those of its table."""
+        return next((one.new_pages for one in self.reservations if one.sequence is sequence), ())
+
+    def reserve(self, sequence: SequencePages, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
+        """Hold what appending ``count`` tokens (at least 1) to ``layer`` needs; nothing else changes until the commit.
+
+        also: further layers, of the same length, to which the same commit appends as many.
+        A shared, partly filled page is copied, but for the last of its holders where this transaction replaces it in
+        all the others, which are not longer: that one writes where it is. So reserve for short sequences first, and
+        make the ``copies`` of every reservation before any row is written.
+        StepError: out of step, or a reservation of the sequence is open; CapacityError: too few free pages;
+        LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
+        """
+        start = sequence.check_append(layer, count, also)
+        pages, lengths, _ = sequence.state
+        pool = sequence.pool
+        copy = start % pool.page_size > 0 and self._is_needed(pool, pages[-1], start)  # not within a step: alone there
+        table_start = len(pages) - copy
+        need, free = pool.pages_for(start + count) - table_start, len(pool.books().free)
+        if need > free:
+            room = max(0, (table_start + free) * pool.page_size - start)
+            raise CapacityError(
+                f"k: got {count:,} tokens at length {start:,}, expected at most {room:,}: {_free(pool, free)}"
+            )
+        grown = (layer, *also)
+        after = tuple(start + count if i in grown else length for i, length in enumerate(lengths))
+        return self._hold(sequence, start, count, after, table_start, need)
+
+    def rewrite(self, sequence: SequencePages, start: int, count: int) -> Reservation:
+        """Hold pages for ``count`` tokens of every layer in place of all those from ``start`` on, which end there.
+
+        No page of the sequence is written, so that a rollback leaves it as it was. Errors are those of ``reserve``;
+        the sequence must be in step.
+        """
+        sequence.check_idle()
+        pool, pages = sequence.pool, sequence.table
+        end = start + count
+        table_start = start // pool.page_size if count else pool.pages_for(start)
+        need, free = pool.pages_for(end) - table_start, len(pool.books().free)
+        if need > free:
+            raise CapacityError(
+                f"keep: got {count:,} rows that move to token {start:,} and behind, expected {need:,} free pages for "
+                f"them: {_free(pool, free)}"
+            )
+        assert end <= len(sequence) and table_start <= len(pages)
+        return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need)
+
+    def commit(self) -> None:
+        """Let all reservations count by one store. A second call does nothing; ClosedError after a rollback."""
+        if self.state == "rolled back":
+            raise ClosedError("transaction: commit() after rollback(); reserve() in a new one")
+        if self.state == "committed":
+            return
+        taken: dict[PagePool, Books] = {}
+        for one in self.reservations:
+            one.sequence.prepare((one.table, one.lengths, False), self.mark)
+            if one.replaced and one.sequence.pool not in taken:
+                taken[one.sequence.pool] = one.sequence.pool.take_books()
+        self.mark.made = True
+        for one in self.reservations:
+            one.sequence.end_commit()
+            if one.replaced:
+                taken[one.sequence.pool].release(reversed(one.replaced))
+        for pool, books in taken.items():
+            pool.put_books(books)
+
+    def rollback(self) -> None:
+        """Pools and sequences are as before. After a commit, or a second time, it does nothing."""
+        if self.state != "open":
+            return
+        pools = {one.sequence.pool for one in self.reservations if one.new_pages}
+        for pool in pools:  # so that an interrupt behind the next store makes the pool count again
+            pool.lose_books()
+        self._rolled_back = True
+        for pool in pools:  # and so does a count that was made before the store
+            pool.lose_books()
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self.state != "rolled back":
+                self.commit()
+        finally:
+            self.rollback()
+
+    def _is_needed(self, pool: PagePool, page: int, start: int) -> bool:
+        """Whether one of a page's holders is not to find it written from token ``start`` on by another one.
+
+        Not after the commit: holders that this transaction gives no other page; not after a rollback: longer ones.
+        """
+        others = pool.books().extra.get(page, 0)
+        if not others:
+            return False
+        leaving = [one.sequence for one in self.reservations if one.sequence.pool is pool and page in one.replaced]
+        return others > sum(max(sequence.lengths) <= start for sequence in leaving)
+
+    def _hold(
+        self,
+        sequence: SequencePages,
+        start: int,
+        count: int,
+        lengths: tuple[int, ...],
+        table_start: int,
+        need: int,
+    ) -> Reservation:
+        """Take ``need`` pages, in place of those from ``table_start`` on."""
+        if self.state != "open":
+            raise ClosedError(f"transaction: reserve() in one that is {self.state}; make a new one")
+        table, pool = sequence.table, sequence.pool
+        books = pool.take_books() if need else None
+        new_pages = books.take(need) if books else ()
+        kept = table if table_start == len(table) and not need else table[:table_start] + new_pages
+        made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, table[table_start:])
+        sequence.enter(self)
+        self.reservations = (*self.reservations, made)  # from here on the pages are held
+        if books:
+            pool.put_books(books)
+        return made
+
+
+def _free(pool: PagePool, free: int) -> str:
+    return (
+        f"{free:,} of {pool.num_pages:,} pages of {pool.page_size:,} tokens are free (capacity = {pool.asked:,}, in "
+        "whole pages); truncate() or free() a sequence, or make the cache with a larger capacity"
+    )
