@@ -168,7 +168,7 @@ def test_tools_that_attend_k_and_v_refuse_a_latent_shape(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"v": None}, "got arrays ['k', 'q'], expected q, k and v"),
+        ({"v": None}, "cannot be read: it has arrays ['k', 'q']; expected an .npz file with q, k and v"),
         ({"q": np.zeros((71, 4, 64), np.float32)}, "q, k: got 71 query rows and 70 tokens, expected a token per row"),
         ({"k": np.zeros((70, 2, 64), np.float64)}, "k: got dtype float64, expected float32, float16 or bfloat16"),
         (
@@ -186,30 +186,6 @@ def test_kv_file_refused(tmp_path: Path, change: dict[str, Any], message: str) -
     with pytest.raises(ArgumentError) as error:
         Inputs.load(path)
     assert str(error.value).startswith(f"{path}: {message}")
-
-
-@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 broken"])
-def test_kv_file_broken(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.npz"
-    path.write_bytes(content)
-    with pytest.raises(ArgumentError, match=r"a\.npz: "):
-        Inputs.load(path)
-
-
-def test_kv_file_damaged(tmp_path: Path) -> None:
-    """Its compressed values have other bytes, or are compressed in an unknown way."""
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, **{name: np.ones((3, 2, 8), np.float16) for name in "qkv"})
-    whole = path.read_bytes()
-    for at, wrong in ((whole.index(b"q.npy") + 25, b"\x07"), (whole.index(b"PK\x01\x02") + 10, b"\x63")):
-        path.write_bytes(whole[:at] + wrong + whole[at + len(wrong) :])
-        with pytest.raises(ArgumentError, match=r"a\.npz: not an \.npz file with arrays q, k and v "):
-            Inputs.load(path)
-
-
-def test_kv_file_missing(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"none\.npz: No such file or directory, expected an \.npz file"):
-        Inputs.load(tmp_path / "none.npz")
 
 
 # --- results -----------------------------------------------------------------------------------------------
@@ -270,7 +246,7 @@ def test_write_file_is_atomic(tmp_path: Path) -> None:
     write_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(ArgumentError, match=r"cannot write .*a\.csv: .*; choose another folder with --out"):
+    with pytest.raises(ArgumentError, match=r"a\.csv: cannot be written: .*; choose another folder with --out"):
         write_file(path / "a.csv", b"")
 
 
@@ -602,8 +578,6 @@ STREAMS = [  # arguments, what stdout and stderr are, the status, and a piece of
     ("nonsense", "", "full", 2, ""),
     ("export made", "closed", "", 0, "written: made/manifest.json"),
     ("export made --json", "full", "", 74, FULL),
-    ("export /dev/null", "", "", 2, "directory: got /dev/null, which is a file, expected a directory or a new name"),
-    (f"export {'a' * 300}", "", "", 2, "File name too long; choose another directory"),
     ("plan --shape 4/2/64 --contexts 128k --splits 16777216", "", "", 2, "num_splits: got 16777216, expected an int"),
     ("generate --model none --prompt-ids 1", "full", "", 2, "none"),
     ("validate --config none", "full", "", 2, "none"),
@@ -635,7 +609,7 @@ print(json.dumps(found))
 """
 
 
-def test_broken_streams_and_paths(tmp_path: Path) -> None:
+def test_broken_streams(tmp_path: Path) -> None:
     pytest.importorskip("rich")
     argv = [sys.executable, "-c", DRIVER, json.dumps([row[:3] for row in STREAMS])]
     environment = os.environ | {"PYTHONPATH": str(ENTRY.parent)}

@@ -207,14 +207,6 @@ def test_notes(tmp_path: Path) -> None:
         assert from_config(write(tmp_path, config)).note == note
 
 
-def test_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"model: cannot read .*none\.json: No such file or directory"):
-        from_config(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(ArgumentError, match=r"model: .*bad\.json is not JSON: "):
-        from_config(tmp_path / "bad.json")
-
-
 def test_find_model(tmp_path: Path) -> None:
     assert find_model("Qwen3-8B") is PRESETS["qwen3-8b"]
     assert find_model(str(write(tmp_path, LLAMA))).name == tmp_path.name

@@ -16,6 +16,7 @@ ROOMS = (
     "errors",
     "limits",
     "checks",
+    "files",
     "storage",
     "dtypes",
     "shapes",

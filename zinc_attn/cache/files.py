@@ -10,28 +10,16 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import secrets
-import stat
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.tensorfile import (
-    Header,
-    PathLike,
-    TensorFileError,
-    encode_header,
-    kind_of,
-    open_regular,
-    read_header,
-    read_into,
-)
+from ..canonical.tensorfile import Header, PathLike, TensorFileError, encode_header, read_header, read_into
 from ..checks import check_path, plain
 from ..errors import ArgumentError
+from ..files import open_regular, refusing, replacing
 from ..limits import MAX_CONTEXT
 from . import rows
 from .rows import Largest
@@ -99,36 +87,16 @@ def save(sequence: Sequence, path: PathLike) -> None:
 def _write(sequence: Sequence, target: Path) -> None:
     cache, tokens, digest = sequence.cache, len(sequence), hashlib.sha256()
     tensors = {name: ("U32", _row_shape(cache, tokens)) for name in _names(cache)}
-    _check_target(target)
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # short: ``target`` may have the longest name there is
-    try:
-        with open(temporary, "xb", opener=partial(os.open, mode=0o600)) as file:  # one C call: no descriptor is lost
-            file.write(encode_header(_metadata(cache, tokens, "0" * 64), tensors))
-            for layer in range(cache.num_layers):
-                words = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4")
-                digest.update(words.data)
-                file.write(words.data)
-            file.seek(0)
-            file.write(encode_header(_metadata(cache, tokens, digest.hexdigest()), tensors))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        with suppress(OSError):  # what is raised says why; a file system that is gone has no file to take away
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _check_target(target: Path) -> None:
-    """OSError with a reason where ``target`` is no name for a file, or is there and not a regular file."""
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return
-    except ValueError as error:  # NUL, or characters that no file name has here
-        raise OSError(0, f"{error}, expected the path of a file") from None
-    if not stat.S_ISREG(mode):
-        raise OSError(0, f"it is {kind_of(mode)}, expected a regular file or a new name")
+    with replacing(target, 0o600) as file:
+        file.write(encode_header(_metadata(cache, tokens, "0" * 64), tensors))
+        for layer in range(cache.num_layers):
+            words = np.ascontiguousarray(cache.read_rows(sequence, layer, 0, tokens), "<u4")
+            digest.update(words.data)
+            file.write(words.data)
+        file.seek(0)
+        file.write(encode_header(_metadata(cache, tokens, digest.hexdigest()), tensors))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 # --- loading -----------------------------------------------------------------------------------------------
@@ -146,12 +114,10 @@ def load(cache: KVCache, path: PathLike) -> Sequence:
     with cache.lock:
         cache.check_open()
     try:
-        with open_regular(target) as file:
+        with refusing(target, "a file of Sequence.save", CacheFileError), open_regular(target) as file:
             return _read(cache, target, file)
     except TensorFileError as error:
         raise CacheFileError(f"{plain(target)}: truncated, or not a safetensors file: {error}") from error
-    except OSError as error:
-        raise CacheFileError(f"{plain(target)}: cannot be read: {error.strerror or error}") from error
 
 
 def _check(cache: KVCache, target: Path, header: Header) -> int:

@@ -10,20 +10,18 @@ import io
 import json
 import math
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from ..checks import plain
 from ..errors import ArgumentError
+from ..files import INTEGER_DIGITS, no_integer, parse_json
 
 LENGTH_BYTES: Final = 8  # of the header's length, before the header
 HEADER_BYTES: Final = 16 << 20  # longest header that is read, that of about 150,000 tensors
-INTEGER_DIGITS: Final = 19  # of the longest number in a header: 2**63 - 1
 ITEM_BYTES: Final = {"U32": 4, "F32": 4, "I64": 8}
 PathLike = str | os.PathLike[str]
 
@@ -80,15 +78,9 @@ def header_size(start: bytes, total: int) -> int:
 def decode_header(text: bytes, data_bytes: int) -> Header:
     """The header whose JSON is ``text``, before ``data_bytes`` bytes of data. TensorFileError: see there."""
     try:
-        entries = json.loads(
-            text.decode(),
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=_no_integer,
-            parse_constant=_no_integer,
+        entries = parse_json(
+            text.decode(), object_pairs_hook=_object, parse_float=no_integer, parse_constant=no_integer
         )
-    except RecursionError:
-        raise TensorFileError("got a header that is nested too deeply, expected three levels") from None
     except ValueError as error:
         raise TensorFileError(f"got a header that is not JSON of this kind: {plain(str(error))}") from None
     if not isinstance(entries, dict):
@@ -121,14 +113,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _integer(text: str) -> int:
-    return int(text) if len(text) <= INTEGER_DIGITS else _no_integer(text)
-
-
-def _no_integer(text: str) -> NoReturn:
-    raise ValueError(f"got the number {text[:INTEGER_DIGITS]}, expected an integer below 2**63")
-
-
 def _tensor(name: str, entry: Any) -> Tensor:
     if isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}:
         dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -145,39 +129,6 @@ def _sizes(value: Any) -> bool:
 
 
 # --- files -------------------------------------------------------------------------------------------------
-
-
-def kind_of(mode: int) -> str:
-    """What a file of this mode is, with its article."""
-    kinds = {
-        stat.S_IFREG: "a regular file",
-        stat.S_IFDIR: "a directory",
-        stat.S_IFIFO: "a FIFO",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a character device",
-        stat.S_IFBLK: "a block device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "no regular file")
-
-
-def open_regular(path: Path) -> io.FileIO:
-    """``path``, open for reading. OSError with a reason for what is not a regular file; it never waits for a writer."""
-    try:
-        found = os.stat(path)  # before the file is opened: to open a device can have effects
-        if stat.S_ISREG(found.st_mode):
-            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-            file = io.FileIO(os.open(path, flags))
-            try:
-                found = os.fstat(file.fileno())
-                if stat.S_ISREG(found.st_mode):
-                    return file
-            except BaseException:
-                file.close()
-                raise
-            file.close()
-    except ValueError as error:  # NUL, or characters that no file name has here
-        raise OSError(0, f"{error}, expected the path of a file") from None
-    raise OSError(0, f"it is {kind_of(found.st_mode)}, expected a regular file")
 
 
 def read_into(file: io.FileIO, at: int, data: memoryview) -> None:
@@ -199,17 +150,3 @@ def read_header(file: io.FileIO) -> Header:
     text = bytearray(header_size(bytes(start), total))
     read_into(file, LENGTH_BYTES, memoryview(text))
     return decode_header(bytes(text), total - LENGTH_BYTES - len(text))
-
-
-def read_regular(path: Path, most: int) -> bytes:
-    """All bytes of a regular file of at most ``most`` bytes. OSError with a reason where that cannot be."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(0, f"it has {size:,} bytes, expected at most {most:,}")
-        data = bytearray(size)
-        try:
-            read_into(file, 0, memoryview(data))
-        except TensorFileError as error:
-            raise OSError(0, str(error)) from None
-        return bytes(data)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..tools import bench
-from ..tools.harness.files import rounded, write_report
+from ..tools.harness.files import check_out, rounded, write_report
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import slug
 from .arguments import (
@@ -55,6 +55,7 @@ def add_bench(subparsers: Subparsers) -> None:
 def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     need("rich", "matplotlib")
+    check_out(args.out)
     shapes, contexts = parse_shapes(args.shape), parse_contexts(args.contexts)
     options = {name: getattr(args, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
     spec = bench.BenchSpec(shapes, contexts, **options)

@@ -18,7 +18,7 @@ from ..tools.check.data import KINDS, MASKS
 from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, describe, is_of, load_record, make_entry, origin, record_text
-from ..tools.harness.files import write_file
+from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import grouped
 from .arguments import (
@@ -33,6 +33,7 @@ from .arguments import (
 )
 from .terminal import arithmetic_text, progress_bar, say_written
 
+RECORD_HINT: Final = "choose another file with --record"
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
 
@@ -89,6 +90,8 @@ def add_check(subparsers: Subparsers) -> None:
 def run_check(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
     cases, splits = chosen_cases(args), parse_split_specs(args.splits)
+    if args.record:
+        check_file(args.record, RECORD_HINT)
     against = load_record(args.against) if args.against else {}
     names = [str(case) for case in cases]
     width = max(22, *map(len, names)) + 2
@@ -113,7 +116,7 @@ def run_check(args: argparse.Namespace) -> int:
     lines = [json.dumps(entry) for entry in entries] if args.json else summary(outcomes, entries, against)
     print("\n".join(lines))
     if args.record:
-        write_file(args.record, record_text(entries).encode(), "choose another file with --record")
+        write_file(args.record, record_text(entries).encode(), RECORD_HINT)
         say_written([args.record])
     found = {outcome.status for outcome in outcomes}
     return 1 if "FAIL" in found else 2 if "refused" in found else 0

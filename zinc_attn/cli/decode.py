@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import check_int
 from ..tools.decode_steps import STALL_MS, STALL_RATIO, DecodeRun, DecodeSpec, decode_run, steps_png
-from ..tools.harness.files import rounded, write_report
+from ..tools.harness.files import check_out, rounded, write_report
 from ..tools.models import slug
 from .arguments import (
     Subparsers,
@@ -54,6 +54,7 @@ def add_decode(subparsers: Subparsers) -> None:
 def run_decode(args: argparse.Namespace) -> int:
     """Decode on every dispatcher, print, and write the files."""
     need("rich", "matplotlib")
+    check_out(args.out)
     model = chosen_model(args)
     layers = model.attention_layers if args.layers is None else check_int("layers", args.layers, 1)
     spec = DecodeSpec(model.shape, layers, args.tokens, args.dtype, not args.no_prepare)

@@ -11,6 +11,7 @@ from typing import Any
 from ..checks import check_int
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
+from ..files import read_text
 from ..runtime.device import Device
 from ..storage import STORAGE
 from ..tools import generate
@@ -64,12 +65,13 @@ def run_perplexity(args: argparse.Namespace) -> int:
         storage_dtype(dtype)
     if args.context is not None:
         check_int("context", args.context, 2)
+    text = read_text(args.text, "a text file in UTF-8")
     host = generate.load_model(args.model, float32=True)
     tokenizer = generate.load_tokenizer(args.model)
     if tokenizer is None:
         raise ArgumentError(f"perplexity: {args.model} has no tokenizer, expected a checkpoint with one")
     most = host.max_positions or generate.CONTEXT
-    ids = generate.text_ids(tokenizer, args.text, args.context or min(generate.CONTEXT, most))
+    ids = generate.text_ids(tokenizer, text, args.context or min(generate.CONTEXT, most))
     with Device.open(args.device, runtime=args.runtime) as device:
         info = device.info
         for dtype in dtypes:

@@ -14,7 +14,7 @@ from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
 from ..tools import cost
-from ..tools.harness.files import write_file
+from ..tools.harness.files import check_file, write_file
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.models import ModelPreset
@@ -34,6 +34,7 @@ from .plan_measured import named_card, run_measured
 from .plan_modeled import PREFIXES, SUFFIX, print_modeled, run_requests
 from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
 
+DRAW_HINT: Final = "choose another file with --draw"
 COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: a cell of a plan's record
     "context": lambda r: f"{r['context']:,}",
     "layout": lambda r: r["layout"],
@@ -114,6 +115,7 @@ def run_plan(args: argparse.Namespace) -> int:
     model = chosen_model(args)
     if args.draw:
         need("matplotlib")
+        check_file(Path(args.draw), DRAW_HINT)
         if card is None:
             raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modeled for a card")
     facts = LayoutFacts(card.compute_units) if card else choose(list_devices(), args.device).layout_facts
@@ -183,5 +185,5 @@ def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dty
     """Write the picture of --draw."""
     from ..tools.plan_plots import plan_png
 
-    write_file(path, plan_png(model, context, card, dtype))
+    write_file(path, plan_png(model, context, card, dtype), DRAW_HINT)
     say_written([path])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
+from ..checks import plain
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
+from ..kernels.declarations import KERNELS
 from ..runtime.device import SPIRV
 from ..tools.rdna4 import (
     FAMILIES,
@@ -49,6 +52,8 @@ def add_rdna4(subparsers: Subparsers) -> None:
 
 def run_rdna4(args: argparse.Namespace) -> int:
     """Compile, print, and check the gates."""
+    if not os.path.isfile(args.spirv / KERNELS[0].file):
+        raise ArgumentError(f"spirv: got {plain(args.spirv)}, expected a folder with the SPIR-V modules")
     if why := missing(args.family):
         say(why)
         return 2

@@ -13,7 +13,7 @@ from ..checks import check_int
 from ..distributed.ranks import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError
 from ..runtime.device import Device
-from ..tools.harness.files import rounded, write_report
+from ..tools.harness.files import check_out, rounded, write_report
 from ..tools.harness.inputs import Inputs, parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.models import ModelPreset, slug
@@ -122,6 +122,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
     """The sweep of this process alone, or as one of ``ranks``, of which rank 0 prints and writes."""
     need("rich", "matplotlib")
+    check_out(args.out)
     if ranks:
         check_distributed(args)
     model, specs = sweep_specs(args)

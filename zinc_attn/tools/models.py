@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ArgumentError
+from ..files import read_json
 from ..shapes import AttnShape
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # of multimodal models
@@ -108,7 +109,7 @@ def find_model(text: str) -> ModelPreset:
     preset = PRESETS.get(text.strip().lower())
     if preset is not None:
         return preset
-    if Path(text).exists():
+    if os.path.exists(text):
         return from_config(text)
     raise ArgumentError(f"model: got {text!r}, expected a path to a config.json or one of {', '.join(PRESETS)}")
 
@@ -142,14 +143,8 @@ def from_config(path: str | Path) -> ModelPreset:
 def read_config(path: str | Path) -> tuple[Path, Any]:
     """The path of a config.json, given itself or its folder, and what it holds. ArgumentError names the file."""
     file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    try:
-        return file, json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        text = f"model: cannot read {file}: {error.strerror}; expected a Hugging Face config.json"
-        raise ArgumentError(text) from error
-    except ValueError as error:
-        raise ArgumentError(f"model: {file} is not JSON: {error}") from error
+    file = file / "config.json" if os.path.isdir(file) else file
+    return file, read_json(file, "a Hugging Face config.json")
 
 
 def slug(text: str) -> str:

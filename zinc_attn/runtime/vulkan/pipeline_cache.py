@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import platformdirs
 
+from ...files import open_regular, replacing
 from .device import LogicalDevice
 
 _MAGIC: Final = b"zinc_attn pipeline cache 1\n"  # then the SHA-256 of the driver's data, then the data
@@ -46,8 +46,8 @@ class PipelineCache:
         data = b""
         if folder := _folder():
             self.file = folder / "pipelines" / f"{hashlib.sha256(key).hexdigest()[:32]}.bin"
-            with suppress(OSError):
-                stored = self.file.read_bytes().removeprefix(_MAGIC)
+            with suppress(OSError), open_regular(self.file) as file:
+                stored = file.readall().removeprefix(_MAGIC)
                 digest, found = stored[:32], stored[32:]
                 if hashlib.sha256(found).digest() == digest and found[:_HEADER_BYTES] == self.header:
                     data, self.digest = found, digest
@@ -63,14 +63,9 @@ class PipelineCache:
             return
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.file.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + digest + data)
-                Path(temporary).replace(self.file)
-                self.digest = digest
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+            with replacing(self.file, 0o600) as file:
+                file.write(_MAGIC + digest + data)
+            self.digest = digest
 
     def _data(self) -> bytes | None:
         """The driver's data; None where it gives none, or only a header."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import __version__
 from ...errors import ArgumentError
+from ...files import read_json
 from ...runtime.device import Device, build_record
 
 RECORD: Final = Path(__file__).parents[1] / "reference_record.json"
@@ -59,18 +60,14 @@ def record_text(entries: Sequence[dict[str, Any]]) -> str:
 
 def load_record(path: Path) -> dict[str, dict[str, str]]:
     """Digests by case of each run of a record file. ArgumentError names the file."""
+    content, found = read_json(path, "a file of zinc-attn check --record"), {}
     try:
-        content, found = json.loads(path.read_text()), {}
         if content["format"] != FORMAT:
             raise ArgumentError(f"{path}: got format {content['format']!r}, expected {FORMAT}")
         for i, entry in enumerate(content["records"]):
             by, cases = entry["made_by"], {str(case): str(digest) for case, digest in entry["cases"].items()}
             found[f"{path.name} [{i}], {origin(by)}"] = cases
-    except OSError as error:
-        raise ArgumentError(f"{path}: {error.strerror}, expected a file of zinc-attn check --record") from error
-    except ArgumentError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"{path}: not a file of zinc-attn check --record ({error!r})") from error
     return found
 

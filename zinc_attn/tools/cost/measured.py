@@ -7,7 +7,6 @@ and reads the output back. ``MeasuredPoint.clock`` says which of the two a ratio
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import ArgumentError
+from ...files import parse_json, read_text
 from ...kernels.tuning import LayoutFacts
 from ...shapes import AttnShape
 from ..harness.split_spec import SplitSpec
@@ -111,16 +111,13 @@ class Comparison:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The JSON lines of a file. ArgumentError names the file and the line that is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path}: {error}, expected a file of bench --json or sweep --json") from error
+    lines = read_text(path, "a file of bench --json or sweep --json").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             row = None
         if not isinstance(row, dict):

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from ...canonical.tensorfile import PathLike, read_regular
+from ...canonical.tensorfile import PathLike
 from ...checks import check_path, plain, shown
 from ...errors import ArgumentError
+from ...files import json_of, read_file, read_text
 from ...kernels import declarations as kernels
 from ...runtime.device import load_spirv
 from ...shapes import AttnShape
@@ -20,7 +21,7 @@ from .describe import FORMAT, VERSION, manifest
 
 MANIFEST: Final = "manifest.json"
 DIGEST: Final = "manifest_sha256"  # the first entry of the file, see ``sealed``
-MOST_BYTES: Final = 64 << 20  # of a manifest or a module that is read
+_MANIFEST: Final = "a manifest; make it with zinc-attn export DIR"
 
 
 class ManifestError(ArgumentError):
@@ -84,15 +85,8 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
     """
     file = check_path("path", path)
     file = file / MANIFEST if os.path.isdir(file) else file  # False, and no error, also for a name that is too long
-    try:
-        text = read_regular(file, MOST_BYTES)
-        data = json.loads(text)
-    except OSError as error:
-        raise ManifestError(
-            f"{plain(file)}: cannot be read: {error.strerror}; make it with zinc-attn export DIR"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"{file}: not JSON: {error}; make it with zinc-attn export DIR") from error
+    text = read_text(file, _MANIFEST, ManifestError)
+    data = json_of(text, file, _MANIFEST, ManifestError)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         given = data.get("format") if isinstance(data, dict) else data
         raise ManifestError(f"{file}: got format {given!r}, expected {FORMAT!r}")
@@ -101,10 +95,10 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
         raise ManifestError(
             f"{file}: got version {version!r}, expected {VERSION}; export again with the zinc-attn that reads it"
         )
-    if text != (right := sealed(text)):
-        at = _digest_at(text)
+    if (found := text.encode()) != (right := sealed(found)):
+        at = _digest_at(found)
         raise ManifestError(
-            f"{file}: got {DIGEST} {plain(text[at : at + 64].decode(errors='replace'))}, expected "
+            f"{file}: got {DIGEST} {plain(found[at : at + 64].decode(errors='replace'))}, expected "
             f"{right[at : at + 64].decode()}; the file was changed, export again"
         )
     modules = data.get("kernels")
@@ -120,10 +114,8 @@ def _check_module(file: Path, module: Any) -> None:
     name = module.get("file") if isinstance(module, dict) else None
     if not isinstance(name, str) or name != Path(name).name or not name.endswith(".spv"):
         raise ManifestError(f"{file}: got the file name {name!r} for a kernel, expected one ending in .spv beside it")
-    try:
-        digest = hashlib.sha256(read_regular(file.parent / name, MOST_BYTES)).hexdigest()
-    except OSError as error:
-        raise ManifestError(f"{file.parent / name}: cannot be read: {error.strerror}; export again") from error
+    data = read_file(file.parent / name, "a module of the manifest; export again", ManifestError)
+    digest = hashlib.sha256(data).hexdigest()
     if digest != module.get("sha256"):
         raise ManifestError(
             f"{file.parent / name}: got SHA-256 {digest}, expected {module.get('sha256')}; export again, nothing else "

@@ -7,11 +7,13 @@ inside and which transformers' own loader unpacks to float32.
 from __future__ import annotations
 
 import io
+import os
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
+from ...files import check_entries
 from ..models import read_config
 from .gguf_file import check_scaling, find_gguf, read_header
 from .hf_model import HFModel, check_memory, integration, quiet, refusing
@@ -28,7 +30,7 @@ def load_model(path: str | Path, *, float32: bool = False) -> HFModel:
     given = Path(path)
     if file := find_gguf(given):
         return _load_gguf(file)
-    if not given.is_dir():
+    if not os.path.isdir(given):
         raise ArgumentError(
             f"model: got {str(path)!r}, expected a folder with config.json and *.safetensors, or a GGUF file; nothing "
             "is downloaded"
@@ -38,6 +40,7 @@ def load_model(path: str | Path, *, float32: bool = False) -> HFModel:
 
 def _load_folder(folder: Path, float32: bool) -> HFModel:
     _model_type(folder / "config.json")
+    check_entries(folder, "regular files")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
@@ -125,7 +128,7 @@ def _check_weights(architecture: str, report: dict[str, Any]) -> None:
 def build_model(path: str | Path, seed: int = 0) -> HFModel:
     """A model with seeded random weights from a Hugging Face config.json. Errors as ``load_model``."""
     file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
+    file = file / "config.json" if os.path.isdir(file) else file
     _model_type(file)
     integration()
     import torch

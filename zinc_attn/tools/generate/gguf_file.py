@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import ArgumentError, RuntimeUnavailableError, UnsupportedError
+from ...files import CONTENT_BYTES, GGUF, content_of, open_regular
 
 PACKAGES: Final = ("gguf", "accelerate")  # what transformers' loader imports beside torch
-_MAGIC: Final = b"GGUF"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ def find_gguf(path: Path) -> Path | None:
 
     ArgumentError: there is no such file, or several are in the folder.
     """
-    if path.suffix == ".gguf" and not path.is_dir():
-        if not path.is_file():
+    if path.suffix == ".gguf" and not os.path.isdir(path):
+        if not os.path.isfile(path):
             raise ArgumentError(f"model: got {str(path)!r}, which is no file, expected a GGUF file or a folder")
         return path
-    if not path.is_dir() or any(path.glob("*.safetensors")):
+    if not os.path.isdir(path) or any(path.glob("*.safetensors")):
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
@@ -89,8 +89,8 @@ def _read(file: Path, size: int, changed: int) -> GGUFHeader:
     """The header of a file of this size and time of change, which are there to tell a new file from an old one."""
     from gguf import GGUFReader
 
-    with open(file, "rb") as opened:
-        if opened.read(len(_MAGIC)) != _MAGIC:
+    with open_regular(file) as opened:
+        if content_of(opened.read(CONTENT_BYTES)) != GGUF:
             raise ArgumentError(f"model: {file} does not begin with the letters GGUF, expected a GGUF file")
     try:
         reader = GGUFReader(os.fspath(file))

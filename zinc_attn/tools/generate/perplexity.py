@@ -64,20 +64,14 @@ class _Sums:
         return Perplexity(self.cache, value, self.kl / positions, self.same / positions)
 
 
-def text_ids(tokenizer: Any, path: Path, context: int) -> list[int]:
-    """The first ``context`` token ids of a text file. ArgumentError: it cannot be read, or is too short."""
+def text_ids(tokenizer: Any, text: str, context: int) -> list[int]:
+    """The first ``context`` token ids of a text. ArgumentError: it is too short."""
     check_int("context", context, 2)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"text: cannot read {path}: {error.strerror}; expected a text file in UTF-8") from error
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"text: {path} is no UTF-8: {error.reason} at byte {error.start}") from error
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     if len(ids) < context:
         raise ArgumentError(
-            f"text: {path} is too short: got {len(ids):,} tokens, expected at least context = {context:,}; give a "
-            "longer text or a smaller context"
+            f"text: got {len(ids):,} tokens, expected at least context = {context:,}; give a longer text or a smaller "
+            "context"
         )
     return ids[:context]
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from ...checks import plain
 from ...errors import ArgumentError
+from ...files import check_folder, check_target, replacing
+
+ELSEWHERE: Final = "choose another folder with --out"
 
 
 def json_line(row: Any) -> str:
@@ -35,22 +37,35 @@ def rounded(row: Any) -> dict[str, Any]:
     return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in asdict(row).items()}
 
 
-def write_file(path: Path, data: bytes, hint: str = "choose another folder with --out") -> None:
-    """Write to a temporary name beside ``path``, then rename. ArgumentError where the folder takes no files."""
-    temporary = None
-    try:
+def write_file(path: Path, data: bytes, hint: str = ELSEWHERE) -> None:
+    """Write ``path`` whole or not at all, in a folder that is made. ArgumentError, which ends with ``hint``."""
+    with _writing(path, hint):
+        check_target(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
+        with replacing(path) as file:
             file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+
+
+def check_out(folder: str | Path | None) -> None:
+    """Refuse a folder of --out that takes no files, before the work that fills it is done. None: there is no --out."""
+    if folder is not None:
+        with _writing(Path(folder), ELSEWHERE):
+            check_folder(Path(folder))
+
+
+def check_file(path: Path, hint: str) -> None:
+    """Refuse a file that ``write_file`` could not write, before the work that makes its content is done."""
+    with _writing(path, hint):
+        check_target(path)
+        check_folder(path.parent)
+
+
+@contextmanager
+def _writing(path: Path, hint: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}; {hint}") from error
-    finally:
-        if temporary is not None:
-            with suppress(OSError):  # after the rename there is none
-                os.unlink(temporary)
+        raise ArgumentError(f"{plain(path)}: cannot be written: {error.strerror or error}; {hint}") from error
 
 
 def write_report(folder: Path, name: str, rows: Sequence[Any], png: bytes | None) -> list[Path]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from ...checks import check_int, parse_digits, shown
 from ...decode.one_shot import check_arrays
 from ...decode.scoring import check_scale, check_score_bound
 from ...errors import ArgumentError, ShapeError
+from ...files import CONTENT_BYTES, ZIP, content_of, open_regular, refusing
 from ...limits import MAX_CONTEXT
 from ...shapes import AttnShape
 from ...storage import storage_types
@@ -100,23 +100,34 @@ class Inputs:
     @classmethod
     def load(cls, path: str | Path) -> Inputs:
         """The arrays q, k and v of a NumPy .npz file, checked. ArgumentError names the file."""
+        with refusing(Path(path), "an .npz file with q, k and v"), open_regular(Path(path)) as stream:
+            q, k, v = _arrays(stream)
         try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                missing = [name for name in "qkv" if name not in file]
-                if missing:
-                    raise ArgumentError(f"got arrays {sorted(file)}, expected q, k and v")
-                q, k, v = (file[name] for name in "qkv")
             return cls(*_checked(q, k, v), str(path))
         except ArgumentError as error:
             raise type(error)(f"{path}: {error}") from error
-        except OSError as error:
-            raise ArgumentError(f"{path}: {error.strerror or error}, expected an .npz file with q, k and v") from error
-        except (ValueError, AttributeError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            raise ArgumentError(f"{path}: not an .npz file with arrays q, k and v ({error})") from error
 
     def prefix(self, tokens: int) -> Inputs:
         """The first ``tokens`` keys and values."""
         return replace(self, k=self.k[:tokens], v=self.v[:tokens])
+
+
+def _arrays(stream: io.FileIO) -> list[NDArray[Any]]:
+    """q, k and v of an open .npz file. OSError with a reason for any other content."""
+    found = content_of(stream.read(CONTENT_BYTES))
+    if found != ZIP:
+        raise OSError(0, f"it is {found or 'no archive of arrays'}")
+    stream.seek(0)
+    try:
+        with np.load(stream, allow_pickle=False) as file:
+            if set("qkv") <= set(file):
+                return [file[name] for name in "qkv"]
+            names = sorted(file)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever reading damaged bytes comes to
+        raise OSError(0, f"it is damaged: {error}") from error
+    raise OSError(0, f"it has arrays {names}")
 
 
 def _checked(q: Any, k: Any, v: Any) -> tuple[F32, NDArray[Any], NDArray[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import ArgumentError
 from ...runtime.devices import pci_address
-from ..harness.files import write_file
+from ..harness.files import check_out, write_file
 from .markdown import markdown
 from .privacy import Scrubber
 from .report import FINISHED, Setting, make_report
@@ -24,8 +24,9 @@ OnEnd = Callable[[StepResult], Any]
 
 
 def check_folder(folder: Path) -> None:
-    """ArgumentError where ``folder`` holds files: a report must not mix the steps of two proofs."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """ArgumentError where ``folder`` holds files, as a report must not mix the steps of two proofs, or takes none."""
+    check_out(folder)
+    if folder.exists() and any(folder.iterdir()):
         raise ArgumentError(f"out: got {folder}, which is not empty, expected a new or an empty folder")
 
 

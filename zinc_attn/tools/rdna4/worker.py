@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import ZincAttnError
+from ...files import read_file
 from ...limits import WAVE
 from ...runtime.devices import COMPUTE_STAGE, MATRIX_FEATURES
 from ...runtime.loader import Vulkan, loader
@@ -88,7 +89,7 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
     table = vk.array("VkDescriptorSetLayoutBinding", table)
     sets = [_make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)]
     sets = vk.array("VkDescriptorSetLayout", sets)
-    code = Path(path).read_bytes()
+    code = read_file(Path(path), "a SPIR-V module")
     words = ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
     stage = vk.struct(

@@ -1,0 +1,238 @@
+"""Every path that a command takes, with everything that can lie there: a refusal in one line, at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from support import GPU
+
+from zinc_attn import Device
+from zinc_attn.cli import app as cli
+from zinc_attn.cli import proof
+from zinc_attn.files import MOST_BYTES
+from zinc_attn.tools.check.record import RECORD
+
+# Every argument that takes a text is a path, and stands here with a command line around it, or is in NO_PATHS.
+READ = {  # a file, or what else the path may be
+    "plan --model": "plan --model {}",
+    "plan --measured": "plan --measured {}",
+    "sweep --model": "sweep --model {}",
+    "sweep --kv": "sweep --kv {}",
+    "check --against": "check --against {}",
+    "decode --model": "decode --model {}",
+    "rdna4 --spirv": "rdna4 --spirv {}",
+    "validate --config": "validate --config {}",
+    "validate --model": "validate --model {}",
+    "generate --model": "generate --model {} --prompt-ids 1",
+    "perplexity --model": "perplexity --model {}",
+    "perplexity --text": "perplexity --model none --text {}",
+}
+WRITTEN = {  # a folder, or a file
+    "plan --draw": "plan --shape 4/2/64 --contexts 1k --draw {}",
+    "sweep --out": "sweep --shape 4/2/64 --contexts 64 --out {}",
+    "check --record": "check --quick --record {}",
+    "bench --out": "bench --shapes 4/2/64 --contexts 64 --out {}",
+    "proof --out": "proof --out {}",
+    "decode --out": "decode --shape 4/2/64 --tokens 1 --out {}",
+    "export directory": "export {}",
+}
+NO_PATHS = {
+    *("arithmetic", "card", "contexts", "data", "device", "devices", "dtype", "dtypes", "isa", "layouts", "link"),
+    *(
+        "masking",
+        "prefix",
+        "prompt",
+        "prompt_ids",
+        "q_len",
+        "requests",
+        "rows",
+        "runtimes",
+        "shape",
+        "shapes",
+        "shards",
+    ),
+    "splits",
+}
+FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] in ("draw", "record")}
+
+CONTENTS: dict[str, bytes] = {
+    "empty": b"",
+    "an end of a line": b"\n",
+    "no UTF-8": b'{"model_type": "\xff"}',
+    "UTF-16": '{"model_type": "llama"}'.encode("utf-16"),
+    "GGUF": b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(64),
+    "safetensors": struct.pack("<Q", 2) + b"{}",
+    "a zip archive": b"PK\3\4 broken",
+    "a NumPy array": b"\x93NUMPY\1\0" + bytes(64),
+    "deep": b"[" * 100_000,
+    "deep in an object": b'{"model_type": "llama", "text_config": ' + b'{"text_config": ' * 100_000,
+    "deep and whole": b'{"text_config": ' * 500 + b"{}" + b"}" * 500,
+    "truncated": RECORD.read_bytes()[:1000],
+    "a list": b"[1]",
+    "null": b"null",
+    "a number of 5,000 digits": b'{"num_attention_heads": ' + b"9" * 5000 + b"}",
+    "another object": b'{"format": 1, "records": 7, "cases": {}}',
+}
+SAID = {  # of a file that is refused, whichever command reads it
+    "FIFO": "it is a FIFO",
+    "device": "it is a character device",
+    "empty": "it is empty",
+    "GGUF": "it is a GGUF file",
+    "safetensors": "it is a safetensors file",
+    "UTF-16": "it is text in UTF-16",
+}
+NO_FILES = ("rdna4 --spirv", "validate --model", "generate --model", "perplexity --model")  # of READ; they are folders
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What can lie at a path that is read."""
+    folder = tmp_path_factory.mktemp("places")
+    found = {name: folder / str(number) for number, name in enumerate(CONTENTS)}
+    for name, path in found.items():
+        path.write_bytes(CONTENTS[name])
+    with open(folder / "huge", "wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    damaged = folder / "damaged.npz"
+    np.savez_compressed(damaged, **{name: np.ones((3, 2, 8), np.float16) for name in "qkv"})
+    whole = damaged.read_bytes()
+    at = whole.index(b"q.npy") + 25
+    damaged.write_bytes(whole[:at] + b"\7" + whole[at + 1 :])
+    os.mkfifo(folder / "fifo")
+    (folder / "directory").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    found |= {"FIFO": folder / "fifo", "device": Path("/dev/zero"), "huge": folder / "huge", "damaged .npz": damaged}
+    return found | {
+        "directory": folder / "directory",
+        "loop": folder / "loop",
+        "missing": folder / "none",
+        "below a file": damaged / "file",
+        "long name": folder / ("n" * 300),
+        "surrogate": folder / "a\ud800b",
+        "NUL": folder / "a\0b",
+    }
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(*args: Any, **options: Any) -> None:
+        raise AssertionError("a device was opened before the path was looked at")
+
+    monkeypatch.setattr(Device, "open", no_device)
+    monkeypatch.setattr(proof, "list_devices", lambda: [GPU])
+    monkeypatch.setattr(proof.proof, "prove", no_device)
+    monkeypatch.setattr(proof, "memory_budget", lambda index: (1 << 34, 1 << 34))
+
+
+@contextmanager
+def _within(seconds: int) -> Iterator[None]:
+    """A call that waits for ever ends with an error, which no command refuses."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it waited for {seconds} s")
+
+    old = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def refusal(line: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command refuses a path."""
+    with _within(60):
+        status = cli.main([word.format(path) for word in line.split()])
+    out, said = capsys.readouterr()
+    assert (status, out) == (2, ""), (path, said)
+    lines = [one for one in said.splitlines() if not one.startswith("no GPU")]
+    assert len(lines) == 1 and lines[0].startswith("zinc-attn: error: "), (path, said)
+    return lines[0]
+
+
+def arguments() -> set[str]:
+    """Every argument of every command that takes a text of the user's own, as the tables name it."""
+    (commands,) = (one for one in cli.build_parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return {
+        f"{command} {next(reversed(one.option_strings), one.dest)}"
+        for command, parser in commands.choices.items()
+        for one in parser._actions
+        if one.nargs != 0 and one.choices is None and one.type not in (int, float) and one.dest not in NO_PATHS
+    }
+
+
+def test_every_path_is_in_a_table() -> None:
+    assert arguments() == set(READ) | set(WRITTEN)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_cannot_be_read(
+    name: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    variants: list[Callable[[Path], Path]] = [lambda path: path]
+    if name.endswith("--model") or name == "validate --config":
+        variants.append(lambda path: placed(folder / "config.json", path))
+    if name in NO_FILES:
+        variants.append(lambda path: placed(tmp_path / "m.gguf", path))
+    for kind, path in places.items():
+        for variant in variants:
+            said = refusal(READ[name], variant(path), capsys)
+            if name not in NO_FILES and variant is variants[0]:
+                assert SAID.get(kind, "") in said, (kind, said)
+
+
+def placed(link: Path, path: Path) -> Path:
+    """``path`` behind ``link``, or the folder of that where it is a config.json; a path without links is itself."""
+    link.unlink(missing_ok=True)
+    try:
+        link.symlink_to(path)
+    except (OSError, ValueError):
+        return path
+    return link.parent if link.name == "config.json" else link
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_cannot_be_written(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("matplotlib")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("mine")
+    paths = [tmp_path / "fifo", Path("/dev/full"), tmp_path / "file" / "below", Path("/proc/none/here")]
+    paths += [tmp_path / ("n" * 300), tmp_path / "a\ud800b", tmp_path / "a\0b"]
+    paths.append(tmp_path / ("folder" if name in FILES else "file"))
+    before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    for path in paths:
+        refusal(WRITTEN[name], path, capsys)
+    assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["plan --draw", "export directory"])
+def test_a_full_disk(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit on a file's size is met in the midst of one; those without a device have written nothing before."""
+    pytest.importorskip("matplotlib")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        said = refusal(WRITTEN[name], tmp_path / "made", capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written: File too large; choose another" in said
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

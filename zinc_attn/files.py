@@ -1,0 +1,208 @@
+"""Files that a user names: opened without waiting, read within limits, and written whole or not at all.
+
+Whatever a path names, a reader gets its content, or an error that says what is there instead. Nothing waits for the
+other end of a FIFO, takes memory without a limit, or follows JSON deeper than anything that is read here is nested.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final, NoReturn
+
+from .checks import plain
+from .errors import ArgumentError
+
+MOST_BYTES: Final = 64 << 20  # of a file that is read whole
+MOST_DEPTH: Final = 64  # of lists and objects of JSON in one another
+INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1
+_KINDS: Final = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+GGUF: Final = "a GGUF file"
+ZIP: Final = "a zip archive, such as .npz or .bin"
+CONTENT_BYTES: Final = 16  # that ``content_of`` wants to see
+_CONTENTS: Final[dict[str, Callable[[bytes], bool]]] = {  # what people name by mistake, by its first bytes
+    GGUF: lambda start: start[:4] == b"GGUF" and not start[5:8].strip(bytes(1)),
+    "a safetensors file": lambda start: start[5:9] == bytes(3) + b"{",
+    ZIP: lambda start: start[:4] == b"PK\3\4",
+    "a NumPy array": lambda start: start[:6] == b"\x93NUMPY",
+    "compressed by gzip": lambda start: start[:2] == b"\x1f\x8b",
+    "text in UTF-16": lambda start: start[:2] in (b"\xff\xfe", b"\xfe\xff"),
+    "empty": lambda start: not start,
+}
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """``path``, open for reading. OSError with a reason for what is not a regular file, which is never opened."""
+    mode = _mode(path)
+    if stat.S_ISREG(mode):
+        file = io.FileIO(path)  # one call into C: Ctrl-C cannot come between a descriptor and its owner
+        try:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+    raise OSError(0, f"it is {kind_of(mode)}")
+
+
+@contextmanager
+def refusing(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Iterator[None]:
+    """Around what reads ``path``: an OSError becomes ``error``. expected: what the file should be, in words."""
+    try:
+        yield
+    except OSError as failed:
+        raise error(f"{plain(path)}: cannot be read: {failed.strerror or failed}; expected {expected}") from failed
+
+
+def read_file(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> bytes:
+    """All bytes of a regular file of at most MOST_BYTES. Errors: see ``refusing``."""
+    with refusing(path, expected, error), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise OSError(0, f"it has {size:,} bytes, more than {MOST_BYTES:,}")
+        data = file.read(size)
+        if len(data) < size:
+            raise OSError(0, f"it ended at byte {len(data):,} while it was read")
+        return data
+
+
+def read_text(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> str:
+    """The text of a file in UTF-8, which has some; otherwise as ``read_file``."""
+    data = read_file(path, expected, error)
+    with refusing(path, expected, error):
+        if found := content_of(data):
+            raise OSError(0, f"it is {found}")
+        try:
+            return data.decode()
+        except UnicodeDecodeError as failed:
+            raise OSError(0, f"it is no UTF-8: {failed.reason} at byte {failed.start:,}") from None
+
+
+def read_json(path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Any:
+    """What a file of JSON holds; otherwise as ``read_text``."""
+    return json_of(read_text(path, expected, error), path, expected, error)
+
+
+def json_of(text: str, path: Path, expected: str, error: type[ArgumentError] = ArgumentError) -> Any:
+    """What ``text``, of the file ``path``, holds as JSON."""
+    with refusing(path, expected, error):
+        try:
+            return parse_json(text)
+        except ValueError as failed:
+            raise OSError(0, f"it is not JSON: {failed}") from None
+
+
+def check_entries(folder: Path, expected: str) -> None:
+    """Refuse a folder that has something else than files and folders in it, which a library might wait for."""
+    with refusing(folder, expected):
+        for name in sorted(os.listdir(folder)):
+            with suppress(FileNotFoundError):  # a link to nothing
+                if stat.S_IFMT(mode := _mode(folder / name)) not in (stat.S_IFREG, stat.S_IFDIR):
+                    raise OSError(0, f"{name} in it is {kind_of(mode)}")
+
+
+def content_of(data: bytes) -> str | None:
+    """What begins with ``data`` and is no text, in words; None for text, and for what has no name here."""
+    return next((name for name, is_it in _CONTENTS.items() if is_it(data[:CONTENT_BYTES])), None)
+
+
+def parse_json(text: str, **hooks: Any) -> Any:
+    """``json.loads`` with its ``hooks``. ValueError: also where it is nested too deeply, or has too long an integer."""
+    try:
+        found = json.loads(text, **{"parse_int": _integer, **hooks})
+        level = [found]
+        for _ in range(MOST_DEPTH):
+            level = [x for one in level if isinstance(one, (dict, list)) for x in _values(one)]
+            if not level:
+                return found
+    except RecursionError:
+        pass
+    raise ValueError(f"it is nested too deeply, expected at most {MOST_DEPTH} levels")
+
+
+def _values(one: Any) -> Any:
+    return one.values() if isinstance(one, dict) else one
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= INTEGER_DIGITS else no_integer(text)
+
+
+def no_integer(text: str) -> NoReturn:
+    """The refusal of a number that is not written as an integer, or as too long a one."""
+    raise ValueError(f"got the number {text[:INTEGER_DIGITS]}, expected an integer below 2**63")
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def check_target(path: Path) -> None:
+    """OSError with a reason where ``path`` is no name for a file, or is there and not a regular file."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(mode := _mode(path)):
+            raise OSError(0, f"it is {kind_of(mode)}, expected a regular file or a new name")
+
+
+def check_folder(path: Path) -> None:
+    """OSError with a reason where ``path`` is no folder that takes files, and none can be made there."""
+    place = next(place for place in (path, *path.parents) if _is_there(place))
+    if not stat.S_ISDIR(mode := _mode(place)):
+        raise OSError(0, f"{place} is {kind_of(mode)}, expected a folder")
+    with tempfile.TemporaryFile(dir=place):  # only a file shows that the folder takes one
+        pass
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """A new file of these permissions, less the process's mask, that takes the place of ``path`` behind the block.
+
+    Where the block fails, it is taken away, and ``path`` is as it was. OSError: see ``check_target``.
+    """
+    check_target(path)
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: ``path`` may have the longest name there is
+    try:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:  # one C call: no descriptor is lost
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # what is raised says why; a file system that is gone has no file to take away
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, with its article."""
+    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _mode(path: Path) -> int:
+    try:
+        return os.stat(path).st_mode
+    except ValueError as error:  # NUL, or characters that no file name has here
+        raise OSError(0, f"{error}, expected the path of a file") from None
+
+
+def _is_there(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return bool(_mode(path))
+    return False
