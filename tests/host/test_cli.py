@@ -383,7 +383,8 @@ def test_plan_for_a_device(devices: list[DeviceInfo], capsys: pytest.CaptureFixt
             "differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent",
         ),
         (["plan", "--shape", "4/2/577"], "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
-        (["plan", "--shape", "4/2/64", "--cu", "0"], "cu: got 0, expected an int of at least 1"),
+        (["plan", "--shape", "4/2/64", "--cu", "0"], "cu: got 0, expected an int from 1 to 65536"),
+        (["plan", "--shape", "4/2/64", "--cu", "9" * 17], f"cu: got {'9' * 17}, expected an int from 1 to 65536"),
         (
             ["plan", "--shape", "4/2/64", "--splits", "x"],
             "splits: got 'x', expected auto, a number of splits (8) or size:KEYS (size:2048)",

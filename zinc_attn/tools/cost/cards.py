@@ -60,6 +60,7 @@ class Card:
         return max(1, min(self.wave_slots, self.registers // allocated))
 
 
+MOST_UNITS: Final = 1 << 16  # compute units of a card that is modeled, which takes time for each
 _GUESS: Final = ("latency_ns", "near_ns")
 _NVIDIA: Final[dict[str, Any]] = {
     "infinity_mib": 0,
@@ -100,7 +101,7 @@ def find_card(name: str) -> Card:
 
 def card_with(compute_units: int) -> Card:
     """An RDNA4 card of so many compute units, with the R9700's clock and its bandwidth per compute unit."""
-    model, units = CARDS["r9700"], check_int("cu", compute_units, 1)
+    model, units = CARDS["r9700"], check_int("cu", compute_units, 1, MOST_UNITS)
     return model if units == model.compute_units else _scaled(model, units)
 
 
@@ -135,5 +136,5 @@ def card_of_device(name: str, kind: str, compute_units: int | None) -> ChosenCar
         return ChosenCard(CARDS[max(found, key=len)], "the device's name")
     if compute_units is None:
         return None
-    card = _scaled(CARDS["r9700"], check_int("compute_units", compute_units, 1))
+    card = _scaled(CARDS["r9700"], check_int("compute_units", compute_units, 1, MOST_UNITS))
     return ChosenCard(card, "the compute units: the model has no card of this name and scales the R9700")
