@@ -153,12 +153,12 @@ print("done")
 """
 
 
-# --- little address space ----------------------------------------------------------------------------------
+# --- little address space, and small files -----------------------------------------------------------------
 
 LITTLE = """
 import resource
 from pathlib import Path
-from zinc_attn.runtime.refusals import COMPILE_HEADROOM
+from zinc_attn.runtime.refusals import COMPILE_HEADROOM, FILE_HEADROOM
 from zinc_attn.runtime.protocol import Use
 
 def limit(room):
@@ -191,12 +191,22 @@ out = za.attention(q, k, v, device=device)
 assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 right(attn, seq)
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_HEADROOM + (110 << 20), resource.RLIM_INFINITY))
+for use in Use:  # memory of lavapipe lies in a file without a name, which cannot grow beyond the limit
+    device.runtime.buffer(1 << 20, use).close()
+    refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_FSIZE")
+right(attn, seq)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_FSIZE")
+refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64), "RLIMIT_FSIZE")
+right(attn, seq)
 device.close()
 print("done")
 """
 
 
-@pytest.mark.parametrize("story", [pytest.param(FORKS, id="forks"), pytest.param(LITTLE, id="little-address-space")])
+@pytest.mark.parametrize("story", [pytest.param(FORKS, id="forks"), pytest.param(LITTLE, id="little-room")])
 def test_a_process_comes_to_its_end(library: Path, runtime: str, story: str) -> None:
     """With lavapipe alone; a process that hangs fails."""
     environment = faults.environment(library) | {"VK_INSTANCE_LAYERS": ""}

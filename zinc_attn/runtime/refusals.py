@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,7 @@ except ImportError:  # Windows has no address-space limit
     resource = None  # type: ignore[assignment]
 
 COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
+FILE_HEADROOM: Final = 64 << 20  # of a CPU driver's own: code of kernels, command buffers, descriptors
 BUFFER_HEADROOM: Final = 64 << 20  # address space that Kompute and a CPU driver are given beside a buffer
 
 
@@ -65,12 +68,17 @@ def was_lost(info: DeviceInfo) -> DeviceLostError:
     return DeviceLostError(f"{info.name} was lost earlier; open a new Device")
 
 
-def _address_space(info: DeviceInfo) -> tuple[int, int] | None:
-    """(RLIMIT_AS, what it leaves) of a CPU device's process; None where there is no limit or it cannot be known."""
+def _limit(info: DeviceInfo, name: str) -> int | None:
+    """A limit of a CPU device's process, by its name in ``resource``; None where there is none."""
     if info.kind != "cpu" or resource is None:
         return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    limit, _ = resource.getrlimit(getattr(resource, name))
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _address_space(info: DeviceInfo) -> tuple[int, int] | None:
+    """(RLIMIT_AS, what it leaves) of a CPU device's process; None where there is no limit or it cannot be known."""
+    if (limit := _limit(info, "RLIMIT_AS")) is None:
         return None
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -80,16 +88,38 @@ def _address_space(info: DeviceInfo) -> tuple[int, int] | None:
 
 
 def check_compile_room(info: DeviceInfo) -> None:
-    """Refuse what makes the driver of a CPU device compile where the process has too little address space for it.
+    """Refuse what makes the driver of a CPU device compile where the process has too little room for it.
 
     Such a driver compiles with LLVM, which ends the process where an allocation fails. DeviceMemoryError unless
-    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped.
+    RLIMIT_AS leaves COMPILE_HEADROOM beyond what the process has mapped; see also ``check_file_room``.
     """
     room = _address_space(info)
     if room is not None and room[1] < COMPILE_HEADROOM:
         raise DeviceMemoryError(
             f"{info.name} compiles with LLVM, which needs up to {COMPILE_HEADROOM:,} bytes of address space: the "
             f"process's limit (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v)"
+        )
+    check_file_room(info, 0)
+
+
+def check_file_room(info: DeviceInfo, nbytes: int) -> None:
+    """DeviceMemoryError unless RLIMIT_FSIZE lets a CPU device's driver take ``nbytes`` and FILE_HEADROOM.
+
+    lavapipe keeps all memory of a device in one file that has no name, and SwiftShader the code of each kernel. Neither
+    notices that such a file cannot grow, and the first access beyond its end would end the process.
+    """
+    if (limit := _limit(info, "RLIMIT_FSIZE")) is None:
+        return
+    held = 0
+    with suppress(OSError):  # not Linux: how large the files are is not known
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # another thread has closed it
+                if os.readlink(link).startswith("/memfd:"):
+                    held = max(held, link.stat().st_size)
+    if limit < held + nbytes + FILE_HEADROOM:
+        raise DeviceMemoryError(
+            f"{info.name} keeps memory in files: {nbytes:,} bytes beside {held:,}, and up to {FILE_HEADROOM:,} of the "
+            f"driver's own, do not fit the process's limit (RLIMIT_FSIZE, {limit:,}); raise it (ulimit -f)"
         )
 
 
@@ -101,6 +131,7 @@ def check_buffer_room(info: DeviceInfo, nbytes: int) -> None:
             f"buffer: {nbytes:,} bytes are needed, and {BUFFER_HEADROOM:,} beside them for {info.name}: the process's "
             f"limit (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v)"
         )
+    check_file_room(info, nbytes)
 
 
 def after_close(info: DeviceInfo) -> ClosedError:

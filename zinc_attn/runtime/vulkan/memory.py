@@ -10,7 +10,7 @@ import numpy as np
 
 from ..loader import Heap
 from ..protocol import Use, Words
-from ..refusals import no_room
+from ..refusals import check_file_room, no_room
 from .device import LogicalDevice, Undo
 
 _OUT_OF_DEVICE_MEMORY: Final = -2  # VK_ERROR_OUT_OF_DEVICE_MEMORY
@@ -54,6 +54,7 @@ def allocate_staging(device: LogicalDevice, undo: Undo, nbytes: int) -> tuple[An
 def _allocate(
     device: LogicalDevice, undo: Undo, nbytes: int, usage: int, wishes: tuple[Wish, ...]
 ) -> tuple[Any, Words | None]:
+    check_file_room(device.info, nbytes)
     vk, ffi, lib = device.vk, device.ffi, device.lib
     handle = device.create(undo, "Buffer", vk.struct("VkBufferCreateInfo", size=nbytes, usage=usage))
     need = ffi.new("VkMemoryRequirements*")
