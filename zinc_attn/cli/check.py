@@ -31,7 +31,7 @@ from .arguments import (
     parse_counts,
     refuse_arithmetic,
 )
-from .terminal import arithmetic_text, progress_bar, say_written
+from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
 RECORD_HINT: Final = "choose another file with --record"
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
@@ -107,6 +107,10 @@ def run_check(args: argparse.Namespace) -> int:
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args, against, devices)
+        if any(device.info.kind == "cpu" for device in devices):
+            long = "two or three minutes, less when" if args.quick else "seconds to minutes each, fewer when"
+            where = f"{plural(len(cases), 'case')} on {plural(len(devices), 'device')}"
+            say(f"{where}: on a CPU {long} its driver has compiled the shaders before")
         with progress_bar() as progress:
             outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
         entries = []

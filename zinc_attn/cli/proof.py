@@ -74,6 +74,8 @@ def run_proof(args: argparse.Namespace) -> int:
     proof.check_folder(folder)
     note_cpu(info)
     print(f"{info.name} ({info.driver}), {spec.runtime}; {len(spec.steps())} steps", flush=True)
+    if info.kind == "cpu":
+        say("a step takes up to some minutes on a CPU; the report is written anew after each")
     report = proof.prove(spec, folder, on_begin=say_step, on_end=print_step)
     print("passed" if report["passed"] else "NOT passed: the report says which steps failed or were refused")
     say_written([folder / "report.md", folder / "report.json"])

@@ -65,6 +65,8 @@ def run_rdna4(args: argparse.Namespace) -> int:
     dtypes = [storage_dtype(text.strip()) for text in args.dtype.split(",")] if args.dtype else USUAL
     shapes = parse_shapes(args.shape) if args.shape else []
     specs = list(dict.fromkeys(spec for shape in shapes for spec in specs_for(shape, dtypes=dtypes)))
+    if not specs:
+        say("compiling the variants of all presets: about a minute on two free cores, four on a busy machine")
     reports = compile_variants(specs or None, args.family, args.spirv)
     print(json.dumps([r.to_dict() for r in reports], indent=1) if args.json else table(reports))
     broken = violations(reports)
