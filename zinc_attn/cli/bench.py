@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from ..tools import bench
 from ..tools.harness.files import check_out, rounded, write_report
@@ -23,6 +24,14 @@ from .arguments import (
 )
 from .terminal import arithmetic_text, need, note_cpu, print_json, print_rows, progress_bar, say_written
 
+WORDS: Final = (  # of the tables
+    "call: submit a recorded call and wait. steady call: write the query, call, read the result, as decoding does.",
+    "host per call: a steady call without keys less an empty submission, which leaves the work of the host's code.",
+    "pass 1, gap, pass 2, device GB/s: from runs with timestamps, beside those of the call, so that on a machine with",
+    "other work they may add up to more than it. of read: of the rate at which a kernel that does nothing else reads K",
+    "and V. GB/s counts each stored byte of K and V once.",
+)
+
 
 def add_bench(subparsers: Subparsers) -> None:
     """Declare the command."""
@@ -34,7 +43,7 @@ def add_bench(subparsers: Subparsers) -> None:
         "of their roundings, and layouts against each other), then times runtimes and layouts in turns: the whole\n"
         "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
         "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
-        "bench.jsonl and bench.png in --out.",
+        "bench.jsonl and bench.png in --out.\n\n" + "\n".join(WORDS),
         "  zinc-attn bench\n  zinc-attn bench --runtime vulkan --shape 32/8/128 --contexts 8k --json",
     )
     add = parser.add_argument
@@ -85,5 +94,5 @@ def print_times(rows: list[bench.BenchRow]) -> None:
     for columns, lines, left in ((bench.HOST_COLUMNS, host, 2), (bench.COLUMNS, points, 5)):
         print_rows(columns, lines, left)
         print()
-    print(f"Times: {bench.HOST_CLOCK}; passes by {bench.DEVICE_CLOCK}; medians. of read: of the rate at which a")
-    print("kernel that does nothing else reads K and V. GB/s counts each stored byte of K and V once.")
+    print(f"Times: {bench.HOST_CLOCK}; passes by {bench.DEVICE_CLOCK}; medians.")
+    print("\n".join(WORDS))

@@ -17,7 +17,7 @@ from ..runtime.device import Device
 from ..shapes import AttnShape
 from .harness.bits import Output, compare, oracle
 from .harness.inputs import Inputs
-from .harness.plots import new_figure, to_png
+from .harness.plots import new_figure, set_title, to_png
 from .harness.progress import Progress, Steps
 
 NEIGHBORS: Final = 16  # steps on each side whose median a step is compared with
@@ -133,5 +133,5 @@ def steps_png(runs: Sequence[DecodeRun], title: str) -> bytes:
     axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.suptitle(title, fontsize=13, fontweight="bold", parse_math=False)
+    set_title(figure, title)
     return to_png(figure)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..planning.splits import SplitPlan, plan_splits
 from . import cost
-from .harness.plots import finish_axes, new_figure, to_png
+from .harness.plots import finish_axes, new_figure, set_title, to_png
 from .models import ModelPreset
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def plan_png(model: ModelPreset, context: int, card: cost.Card, dtype: str) -> b
     axes.set_ylabel(f"tokens/s, attention of {layers} layer{'s' * (layers > 1)} alone (log scale), {cost.LABEL}")
     axes.legend(frameon=False, fontsize=8)
     what = f"{model.name}, {model.shape}, {dtype}, {context:,} keys on {card.title}"
-    figure.suptitle(f"{cost.LABEL}, not measured: {what}", fontsize=12, parse_math=False)
+    set_title(figure, f"{cost.LABEL}, not measured: {what}")
     return to_png(figure)
 
 

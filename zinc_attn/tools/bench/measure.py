@@ -21,7 +21,7 @@ from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps, each_point
 from ..harness.timing import in_turns
 from .baselines import baselines
-from .rows import HOST_CLOCK, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times
+from .rows import HOST_CLOCK, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times, with_host_per_call
 from .subjects import AttentionSubject, DeviceSubject, ReadYardstick, Subject
 
 BUDGET_S: Final = 10.0  # rounds of a shape and context where ``repeats`` is not given
@@ -67,10 +67,11 @@ def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Bench
         subject.clocked = {"empty submit": device.runtime.empty_submit, **subject.clocked}
         subjects.append(subject)
     samples = in_turns([subject.sample for subject in subjects], spec.host_rounds, BUDGET_S, WARM_UP_ROUNDS)
-    for one in itertools.chain(*samples):
-        pairs = zip(one["steady call"], one["empty submit"], strict=True)
-        one["host per call"] = tuple(steady - empty for steady, empty in pairs)
-    return [row for subject, mine in zip(subjects, samples, strict=True) for row in subject.row.timed(mine)]
+    return [
+        row
+        for subject, mine in zip(subjects, samples, strict=True)
+        for row in with_host_per_call(subject.row.timed(mine))
+    ]
 
 
 def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: BenchSpec) -> list[BenchRow]:

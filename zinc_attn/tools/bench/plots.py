@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..harness.plots import finish_axes, new_figure, to_png
+from ..harness.plots import finish_axes, new_figure, set_title, to_png
 from .rows import BenchRow
 
 
@@ -28,6 +28,6 @@ def bench_png(rows: Sequence[BenchRow]) -> bytes:
     panels[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     device = next((row for row in calls if row.layout != "baseline"), calls[0])
     arithmetic = next((row.arithmetic for row in calls if row.arithmetic not in (None, "canonical")), None)
-    title = f"Decode attention{f' by arithmetic {arithmetic}' if arithmetic else ''}: {device.device} · {device.driver}"
-    figure.suptitle(title, fontsize=11, parse_math=False)
+    how = f" by arithmetic {arithmetic}" if arithmetic else ""
+    set_title(figure, f"Decode attention{how}\n{device.device} · {device.driver}")
     return to_png(figure)

@@ -12,17 +12,21 @@ COLUMNS: Final = (
     *("shape", "context", "runtime", "layout", "verified", "call\nµs", "IQR\nµs", "CPU\nµs", "steady\ncall µs"),
     *("pass 1\nµs", "gap\nµs", "pass 2\nµs", "KV\nGB/s", "of\nread", "device\nGB/s", "of\nread"),
 )
-HOST_MEASURES: Final = ("empty submit", "call", "steady call", "host per call")
-HOST_COLUMNS: Final = (
-    *("shape", "runtime", *(f"{measure}\nµs" for measure in HOST_MEASURES)),
-    *("IQR\nµs", "of it caller's\nCPU µs"),
-)
+HOST_FIGURES: Final = {  # heading to measure and field
+    "empty submit\nµs": ("empty submit", "median_us"),
+    "call\nµs": ("call", "median_us"),
+    "steady call\nµs": ("steady call", "median_us"),
+    "IQR\nµs": ("steady call", "iqr_us"),
+    "host per call\nµs": ("host per call", "median_us"),
+    "of it caller's\nCPU µs": ("host per call", "caller_us"),
+}
+HOST_COLUMNS: Final = ("shape", "runtime", *HOST_FIGURES)
 
 
 def table_cells(rows: Iterable[BenchRow]) -> tuple[list[list[str]], list[list[str]]]:
     """Lines of HOST_COLUMNS, one per shape and runtime; and lines of COLUMNS, one per context and layout too.
 
-    IQR: between the quartiles of the host per call, or of the call. CPU: of the call, all threads.
+    IQR: between the quartiles of the steady call, or of the call. CPU: of the call, all threads.
     """
     subjects = grouped(((row.shape, row.context, row.runtime, row.layout), row) for row in rows)
     host, main = [], []
@@ -36,9 +40,7 @@ def table_cells(rows: Iterable[BenchRow]) -> tuple[list[list[str]], list[list[st
             word = (row.verified or "") if row.status == "ok" else f"{row.status.upper()}: {row.note}"
             main.append([shape, f"{context:,}", runtime, layout, word, *(_cell(measures, *one) for one in figures)])
         else:
-            figures = [(measure, "median_us") for measure in HOST_MEASURES]
-            figures += [("host per call", "iqr_us"), ("host per call", "caller_us")]
-            host.append([shape, runtime, *(_cell(measures, *one) for one in figures)])
+            host.append([shape, runtime, *(_cell(measures, *one) for one in HOST_FIGURES.values())])
     return host, main
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,7 +34,7 @@ MEASURES: Final[Mapping[str, str]] = {  # what a row's times are of, and by whic
     "pass 2": DEVICE_CLOCK,
     "device": DEVICE_CLOCK,  # from the begin of the first dispatch to the end of the last one
     "empty submit": HOST_CLOCK,
-    "host per call": "a steady call without keys less the empty submission before it",
+    "host per call": "median of steady calls without keys less that of empty submissions",
 }
 Times = tuple[float, ...]  # seconds; by the host clock also CPU seconds of the process and of the calling thread
 
@@ -153,3 +153,15 @@ class BenchRow:
             )
             made.append(row)
         return made
+
+
+def with_host_per_call(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The rows of a subject without keys, and the host's work in a steady call, which is a difference of two medians.
+
+    It has neither quartiles nor a minimum: those of differences tell of other programs, and may be below 0.
+    """
+    steady, empty = (next(row for row in rows if row.measure == name) for name in ("steady call", "empty submit"))
+    work: dict[str, Any] = dict.fromkeys(("q1_us", "q3_us", "min_us"))
+    work |= {name: getattr(steady, name) - getattr(empty, name) for name in ("median_us", "cpu_us", "caller_us")}
+    name = "host per call"
+    return [*rows, replace(steady, measure=name, latency_mode=MEASURES[name], **work)]

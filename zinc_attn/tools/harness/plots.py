@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,13 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def set_title(figure: Figure, text: str, size: float = 12) -> None:
+    """Write ``text`` above the figure, its lines wrapped to the figure's width. size: of the letters, in points."""
+    most = int(figure.get_figwidth() * 72 / (0.62 * size))  # letters of 0.62 of the size on average
+    lines = (textwrap.fill(line, most) for line in text.splitlines())
+    figure.suptitle("\n".join(lines), fontsize=size, parse_math=False)
 
 
 def finish_axes(axes: Axes, contexts: Iterable[int], log_digits: int | None = 4) -> None:

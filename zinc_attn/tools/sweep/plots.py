@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..harness.plots import finish_axes, new_figure, to_png
+from ..harness.plots import finish_axes, new_figure, set_title, to_png
 from .rows import SweepRow
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     first = rows[0]
-    figure.suptitle(title, fontsize=13, fontweight="bold", parse_math=False)
+    set_title(figure, title)
     where = f"{first.device} · {first.driver} · {first.runtime}"
     axes.set_title(where, fontsize=9.5, color="#444444", parse_math=False)
     return to_png(figure)
