@@ -382,7 +382,7 @@ def test_cards() -> None:
     assert str(caught.value) == f"card: got 'GTX 480', expected one of {names}"
     with pytest.raises(ArgumentError) as caught:
         card_with(0)
-    assert str(caught.value) == "cu: got 0, expected an int of at least 1"
+    assert str(caught.value) == "cu: got 0, expected an int from 1 to 65536"
     with pytest.raises(ArgumentError, match=f"^dtype: got 'f8', expected {EXPECTED}$"):
         predict(plan_splits(64, QWEN), R9700, "f8")
 
