@@ -25,6 +25,7 @@ from . import rows
 from .rows import Largest
 from .sequence_pages import SequencePages
 from .transaction import Transaction
+from .unseen import examine
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -70,14 +71,14 @@ def save(sequence: Sequence, path: PathLike) -> None:
     The file appears under its name when it is complete; it is readable by its owner alone, as it holds a
     conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
     of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path. StepError:
-    some layers have tokens that others lack. ValueRangeError: see ``Sequence.examine``.
+    some layers have tokens that others lack. ValueRangeError: see ``unseen``.
     """
     target, cache = check_path("path", path), sequence.cache
     with cache.lock:
         cache.check_sequence(sequence)
         sequence.pages.check_in_step("save")
         for layer in range(cache.num_layers):
-            sequence.examine(layer)
+            examine(sequence, layer)
         try:
             _write(sequence, target)
         except OSError as error:

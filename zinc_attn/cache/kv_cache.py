@@ -316,7 +316,7 @@ class KVCache:
 
     @property
     def largest(self) -> Largest:
-        """The largest |k| and |v| ever appended, by a recording once ``Sequence.examine`` has seen them: |k| bounds the
+        """The largest |k| and |v| ever appended, by a recording once ``unseen.examine`` has seen them: |k| bounds the
         scores, and matrix units take both up to a limit."""
         before, after, commit = self._largest
         return after if commit.made else before

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_int
-from ..errors import ValueRangeError
 from .files import save
-from .rows import pieces, row_magnitudes
 from .sequence_pages import SequencePages
 from .transaction import Reservation
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
 
-EXAMINED_BYTES: Final = 4 << 20  # of rows that are read and examined together
 _serials = itertools.count()
 _stamps = itertools.count()
 
@@ -33,7 +30,7 @@ class Sequence:
         self.serial = next(_serials)
         # (page ids, the same as an array, a number that no other table has); replaced by one store
         self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
-        self.unseen: dict[int, int] = {}  # by layer: the first token from which on rows may be ones nobody examined
+        self.unseen: dict[int, int] = {}  # by layer, see ``unseen``
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -90,32 +87,6 @@ class Sequence:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokens to a file that ``KVCache.load`` reads; not in the middle of a step. See ``files.save``."""
         save(self, path)
-
-    def append_unseen(self, layer: int) -> None:
-        """The rows that ``layer`` gets next are written by a host's recording, unseen by the package."""
-        length = self.pages.length(layer)
-        self.unseen[layer] = min(length, self.unseen.get(layer, length))
-
-    def examine(self, layer: int) -> None:
-        """Read the rows of a layer that recordings appended, where no call did so before, and count them in
-        ``cache.largest``.
-
-        ValueRangeError: a value is one that the cache does not take.
-        """
-        if layer not in self.unseen:
-            return
-        cache, begin, end = self.cache, self.unseen[layer], self.pages.length(layer)
-        for part in pieces(max(end - begin, 0), 4 * cache.row_words, EXAMINED_BYTES):
-            words = cache.read_rows(self, layer, begin + part.start, begin + part.stop)
-            largest, fits = row_magnitudes(words, cache.shape, cache.dtype, cache.scales_of(layer))
-            if not fits.all():
-                at = begin + part.start + int(np.argmin(fits))
-                raise ValueRangeError(
-                    f"rows: got a value that no cache stores in token {at} of layer {layer}, which a recording "
-                    f"appended, expected 0 or a magnitude from 2**-40 to 2**60; truncate({at}) takes the token back"
-                )
-            cache.largest = cache.largest.joined(largest)
-        del self.unseen[layer]
 
     @property
     def stamp(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..cache.pages import StepError
 from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
+from ..cache.unseen import append_unseen
 from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
@@ -139,7 +140,7 @@ class RecordedAttention:
                     call._begin(held, words)
                 yield
                 for call in appending:
-                    self.seq.append_unseen(call.layer)
+                    append_unseen(self.seq, call.layer)
 
     def _check(self, count: int, mask: Any) -> Mask | None:
         """The words of the step's mask. LimitError beyond max_tokens or mask_keys; StepError where it appends another

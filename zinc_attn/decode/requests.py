@@ -13,6 +13,7 @@ from ..cache.kv_cache import KVCache
 from ..cache.rows import Largest, checked_values
 from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
+from ..cache.unseen import examine
 from ..canonical.arguments import check_mask, key_ranges
 from ..checks import check_array, check_bool
 from ..errors import ArgumentError, LimitError, ShapeError
@@ -143,7 +144,7 @@ def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -
     sequences, q, k, v, out, lse, *_ = columns
     columns.check_new(cache.shape.latent)
     for i, sequence in enumerate(sequences):
-        cache.check_sequence(sequence).examine(layer)
+        examine(cache.check_sequence(sequence), layer)
         if k is not None:
             check_once(sequences, i)
         rows, largest = _check_q(cache, q[i])
