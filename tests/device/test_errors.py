@@ -128,11 +128,14 @@ CASES = [
         errors.ArgumentError,
         "num_splits, split_size: got 1, 1, expected at most one of the two",
     ),
-    (
-        lambda q, k, v: (q, k, v),
-        {"scale": float("nan")},
-        errors.ValueRangeError,
-        "scale: got nan, expected a finite float32 number",
+    *(
+        (
+            lambda q, k, v: (q, k, v),
+            {"scale": scale},
+            errors.ValueRangeError,
+            f"scale: got {scale:g}, expected a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)",
+        )
+        for scale in (0, -0.0, 1e-40, float("nan"), -float("inf"))
     ),
 ]
 

@@ -267,7 +267,10 @@ def test_bad_record_files(tmp_path: Path, text: str) -> None:
             ["--masking", "softcap=0"],
             "softcap: got 0, expected a number from 2**-40 to 2**60, or None for no cap",
         ),
-        (["--masking", "scale=nan"], "scale: got nan, expected a finite float32 number"),
+        (
+            ["--masking", "scale=nan"],
+            "scale: got nan, expected a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)",
+        ),
         (
             ["--data", "rising,up"],
             "data: got 'up', expected some of normal, rising, falling, jumping, cancelling, fading, coarse",

@@ -54,10 +54,10 @@ def _check_magnitudes(name: str, x: NDArray[Any]) -> None:
 
 
 def check_scale(scale: Any) -> float | None:
-    """A finite float32 number, or None."""
-    expected = "a finite float32 number"
+    """A number that float32 holds to its whole precision, or None. Not 0, with which all keys would weigh the same."""
+    expected = "a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
     value = None if scale is None else check_float("scale", scale, expected)
-    if value is not None and not abs(value) * constants.LOG2E < 2.0**127:
+    if value is not None and not 2.0**-126 <= abs(value) <= 2.0**126:
         raise ValueRangeError(f"scale: got {value:g}, expected {expected}")
     return value
 

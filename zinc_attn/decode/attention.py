@@ -38,15 +38,15 @@ class Attention:
     """Attention of query rows over sequences of ``cache``.
 
     ``num_splits`` or ``split_size`` fix the layout of every call; neither: the split rule. The bits depend on neither.
-    scale: None is 1 / sqrt(head_dim). window: keys that a row sees at most, its own position counted, or a list with an
-    int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a logit
-    per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or None per
-    layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position - row's
-    position|. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
-    attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
-    arithmetic: "canonical"; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums), with
-    bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of at least 16 query
-    rows times heads of a KV head alone. K and V of a type that float16 holds, and plain Vulkan.
+    scale: not 0; None is 1 / sqrt(head_dim). window: keys that a row sees at most, its own position counted, or a list
+    with an int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a
+    logit per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or
+    None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -
+    row's position|. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one
+    sequence, are attended for several of these rows at once: where it saves enough (None), wherever it can (True), or
+    never (False). arithmetic: "canonical"; "matrix", in which the device's matrix units multiply (float16 factors,
+    float32 sums), with bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of
+    at least 16 query rows times heads of a KV head alone. K and V of a type that float16 holds, and plain Vulkan.
     ArgumentError and its kinds for wrong arguments.
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
