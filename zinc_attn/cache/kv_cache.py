@@ -30,7 +30,7 @@ from .encoded import check_encoded, encoded_rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
-from .mover import PageLayout, RowMover
+from .mover import PageGeometry, RowMover
 from .pages import PagePool
 from .registry import Registry
 from .rows import Largest
@@ -102,7 +102,7 @@ class KVCache:
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
-        self.layout = PageLayout(shape, dtype, self.tile, page_size // self.tile, self.row_words)
+        self.layout = PageGeometry(shape, dtype, self.tile, page_size // self.tile, self.row_words)
         self.layers: list[LayerStorage] = []
         self._mover = RowMover(device, self.layout, self.layers)
         self._allocate()

@@ -26,7 +26,7 @@ _ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OU
 
 
 @dataclass(frozen=True)
-class PageLayout:
+class PageGeometry:
     """How rows lie in the pages: see ``shaders/cache.glsl``. tile: tokens per tile; page_tiles: tiles per page."""
 
     shape: AttnShape
@@ -61,7 +61,7 @@ class _Buffers(NamedTuple):
 class RowMover:
     """Append, gather and copy on the layers of a cache. A recording serves the layers that share K and V buffers."""
 
-    def __init__(self, device: Device, layout: PageLayout, layers: Seq[LayerStorage]) -> None:
+    def __init__(self, device: Device, layout: PageGeometry, layers: Seq[LayerStorage]) -> None:
         self._device, self._layout, self._layers = device, layout, layers
         self._buffers: dict[_MoveKey, _Buffers] = {}
         self._recordings: dict[tuple[int, _MoveKey], Recording] = {}

@@ -20,13 +20,13 @@ from ..checks import check_bool, check_int, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import Arithmetic
-from ..planning.layouts import LayoutCache, PlanFunction, fixed_layouts, split_rule_layouts
+from ..planning.layouts import PlanFunction, SplitLayouts, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
 from .arithmetic import check_arithmetic, check_half_range
 from .host_sequence import RecordedAttention, RecordOptions
 from .partial import NodeRange, attend_nodes
 from .pending import PendingAttention
-from .requests import CallArguments, CallRequest, Checked, Columns, check_requests, hold_places
+from .requests import CallArguments, CallBatch, CallRequest, Checked, check_requests, reserve_rows
 from .runner import CallRunner, Observer
 from .scoring import LayerScorings, Scoring, check_alibi, check_scale, check_softcap
 
@@ -90,7 +90,7 @@ class Attention:
         scorings = LayerScorings(cache, Scoring(self.scale, softcap=cap, alibi=slopes), window, sinks)
         facts = cache.device.info.layout_facts
         if plan is not None:
-            layout = LayoutCache(plan, facts, cache.dtype)
+            layout = SplitLayouts(plan, facts, cache.dtype)
         elif num_splits is not None or split_size is not None:
             layout = fixed_layouts(shape, cache.dtype, facts, num_splits=num_splits, split_size=split_size)
         else:
@@ -187,15 +187,15 @@ class Attention:
         ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
         has rows that others lack.
         """
-        columns = Columns.checked(seq, q, k, v, out, lse, mask)
-        arguments = CallArguments.checked(columns, return_lse, allow_empty, causal)
+        batch = CallBatch.checked(seq, q, k, v, out, lse, mask)
+        arguments = CallArguments.checked(batch, return_lse, allow_empty, causal)
 
         def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
-            arguments.check_seen(requests, self.window_of(layer))
+            arguments.attach_masks(requests, self.window_of(layer))
             return self._runner.attend(requests, layer)
 
         with self.cache.lock:
-            return arguments.shaped(self._run(columns, layer, attend))
+            return arguments.shaped(self._run(batch, layer, attend))
 
     def submit(  # noqa: PLR0913  (as a call)
         self,
@@ -218,13 +218,13 @@ class Attention:
         call of the cache, of any sequence, completes this one first; the next call of the device waits for it. With
         Kompute, whose submission cannot be waited for later, the device has finished when ``submit`` returns.
         """
-        columns, cache = Columns.checked(seq, q, k, v, out, lse, mask), self.cache
-        arguments = CallArguments.checked(columns, return_lse, allow_empty, causal)
+        batch, cache = CallBatch.checked(seq, q, k, v, out, lse, mask), self.cache
+        arguments = CallArguments.checked(batch, return_lse, allow_empty, causal)
         with cache.lock:
-            layer, checked = self._begin(columns, layer)
+            layer, checked = self._begin(batch, layer)
             try:
-                held = hold_places(cache, checked.requests, layer)
-                arguments.check_seen(checked.requests, self.window_of(layer))
+                held = reserve_rows(cache, checked.requests, layer)
+                arguments.attach_masks(checked.requests, self.window_of(layer))
                 collect = self._runner.start(checked.requests, layer)
                 pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest)
                 cache.unfinished = pending
@@ -255,32 +255,32 @@ class Attention:
         ArgumentError: tokens, nodes and ``seq`` do not fit each other.
         """
         span = NodeRange.checked(nodes, tokens, within)
-        columns = Columns.checked([seq], [q], None if k is None else [k], None if v is None else [v])
+        batch = CallBatch.checked([seq], [q], None if k is None else [k], None if v is None else [v])
 
         def attend(requests: list[CallRequest], layer: int) -> PartialState:
             return attend_nodes(self._runner, requests[0], layer, span, mask)
 
         with self.cache.lock:
-            return self._run(columns, layer, attend)
+            return self._run(batch, layer, attend)
 
-    def _run(self, columns: Columns, layer: int, attend: Callable[[list[CallRequest], int], T]) -> T:
+    def _run(self, batch: CallBatch, layer: int, attend: Callable[[list[CallRequest], int], T]) -> T:
         """Check the arguments, hold places for the new rows, ``attend``, and let the rows count."""
         cache = self.cache
-        layer, checked = self._begin(columns, layer)
+        layer, checked = self._begin(batch, layer)
         try:
-            held = hold_places(cache, checked.requests, layer)
+            held = reserve_rows(cache, checked.requests, layer)
             found = attend(checked.requests, layer)
             cache.commit(held, checked.largest)
         finally:
             cache.end()
         return found
 
-    def _begin(self, columns: Columns, layer: int) -> tuple[int, Checked]:
+    def _begin(self, batch: CallBatch, layer: int) -> tuple[int, Checked]:
         """Complete what was submitted before, also where the call has no sequence, and check the arguments."""
         self.cache.begin()
         self._runner.begin()
         layer = self.cache.check_layer(layer)
-        checked = check_requests(self.cache, columns, self.scale, layer)
+        checked = check_requests(self.cache, batch, self.scale, layer)
         if self.arithmetic != "canonical":
             check_half_range(self.arithmetic, checked.largest_q, self.cache.largest.joined(checked.largest))
         return layer, checked

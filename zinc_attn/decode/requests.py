@@ -65,7 +65,7 @@ class Checked:
     largest: Largest
 
 
-class Columns(NamedTuple):
+class CallBatch(NamedTuple):
     """A call's arguments with an entry per sequence; None for those that are not given. single: not a batch."""
 
     sequences: list[Any]
@@ -80,7 +80,7 @@ class Columns(NamedTuple):
     @classmethod
     def checked(
         cls, seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None, mask: Any = None
-    ) -> Columns:
+    ) -> CallBatch:
         """The arguments of a call of one sequence, or, where ``seq`` is a list, of a batch."""
         single = not isinstance(seq, (list, tuple))
         if single:
@@ -104,45 +104,45 @@ class Columns(NamedTuple):
 class CallArguments(NamedTuple):
     """A call's arguments as they were given, with an entry per sequence."""
 
-    columns: Columns
+    batch: CallBatch
     return_lse: bool
     allow_empty: bool
     causal: bool = True
 
     @classmethod
-    def checked(cls, columns: Columns, return_lse: Any, allow_empty: Any, causal: Any) -> CallArguments:
+    def checked(cls, batch: CallBatch, return_lse: Any, allow_empty: Any, causal: Any) -> CallArguments:
         """The arguments of a call on a KVCache, as far as they can be checked without it."""
-        if columns.single and not isinstance(columns.sequences[0], Sequence):
-            given = type(columns.sequences[0]).__name__
+        if batch.single and not isinstance(batch.sequences[0], Sequence):
+            given = type(batch.sequences[0]).__name__
             raise ArgumentError(f"seq: got {given}, expected a Sequence or a list of them")
         flags = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
-        return cls(columns, **{name: check_bool(name, x) for name, x in flags.items()})
+        return cls(batch, **{name: check_bool(name, x) for name, x in flags.items()})
 
-    def check_seen(self, requests: list[CallRequest], window: int | None) -> None:
-        """``check_seen`` and ``set_mask`` of every request, whose tokens are known."""
+    def attach_masks(self, requests: list[CallRequest], window: int | None) -> None:
+        """Check and keep the masks of the requests, whose tokens are known, and refuse rows that see no key."""
         for i, request in enumerate(requests):
             request.causal = self.causal
-            set_mask(request, None if self.columns.mask is None else self.columns.mask[i], request.tokens)
+            set_mask(request, None if self.batch.mask is None else self.batch.mask[i], request.tokens)
             if not self.allow_empty:
                 check_seen(len(request.q), request.tokens, self.causal, request.mask, window)
 
     def shaped(self, found: tuple[list[F32], list[F32]]) -> Any:
         """What the call returns, of its results (q_len, ...) of each sequence."""
         outs, lses = (
-            list(map(shaped_like, self.columns.q, results)) if given is None else list(given)
-            for given, results in zip((self.columns.out, self.columns.lse), found, strict=True)
+            list(map(shaped_like, self.batch.q, results)) if given is None else list(given)
+            for given, results in zip((self.batch.out, self.batch.lse), found, strict=True)
         )
-        if self.columns.single:
+        if self.batch.single:
             return (outs[0], lses[0]) if self.return_lse else outs[0]
         return (outs, lses) if self.return_lse else outs
 
 
-def check_requests(cache: KVCache, columns: Columns, scale: float, layer: int) -> Checked:
+def check_requests(cache: KVCache, batch: CallBatch, scale: float, layer: int) -> Checked:
     """The requests of a call of a layer, whose bound on scores counts all rows that its sequences have there. Typed
     refusals name the argument."""
     requests, q_max, new_max = [], 0.0, Largest()
-    sequences, q, k, v, out, lse, *_ = columns
-    columns.check_new(cache.shape.latent)
+    sequences, q, k, v, out, lse, *_ = batch
+    batch.check_new(cache.shape.latent)
     for i, sequence in enumerate(sequences):
         examine(cache.check_sequence(sequence), layer)
         if k is not None:
@@ -215,7 +215,7 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
         )
 
 
-def hold_places(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction:
+def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction:
     """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to."""
     transaction = cache.transaction()
     for request in requests:

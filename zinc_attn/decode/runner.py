@@ -18,7 +18,7 @@ from ..planning.arithmetic import Arithmetic
 from ..planning.call import RecordingKey, Submission, plan_call
 from ..planning.growth import growth_keys
 from ..planning.inputs import CallOptions, DeviceFacts, SteadyKey, steady_key
-from ..planning.layouts import LayoutCache
+from ..planning.layouts import SplitLayouts
 from ..runtime.protocol import Recording
 from .requests import CallRequest
 from .scoring import LayerScorings
@@ -41,7 +41,7 @@ class CallRunner:
         self,
         cache: KVCache,
         scorings: LayerScorings,
-        layout: LayoutCache,
+        layout: SplitLayouts,
         cascade: bool | None,
         observer: Observer | None,
         arithmetic: Arithmetic = "canonical",
@@ -187,7 +187,7 @@ class CallRunner:
             workspace.upload_words(layer)
             workspace.steady = state._replace(lengths=lengths)
         else:
-            workspace.turn_to(layer)
+            workspace.rebind_layer(layer)
         self._run(workspace, submission, layer)
         return submission
 

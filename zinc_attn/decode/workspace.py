@@ -219,7 +219,7 @@ class Workspace:
                 runtime.write(buffer, work.words)
         self.first_page = storage.first_page
 
-    def turn_to(self, layer: int) -> None:
+    def rebind_layer(self, layer: int) -> None:
         """Write the one word in which the call of another layer differs from the one before, where it does."""
         first_page = self.cache.layers[layer].first_page
         if first_page != self.first_page:

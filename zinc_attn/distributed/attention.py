@@ -17,7 +17,7 @@ from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
 from ..checks import check_bool
 from ..decode.attention import Attention
-from ..decode.requests import CallArguments, Columns, check_seen, mask_words
+from ..decode.requests import CallArguments, CallBatch, check_seen, mask_words
 from ..decode.targets import check_targets
 from ..errors import ArgumentError
 from ..planning.arithmetic import Arithmetic
@@ -96,22 +96,22 @@ class ShardedAttention:
         """
         return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
         with self.cache.call("attend") as call:
-            columns = Columns.checked(seq, q, k, v, out, lse, mask)
-            columns.check_new(self.cache.shape.latent)
-            call.append(columns.sequences, layer, columns.k, columns.v)
-            parts = self._attend(call, columns, allow_empty)
-            shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in columns.q]
-            targets = check_targets(shapes, columns.out, columns.lse)
+            batch = CallBatch.checked(seq, q, k, v, out, lse, mask)
+            batch.check_new(self.cache.shape.latent)
+            call.append(batch.sequences, layer, batch.k, batch.v)
+            parts = self._attend(call, batch, allow_empty)
+            shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in batch.q]
+            targets = check_targets(shapes, batch.out, batch.lse)
             folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
         outs, lses = [one for one, _ in folded], [one for _, one in folded]
-        return CallArguments(columns, return_lse, allow_empty).shaped((outs, lses))
+        return CallArguments(batch, return_lse, allow_empty).shaped((outs, lses))
 
-    def _attend(self, call: Call, columns: Columns, allow_empty: bool) -> list[list[PartialState]]:
+    def _attend(self, call: Call, batch: CallBatch, allow_empty: bool) -> list[list[PartialState]]:
         """Attend on every local shard, and return the partial states of each shard, one per sequence."""
-        masks = [None] * len(columns.q) if columns.mask is None else columns.mask
-        batch = list(zip(columns.q, masks, columns.sequences, call.pieces, call.ends, strict=True))
+        masks = [None] * len(batch.q) if batch.mask is None else batch.mask
+        given = list(zip(batch.q, masks, batch.sequences, call.pieces, call.ends, strict=True))
 
         def attend(shard: int) -> list[PartialState]:
             partial = self._attention[shard].partial
@@ -119,7 +119,7 @@ class ShardedAttention:
                 partial(
                     q, seq.shards[shard], call.layer, *new[shard], nodes=seq.nodes(shard, end), tokens=end, mask=mask
                 )
-                for q, mask, seq, new, end in batch
+                for q, mask, seq, new, end in given
             ]
 
         parts = list(call.run_on_shards(attend).values())

@@ -28,7 +28,7 @@ def growth_keys(
     unit: UnitFunction | None = None,
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. unit: as in ``LayoutCache``; without it, calls are
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. unit: as in ``SplitLayouts``; without it, calls are
     planned at both ends of every leaf.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)

@@ -16,7 +16,7 @@ UnitFunction = Callable[[int, int, int | None], int]  # (tokens, q_len, window) 
 _KEPT: Final = 256
 
 
-class LayoutCache:
+class SplitLayouts:
     """Layouts by (tokens, q_len, window), made by ``plan``.
 
     device: on which they run; dtype: of K and V; unit: of the split rule, which looks at whole leaves, so contexts that
@@ -48,7 +48,7 @@ class LayoutCache:
         self._layouts.clear()
 
 
-def split_rule_layouts(shape: AttnShape, dtype: str, device: LayoutFacts) -> LayoutCache:
+def split_rule_layouts(shape: AttnShape, dtype: str, device: LayoutFacts) -> SplitLayouts:
     """The layouts of the split rule on a device."""
 
     def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
@@ -57,16 +57,16 @@ def split_rule_layouts(shape: AttnShape, dtype: str, device: LayoutFacts) -> Lay
     def unit(tokens: int, q_len: int, window: int | None) -> int:
         return leaves_per_state_on(device, tokens, shape, q_len, window)
 
-    return LayoutCache(plan, device, dtype, unit)
+    return SplitLayouts(plan, device, dtype, unit)
 
 
 def fixed_layouts(
     shape: AttnShape, dtype: str, device: LayoutFacts, *, num_splits: int | None, split_size: int | None
-) -> LayoutCache:
+) -> SplitLayouts:
     """Layouts of a fixed number of splits, or of splits of a fixed size. ArgumentError for what is no layout."""
 
     def plan(tokens: int, q_len: int, window: int | None) -> SplitPlan:
         return SplitPlan.fixed(tokens, shape, num_splits=num_splits, split_size=split_size, q_len=q_len, window=window)
 
     plan(0, 1, None)
-    return LayoutCache(plan, device, dtype)
+    return SplitLayouts(plan, device, dtype)
