@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import sys
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,14 @@ def shown(value: object, most: int = 100) -> str:
     except Exception as error:  # a caller's own class; the refusal must be raised, and not this error in its place
         return f"a {type(value).__name__} (its repr raises {type(error).__name__})"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def described(one: object, says: Callable[[], str]) -> str:
+    """A repr, ``Class(what it says)``, that never raises: a constructor that failed leaves an object without fields."""
+    try:
+        return f"{type(one).__name__}({says()})"
+    except Exception as error:  # a debugger and a log want the rest of what they show
+        return f"<{type(one).__name__}: {type(error).__name__}>"
 
 
 def plain(text: object, most: int = 1000) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -882,6 +883,32 @@ def test_a_block_table_that_is_out_of_range_is_seen(device: za.Device) -> None:
 
 
 @pytest.mark.both_dispatchers
+def test_repr(device: za.Device, rng: np.random.Generator) -> None:
+    """What a debugger shows: without the lock, which another thread holds, in the middle of a step, and after close."""
+    with za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, *new_rows(rng, 7, SMALL, "f16"))
+        freed = cache.new_sequence()
+        freed.free()
+        with za.ShardedKVCache([device], SMALL, 1, 1024) as sharded, ThreadPoolExecutor(1) as other:
+            shown = [cache, seq, freed, za.Attention(cache, split_size=64), sharded, sharded.new_sequence()]
+            with cache.lock, sharded.lock:
+                texts = other.submit(lambda: list(map(repr, shown))).result(10)
+    where = f"Device({device.info.name!r}, runtime={device.runtime.name!r})"
+    said = f"KVCache(4/2/64, f16, 2 layers, 64 of 100 tokens free in pages of 64, {where})"
+    assert texts[:4] == [
+        said,
+        f"Sequence(serial={seq.serial}, 0 to 7 tokens)",
+        f"Sequence(serial={freed.serial}, 0 tokens, freed)",
+        f"Attention({said}, num_splits=None, split_size=64, canonical)",
+    ]
+    assert texts[4].startswith("ShardedKVCache(4/2/64, f16, 1 layers, capacity=1,024 tokens, 1 shards: [KVCache(4/2/64")
+    assert texts[5] == "ShardedSequence(serial=0, 0 tokens)"
+    assert repr(cache).endswith(f"{where}, closed)") and repr(sharded).endswith("closed)") and repr(seq)
+    for kind in (za.Device, *map(type, shown)):
+        assert repr(object.__new__(kind)) == f"<{kind.__name__}: AttributeError>"  # its constructor failed
+
+
 def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     name, limit = device.info.name, device.info.max_buffer_bytes
     tokens = min(limit // (64 * 2) // 16 * 16 + 16, 1 << 24)

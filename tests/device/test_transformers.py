@@ -220,7 +220,7 @@ def test_decoding_without_a_cache_of_ours_warns_once(device: za.Device) -> None:
     assert str(warning.message) == (
         "attention 'zinc' runs without a ZincCache, so every step uploads all keys and values again: on lavapipe, a "
         "decode step with 64 to 32,768 keys took up to 8 times as long as with one; pass "
-        "past_key_values=ZincCache(model.config, capacity)"
+        "past_key_values=ZincCache(model.config, max_cache_len)"
     )
 
 
@@ -725,7 +725,13 @@ def test_harmless_arguments_pass(device: za.Device) -> None:
             errors.ArgumentError,
             "dtype: got 'int4'",
         ),
-        (lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 0), errors.ArgumentError, "capacity: got 0"),
+        (lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 0), errors.ArgumentError, "max_cache_len: got 0"),
+        (lambda: hf.ZincCache(transformers.LlamaConfig(**BASE)), errors.ArgumentError, "max_cache_len: got none"),
+        (
+            lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 9, capacity=9),
+            errors.ArgumentError,
+            "max_cache_len: got both it and capacity",
+        ),
         (
             lambda: hf.ZincCache(transformers.LlamaConfig(**BASE), 64, page_size=24),
             errors.ArgumentError,
@@ -838,7 +844,8 @@ def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
 def test_capacity_is_what_was_asked_for(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of a batch row, whatever the pages and the KVCaches behind it hold."""
     layer = Layer(device, 60, batch=2)
-    layer.cache = cache = hf.ZincCache(layer.config, 50, device=device, page_size=32, max_batch=2)
+    layer.cache = cache = hf.ZincCache(layer.config, capacity=50, device=device, page_size=32, max_batch=2)
+    assert repr(cache) == "ZincCache(0 of 50 tokens, 0 of 2 batch rows, 2 layers)"
     mask = torch.ones(2, 50, dtype=torch.int64)
     mask[1, :20] = 0
     with cache:
@@ -858,12 +865,12 @@ def test_capacity_is_what_was_asked_for(device: za.Device, monkeypatch: pytest.M
         with pytest.raises(za.CapacityError) as caught:
             layer.step(0, 40)
         assert str(caught.value) == (
-            "ZincCache: this cache and its forks have memory for max_batch = 2 rows of capacity = 50 tokens together, "
-            "which is full; reset() forks, or make the ZincCache with a larger max_batch"
+            "ZincCache: this cache and its forks have memory for max_batch = 2 rows of max_cache_len = 50 tokens "
+            "together, which is full; reset() forks, or make the ZincCache with a larger max_batch"
         )
         cache.reset()
         layer.step(0, 40)
-    asked = "^capacity, max_batch: got 5,000,000 tokens for each of {} batch rows, expected {}"
+    asked = "^max_cache_len, max_batch: got 5,000,000 tokens for each of {} batch rows, expected {}"
     with pytest.raises(errors.LimitError, match=asked.format(4, "at most 16,777,216 tokens together, in whole pages$")):
         hf.ZincCache(layer.config, 5_000_000, device=device, max_batch=4)
     for error in (errors.LimitError, errors.DeviceMemoryError):
@@ -889,8 +896,8 @@ def test_a_forward_that_stopped_is_cropped(device: za.Device) -> None:
         cache.crop(0)
         assert torch.equal(bits(layer.step(20, 40)), bits(want[:, :, 20:40]))
         beyond = (
-            "ZincCache: got 217 new tokens for a batch row of 40, expected at most 216 (capacity = 256 tokens per "
-            "batch row); make the ZincCache with a larger capacity, or crop() or reset() it"
+            "ZincCache: got 217 new tokens for a batch row of 40, expected at most 216 (max_cache_len = 256 tokens per "
+            "batch row); make the ZincCache with a larger max_cache_len, or crop() or reset() it"
         )
         with pytest.raises(za.CapacityError) as caught:
             cache.layers[0].pending = None

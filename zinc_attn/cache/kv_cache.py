@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
-from ..checks import check_array, check_bool, check_int
+from ..checks import check_array, check_bool, check_int, described
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
 from ..limits import MAX_CONTEXT
@@ -176,6 +176,15 @@ class KVCache:
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
+
+    def __repr__(self) -> str:
+        return described(
+            self,
+            lambda: (
+                f"{self.shape}, {self.dtype}, {self.num_layers} layers, {self.free_tokens:,} of {self.capacity:,} "
+                f"tokens free in pages of {self.pool.page_size}, {self.device!r}{'' if self._open else ', closed'}"
+            ),
+        )
 
     def __enter__(self) -> KVCache:
         return self

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_int
+from ..checks import check_int, described
 from .files import save
 from .sequence_pages import SequencePages
 from .transaction import Reservation
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 _serials = itertools.count()
 _stamps = itertools.count()
+
+
+def sequence_text(serial: int, pages: SequencePages) -> str:
+    """What the repr of a sequence says: its number, and its tokens, least and most of a layer within a step."""
+    least, most = min(pages.lengths), max(pages.lengths)
+    tokens = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"serial={serial}, {tokens} tokens{', freed' * pages.closed}"
 
 
 class Sequence:
@@ -31,6 +38,9 @@ class Sequence:
         # (page ids, the same as an array, a number that no other table has); replaced by one store
         self._table: tuple[tuple[int, ...], NDArray[np.uint32], int] = (), np.zeros(0, np.uint32), next(_stamps)
         self.unseen: dict[int, int] = {}  # by layer, see ``unseen``
+
+    def __repr__(self) -> str:
+        return described(self, lambda: sequence_text(self.serial, self.pages))
 
     def __len__(self) -> int:
         return len(self.pages)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
 from ..canonical.partial import PartialState
-from ..checks import check_bool, check_int, shown
+from ..checks import check_bool, check_int, described, shown
 from ..errors import ArgumentError, RuntimeUnavailableError
 from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import Arithmetic
@@ -99,6 +99,12 @@ class Attention:
         with cache.lock:
             cache.users.purge()
             cache.users.add(self)
+
+    def __repr__(self) -> str:
+        return described(
+            self,
+            lambda: f"{self.cache!r}, num_splits={self.num_splits}, split_size={self.split_size}, {self.arithmetic}",
+        )
 
     def close(self) -> None:
         """Free the command buffers and tensors; KVCache.close does it. A later call makes them anew."""

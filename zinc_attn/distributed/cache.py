@@ -23,7 +23,7 @@ from ..cache.kv_cache import MAX_LAYERS, KVCache
 from ..cache.pages import CapacityError
 from ..cache.registry import Registry
 from ..canonical.constants import KEYS_PER_NODE
-from ..checks import check_bool, check_float, check_int, shown
+from ..checks import check_bool, check_float, check_int, described, shown
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError
 from ..limits import MAX_CONTEXT
@@ -139,6 +139,15 @@ class ShardedKVCache:
     def nbytes(self) -> int:
         """Device memory of K and V on the local shards, bytes."""
         return sum(cache.nbytes for cache in self.shards.values())
+
+    def __repr__(self) -> str:
+        return described(
+            self,
+            lambda: (
+                f"{self.shape}, {self.dtype}, {self.num_layers} layers, capacity={self.capacity:,} tokens, "
+                f"{len(self.allocator.share)} shards: {[*self.shards.values()]}{'' if self._open else ', closed'}"
+            ),
+        )
 
     def new_sequence(self) -> ShardedSequence:
         """Return an empty sequence. Every rank calls it."""

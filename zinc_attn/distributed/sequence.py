@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.pages import MAX_PAGE_SIZE, PagePool
-from ..cache.sequence import Sequence
+from ..cache.sequence import Sequence, sequence_text
 from ..cache.sequence_pages import SequencePages
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
-from ..checks import check_int
+from ..checks import check_int, described
 from ..limits import MAX_CONTEXT
 from .nodes import Node
 
@@ -62,6 +62,9 @@ class ShardedSequence:
             cache.allocator.share_nodes(self.holding, parent.holding, length // KEYS_PER_NODE)
         self._owners: tuple[tuple[Node, ...], NDArray[np.int64]] = (), np.zeros(0, np.int64)
         cache.made = self.serial + 1  # assigned last, so that a failed constructor uses up no serial number
+
+    def __repr__(self) -> str:
+        return described(self, lambda: sequence_text(self.serial, self.lengths_of))
 
     def __len__(self) -> int:
         return len(self.lengths_of)

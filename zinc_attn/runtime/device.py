@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from ..checks import check_int, shown
+from ..checks import check_int, described, shown
 from ..errors import ArgumentError, KernelError, ZincAttnError
 from ..kernels.declarations import PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
@@ -152,7 +152,7 @@ class Device:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Device({self.info.name!r}, runtime={self.runtime.name!r})"
+        return described(self, lambda: f"{self.info.name!r}, runtime={self.runtime.name!r}{', closed' * self._closed}")
 
 
 def load_spirv(decl: KernelDecl) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from ...cache.kv_cache import KVCache
 from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
-from ...checks import check_bool, check_int, shown
+from ...checks import check_bool, check_int, described, shown
 from ...decode.arithmetic import arithmetic_name
 from ...decode.one_shot import default_device
 from ...dtypes import storage_dtype
@@ -42,7 +42,8 @@ from .upstream import Cache, torch
 class ZincCache(Cache):
     """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
 
-    config: the model's config; capacity: tokens per batch row, with more of which a forward is a CapacityError;
+    config: the model's config; max_cache_len: tokens per batch row, with more of which a forward is a CapacityError
+    (capacity, its earlier name, is still taken; that of a KVCache counts the tokens of all sequences together);
     device: a Device, None for the best one, kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None for
     that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
     num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
@@ -57,7 +58,7 @@ class ZincCache(Cache):
     def __init__(  # noqa: PLR0913 - all but two by name
         self,
         config: Any,
-        capacity: int,
+        max_cache_len: int | None = None,
         *,
         device: Device | None = None,
         dtype: object = None,
@@ -67,6 +68,7 @@ class ZincCache(Cache):
         split_size: int | None = None,
         latent: bool = False,
         arithmetic: Arithmetic = "canonical",
+        capacity: int | None = None,
     ) -> None:
         """See the class."""
         if device is not None and not isinstance(device, Device):
@@ -74,8 +76,8 @@ class ZincCache(Cache):
         if not hasattr(config, "get_text_config"):
             raise ArgumentError(f"config: got {type(config).__name__}, expected a transformers config: model.config")
         PagePool(1, page_size)  # refuses a wrong page size
-        self._room = BatchRoom.checked(capacity, max_batch, page_size)
-        self.capacity, self.max_batch = self._room.capacity, self._room.max_batch
+        self._room = BatchRoom.checked(max_cache_len, capacity, max_batch, page_size)
+        self.max_batch = self._room.max_batch
         self.device, self.page_size = device, page_size
         self.dtype = None if dtype is None else storage_dtype(dtype)
         self.observer: Callable[[AttendedCall], None] | None = None
@@ -106,6 +108,13 @@ class ZincCache(Cache):
         self._other_layers = [one for one in self.layers if not isinstance(one, ZincLayer)]
 
     # --- memory -------------------------------------------------------------------------------------------
+
+    @property
+    def max_cache_len(self) -> int:
+        """Tokens per batch row, as the cache was made for."""
+        return self._room.max_cache_len
+
+    capacity = max_cache_len  # its earlier name
 
     @property
     def caches(self) -> list[KVCache]:
@@ -144,7 +153,7 @@ class ZincCache(Cache):
             layer.is_initialized = True
 
     def prepare(self) -> None:
-        """Compile and record now what decoding token by token up to ``capacity`` will need, so that no step has to.
+        """Compile and record now what decoding token by token up to ``max_cache_len`` needs, so that no step has to.
 
         Call it after a forward, the prompt's for example: it is the forward that tells each layer's options and the
         batch's rows. StepError: there was none.
@@ -154,7 +163,7 @@ class ZincCache(Cache):
             raise StepError("prepare: got a cache without tokens, expected a call after the first forward")
         for group in self._groups.values():
             for made in group.calls.values():
-                made.attention.prepare(self.capacity, batch=self.batch_size)
+                made.attention.prepare(self.max_cache_len, batch=self.batch_size)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -381,6 +390,15 @@ class ZincCache(Cache):
         twin._sort_layers()
         twin._batch = self._batch.fork()
         return twin
+
+    def __repr__(self) -> str:
+        return described(
+            self,
+            lambda: (
+                f"{self._batch.columns:,} of {self.max_cache_len:,} tokens, {max(self.batch_size, 0)} of "
+                f"{self.max_batch} batch rows, {len(self.layers)} layers{', closed' * self._closed}"
+            ),
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ZincCache:
         return self.fork()

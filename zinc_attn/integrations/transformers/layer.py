@@ -181,8 +181,8 @@ class ZincLayer(CacheLayerMixin):
         return self.columns
 
     def get_max_length(self) -> int:
-        """Return the cache's capacity in tokens per batch row."""
-        return self.cache.capacity
+        """Return the cache's ``max_cache_len``, tokens per batch row."""
+        return self.cache.max_cache_len
 
     def _needs_the_cache(self, name: str) -> UnsupportedError:
         return UnsupportedError(f"{name}: got one layer of a ZincCache, expected the cache; call ZincCache.{name}")
