@@ -311,11 +311,6 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
     cache.close()
 
 
-# Python reports, and does not raise, an interrupt in the callback of a weak reference. The runtimes' WeakSets and the
-# loader's WeakKeyDictionary have such callbacks; anything else that is reported fails the test.
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored .*<function Weak(KeyDictionary|Set):pytest.PytestUnraisableExceptionWarning"
-)
 def test_signals_at_random_times_during_decode(device: za.Device) -> None:
     """Real signals on a cache of few pages: what counts afterwards has the right bits, and no page is lost."""
     cache = za.KVCache(device, SHAPE, LAYERS, 1024, "f16", 16)

@@ -646,6 +646,20 @@ def test_dropped_objects_are_freed(runtime: VulkanRuntime, kernel: Callable[...,
     assert not runtime._handles.undo
 
 
+def test_a_dropped_runtime_is_closed_by_the_next_call(runtime: VulkanRuntime, info: Any) -> None:
+    dropped = VulkanRuntime(info)
+    handles, buffer = dropped._handles, dropped.buffer(64, Use.DATA)
+    del dropped
+    gc.collect()
+    runtime.empty_submit()
+    assert not handles.closed  # its buffer keeps it alive
+    del buffer
+    gc.collect()
+    assert not handles.closed  # no bytecode has run, in which Ctrl-C would be lost
+    runtime.empty_submit()
+    assert handles.closed and not handles.undo and not handles.device.own
+
+
 def test_forked_child(runtime: VulkanRuntime, kernel: Callable[..., VulkanKernel]) -> None:
     double = kernel("double", 5)
     x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)

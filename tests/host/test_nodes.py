@@ -164,7 +164,7 @@ ACTIONS: dict[str, Action] = {
     "free": lambda cache, seq, fork: seq.free(),
     "dropped": lambda cache, seq, fork: _dropped(cache, fork),
 }
-BOOKS = files("distributed/nodes.py", "distributed/sequence.py", "cache/registry.py")
+BOOKS = files("distributed/nodes.py", "distributed/sequence.py", "runtime/registry.py")
 WHERE = {name: BOOKS for name in ACTIONS} | {"append": BOOKS | files("distributed/cache.py", "distributed/call.py")}
 
 

@@ -18,10 +18,10 @@ from interrupts import Interrupter, files_of, moments, opcodes, signals
 from support import FULL
 
 from zinc_attn.cache.pages import CapacityError, PagePool, StepError
-from zinc_attn.cache.registry import Registry
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
+from zinc_attn.runtime.registry import Registry
 
 
 class Append(Transaction):

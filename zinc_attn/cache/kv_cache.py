@@ -22,6 +22,7 @@ from ..runtime.device import Device
 from ..runtime.devices import memory_budget
 from ..runtime.protocol import Buffer
 from ..runtime.refusals import no_room
+from ..runtime.registry import Registry
 from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from . import rows
@@ -32,7 +33,6 @@ from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
 from .mover import PageGeometry, RowMover
 from .pages import PagePool
-from .registry import Registry
 from .rows import Largest
 from .sequence import Sequence
 from .sequence_pages import Commit, SequencePages

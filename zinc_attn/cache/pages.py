@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_int, shown
 from ..errors import ArgumentError, ZincAttnError
-from .registry import Registry
+from ..runtime.registry import Registry
 
 MIN_PAGE_SIZE: Final = 16  # tokens
 MAX_PAGE_SIZE: Final = 65536

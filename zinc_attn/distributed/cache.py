@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import MAX_LAYERS, KVCache
 from ..cache.pages import CapacityError
-from ..cache.registry import Registry
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, described, shown
 from ..dtypes import storage_dtype
@@ -29,6 +28,7 @@ from ..errors import ArgumentError, ClosedError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
+from ..runtime.registry import Registry
 from ..shapes import AttnShape
 from .call import Call
 from .descriptors import CallDescriptor

@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.registry import Registry
 from ..checks import shown
 from ..errors import ArgumentError
+from ..runtime.registry import Registry
 
 MAX_WEIGHT: Final = 2.0**512  # of a shard, so that sums of weights stay finite
 

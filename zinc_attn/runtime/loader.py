@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from ..errors import (
     DeviceLostError,
@@ -17,6 +16,7 @@ from ..errors import (
     ZincAttnError,
 )
 from ..kernels.matrix import MatrixTile
+from .registry import Keeper
 
 API_1_1: Final = 1 << 22 | 1 << 12
 API_1_2: Final = 1 << 22 | 2 << 12
@@ -57,7 +57,7 @@ class Vulkan:
         self.ffi: Any = _vulkan.ffi
         self.lib: Any = _vulkan.lib
         # A C struct does not own what its pointer fields point at: keep it as long as the struct lives.
-        self._kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+        self._keeper = Keeper()
         self._pin: tuple[Any, int, int] | None = None  # an instance, its API version and the process that made it
 
     def struct(self, name: str, **fields: Any) -> Any:
@@ -67,14 +67,14 @@ class Vulkan:
             if (kind := getattr(self.c, f"VK_STRUCTURE_TYPE_{spelled.upper()}", None)) is not None:
                 fields["sType"] = kind
         made = self.ffi.new(f"{name}*", fields)
-        self._kept[made] = tuple(fields.values())
+        self._keeper.keep(made, *fields.values())
         return made
 
     def array(self, ctype: str, values: Sequence[Any]) -> Any:
         """New C array; struct elements are given as pointers from ``struct`` and kept alive."""
         structs = self.ffi.typeof(ctype).kind == "struct"
         made = self.ffi.new(f"{ctype}[]", [v[0] for v in values] if structs else list(values))
-        self._kept[made] = tuple(values)
+        self._keeper.keep(made, *values)
         return made
 
     def specialization(self, values: Sequence[int]) -> Any:
@@ -116,7 +116,7 @@ class Vulkan:
         made = [items[i] for i in range(count[0])]
         for item in made:  # a struct of the array does not keep the array alive
             if self.ffi.typeof(item).kind == "struct":
-                self._kept[item] = (items,)
+                self._keeper.keep(item, items)
         return made
 
     def create_instance(self) -> tuple[Any, int]:
@@ -176,7 +176,7 @@ class Vulkan:
         top = self.struct("VkPhysicalDeviceProperties2", pNext=made[0] if made else self.ffi.NULL)
         self.lib.vkGetPhysicalDeviceProperties2(physical, top)
         inner = top.properties  # a view: it does not own the memory
-        self._kept[inner] = (top,)
+        self._keeper.keep(inner, top)
         return [inner, *made]
 
     def features(self, physical: Any, *chain: str) -> list[Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -31,6 +30,7 @@ from ..refusals import (
     no_room,
     was_lost,
 )
+from ..registry import Registry
 from .buffers import MAX_TENSOR_BYTES, HostTensor, KomputeBuffer, is_staged
 from .lifetime import Lifetime, has_finished, vulkan_error
 from .recording import KomputeKernel, KomputeRecording, StepRecorder
@@ -72,8 +72,8 @@ class KomputeRuntime:
         self._pid = os.getpid()
         self._open = True
         # weak: what the program drops, kp frees
-        self._buffers: weakref.WeakSet[KomputeBuffer] = weakref.WeakSet()
-        self._recordings: weakref.WeakSet[KomputeRecording] = weakref.WeakSet()
+        self._buffers: Registry[KomputeBuffer] = Registry()
+        self._recordings: Registry[KomputeRecording] = Registry()
         self._sequences: list[Any] = []  # those of no recording
         self._empty: Any = None
         self._lost = False
@@ -85,6 +85,7 @@ class KomputeRuntime:
             loader().keep_drivers_loaded()
             if self._owned:
                 self.manager = self.kp.Manager(info.index)
+        _runtimes.purge()
         _runtimes.add(self)
 
     @property
@@ -185,6 +186,7 @@ class KomputeRuntime:
                 raise no_room(nbytes * twins, free, self.info)
             check_buffer_room(self.info, (twins + 1) * nbytes)  # and kp's array on the host
             made = KomputeBuffer(self.kp, self.manager, self.lifetime, nbytes, use, staged)
+            self._buffers.purge()
             self._buffers.add(made)
             return made
 
@@ -254,6 +256,7 @@ class KomputeRuntime:
             tensors = {id(b): b for step in steps for b in step.buffers}
             buffers = tuple(b for b in tensors.values() if isinstance(b, KomputeBuffer))
             made = KomputeRecording(self.lifetime, buffers, timestamps)
+            self._recordings.purge()
             self._recordings.add(made)
             try:
                 StepRecorder(self.kp, self.manager, made, into).record(steps)
@@ -314,9 +317,9 @@ class KomputeRuntime:
         with self._lock:
             self._settle()
             self._open = False
-            for recording in list(self._recordings):
+            for recording in self._recordings:
                 recording.close()
-            for buffer in list(self._buffers):
+            for buffer in self._buffers:
                 buffer.close()
             if not self.lifetime.kept:
                 for sequence in self._sequences:
@@ -326,11 +329,11 @@ class KomputeRuntime:
 
 
 # For a forked child: kp's destructors wait for threads of the driver, which fork() does not copy.
-_runtimes: Final[weakref.WeakSet[KomputeRuntime]] = weakref.WeakSet()
+_runtimes: Final[Registry[KomputeRuntime]] = Registry()
 
 
 def _keep_in_child() -> None:
-    for runtime in list(_runtimes):
+    for runtime in _runtimes:
         runtime._keep()
 
 

@@ -8,10 +8,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from ..protocol import Dispatch, Use, Words
+from ..registry import Registry
 from .device import LogicalDevice, Undo, destroy
 from .queue import ComputeQueue
 
@@ -23,6 +24,26 @@ class _Tie(weakref.ref["Owned"]):
     key: int
 
 
+class _RuntimeTie(weakref.ref[Any]):
+    """A weak reference to a runtime that knows its handles when the runtime is gone."""
+
+    __slots__ = ("handles",)
+    handles: Handles
+
+
+_runtimes: Final[set[_RuntimeTie]] = set()  # those of open runtimes
+_collected: Final[deque[_RuntimeTie]] = deque()  # those of runtimes that were dropped without being closed
+
+
+def close_collected() -> None:
+    """Destroy what runtimes left that were dropped without being closed."""
+    for tie in tuple(_collected):
+        if os.getpid() == tie.handles.pid:
+            tie.handles.close()
+        with suppress(ValueError):  # another thread was faster
+            _collected.remove(tie)
+
+
 class Handles:
     """What each living object owns, destroyed once: when it is closed, with the device, or after it was dropped.
 
@@ -31,13 +52,17 @@ class Handles:
     handle, nothing is destroyed: that is left to ``clear``.
     """
 
-    def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock) -> None:
+    def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock, runtime: object) -> None:
         self.device, self.queue, self.lock = device, queue, lock
+        self.closed = False
         self.pid = os.getpid()
         self.undo: dict[int, Undo] = {}  # per open object; below 0: closed while it may be in use
         self._keys = itertools.count(1)
         self._ties: dict[int, _Tie] = {}
         self._dropped: deque[_Tie] = deque()
+        self._runtime = _RuntimeTie(runtime, _collected.append)
+        self._runtime.handles = self
+        _runtimes.add(self._runtime)
 
     def add(self, owned: Owned) -> int:
         """A key for a new object, with an empty undo list."""
@@ -72,7 +97,8 @@ class Handles:
             destroy(undo)
 
     def purge(self) -> None:
-        """Release what was dropped since the last call."""
+        """Release what was dropped since the last call, other runtimes included."""
+        close_collected()
         while self._dropped:
             self.release(self._dropped.popleft().key)
 
@@ -81,10 +107,21 @@ class Handles:
         for key in reversed(list(self.undo)):
             self.release(key)
 
-    def abandon(self) -> None:
-        """Forget everything and destroy nothing: the driver may still use it."""
-        self._ties.clear()
-        self.undo.clear()
+    def close(self) -> None:
+        """Destroy everything, and the device; a second call does nothing. See ``VulkanRuntime.close``."""
+        with self.lock:
+            _runtimes.discard(self._runtime)
+            if self.closed:
+                return
+            self.closed = True
+            if self.queue.in_flight and not self.queue.is_idle():  # the driver may still use it
+                self._ties.clear()
+                self.undo.clear()
+                self.device.own.clear()
+                return
+            self.queue.in_flight = False
+            self.clear()
+            destroy(self.device.own)
 
 
 class Owned:
@@ -120,10 +157,10 @@ class VulkanBuffer(Owned):
         self.nbytes, self.use = nbytes, use
         self.handle: Any = None
         self.view: Words | None = None  # (nbytes / 4,) mapped memory
-        self.users: weakref.WeakSet[VulkanRecording] = weakref.WeakSet()
+        self.users: Registry[VulkanRecording] = Registry()
 
     def close(self) -> None:
-        for recording in list(self.users):
+        for recording in self.users:
             recording.close()
         self.view = None
         super().close()

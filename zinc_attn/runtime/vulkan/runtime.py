@@ -10,7 +10,6 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from ..refusals import (
 )
 from .commands import BoundStep, Commands
 from .device import LogicalDevice, Undo, destroy
-from .handles import Handles, VulkanBuffer, VulkanRecording
+from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected
 from .memory import allocate_buffer, allocate_staging
 from .pipelines import Pipelines, VulkanKernel
 from .queue import ComputeQueue
@@ -51,7 +50,7 @@ def _entered(
         if os.getpid() != self._pid:
             raise after_fork(self.info)
         with self._lock:
-            if self._closed:
+            if self._handles.closed:
                 raise after_close(self.info)
             if self._queue.in_flight and not self._device.lost:
                 self._queue.finish()
@@ -78,9 +77,9 @@ class VulkanRuntime:
     name: Final = "vulkan"
     orders_cache_writes: Final = True
     times_every_run: Final = True
-    _closed = True  # until __init__ is through
 
     def __init__(self, info: DeviceInfo) -> None:
+        close_collected()
         self.info = info
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -94,15 +93,14 @@ class VulkanRuntime:
             self._device = LogicalDevice(info, own)
             self.info = self._device.info
             self._queue = ComputeQueue(self._device)
-            self._handles = Handles(self._device, self._queue, self._lock)
             self._commands = Commands(self._device)
             self._pipelines = Pipelines(self._device, self._token)
+            self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
         except BaseException as error:
             destroy(own)
             if isinstance(error, MemoryError) and not isinstance(error, ZincAttnError):
                 raise no_host_memory(info) from error
             raise
-        self._closed = False
 
     @property
     def has_matrix_units(self) -> bool:
@@ -114,27 +112,14 @@ class VulkanRuntime:
 
         After a failure it may be unknown whether the last submission has finished. It is waited for, for SETTLE_S at
         most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
-        the process: a thread of the driver may still use them.
+        the process: a thread of the driver may still use them. A runtime that is dropped open is closed by the next
+        call on another, or when another is opened.
         """
-        if self._closed or os.getpid() != self._pid:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._staging = None
-            if self._queue.in_flight and not self._queue.is_idle():
-                self._handles.abandon()
-                self._device.own.clear()
-                return
-            self._queue.in_flight = False
-            self._handles.clear()
-            self._pipelines.forget()
-            destroy(self._device.own)
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._staging = None
+                self._pipelines.forget()
+                self._handles.close()
 
     # --- buffers ------------------------------------------------------------------------------------------
 
@@ -233,6 +218,7 @@ class VulkanRuntime:
             self._commands.record(undo, command, bound, made.queries)
         for _, buffers, _ in bound:
             for buffer in buffers:
+                buffer.users.purge()
                 buffer.users.add(made)
         return made
 
