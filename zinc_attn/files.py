@@ -137,7 +137,7 @@ def parse_json(text: str, **hooks: Any) -> Any:
                 return found
     except RecursionError:
         pass
-    raise ValueError(f"it is nested too deeply, expected at most {MOST_DEPTH} levels")
+    raise ValueError(f"nested too deeply, expected at most {MOST_DEPTH} levels")
 
 
 def _values(one: Any) -> Any:

@@ -321,8 +321,8 @@ def test_the_longest_name_and_a_path_of_bytes(cache: za.KVCache, tmp_path: Path)
 @pytest.mark.parametrize(
     ("header", "message"),
     (
-        (b"[" * 200_000, "it is nested too deeply"),
-        (b'{"a":' * 200_000, "it is nested too deeply"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 200_000, "nested too deeply"),
         (b'{"layer.0":{"dtype":"U32","shape":[' + b"9" * 5000 + b"]}}", "the number 9999999999999999999, expected"),
         (b'{"__metadata__":[]}', "__metadata__ of another form, expected an object of strings"),
         (
