@@ -135,6 +135,11 @@ def test_plan_measured_refuses(
 
 
 def test_plan_measured_refuses_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = sweep_row()
+    for name in good:
+        for wrong in (None, 7, -1, 1e300, "x", [1], {}):
+            assert cli.main(["plan", "--measured", save(tmp_path / "m.jsonl", [good | {name: wrong}])]) in (0, 2), name
+    assert "Traceback" not in capsys.readouterr().err
     (tmp_path / "m.jsonl").write_text('{"a": 1}\n[]\n')
     assert cli.main(["plan", "--measured", str(tmp_path / "m.jsonl")]) == 2
     assert "m.jsonl: line 2: expected a JSON object" in capsys.readouterr().err

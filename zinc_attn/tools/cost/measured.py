@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from ...checks import shown
 from ...errors import ArgumentError
 from ...files import parse_json, read_text
 from ...kernels.tuning import LayoutFacts
@@ -25,6 +26,12 @@ from .prefill import predict_call
 
 Row = Mapping[str, Any]
 _BENCH_LAYOUTS: Final = {"auto": "auto", "1 split": "1"}  # those that the model knows, as SplitSpec reads them
+_KINDS: Final[dict[str, Any]] = {
+    "str": str,
+    "int": int,
+    "int | None": (int, type(None)),
+    "float | None": (int, float, type(None)),
+}
 _TIMES: Final = {"call": "host_us", "device": "device_us", "pass 1": "pass1_us", "gap": "gap_us", "pass 2": "pass2_us"}
 
 
@@ -120,7 +127,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = parse_json(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or any(isinstance(value, (list, dict)) for value in row.values()):
             raise ArgumentError(f"{path}: line {number}: expected a JSON object, a row of bench or sweep")
         rows.append(row)
     return rows
@@ -141,8 +148,10 @@ def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[s
                 left_out[reason] += 1
                 continue
             call, name, us = _call(row), _TIMES.get(row.get("measure", "call")), row["median_us"]
-        except KeyError as error:
-            raise ArgumentError(f"a row has no {error}; expected rows of bench --json or sweep --json") from error
+            _check_kinds(call | {name: us} if name else call)
+        except (KeyError, TypeError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else f"a value of another kind: {error}"
+            raise ArgumentError(f"a row has {what}; expected rows of bench --json or sweep --json") from error
         key = ("measure" in row, *call.values())
         if key not in open_points or name in open_points[key]:
             found.append(call)
@@ -151,6 +160,13 @@ def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[s
             open_points[key][name] = us
     points = [MeasuredPoint(**one) for one in found]
     return [one for one in points if one.host_us is not None or one.device_us is not None], left_out
+
+
+def _check_kinds(values: Mapping[str, Any]) -> None:
+    """Refuse values that are not of the kinds of MeasuredPoint's fields."""
+    for one in fields(MeasuredPoint):
+        if one.name in values and not isinstance(value := values[one.name], _KINDS[str(one.type)]):
+            raise ArgumentError(f"{one.name}: got {shown(value)}, expected {one.type}")
 
 
 def _uncovered(row: Row) -> str | None:
