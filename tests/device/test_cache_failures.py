@@ -118,6 +118,7 @@ def actions() -> list[Callable[[World], Any]]:
         lambda w: w.attend(w.a, 1, 1, 12),
         lambda w: w.submit(w.a, 0, 13),
         lambda w: w.submit(w.a, 1, 13),
+        lambda w: w.b.keep([0, 1, 4, 5, 20, 33], 40),
     ]
 
 

@@ -14,7 +14,7 @@ from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import errors, reference
-from zinc_attn.cache import blocks, kv_cache, rows
+from zinc_attn.cache import blocks, kv_cache, mover, rows
 from zinc_attn.cache.device_encoding import LEAST_ROWS, encodes_on_device
 from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
@@ -179,7 +179,7 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(
 @ONE
 def test_many_rows_go_in_several_submissions(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of them is for one row."""
-    monkeypatch.setattr(kv_cache, "ROWS_BYTES", 4 * 2 * (64 + 96) * 64)
+    monkeypatch.setattr(mover, "ROWS_BYTES", 4 * 2 * (64 + 96) * 64)
     with za.KVCache(device, SHAPE, 1, 512, "q4_0", 64) as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, K[:10], V[:10])

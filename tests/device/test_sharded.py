@@ -168,11 +168,11 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
     rng = np.random.default_rng(seed)
     k = rng.standard_normal((2, 3000, 1, 64)).astype(np.float16)
     cache = za.ShardedKVCache([device] * 3, za.AttnShape(3, 1, 64), 1, 14 * 512, page_size=64, weights=[4.0, 2.0, 1.0])
-    attn, most = za.ShardedAttention(cache), 14
+    attn, most, kept = za.ShardedAttention(cache), 14, 0
     with cache:
         live: list[tuple[za.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
         for _ in range(200 if FULL else 30):
-            action, at = rng.integers(7), int(rng.integers(max(len(live), 1)))
+            action, at = rng.integers(8), int(rng.integers(max(len(live), 1)))
             used = check_books(cache, [seq for seq, _ in live])
             if not live or action == 0:
                 live.append((cache.new_sequence(), np.zeros(0, np.int64)))
@@ -190,7 +190,17 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
                 live[at] = seq, have[:n]
                 if action == 2:
                     live.append((seq.fork(), have[:n]))
-            elif action > 3:
+            elif action == 4:
+                seq, have = live[at]
+                last = int(rng.integers(min(len(seq), 1400) + 1))
+                keep = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
+                pages = [one.pool.free_pages for one in cache.shards.values()]
+                if min(pages) * 64 > last and not any(map(cache.allocator.is_shared, seq.held)):
+                    seq.keep(keep, last)
+                    kept += len(keep)
+                    have = np.concatenate([have[: len(have) - last], have[len(have) - last :][keep]])
+                    live[at] = seq, have
+            elif action > 4:
                 seq, have = live[at]
                 room = (most - used + len(seq.held)) * 512 - len(seq)
                 n = min(int(rng.choice([1, 30, 511, 1300, 7000])), room)
@@ -202,6 +212,7 @@ def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) ->
         found = attn(list(q), [seq for seq, _ in live], 0, allow_empty=True)
         for got, one, (_, rows) in zip(found, q, live, strict=True):
             assert not differing(got, reference.emulate(one, *k[:, rows])[0])
+        assert kept > 100
 
 
 def test_a_full_shard_is_named(device: za.Device) -> None:
@@ -413,7 +424,7 @@ def test_a_failing_device_leaves_the_cache_as_it_was(devices: list[za.Device], m
         assert not differing(attn(q, seq, 0, k[700:], v[700:]), reference.emulate(q, k, v)[0])
 
 
-INTERRUPTED = ("append", "attend", "truncate", "fork")
+INTERRUPTED = ("append", "attend", "truncate", "fork", "keep")
 
 
 @pytest.mark.parametrize("call", INTERRUPTED)
@@ -421,7 +432,9 @@ def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: st
     """At some of the bytecodes; tests/host/test_nodes.py interrupts at each of them."""
     k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
     q = np.ones((6, 64), np.float32)
-    want = {n: reference.emulate(q, k[:n], k[:n])[0] for n in (600, 700, 1100)}
+    have = {700: k[:700], 600: np.delete(k[:700], range(300, 400), 0) if call == "keep" else k[:600]}
+    want = {n: reference.emulate(q, x, x)[0] for n, x in have.items()}
+    grown = {n: reference.emulate(q, x, x)[0] for n, x in ((n, np.concatenate([x, k[n:]])) for n, x in have.items())}
     with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
         attn = za.ShardedAttention(cache)
         calls = {
@@ -429,6 +442,7 @@ def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: st
             "attend": lambda seq: attn(q, seq, 0, k[700:], k[700:]),
             "truncate": lambda seq: seq.truncate(600),
             "fork": lambda seq: seq.fork(),
+            "keep": lambda seq: seq.keep(range(100, 400), 400),  # rows of one shard go to the other
         }
 
         def run(*at: int) -> Interrupter:
@@ -438,12 +452,12 @@ def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: st
             with suppress(KeyboardInterrupt):
                 interrupter.run(lambda: calls[call](seq))
             n = len(seq)
-            assert n in ((700, 600) if call == "truncate" else (700,)), interrupter.raised
+            assert n in ((700, 600) if call in ("truncate", "keep") else (700,)), interrupter.raised
             assert seq.lengths in ([n, n], [1100, 700]), interrupter.raised
             assert not differing(attn(q, seq, 1), want[n]), interrupter.raised
             assert check_books(cache, [seq]) == (3 if seq.lengths[0] == 1100 else 2), interrupter.raised
             for layer in [layer for layer in range(2) if seq.lengths[layer] == n]:
-                assert not differing(attn(q, seq, layer, k[n:], k[n:]), want[1100]), interrupter.raised
+                assert not differing(attn(q, seq, layer, k[n:], k[n:]), grown[n]), interrupter.raised
             return interrupter
 
         count = run().seen
@@ -736,6 +750,13 @@ for out, one in zip(outs, rows):
 for sequence, one in zip((seq, twin, other), rows):
     right(sequence, one)
 
+# of a fork some rows stay, and go to nodes of the other rank
+says(lambda: twin.keep(range(10 + second, 100), 1150))
+twin.keep(range(200, 1140), 1150)
+rows[1] = np.r_[rows[1][:450], rows[1][650:1590]]
+right(twin, rows[1])
+right(seq, rows[0])
+
 # a rank may collect a sequence before the other does, and the deal stays one
 held = [int(cache.allocator.used.sum())]
 kept = [twin] if second else []
@@ -774,7 +795,7 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
     expected = (
         ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
         ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
-        ((600, 600), differ(f" was given other k, v than rank 0 for {of}{alike}")),
+        ((600, 600), differ(f" was given other rows than rank 0 for {of}{alike}")),
         (
             (600, 600),
             differ(f": other q or mask, or other options of scores, than rank 0 for {of}{alike}"),
@@ -785,13 +806,14 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
         ((500, 500), differ(f" was given k, v of length 11 for sequence 0, rank 0 of 10{alike}")),
         ((700, 500), ["done$", "DeviceLostError: injected$"]),
         ((700,), [rf"RankError: rank 1 failed: DeviceLostError: injected {late}other ranks have done\)$"]),
+        ((510, 510), differ(r" was given other rows than rank 0 for sequence 1 \(1,600 tokens, 0 new\)" + alike)),
         ((510, 510), ["RankError: rank 1 gave an exchange up: KeyboardInterrupt$", "KeyboardInterrupt: $"]),
         ((510, 510), [f"RankError: rank 0: {lost}", f"RankError: rank 1: {lost}"]),
     )
     for rank, lines in enumerate(said):
         mine = [(lengths[rank], texts[rank]) for lengths, texts in expected if rank < len(texts)]
         assert len(lines) == len(mine) + 1, (lines, stderr)
-        assert lines.pop(-3) == "[6, 6, 2] [7, 7]"
+        assert lines.pop(-3) == "[5, 5, 2] [7, 7]"
         for line, (length, text) in zip(lines, mine, strict=True):
             assert re.match(f"{length} {text}", line), (rank, line, text)
 

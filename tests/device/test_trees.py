@@ -1,4 +1,4 @@
-"""Branches of one context: a batch of a sequence and its forks, each with new rows of its own."""
+"""Branches of one context: a batch of a sequence and all its forks, and the accepted path of a tree of tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from support import differing
 
 import zinc_attn as za
 from zinc_attn import reference
+from zinc_attn.cache.pages import CapacityError, StepError
 
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
 
@@ -37,3 +38,76 @@ def test_a_batch_of_all_forks_fits_where_the_calls_one_by_one_do(device: za.Devi
                 assert not differing(out, reference.emulate(one, k, v)[0])
         assert cache.free_tokens == 0
         cache.pool.check([seq.pages for seq in seqs])
+
+
+SCALES = {"k_scale": np.array([0.5, 3.0]), "v_scale": 2.0}
+CASES: dict[str, tuple[str, za.AttnShape, dict[str, Any]]] = {
+    "f16": ("f16", SHAPE, {}),
+    "q8_0": ("q8_0", SHAPE, {}),
+    "fp8_e4m3": ("fp8_e4m3", SHAPE, SCALES),
+    "q4_1, f32": ("q4_1/f32", za.AttnShape(2, 2, 40, 24), {}),
+    "latent": ("f16", za.AttnShape(4, 1, 96, 64, True), {}),
+}
+
+
+@pytest.mark.both_dispatchers
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kept", [[0, 1, 3], [5], [*range(3), *range(7, 60, 5)], [*range(4)], []], ids=len)
+def test_what_is_kept_is_as_if_nothing_else_had_been_appended(device: za.Device, case: str, kept: list[int]) -> None:
+    dtype, shape, options = CASES[case]
+    rng, context, tree = np.random.default_rng(len(kept)), 39, 60
+    x = rng.uniform(-4, 4, (LAYERS, context + tree, shape.kv_heads, shape.head_dim)).astype(np.float16)
+    path = [*range(context), *(context + row for row in kept)]
+    with za.KVCache(device, shape, LAYERS, 512, dtype, 16, **options) as cache:
+        attention, want = za.Attention(cache), cache.new_sequence()
+
+        def append(seq: Any, rows: Any) -> None:
+            for layer in range(LAYERS):
+                cache.append(
+                    seq, layer, x[layer, rows], None if shape.latent else x[layer, rows, :, : shape.v_head_dim]
+                )
+
+        append(want, path)
+        seq = cache.new_sequence()
+        append(seq, np.arange(context + 10))
+        fork = seq.fork()
+        append(seq, np.arange(context + 10, context + tree))
+        seq.keep(kept, tree)
+        assert (len(seq), len(fork)) == (len(path), context + 10)
+        cache.pool.check([one.pages for one in (want, seq, fork)])
+        q = rng.standard_normal((shape.q_heads, shape.head_dim), dtype=np.float32)
+        append(fork, np.arange(context + 10, context + tree))  # as if the other had kept all
+        for layer in range(LAYERS):
+            rows = cache.read_rows(fork, layer, 0, context + tree)
+            assert np.array_equal(cache.read_rows(seq, layer, 0, len(path)), rows[path])
+            assert not differing(*attention([q, q], [seq, want], layer))
+        append(seq, [0])
+        assert np.array_equal(cache.read_rows(seq, 1, 0, len(path)), rows[path])
+
+
+def test_rows_that_cannot_be_kept(device: za.Device) -> None:
+    with za.KVCache(device, SHAPE, LAYERS, 32, "f16", 16) as cache:
+        seq, (k, v) = cache.new_sequence(), made(np.random.default_rng(0), 20)
+        for layer in range(LAYERS):
+            cache.append(seq, layer, k, v)
+        for rows, last, text in (
+            ([0], 21, "last: got 21, expected an int from 0 to 20"),
+            ([3], 3, "rows: got 3, expected row numbers below last = 3"),
+            ([0, 2, 2], 3, "rows: got 2 behind 2, expected ascending numbers, each once"),
+            ([-1], 3, "rows: got -1, expected row numbers below last = 3"),
+            (np.array(1), 3, "rows: got int64 of shape (), expected a list of row numbers"),
+            ([True, False, True], 3, "rows: got bool of shape (3,), expected a list of row numbers"),
+        ):
+            with pytest.raises(za.errors.ArgumentError) as info:
+                seq.keep(rows, last)
+            assert str(info.value) == text
+        with pytest.raises(CapacityError, match=r"^keep: got 1 rows that move to token 18 and behind, expected 1 "):
+            seq.keep([1], 2)
+        seq.keep([0, 1], 3)  # nothing moves, so that no page is needed
+        assert seq.lengths == (19, 19)
+        cache.append(seq, 0, k[0], v[0])
+        with pytest.raises(StepError, match=r"^keep: layer 0 has length 20, layer 1 has length 19, expected equal "):
+            seq.keep([1], 2)
+        seq.free()
+        with pytest.raises(za.errors.ClosedError):
+            seq.keep([], 0)

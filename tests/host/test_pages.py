@@ -462,6 +462,12 @@ def _batch(*seqs: SequencePages) -> None:
         assert list(map(len, copies)) == [1, 0]
 
 
+def _keep(seq: SequencePages) -> None:
+    with Transaction() as transaction:
+        place = transaction.rewrite(seq, 12, 20)
+        assert (place.copies, place.lengths, len(place.replaced)) == ([(0, 3, 12)], (32, 32), 3)
+
+
 def _dropped(seq: SequencePages) -> None:
     """A sequence and a reservation that die, and the next call that must notice."""
     Append(seq.fork(), 0, 30)
@@ -475,6 +481,7 @@ INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
     "within a page": lambda seq, fork: Append(seq, 1, 7).commit(),
     "rollback": lambda seq, fork: _with(fork, fail=True),
     "batch": _batch,
+    "keep": lambda seq, fork: _keep(fork),
     "truncate": lambda seq, fork: seq.truncate(10),
     "retract": lambda seq, fork: seq.retract(0, 40),
     "fork": lambda seq, fork: seq.fork(),
@@ -611,7 +618,7 @@ def _steps(pool: PagePool, seqs: list[SequencePages], rng: random.Random) -> lis
 
 # --- random operations against a plain model --------------------------------------------------------------
 LAYERS = 3
-OPS = ("token", "rows", "step", "step", "step", "rollback", "batch", "fork", "fork", "truncate", "free", "new")
+OPS = ("token", "rows", "step", "step", "step", "rollback", "batch", "fork", "fork", "keep", "truncate", "free", "new")
 
 
 @dataclass
@@ -697,6 +704,34 @@ class World:
             for tokens, rows in new[which]:
                 tokens.extend(rows)
 
+    def keep(self, i: int, size: int) -> None:
+        """Drop a token and keep some behind it, in all layers; commit, or roll back."""
+        seq, before, n = self.seqs[i], state(self.pool, *self.seqs), len(self.seqs[i])
+        start = max(0, n - size % (2 * self.page_size))
+        sources = [at for at in range(start + 1, n) if at * size % 3]
+        transaction = Transaction()
+        need = -(-(start + len(sources)) // self.page_size) - start // self.page_size if sources else 0
+        if need > self.pool.free_pages:
+            with pytest.raises(
+                CapacityError, match=r"^keep: got \d+ rows that move to token \d+ and behind, expected "
+            ):
+                transaction.rewrite(seq, start, len(sources))
+            return
+        old, place = np.array(seq.pages, np.int64), transaction.rewrite(seq, start, len(sources))
+        assert len(place.new_pages) == need
+        for source, target, keep in place.copies:
+            self.slots[:, target, :keep] = self.slots[:, source, :keep]
+        new, targets = np.array(place.table, np.int64), start + np.arange(len(sources))
+        for source, target in zip(sources, targets.tolist(), strict=True):
+            (to, slot), (page, at) = divmod(target, self.page_size), divmod(source, self.page_size)
+            self.slots[:, new[to], slot] = self.slots[:, old[page], at]
+        if size & 64:
+            transaction.rollback()
+            assert state(self.pool, *self.seqs) == before
+        else:
+            transaction.commit()
+            self.tokens[i] = [t[:start] + [t[at] for at in sources] for t in self.tokens[i]]
+
     def truncate(self, i: int, n: int) -> None:
         self.seqs[i].truncate(n)
         self.tokens[i] = [t[:n] for t in self.tokens[i]]
@@ -730,6 +765,9 @@ class World:
                 self.seqs.append(self.seqs[i].fork())
                 self.tokens.append([list(t) for t in self.tokens[i]])
                 self.truncate(-1, max(0, len(self.seqs[i]) - size % 3))
+        elif op == "keep":
+            if self.seqs[i].in_step:
+                self.keep(i, size)
         elif op == "truncate":
             self.truncate(i, max(0, len(self.seqs[i]) - size % (2 * self.page_size)))
         elif op == "free":

@@ -26,7 +26,7 @@ from ..runtime.registry import Registry
 from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from . import rows
-from .device_encoding import encodes_on_device, value_words
+from .device_encoding import encodes_on_device
 from .encoded import check_encoded, encoded_rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .head_scales import check_head_scales
@@ -39,7 +39,6 @@ from .sequence_pages import Commit, SequencePages
 from .transaction import Reservation, Transaction
 
 MAX_LAYERS: Final = 1 << 16
-ROWS_BYTES: Final = 4 << 20  # rows that one append submission uploads
 
 
 class Unfinished(Protocol):
@@ -104,7 +103,7 @@ class KVCache:
         self._buffers: list[Buffer] = []
         self.layout = PageGeometry(shape, dtype, self.tile, page_size // self.tile, self.row_words)
         self.layers: list[LayerStorage] = []
-        self._mover = RowMover(device, self.layout, self.layers)
+        self.mover = RowMover(device, self.layout, self.layers)
         self._allocate()
 
     # --- memory -------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ class KVCache:
         self._open = False
         for user in list(self.users):
             user.close()
-        self._mover.close()
+        self.mover.close()
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
@@ -370,24 +369,18 @@ class KVCache:
             self.write_rows(sequence, layer, reservation, words)
             return
         table, positions = sequence.table(reservation), reservation.start + np.arange(len(k))
-        for part in rows.pieces(len(k), 4 * value_words(self.shape, 1), ROWS_BYTES):
-            self._mover.append_values(layer, positions[part], table, (k[part], v[part]), scales)
+        self.mover.append_values(layer, positions, table, (k, v), scales)
 
     def write_rows(self, sequence: Sequence, layer: int, reservation: Reservation, words: NDArray[np.uint32]) -> None:
         """Upload rows (n, kv_heads, words) to where the reservation says."""
         table, positions = sequence.table(reservation), reservation.start + np.arange(len(words))
-        for part in rows.pieces(len(words), 4 * self.row_words, ROWS_BYTES):
-            self._mover.append(layer, positions[part], table, words[part])
+        self.mover.append(layer, positions, table, words)
 
     def read_rows(self, sequence: Sequence, layer: int, begin: int, end: int) -> NDArray[np.uint32]:
         """The rows [begin, end) of a layer as they are stored, (n, kv_heads, words)."""
-        table, positions = sequence.table(), np.arange(begin, end)
-        found = [np.zeros((0, self.shape.kv_heads, self.row.words), np.uint32)]
-        for part in rows.pieces(len(positions), 4 * self.row_words, ROWS_BYTES):
-            found.append(self._mover.gather(layer, positions[part], table))
-        return np.concatenate(found)
+        return self.mover.gather(layer, np.arange(begin, end), sequence.table())
 
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """Copy pages (source, target, ...) of every layer."""
         for source, target, _ in copies:
-            self._mover.copy(source, target)
+            self.mover.copy(source, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -20,9 +21,13 @@ from ..shapes import AttnShape
 from .device_encoding import upload_values, value_words
 from .head_scales import kernel_scales
 from .layer_storage import HeadSlice, LayerStorage
+from .rows import pieces
 
 Words = NDArray[np.uint32]
-_ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OUTPUT}
+Positions = NDArray[np.int64]
+ROWS_BYTES: Final = 4 << 20  # rows that one submission moves
+_LEAST_WORDS: Final = 32  # of a row, as the rows of a submission are counted: every device takes as many workgroups
+_ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OUTPUT, "move": Use.SCRATCH}
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,10 @@ class PageGeometry:
 
 class _MoveKey(NamedTuple):
     """Sizes that a move's buffers have room for. rows: a power of two, or the pairs of pages of a copy; tables: a power
-    of two; encode: an append of values that the device encodes."""
+    of two; encode: an append of values that the device encodes; move: an append of what is gathered before, from where
+    another work buffer says."""
 
-    kind: Literal["append", "encode", "gather", "copy"]
+    kind: Literal["append", "encode", "gather", "copy", "move", "from"]
     slice: int = 0  # index of the head slice
     rows: int = 1
     tables: int = 0
@@ -66,52 +72,68 @@ class RowMover:
         self._buffers: dict[_MoveKey, _Buffers] = {}
         self._recordings: dict[tuple[int, _MoveKey], Recording] = {}
 
-    def append(self, layer: int, positions: NDArray[np.int64], table: Words, rows: Words) -> None:
+    def append(self, layer: int, positions: Positions, table: Words, rows: Words) -> None:
         """Write rows (n, kv_heads, words) to the tokens at ``positions`` of a sequence with page table ``table``."""
         runtime = self._device.runtime
-        for at in range(len(self._layers[layer].slices)):
-            key = _MoveKey("append", at, power_of_two(len(positions)), power_of_two(len(table)))
-            buffers = self._filled(key, layer, positions, table)
-            runtime.write(buffers.bound["rows"], rows.reshape(-1))
+        for part, at in self._parts(layer, len(positions)):
+            key = _MoveKey("append", at, power_of_two(len(positions[part])), power_of_two(len(table)))
+            buffers = self._filled(key, [layer], positions[part], table)
+            runtime.write(buffers.bound["rows"], rows[part].reshape(-1))
             runtime.run(self._recording(layer, key))
 
     def append_values(
         self,
         layer: int,
-        positions: NDArray[np.int64],
+        positions: Positions,
         table: Words,
         new: tuple[NDArray[Any], NDArray[Any]],
         scales: NDArray[np.float32] | None,
     ) -> None:
         """Like ``append`` for stored values k and v, which the device encodes. scales: (2, kv_heads) of fp8_e4m3."""
         runtime, factors = self._device.runtime, kernel_scales(scales)
-        for at in range(len(self._layers[layer].slices)):
-            key = _MoveKey("encode", at, power_of_two(len(positions)), power_of_two(len(table)))
+        for part, at in self._parts(layer, len(positions), value_words(self._layout.shape, 1)):
+            key = _MoveKey("encode", at, power_of_two(len(positions[part])), power_of_two(len(table)))
             buffers = self._made(key)
             if factors is not None:
                 buffers.work.scales[:] = factors.view(np.uint32)
-            self._filled(key, layer, positions, table)
-            upload_values(runtime, buffers.bound["values"], self._layout.shape, key.rows, [new])
+            self._filled(key, [layer], positions[part], table)
+            values = new[0][part], new[1][part]
+            upload_values(runtime, buffers.bound["values"], self._layout.shape, key.rows, [values])
             runtime.run(self._recording(layer, key))
 
-    def gather(self, layer: int, positions: NDArray[np.int64], table: Words) -> Words:
+    def gather(self, layer: int, positions: Positions, table: Words) -> Words:
         """The rows (n, kv_heads, words) of the tokens at ``positions``."""
         layout, n = self._layout, len(positions)
         kv_heads = layout.shape.kv_heads
         found = np.zeros((n, kv_heads, layout.row_words // kv_heads), np.uint32)
-        for at, one in enumerate(self._layers[layer].slices):
-            key = _MoveKey("gather", at, power_of_two(n), power_of_two(len(table)))
-            buffers = self._filled(key, layer, positions, table)
+        for part, at in self._parts(layer, n):
+            one, target = self._layers[layer].slices[at], found[part]
+            key = _MoveKey("gather", at, power_of_two(len(target)), power_of_two(len(table)))
+            buffers = self._filled(key, [layer], positions[part], table)
             self._device.runtime.run(self._recording(layer, key))
-            got = self._device.runtime.read(buffers.bound["rows"])[: n * layout.row_words].reshape(found.shape)
+            got = self._device.runtime.read(buffers.bound["rows"])[: len(target) * layout.row_words]
             heads = slice(one.first, one.first + one.heads)
-            found[:, heads] = got[:, heads]
+            target[:, heads] = got.reshape(target.shape)[:, heads]
         return found
+
+    def move(self, sources: Positions, table: Words, targets: Positions, new_table: Words) -> None:
+        """Copy the rows of every layer from ``sources`` by ``table`` to ``targets`` by ``new_table``, in other pages.
+
+        A submission for the layers that share buffers; nothing travels to the host.
+        """
+        for layers in self._sharing():
+            for part, at in self._parts(layers[0], len(sources), layers=len(layers)):
+                ends = [self._paged(*one) for one in ((sources[part], table), (targets[part], new_table))]
+                rows = power_of_two(len(layers) * len(sources[part]))
+                tables = power_of_two(len(layers) * max(len(pages) for _, pages in ends))
+                key = _MoveKey("move", at, rows, tables)
+                for one, (positions, pages) in zip((key._replace(kind="from"), key), ends, strict=True):
+                    self._filled(one, layers, positions, pages)
+                self._device.runtime.run(self._recording(layers[0], key))
 
     def copy(self, source: int, target: int) -> None:
         """Copy a page of every layer to another: a submission for the layers that share buffers."""
-        for _, sharing in itertools.groupby(range(len(self._layers)), lambda layer: self._layers[layer].number):
-            layers = list(sharing)
+        for layers in self._sharing():
             key = _MoveKey("copy", rows=len(layers))
             buffers = self._made(key)
             first = np.array([self._layers[layer].first_page for layer in layers])
@@ -129,14 +151,34 @@ class RowMover:
             for one in work.bound.values():
                 one.close()
 
-    def _filled(self, key: _MoveKey, layer: int, positions: NDArray[np.int64], table: Words) -> _Buffers:
+    def _sharing(self) -> Iterator[list[int]]:
+        """The layers that share buffers, together."""
+        for _, layers in itertools.groupby(range(len(self._layers)), lambda layer: self._layers[layer].number):
+            yield list(layers)
+
+    def _parts(self, layer: int, rows: int, words: int = 0, layers: int = 1) -> Iterator[tuple[slice, int]]:
+        """Which of ``rows`` rows a submission moves in ``layers`` layers, and the index of the head slice it moves.
+
+        words: that are uploaded of a row; 0 for all that are stored.
+        """
+        size = 4 * layers * max(words or self._layout.row_words, _LEAST_WORDS)
+        return itertools.product(pieces(rows, size, ROWS_BYTES), range(len(self._layers[layer].slices)))
+
+    def _paged(self, positions: Positions, table: Words) -> tuple[Positions, Words]:
+        """Ascending positions and the page table without the pages before and behind them."""
+        page = self._layout.tile * self._layout.page_tiles
+        first = int(positions[0]) // page
+        return positions - first * page, table[first : int(positions[-1]) // page + 1]
+
+    def _filled(self, key: _MoveKey, layers: Seq[int], positions: Positions, table: Words) -> _Buffers:
+        """The buffers of a move, which hold the same positions of every layer."""
         buffers, n = self._made(key), len(positions)
         work = buffers.work
-        work.set(first_page=self._layers[layer].first_page)
-        work.appends["position"][:n] = positions
-        work.appends["position"][n:] = declarations.NO_TOKEN
-        work.appends["page_table"] = work.tables_at
-        work.tables[: len(table)] = table
+        work.appends["position"] = declarations.NO_TOKEN
+        for i, layer in enumerate(layers):  # whose pages begin at one of the buffers'
+            work.appends["position"][i * n : (i + 1) * n] = positions
+            work.appends["page_table"][i * n : (i + 1) * n] = work.tables_at + i * len(table)
+            work.tables[i * len(table) : (i + 1) * len(table)] = self._layers[layer].first_page + table
         self._device.runtime.write(buffers.bound["work"], work.words)
         return buffers
 
@@ -149,7 +191,7 @@ class RowMover:
             bound: dict[str, Buffer] = {}
             try:
                 bound["work"] = runtime.buffer(4 * work.words.size, Use.INPUT)
-                if key.kind != "copy":
+                if key.kind in _ROWS_USE:
                     bound["rows"] = runtime.buffer(4 * key.rows * layout.row_words, _ROWS_USE[key.kind])
                 if key.kind == "encode":
                     bound["values"] = runtime.buffer(4 * value_words(layout.shape, key.rows), Use.INPUT)
@@ -168,6 +210,10 @@ class RowMover:
             steps = []
             for one in slices:
                 bound = {**buffers.bound, "k": one.k, "v": one.v}
+                if key.kind == "move":
+                    work = self._made(key._replace(kind="from")).bound["work"]
+                    (gather,) = self._calls(key._replace(kind="gather"), one)
+                    steps.append(self._device.dispatch(gather, {**bound, "work": work}))
                 steps += [self._device.dispatch(call, bound) for call in self._calls(key, one)]
             self._recordings[number, key] = self._device.runtime.record(steps)
         return self._recordings[number, key]

@@ -4,18 +4,51 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_int, described
+from ..checks import check_array, check_int, described
+from ..errors import ArgumentError
 from .files import save
 from .sequence_pages import SequencePages
 from .transaction import Reservation
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
+
+
+class Kept(NamedTuple):
+    """Which rows of a sequence stay: those before ``start``, and from there on ``sources``, which all move."""
+
+    start: int
+    sources: NDArray[np.int64]
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """Where they move to."""
+        return self.start + np.arange(len(self.sources))
+
+
+def check_kept(pages: SequencePages, rows: Any, last: int) -> Kept:
+    """The arguments of ``Sequence.keep``, for a sequence of one device or of several."""
+    pages.check_idle()
+    pages.check_in_step("keep")
+    last = check_int("last", last, 0, len(pages))
+    found = check_array("rows", rows)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ArgumentError(f"rows: got {found.dtype} of shape {found.shape}, expected a list of row numbers")
+    if np.any(wrong := (found < 0) | (found >= last)):
+        raise ArgumentError(f"rows: got {found[wrong][0]}, expected row numbers below last = {last}")
+    found = found.astype(np.int64)
+    if np.any(wrong := found[1:] <= found[:-1]):
+        at = int(np.argmax(wrong))
+        raise ArgumentError(f"rows: got {found[at + 1]} behind {found[at]}, expected ascending numbers, each once")
+    stay = int(np.argmin(np.append(found, -1) == np.arange(len(found) + 1)))  # the first one that moves
+    first = len(pages) - last
+    return Kept(first + stay, first + found[stay:])
+
 
 _serials = itertools.count()
 _stamps = itertools.count()
@@ -80,6 +113,31 @@ class Sequence:
             self.pages.check_open()
             self.cache.begin()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
+
+    def keep(self, rows: Any, last: int) -> None:
+        """Of the ``last`` tokens keep ``rows``, as if only these had been appended: the accepted path of a tree.
+
+        rows: a list or an array of numbers from 0 to last - 1, ascending, each once; 0 is the first of these tokens.
+        The tokens before them stay. K and V move on the device, as they are stored, in all layers: a K that depends on
+        the position must have been made for the one where it comes to lie. Forks keep what they have.
+        Rows that move go to free pages, in place of those that the sequence has, so that a failed call changes nothing:
+        CapacityError where there are too few (a few tokens need one). ArgumentError: other rows; StepError: the layers
+        have different lengths; ClosedError: the sequence was freed.
+        """
+        cache = self.cache
+        with cache.lock:
+            cache.check_sequence(self)
+            kept = check_kept(self.pages, rows, last)
+            try:
+                transaction = cache.transaction()
+                place = transaction.rewrite(self.pages, kept.start, len(kept.sources))
+                if place.count:
+                    cache.copy_pages(place.copies)
+                    cache.mover.move(kept.sources, self.table(), kept.targets, self.table(place))
+                self.unseen = {layer: min(first, kept.start) for layer, first in self.unseen.items()}
+                transaction.commit()
+            finally:
+                cache.end()
 
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""

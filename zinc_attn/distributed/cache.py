@@ -198,6 +198,8 @@ class ShardedKVCache:
                 self.begin()
                 yield call
                 call.transaction.commit()
+                if call.moved:  # the nodes behind what is kept are given up
+                    self.end()
                 self._touched = ()
             except BaseException as error:
                 try:

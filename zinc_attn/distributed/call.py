@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.pages import CapacityError
+from ..cache.sequence import Kept
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
@@ -31,11 +32,11 @@ class Call:
 
     pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: what
     the ranks compare of each sequence; ends: the length of the layer in each sequence, with the new rows; exchanged:
-    whether the exchange of this call is over.
+    whether the exchange of this call is over; moved: whether tokens of a sequence were moved or given up.
     """
 
     def __init__(self, cache: ShardedKVCache, name: str) -> None:
-        self.cache, self.name, self.exchanged = cache, name, False
+        self.cache, self.name, self.exchanged, self.moved = cache, name, False, False
         self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
         self.sequences: list[SequenceDescriptor] = []
         self.transaction = Transaction()
@@ -93,6 +94,48 @@ class Call:
             rows = zlib.crc32(values.tobytes(), zlib.crc32(keys.tobytes()))
             owners = zlib.crc32(seq.owners.data)
         self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
+
+    def keep(self, seq: ShardedSequence, kept: Kept) -> None:
+        """Move the rows of a sequence as ``kept`` says, to free pages of each shard, and exchange those that change
+        their shard."""
+        cache, start, count = self.cache, kept.start, len(kept.sources)
+        cache.touch(seq)
+        self.transaction.rewrite(seq.lengths_of, start, count)  # first, as ``settle`` looks for the transaction there
+        owners = zlib.crc32(seq.owners.data)
+        rows = zlib.crc32(kept.sources.tobytes(), start)
+        self.sequences = [SequenceDescriptor(seq.serial, len(seq), 0, rows, owners)]
+        giver, taker = (seq.owners[x // KEYS_PER_NODE] for x in (kept.sources, kept.targets))  # the shard of each row
+        tables, sent = dict[int, NDArray[np.uint32]](), dict[int, NDArray[np.uint32]]()
+        for shard, one in cache.shards.items():
+            mine, held = seq.shards[shard], seq.tokens(shard, start)
+            with one.lock:
+                one.begin()
+                place = self.transaction.rewrite(mine.pages, held, seq.tokens(shard, start + count) - held)
+                one.copy_pages(place.copies)
+                old, tables[shard] = mine.table(), mine.table(place)
+                stay, leave = ((giver == shard) & (same == (taker == shard)) for same in (True, False))
+                sources, targets = seq.places(shard, kept.sources[stay]), seq.places(shard, kept.targets[stay])
+                if len(sources):
+                    one.mover.move(sources, old, targets, tables[shard])
+                leaving = seq.places(shard, kept.sources[leave])
+                sent[shard] = np.stack([one.mover.gather(i, leaving, old) for i in range(cache.num_layers)])
+        if cache.ranks is None:
+            self.exchange()
+        else:
+            found = self.exchange(sent[cache.ranks.rank].tobytes())
+            shape = (cache.num_layers, -1, *sent[cache.ranks.rank].shape[2:])
+            sent = {i: np.frombuffer(data, np.uint32).reshape(shape) for i, data in enumerate(found) if data}
+        if count:
+            cache.allocator.own(seq.holding, start // KEYS_PER_NODE)
+        for shard, one in cache.shards.items():
+            for other, words in sent.items():
+                leave = (giver == other) & (taker != other)
+                coming = taker[leave] == shard
+                targets = seq.places(shard, kept.targets[leave][coming])
+                for layer in range(cache.num_layers if len(targets) else 0):
+                    with one.lock:
+                        one.mover.append(layer, targets, tables[shard], words[layer][coming])
+        self.moved = True
 
     def run_on_shards(self, task: Callable[[int], T]) -> dict[int, T]:
         """Run ``task`` on every local shard at the same time, and return its results by shard.

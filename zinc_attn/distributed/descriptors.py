@@ -12,7 +12,7 @@ class SequenceDescriptor(NamedTuple):
     """One sequence of a call; the ranks compare it field by field.
 
     serial, length, new: the number of the sequence, its tokens and the new ones; rows, owners, query: checksums of the
-    new k and v, of the shards of its nodes, and of q with the scoring options.
+    new k and v or of the numbers of those that stay, of the shards of its nodes, and of q with the scoring options.
     """
 
     serial: int
@@ -86,7 +86,7 @@ def _sequence_differences(
     if one.new != other.new:
         yield f"rank {rank} was given k, v of length {one.new:,} for {name}, rank 0 of {other.new:,}; {_ALIKE}"
     if one.rows != other.rows:
-        yield f"rank {rank} was given other k, v than rank 0 for {described}; {_ALIKE}"
+        yield f"rank {rank} was given other rows than rank 0 for {described}; {_ALIKE}"
     if one.owners != other.owners:
         hint = made or "free() it on every rank, and fork(), truncate() and free() alike on all of them"
         yield f"rank {rank} has the nodes of {described} on other ranks than rank 0; {hint}"

@@ -8,13 +8,13 @@ between any two bytecodes, ``settle`` brings the shards and the nodes back to wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.pages import MAX_PAGE_SIZE, PagePool
-from ..cache.sequence import Sequence, sequence_text
+from ..cache.sequence import Sequence, check_kept, sequence_text
 from ..cache.sequence_pages import SequencePages
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
@@ -33,7 +33,7 @@ class LayerLengths(SequencePages):
     """
 
     def __init__(self, num_layers: int, length: int = 0) -> None:
-        super().__init__(PagePool(MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)
+        super().__init__(PagePool(2 * MAX_CONTEXT // MAX_PAGE_SIZE, MAX_PAGE_SIZE), num_layers)  # twice, for ``keep``
         if length:
             with Transaction() as transaction:
                 transaction.reserve(self, 0, length, tuple(range(1, num_layers)))
@@ -101,6 +101,11 @@ class ShardedSequence:
         begins = self.nodes(shard, tokens) * KEYS_PER_NODE
         return int(np.minimum(tokens - begins, KEYS_PER_NODE).sum())
 
+    def places(self, shard: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where ``shard`` has the tokens at ``positions``, all of which it holds, in its own sequence."""
+        nodes, offsets = np.divmod(positions, KEYS_PER_NODE)
+        return np.asarray(np.searchsorted(np.flatnonzero(self.owners == shard), nodes) * KEYS_PER_NODE + offsets)
+
     def fork(self) -> ShardedSequence:
         """Return a second sequence with the same tokens, which shares pages as ``Sequence.fork`` does.
 
@@ -130,6 +135,15 @@ class ShardedSequence:
             self.lengths_of.check_open()
             self.truncate(len(self) - check_int("n", n, 0, len(self)))
 
+    def keep(self, rows: Any, last: int) -> None:
+        """Of the ``last`` tokens keep ``rows``, as ``Sequence.keep`` does. Every rank calls it.
+
+        A row that moves to a node of another shard travels through the host.
+        """
+        with self.cache.call("keep") as call:
+            self.cache.check_sequence(self)
+            call.keep(self, check_kept(self.lengths_of, rows, last))
+
     def free(self) -> None:
         """Give the pages back. Every rank calls it. The sequence cannot be used any more."""
         with self.cache.lock:
@@ -143,6 +157,8 @@ class ShardedSequence:
         It can be cut short and done again. Nothing happens where the lengths are those of the shards already.
         """
         if transaction := self.lengths_of.open_transaction():
+            for cache in self.cache.shards.values():
+                cache.device.flush()  # what may write to pages that it holds
             transaction.rollback()
         lengths = self.lengths
         for shard, sequence in self.shards.items():
