@@ -311,6 +311,22 @@ def test_the_run_of_the_page(embed, small, tmp_path):
     assert [words[third + 2][-3:], words[fourth + 1][-3:]] == [[11, 10, 8], [11, 10, 9]]
 
 
+def test_the_first_program_of_the_page(embed, tmp_path):
+    """Written, compiled, linked and run as docs/c-hosts.md says, on the machine's best device."""
+    page = PAGE.read_text()
+    (tmp_path / "first.c").write_text(re.search(r"```c\n(.*?)```", page, flags=re.S)[1])
+    (tmp_path / "examples").symlink_to(EXAMPLE.parent)
+    line = re.search(r"^cc .*", page, flags=re.M)[0].replace("examples/embed_c/build", str(embed.parent))
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    export.export(tmp_path / "build" / "tiny", [za.AttnShape(4, 2, 64)], page_size=64)
+    done = subprocess.run([tmp_path / "first"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 0\n", "")
+    (tmp_path / "build" / "tiny" / "manifest.json").unlink()
+    done = subprocess.run([tmp_path / "first"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("build/tiny/manifest.json: ")
+
+
 # --- files that are no good: refused with a line that says why, under the sanitizers -------------------------
 
 
