@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as c
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from c_host import (
     DTYPES,
     EXAMPLE,
     LIBRARY,
-    ROOT,
     STRICT,
     library,
     make_case,
@@ -247,11 +245,3 @@ def test_the_program_uses_the_header_alone():
     for name in ("main.c", "case.c"):
         included = set(re.findall(r'#include "(.*)"', (EXAMPLE / name).read_text()))
         assert included <= {"zinc_attn.h", "case.h"}
-
-
-def test_the_digest_of_the_embedding_page(tmp_path):
-    """docs/embedding.md shows what make_case.py prints without options."""
-    command = [sys.executable, str(EXAMPLE / "make_case.py"), str(tmp_path / "case")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] in (ROOT / "docs" / "embedding.md").read_text()

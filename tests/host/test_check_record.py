@@ -127,8 +127,6 @@ def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
     for entry in (quick, default):
         assert entry["run"] == record.run_digest(entry["cases"])
         assert entry["made_by"]["runtime"] == "reference.emulate"
-    shown = (Path(__file__).parents[2] / "docs" / "determinism.md").read_text()
-    assert f"run {quick['run']}  llvmpipe" in shown and f"has {len(quick['cases'])} cases" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,274 @@
+"""README and docs/ against the program: every Python block runs, every command line parses, every figure is printed.
+
+A page's Python blocks run in order, in one namespace. Comments that a reader does not see prepare what they take as
+given: ``<!-- run first:`` and code, ``<!-- needs MODULES -->`` where a page runs only with these modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from inspect import signature
+from math import log2
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from c_host import make_case
+
+import zinc_attn as za
+from zinc_attn import errors, limits
+from zinc_attn.cache.device_encoding import LEAST_ROWS
+from zinc_attn.canonical import constants
+from zinc_attn.cli import app as cli
+from zinc_attn.cli.arguments import STATUSES
+from zinc_attn.kernels import declarations
+from zinc_attn.storage import STORAGE
+from zinc_attn.tools import export
+from zinc_attn.tools.check import Case, record
+from zinc_attn.tools.export import describe
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+TEXTS = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml")}}
+BLOCK = re.compile(r"^```python\n(?P<shown>.*?)^```$|^<!-- run first:\n(?P<hidden>.*?)^-->$", flags=re.M | re.S)
+
+# --- Python --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
+def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGES[page]
+    for module in ", ".join(re.findall(r"^<!-- needs (.*) -->$", text, flags=re.M)).split(", "):
+        if module:
+            pytest.importorskip(module, reason=f"{module} is not installed")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": page}
+    for block in BLOCK.finditer(text):
+        code = block["shown"] or block["hidden"]
+        lines = "\n" * text.count("\n", 0, block.start())  # so that a traceback has the page's line numbers
+        exec(compile(f"{lines}\n{code}", page, "exec"), namespace)
+    for value in namespace.values():
+        if isinstance(value, za.Device):
+            value.close()
+
+
+def test_every_block_of_python_is_seen() -> None:
+    """A fence with another word, or none, that holds Python would not run."""
+    for page, text in PAGES.items():
+        assert {language for language, _ in FENCE.findall(text)} <= {"", "python", "c"}, page
+        assert not [code for code in fences(text) if re.search(r"^(import|from|with) |^\w+ = ", code, flags=re.M)], page
+
+
+# --- command lines -------------------------------------------------------------------------------------------
+
+COMMAND = re.compile(r"(?:zinc-attn|scripts/run) ([a-z][\w-]*(?: [^`|\n]*)?)")
+PLACEHOLDERS = {"SHAPE": "16/2/256", "TYPE": "f16", "LIST": "f16", "N": "1", "$(seq -s, 1 200)": "1"}
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.M | re.S)
+
+
+def fences(text: str) -> list[str]:
+    """What stands in fences without a language, a line that goes on with a backslash as one line."""
+    return [code.replace("\\\n", " ") for language, code in FENCE.findall(text) if not language]
+
+
+def spans(text: str) -> list[str]:
+    """Code within sentences and tables, in one line each."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", FENCE.sub("", text))]
+
+
+@cache
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (found,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def calls(code: str) -> Iterator[tuple[str, list[str]]]:
+    """The commands of this program in some code, and their arguments."""
+    for found in COMMAND.finditer(code):
+        line = re.split(r"\s#|\s&&|\s[:>]\s", found[1])[0]
+        for name, value in PLACEHOLDERS.items():
+            line = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", value, line)
+        name, *arguments = shlex.split(line)
+        yield name, arguments
+
+
+def options(parser: argparse.ArgumentParser) -> set[str]:
+    """Those that the parser's help shows."""
+    return {name for a in parser._actions if a.help != argparse.SUPPRESS for name in a.option_strings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_command_lines_are_the_programs(page: str) -> None:
+    """Those in fences parse; of those in sentences, which may leave arguments out, the options exist."""
+    for code in fences(TEXTS[page]):
+        for name, arguments in calls(code):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+                commands()[name].parse_args(arguments)
+            assert not said.getvalue(), f"{page}: {name} {arguments}: {said.getvalue()}"
+    for name, arguments in (call for span in spans(TEXTS[page]) for call in calls(span)):
+        assert name in commands(), f"{page}: {name}"
+        assert {x for x in arguments if x.startswith("--")} <= options(commands()[name]), f"{page}: {name} {arguments}"
+
+
+def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
+    known = {"--version", "--no-deps", "--make-record"}.union(*map(options, commands().values()))
+    for program in (*ROOT.glob("examples/**/*.py"), ROOT / "scripts" / "test"):
+        known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
+    for page, text in TEXTS.items():
+        for span in spans(text) if page.endswith(".md") else ():
+            assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span)) <= known, f"{page}: {span}"
+
+
+def test_the_plan_that_a_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of docs/sharing.md, which touches no device."""
+    command, table = fences(PAGES["sharing.md"])[:2]
+    ((name, arguments),) = calls(command)
+    assert cli.main([name, *arguments]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in table.splitlines() if line not in printed] == []
+
+
+# --- places --------------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [name for name in TEXTS if name.endswith(".md")])
+def test_links_and_files_are_there(page: str) -> None:
+    """A file may be named by the end of its path."""
+    folder = ROOT / "docs" if (ROOT / "docs" / page).exists() else ROOT
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", TEXTS[page]):
+        path = (folder / target) if target else folder / page
+        assert path.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(path.read_text()), f"{page}: {target}#{anchor}"
+    tops = "zinc_attn", "shaders", "examples", "tests", "scripts"
+    files = [f"/{path.relative_to(ROOT)}" for top in tops for path in (ROOT / top).rglob("*.*")]
+    for span in spans(TEXTS[page]) if page != "CHANGELOG.md" else ():
+        if re.fullmatch(r"[\w/.-]+\.(py|sh|comp|glsl|c|h)", span) and span != "first.c":
+            assert any(file.endswith(f"/{span}") for file in files), f"{page}: {span}"
+
+
+def test_public_names_are_there() -> None:
+    """``za.`` and what follows it, in sentences; Python blocks run."""
+    for page, text in PAGES.items():
+        for name in re.findall(r"\bza\.([A-Za-z_]+(?:\.[a-z_]+)?)", " ".join(spans(text))):
+            found: Any = za
+            for part in name.split("."):
+                assert hasattr(found, part), f"{page}: za.{name}"
+                found = getattr(found, part)
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def column(page: str, heading: str, at: int = 0) -> list[str]:
+    """A column of the first table whose first heading is ``heading``: all code in its cells, or else their text."""
+    table = re.search(rf"^\| {heading} \|.*\n\|[-|]*\n((?:\|.*\n)*)", PAGES[page], flags=re.M)
+    assert table is not None
+    cells = [row.split(" | ")[at].strip("| ") for row in table[1].splitlines()]
+    return [name for cell in cells for name in (re.findall(r"`([^`]+)`", cell) or [cell])]
+
+
+def test_tables_name_what_there_is() -> None:
+    """The commands, exit statuses, storage types, errors and keys of the manifest: all of them, and no other."""
+    assert {name.split()[0] for name in column("cli.md", "command")} == set(commands())
+    assert column("cli.md", "status") == re.findall(r"[:;] (\d+) ", STATUSES)
+    assert sorted(column("storage.md", "type")) == sorted(STORAGE)
+    assert {*column("embedding.md", "key"), "format", "version", "package"} == set(export.manifest([]))
+    kinds = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, za.ZincAttnError)}
+    named = set(re.findall(r"`(\w+Error)`", PAGES["files-and-failures.md"]))
+    assert kinds <= named | {"ZincAttnError"}
+    modules = re.search(r"SPIR-V modules come from `shaders/`: (.*?)\. Spec", PAGES["architecture.md"], flags=re.S)
+    assert modules is not None
+    assert set(re.findall(r"`(\w+)`", modules[1])) == {decl.file.split(".")[0] for decl in declarations.MODULES}
+
+
+# --- figures -------------------------------------------------------------------------------------------------
+
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def counted(name: str) -> ModuleType:
+    """A file of tests/device, for what it counts."""
+    spec = importlib.util.spec_from_file_location(f"counted_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def asked_for(what: str) -> str:
+    """The least version that pyproject.toml asks for."""
+    found = re.search(rf'{what}(?: = ")?>=([\d.]+)"', TEXTS["pyproject.toml"])
+    assert found is not None
+    return found[1]
+
+
+def embed_digest() -> str:
+    """What make_case.py prints without options."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(sys, "argv", ["make_case.py", f"{folder}/case"])
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            make_case.main()
+    return said.getvalue().split()[0]
+
+
+# (page, "" for all; a pattern with a group for the figure; what the program says)
+FIGURES: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+    ("CHANGELOG.md", r"\A(?:.*\n)*?## (\d\S*), 20\d\d-\d\d-\d\d\n", lambda: za.__version__),
+    ("pyproject.toml", r'^dynamic = \["(\w+)"\]', lambda: "version"),
+    ("pyproject.toml", r'^\[tool\.hatch\.version\]\npath = "(\S+)"', lambda: "zinc_attn/__init__.py"),
+    ("README.md", r"Python (3\.\d+) or later", lambda: asked_for("requires-python")),
+    ("transformers.md", r"transformers (\d\.\d+) or later", lambda: asked_for('"transformers')),
+    ("embedding.md", r"`version` is (\d+)", lambda: describe.VERSION),
+    ("embedding.md", r"`([0-9a-f]{64})`", embed_digest),
+    ("architecture.md", r"(\w+) SPIR-V modules come", lambda: NUMBERS[len(declarations.MODULES)]),
+    ("", r"[Hh]ead(?:s of any size up| sizes 1) to (\d+)", lambda: limits.MAX_HEAD_DIM),
+    ("kernels.md", r"each is 1 to (\d+)", lambda: limits.MAX_HEAD_DIM),
+    ("README.md", r"contexts up to 2\*\*(\d+) keys", lambda: limits.MAX_CONTEXT.bit_length() - 1),
+    ("README.md", r"\*\*leaf\*\*: (\d+) consecutive keys", lambda: constants.KEYS_PER_LEAF),
+    ("README.md", r"\*\*node\*\*: (\w+) leaves", lambda: NUMBERS[constants.LEAVES_PER_NODE]),
+    ("README.md", r"\*\*node\*\*: .* (\d+) keys", lambda: constants.KEYS_PER_NODE),
+    ("README.md", r"\*\*page\*\*: .* (\d+) tokens", lambda: signature(za.KVCache).parameters["page_size"].default),
+    ("", r"per node of (\d+) keys", lambda: constants.KEYS_PER_NODE),
+    ("determinism.md", r"below 2\^−(\d+) counts? as 0", lambda: -round(log2(constants.MIN_INPUT))),
+    ("determinism.md", r"above 2\^(\d+), a NaN", lambda: round(log2(constants.MAX_INPUT))),
+    ("determinism.md", r"(?:weights|weight) below 2\^−(\d+)", lambda: -round(constants.CUTOFF)),
+    ("determinism.md", r"[Mm]agnitudes? below 2\^−(\d+) becomes?", lambda: -round(log2(constants.FLUSH))),
+    (
+        "determinism.md",
+        r"^run (\w+)  llvmpipe",
+        lambda: record.run_digest(next(iter(record.load_record(record.RECORD).values()))),
+    ),
+    ("determinism.md", r"`--quick` has (\d+) cases", lambda: len(Case.quick())),
+    ("determinism.md", r"oracle's bits +pass, (\d+) comparisons", lambda: len(Case.quick())),
+    ("determinism.md", r"a table of (\d+) changes", lambda: len(counted("test_check_mutants").TABLE)),
+    ("determinism.md", r"and of (\w+) that change no", lambda: NUMBERS[len(counted("test_check_mutants").NEUTRAL)]),
+    ("determinism.md", r": ([\d,]+) cases, each compared", lambda: f"{len(counted('test_grid').cases()):,}"),
+    ("determinism.md", r"runs (\d+) of them on", lambda: len(counted("test_grid").drawn())),
+    ("storage.md", r"quantizes (\d+) rows or more", lambda: LEAST_ROWS // 2 + 1),
+)
+
+
+@pytest.mark.parametrize(("page", "pattern", "said"), FIGURES, ids=[f"{page}:{p}" for page, p, _ in FIGURES])
+def test_a_figure_is_the_programs(page: str, pattern: str, said: Callable[[], Any]) -> None:
+    """And stands somewhere: a pattern that finds nothing checks nothing."""
+    texts = [TEXTS[page]] if page else PAGES.values()
+    found = [value for text in texts for value in re.findall(pattern, text, flags=re.M)]
+    assert found
+    assert {value.lower() for value in found} == {str(said()).lower()}
