@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import signature
 from math import log2
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,6 +143,16 @@ def test_the_plan_that_a_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
 # --- places --------------------------------------------------------------------------------------------------
 
 
+FILE = re.compile(r"[\w/.-]+\.(py|sh|comp|glsl|c|h)")
+TOPS = "zinc_attn", "shaders", "examples", "tests", "scripts"
+
+
+def files(top: str) -> list[Path]:
+    """Of a folder, those with text."""
+    kinds = ".py", ".sh", ".comp", ".glsl", ".c", ".h", ".txt"
+    return [path for path in (ROOT / top).rglob("*") if path.suffix in kinds]
+
+
 def anchors(text: str) -> set[str]:
     """Of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), flags=re.M)
@@ -156,21 +167,22 @@ def test_links_and_files_are_there(page: str) -> None:
         path = (folder / target) if target else folder / page
         assert path.exists(), f"{page}: {target}"
         assert not anchor or anchor in anchors(path.read_text()), f"{page}: {target}#{anchor}"
-    tops = "zinc_attn", "shaders", "examples", "tests", "scripts"
-    files = [f"/{path.relative_to(ROOT)}" for top in tops for path in (ROOT / top).rglob("*.*")]
+    paths = [f"/{path}" for top in TOPS for path in files(top)]
     for span in spans(TEXTS[page]) if page != "CHANGELOG.md" else ():
-        if re.fullmatch(r"[\w/.-]+\.(py|sh|comp|glsl|c|h)", span) and span != "first.c":
-            assert any(file.endswith(f"/{span}") for file in files), f"{page}: {span}"
+        if FILE.fullmatch(span) and span != "first.c":
+            assert any(path.endswith(f"/{span}") for path in paths), f"{page}: {span}"
 
 
-def test_public_names_are_there() -> None:
-    """``za.`` and what follows it, in sentences; Python blocks run."""
+def test_names_are_there() -> None:
+    """Public names behind ``za.``, and every name with an underscore, a point or brackets: it occurs in the sources."""
+    sources = "".join(path.read_text() for top in TOPS for path in files(top))
+    known = set(re.findall(r"\w+", sources + TEXTS["pyproject.toml"]))
     for page, text in PAGES.items():
-        for name in re.findall(r"\bza\.([A-Za-z_]+(?:\.[a-z_]+)?)", " ".join(spans(text))):
-            found: Any = za
-            for part in name.split("."):
-                assert hasattr(found, part), f"{page}: za.{name}"
-                found = getattr(found, part)
+        for span in spans(text):
+            for name in re.findall(r"\bza\.([A-Za-z_]+(?:\.[a-z_]+)?)", span):
+                assert attrgetter(name)(za) is not None, f"{page}: za.{name}"
+            if re.fullmatch(r"(?!v_)\w+([._]\w+)+(\(.*\))?|[A-Z]\w+", span) and not FILE.fullmatch(span):  # v_: AMD's
+                assert set(re.split(r"\W+", span.split("(")[0])) <= known, f"{page}: {span}"
 
 
 # --- tables --------------------------------------------------------------------------------------------------
