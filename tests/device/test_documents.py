@@ -111,15 +111,17 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 @pytest.mark.parametrize("page", TEXTS)
 def test_the_command_lines_are_the_programs(page: str) -> None:
     """Those in fences parse; of those in sentences, which may leave arguments out, the options exist."""
-    for code in fences(TEXTS[page]):
-        for name, arguments in calls(code):
-            said = io.StringIO()
-            with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-                commands()[name].parse_args(arguments)
-            assert not said.getvalue(), f"{page}: {name} {arguments}: {said.getvalue()}"
-    for name, arguments in (call for span in spans(TEXTS[page]) for call in calls(span)):
+    whole, parts = (
+        [call for code in found for call in calls(code)] for found in (fences(TEXTS[page]), spans(TEXTS[page]))
+    )
+    for name, arguments in whole + parts:
         assert name in commands(), f"{page}: {name}"
         assert {x for x in arguments if x.startswith("--")} <= options(commands()[name]), f"{page}: {name} {arguments}"
+    for name, arguments in whole:
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+            commands()[name].parse_args(arguments)
+        assert not said.getvalue(), f"{page}: {name} {arguments}: {said.getvalue()}"
 
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
