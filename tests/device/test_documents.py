@@ -56,6 +56,7 @@ def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Mo
     namespace: dict[str, Any] = {"__name__": page}
     for block in BLOCK.finditer(text):
         code = block["shown"] or block["hidden"]
+        assert not re.search(r"^ .*\n(?=\w)", block["shown"] or "", flags=re.M), "a REPL wants a blank line there"
         lines = "\n" * text.count("\n", 0, block.start())  # so that a traceback has the page's line numbers
         exec(compile(f"{lines}\n{code}", page, "exec"), namespace)
     for value in namespace.values():
