@@ -42,27 +42,14 @@ WRITTEN = {  # a folder, or a file
     "plan --draw": "plan --shape 4/2/64 --contexts 1k --draw {}",
     "sweep --out": "sweep --shape 4/2/64 --contexts 64 --out {}",
     "check --record": "check --quick --record {}",
-    "bench --out": "bench --shapes 4/2/64 --contexts 64 --out {}",
+    "bench --out": "bench --shape 4/2/64 --contexts 64 --out {}",
     "proof --out": "proof --out {}",
     "decode --out": "decode --shape 4/2/64 --tokens 1 --out {}",
     "export directory": "export {}",
 }
 NO_PATHS = {
-    *("arithmetic", "card", "contexts", "data", "device", "devices", "dtype", "dtypes", "isa", "layouts", "link"),
-    *(
-        "masking",
-        "prefix",
-        "prompt",
-        "prompt_ids",
-        "q_len",
-        "requests",
-        "rows",
-        "runtimes",
-        "shape",
-        "shapes",
-        "shards",
-    ),
-    "splits",
+    *("card", "contexts", "cu", "data", "device", "dtype", "isa", "masking", "prefix", "prompt", "prompt_ids"),
+    *("requests", "rows", "runtime", "shape", "splits"),
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] in ("draw", "record")}
 
