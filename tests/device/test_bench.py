@@ -113,8 +113,8 @@ def test_a_wrong_layout_does_not_make_the_others_wrong() -> None:
     """Where the oracle has the last head alone, the other heads are those of the first layout that passed."""
     right = Output(np.ones((2, 8), np.float32), np.ones(2, np.float32))
     wrong, other = (Output(right.out + np.eye(2, 8, dtype=np.float32)[head], right.lse) for head in (1, 0))
-    verifier = measure._Verifier(Output(right.out[1:], right.lse[1:]), "bits", BenchSpec([SHAPE], [8]))
-    assert [bool(verifier.fault(one)) for one in (wrong, right, right, other)] == [True, False, False, True]
+    judge = measure._Judge(Output(right.out[1:], right.lse[1:]))
+    assert [bool(judge.fault(one)) for one in (wrong, right, right, other)] == [True, False, False, True]
 
 
 def test_sampled_heads(device: za.Device) -> None:

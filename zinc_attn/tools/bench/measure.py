@@ -21,8 +21,8 @@ from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps, each_point
 from ..harness.timing import in_turns
 from .baselines import baselines
-from .rows import HOST_CLOCK, WARM_UP_ROUNDS, BenchRow, BenchSpec, Times, with_host_per_call
-from .subjects import AttentionSubject, DeviceSubject, ReadYardstick, Subject
+from .rows import HOST_CLOCK, WARM_UP_ROUNDS, BenchRow, BenchSpec, with_host_per_call
+from .subjects import ReadYardstick, Subject, attention, recorded
 
 BUDGET_S: Final = 10.0  # rounds of a shape and context where ``repeats`` is not given
 
@@ -59,85 +59,71 @@ def _host(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: Bench
     for device in devices:
         kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v, spec.dtype)))
         row = BenchRow.of(device, data, spec.dtype, "auto")
-        subject = stack.enter_context(closing(AttentionSubject(row, kv, data, spec.arithmetic)))
+        subject = attention(stack, replace(row, verified="bits"), kv, data, spec.arithmetic)
+        assert subject.output is not None
         out, lse = subject.output()
         if out.any() or not (lse == -np.inf).all():
             return [subject.row.without_time("failed", "without keys: expected out 0 and lse -inf")]
-        subject.row = replace(subject.row, verified="bits")
-        subject.clocked = {"empty submit": device.runtime.empty_submit, **subject.clocked}
+        subject.clocked["empty submit"] = device.runtime.empty_submit
         subjects.append(subject)
     samples = in_turns([subject.sample for subject in subjects], spec.host_rounds, BUDGET_S, WARM_UP_ROUNDS)
-    return [
-        row
-        for subject, mine in zip(subjects, samples, strict=True)
-        for row in with_host_per_call(subject.row.timed(mine))
-    ]
+    rows = (subject.row.timed(mine) for subject, mine in zip(subjects, samples, strict=True))
+    return [row for mine in rows for row in with_host_per_call(mine)]
 
 
-def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: BenchSpec) -> list[BenchRow]:
-    """All rows of one shape and context."""
-    shape = data.shape
-    sampled = len(data.k) * shape.q_heads * shape.head_dim > spec.oracle_products
-    bounded, heads = spec.bounded(shape), 1 if sampled else None
-    want = (truth if bounded else oracle)(data.q, data.k, data.v, spec.dtype, heads)
-    word = "bound" if bounded else "bits"
-    verifier = _Verifier(want, f"{word} (last KV head)" if sampled else word, spec)
-    for device in devices:
-        verifier.verify(stack, device, data)
-    others, untimed = baselines(data, spec.dtype, want.out.astype(np.float32))
-    done, timed = verifier.untimed, list[tuple[Subject, list[dict[str, Times]]]]()
-    for subjects in (verifier.passed, others):
-        samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
-        timed += zip(subjects, samples, strict=True)
-    for one, mine in timed:
-        if isinstance(one, AttentionSubject) and (wrong := verifier.fault(one.output())):
-            done.append(one.row.without_time("failed", f"after timing: {wrong}"))
-        else:
-            done += one.row.timed(mine, len(data.k) * shape.kv_bytes_per_token(spec.dtype))
-    return _beside_yardstick(done) + untimed
+class _Judge:
+    """Says how outputs are not as they must be: as ``want`` of the last query heads at least, and all heads as those of
+    the first output that passed."""
 
-
-class _Verifier:
-    """Sorts the subjects of one shape and context into those whose output is as it must be and rows of the others.
-
-    want: what that is, of the last query heads at least; word: what a row says of a comparison with it.
-    """
-
-    def __init__(self, want: Expected, word: str, spec: BenchSpec) -> None:
-        self.passed: list[Subject] = []
-        self.untimed: list[BenchRow] = []
-        self._want, self._word, self._spec = want, word, spec
-        self._first: Output | None = None  # of the first layout that passed, all heads
-
-    def verify(self, stack: ExitStack, device: Device, data: Inputs) -> None:
-        """The yardstick and every layout on a device."""
-        dtype = self._spec.dtype
-        row = BenchRow.of(device, data, dtype, "read")
-        try:
-            kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v, dtype)))
-            yardstick = DeviceSubject(replace(row, verified="xor of all words"), device, partial(ReadYardstick, kv))
-            stack.enter_context(closing(yardstick))
-            self._sort(yardstick, yardstick.call.wrong(data, dtype))
-            for layout in self._spec.layouts(data.shape):
-                row = replace(row, layout=layout)
-                subject = AttentionSubject(replace(row, verified=self._word), kv, data, self._spec.arithmetic)
-                stack.enter_context(closing(subject))
-                self._sort(subject, self.fault(subject.output()))
-        except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
-            self.untimed.append(row.without_time("refused", str(error)))
-
-    def _sort(self, subject: Subject, wrong: str | None) -> None:
-        if wrong:
-            self.untimed.append(subject.row.without_time("failed", wrong))
-        else:
-            self.passed.append(subject)
+    def __init__(self, want: Expected) -> None:
+        self._want = want
+        self._first: Output | None = None
 
     def fault(self, output: Output) -> str | None:
-        """How an output is not as it must be, or differs from that of the first layout that passed."""
+        """The first wrong element in words, None where there is none."""
         wrong = fault(output, self._want) or (fault(output, self._first) if self._first else None)
         if not wrong:
             self._first = self._first or output
         return wrong
+
+
+def _point(stack: ExitStack, devices: Sequence[Device], data: Inputs, spec: BenchSpec) -> list[BenchRow]:
+    """All rows of one shape and context: the yardstick and every layout on each device, then the baselines."""
+    shape = data.shape
+    sampled = len(data.k) * shape.q_heads * shape.head_dim > spec.oracle_products
+    bounded, heads = spec.bounded(shape), 1 if sampled else None
+    want = (truth if bounded else oracle)(data.q, data.k, data.v, spec.dtype, heads)
+    word = f"{'bound' if bounded else 'bits'}{' (last KV head)' if sampled else ''}"
+    judge, passed, done = _Judge(want), list[Subject](), list[BenchRow]()
+
+    def sort(subject: Subject, wrong: str | None) -> None:
+        if wrong:
+            done.append(subject.row.without_time("failed", wrong))
+        else:
+            passed.append(subject)
+
+    for device in devices:
+        row = BenchRow.of(device, data, spec.dtype, "read")
+        try:
+            kv = stack.enter_context(closing(ContiguousKV(device, data.k, data.v, spec.dtype)))
+            read, call = recorded(stack, replace(row, verified="xor of all words"), kv, partial(ReadYardstick, kv))
+            sort(read, call.wrong(data, spec.dtype))
+            for layout in spec.layouts(shape):
+                row = replace(row, layout=layout)
+                subject = attention(stack, replace(row, verified=word), kv, data, spec.arithmetic)
+                assert subject.output is not None
+                sort(subject, judge.fault(subject.output()))
+        except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
+            done.append(row.without_time("refused", str(error)))
+    others, untimed = baselines(data, spec.dtype, want.out.astype(np.float32))
+    for subjects in (passed, others):
+        samples = in_turns([subject.sample for subject in subjects], spec.repeats, BUDGET_S, WARM_UP_ROUNDS)
+        for one, mine in zip(subjects, samples, strict=True):
+            if one.output and (wrong := judge.fault(one.output())):
+                done.append(one.row.without_time("failed", f"after timing: {wrong}"))
+            else:
+                done += one.row.timed(mine, len(data.k) * shape.kv_bytes_per_token(spec.dtype))
+    return _beside_yardstick(done) + untimed
 
 
 def _beside_yardstick(rows: Sequence[BenchRow]) -> list[BenchRow]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
 from time import perf_counter, process_time, thread_time
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ...decode.contiguous import ContiguousKV, RecordedCall, packed
 from ...kernels import declarations as kernels
 from ...limits import WAVE
 from ...planning.arithmetic import Arithmetic
-from ...runtime.device import Device
 from ...runtime.protocol import Buffer, Dispatch, Use
 from ..harness.bits import Output
 from ..harness.inputs import Inputs
@@ -67,96 +66,75 @@ class ReadYardstick:
 TimedCall = TypeVar("TimedCall", RecordedCall, ReadYardstick)
 
 
+@dataclass
 class Subject:
-    """A row, and the calls that are timed for its measures by the host's clock."""
+    """A row, and what is timed for its measures.
 
-    def __init__(self, row: BenchRow, clocked: dict[str, Callable[[], object]]) -> None:
-        self.row, self.clocked = row, clocked
-
-    def sample(self) -> dict[str, Times]:
-        """One time of every measure."""
-        return {name: _clock(call) for name, call in self.clocked.items()}
-
-
-class DeviceSubject(Subject, Generic[TimedCall]):
-    """A recorded call, timed by the host's clock, and by the device's where it has one.
-
-    make: the recording, with timestamps or without.
+    clocked: calls by the host's clock; stamped: gives a recording with timestamps, None where the device has no clock;
+    output: out (q_heads, head_dim) and lse (q_heads,) of a run into an output that was all NaN, None without such.
     """
 
-    def __init__(self, row: BenchRow, device: Device, make: Callable[[bool], TimedCall]) -> None:
-        self._make: Callable[[bool], TimedCall] = make
-        self.call: TimedCall = make(False)
-        super().__init__(row, {"call": self.call.run})
-        self._timed: TimedCall | None = None
-        stamped = bool(row.context and device.info.timestamp_period_ns)
-        # A CPU's driver compiles a pipeline in its first run, so a recording that can be timed again is kept.
-        self._once = stamped and not device.runtime.times_every_run
-        if stamped and not self._once:
-            try:
-                self._timed = make(True)
-            except BaseException:
-                self.call.close()
-                raise
+    row: BenchRow
+    clocked: dict[str, Callable[[], object]]
+    stamped: Callable[[], AbstractContextManager[RecordedCall | ReadYardstick]] | None = None
+    output: Callable[[], Output] | None = None
 
     def sample(self) -> dict[str, Times]:
         """One time of every measure."""
-        made = super().sample()
-        if self._once:
-            with closing(self._make(True)) as call:
-                made |= self._stamped(call)
-        elif self._timed:
-            made |= self._stamped(self._timed)
+        made = {name: _clock(call) for name, call in self.clocked.items()}
+        if self.stamped is not None:
+            with self.stamped() as call:
+                call.run()
+                (begin, end), *more = call.timings()
+            made["device"] = ((more[-1][1] if more else end) - begin,)
+            if self.output is not None:
+                made["pass 1"] = (end - begin,)
+                for second, third in more:
+                    made |= {"gap": (second - end,), "pass 2": (third - second,)}
         return made
 
-    def _stamped(self, call: TimedCall) -> dict[str, Times]:
-        """The times of one run by the device's clock."""
+
+def recorded(
+    stack: ExitStack, row: BenchRow, kv: ContiguousKV, make: Callable[[bool], TimedCall]
+) -> tuple[Subject, TimedCall]:
+    """A recording as a subject, and itself. make: the recording, with timestamps or without; ``stack`` closes it."""
+    call = stack.enter_context(closing(make(False)))
+    subject = Subject(row, {"call": call.run})
+    if row.context and kv.device.info.timestamp_period_ns:
+        subject.stamped = lambda: closing(make(True))
+        # A CPU's driver compiles a pipeline in its first run, so a recording that can be timed again is kept.
+        if kv.device.runtime.times_every_run:
+            kept = stack.enter_context(closing(make(True)))
+            subject.stamped = lambda: nullcontext(kept)
+    return subject, call
+
+
+def attention(stack: ExitStack, row: BenchRow, kv: ContiguousKV, data: Inputs, arithmetic: Arithmetic) -> Subject:
+    """One of LAYOUTS, which ``row`` names, on the device of ``kv``."""
+    shape, split = data.shape, SplitSpec.parse("auto" if row.layout == "auto" else "1")
+    plan = split.plan(kv.tokens, shape, kv.device.info.layout_facts, kv.dtype)
+    heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup
+    row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads, arithmetic=arithmetic)
+
+    def make(timestamps: bool) -> RecordedCall:
+        made = RecordedCall(kv, plan, timestamps=timestamps, heads_per_workgroup=heads, arithmetic=arithmetic)
+        made.write_q(data.rows)
+        return made
+
+    subject, call = recorded(stack, row, kv, make)
+
+    def steady() -> None:
+        call.write_q(data.rows)
         call.run()
-        marks = call.timings()
-        found: dict[str, Times] = {"device": (marks[-1][1] - marks[0][0],)}
-        if self.row.layout != "read":
-            found["pass 1"] = (marks[0][1] - marks[0][0],)
-            if len(marks) == 2:
-                found["gap"], found["pass 2"] = (marks[1][0] - marks[0][1],), (marks[1][1] - marks[1][0],)
-        return found
+        call.result()
 
-    def close(self) -> None:
-        """Free the recordings."""
-        self.call.close()
-        if self._timed:
-            self._timed.close()
+    def output() -> Output:
+        call.poison()
+        call.run()
+        return Output(*(x[0] for x in call.result()))
 
-
-class AttentionSubject(DeviceSubject[RecordedCall]):
-    """One of LAYOUTS on a device: ``row`` names it."""
-
-    def __init__(self, row: BenchRow, kv: ContiguousKV, data: Inputs, arithmetic: Arithmetic = "canonical") -> None:
-        shape, info = data.shape, kv.device.info
-        split = SplitSpec.parse("auto" if row.layout == "auto" else "1")
-        plan = split.plan(kv.tokens, shape, info.layout_facts, kv.dtype)
-        heads = 1 if row.layout == "per query head" else shape.heads_per_workgroup
-        row = replace(row, plan=plan.fingerprint(), heads_per_workgroup=heads, arithmetic=arithmetic)
-        self._rows = data.rows
-
-        def make(timestamps: bool) -> RecordedCall:
-            step = RecordedCall(kv, plan, timestamps=timestamps, heads_per_workgroup=heads, arithmetic=arithmetic)
-            step.write_q(self._rows)
-            return step
-
-        super().__init__(row, kv.device, make)
-        self.clocked["steady call"] = self._steady
-
-    def _steady(self) -> None:
-        self.call.write_q(self._rows)
-        self.call.run()
-        self.call.result()
-
-    def output(self) -> Output:
-        """out (q_heads, head_dim) and lse (q_heads,) of a run into an output that was all NaN."""
-        self.call.poison()
-        self.call.run()
-        out, lse = self.call.result()
-        return Output(out[0], lse[0])
+    subject.clocked["steady call"], subject.output = steady, output
+    return subject
 
 
 def _clock(call: Callable[[], object]) -> Times:
