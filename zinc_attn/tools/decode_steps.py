@@ -17,7 +17,7 @@ from ..runtime.device import Device
 from ..shapes import AttnShape
 from .harness.bits import Output, compare, oracle
 from .harness.inputs import Inputs
-from .harness.plots import new_figure, set_title, to_png
+from .harness.plots import Line, lines_png
 from .harness.progress import Progress, Steps
 
 NEIGHBORS: Final = 16  # steps on each side whose median a step is compared with
@@ -119,19 +119,10 @@ def _rows(device: Device, spec: DecodeSpec, ms: NDArray[np.float64]) -> list[Ste
 
 def steps_png(runs: Sequence[DecodeRun], title: str) -> bytes:
     """A PNG of the time of every step over the context, a line per run."""
-    figure = new_figure(9, 4.6)
-    axes = figure.subplots()
-    for run, color in zip(runs, ("#0b5fa5", "#c2410c", "#2f7d32", "#7b3fa0") * len(runs), strict=False):
+    lines = []
+    for run in runs:
         first = run.rows[0]
-        contexts, ms = [row.context for row in run.rows], [row.ms for row in run.rows]
-        how = "prepared" if first.prepared else "not prepared"
-        axes.plot(contexts, ms, color=color, linewidth=0.7, label=f"{first.runtime}, {how}, {first.device}")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:,.4g}")
-    axes.set_xlabel("context (keys)")
-    axes.set_ylabel("ms per step, all layers (log scale)")
-    axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    set_title(figure, title)
-    return to_png(figure)
+        how = f"{first.runtime}, {'prepared' if first.prepared else 'not prepared'}"
+        lines.append(Line(how, [(row.context, row.ms) for row in run.rows], "-", width=0.7))
+    about = f"{runs[0].rows[0].device} · {runs[0].rows[0].driver}"
+    return lines_png({about: lines}, title, "ms per step, all layers", contexts=False)
