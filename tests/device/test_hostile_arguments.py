@@ -101,7 +101,6 @@ TABLE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] =
     "Sequence.save": lambda b: (b.seq().save, {"path": b.file}),
     "Sequence.drop_last": lambda b: (b.seq().drop_last, {"n": 1}),
     "Sequence.keep": lambda b: (b.seq().keep, {"rows": [1], "last": 2}),
-    "Sequence.keep": lambda b: (b.seq().keep, {"rows": [0], "last": 1}),
     "Sequence.truncate": lambda b: (b.seq().truncate, {"n": 1}),
     "ShardedAttention": lambda b: (closing(za.ShardedAttention), {"cache": b.sharded} | b.options()),
     "ShardedAttention.__call__": lambda b: (b.attend_apart, {"q": Q, "seq": b.apart(), "layer": 0, "k": K, "v": V}),
@@ -112,7 +111,6 @@ TABLE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] =
     "ShardedKVCache.append": lambda b: (b.sharded.append, {"seq": b.apart(), "layer": 0, "k": K, "v": V}),
     "ShardedSequence.drop_last": lambda b: (b.apart().drop_last, {"n": 1}),
     "ShardedSequence.keep": lambda b: (b.apart().keep, {"rows": [1], "last": 2}),
-    "ShardedSequence.keep": lambda b: (b.apart().keep, {"rows": [0], "last": 1}),
     "ShardedSequence.truncate": lambda b: (b.apart().truncate, {"n": 1}),
     "attention": lambda b: (za.attention, {"q": Q, "k": K, "v": V, "device": b.device} | b.options()),
 }

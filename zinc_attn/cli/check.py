@@ -33,6 +33,7 @@ from .arguments import (
 )
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
+MANY: Final = 20  # cases that take minutes on a CPU
 RECORD_HINT: Final = "choose another file with --record"
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
@@ -78,7 +79,7 @@ def add_check(subparsers: Subparsers) -> None:
     masking = f"none, or some of window=KEYS, softcap=X, scale=X, sinks, alibi, mask={masks}, noncausal, joined by +"
     add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
     add_shared(parser, "--splits", LAYOUTS, several=True)
-    add_shared(parser, "--device", said="the best one", several=True)
+    add_shared(parser, "--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
     quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
     add_shared(parser, "--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
     add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
@@ -107,10 +108,9 @@ def run_check(args: argparse.Namespace) -> int:
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
         check_sources(args, against, devices)
-        if any(device.info.kind == "cpu" for device in devices):
-            long = "two or three minutes, less when" if args.quick else "seconds to minutes each, fewer when"
-            where = f"{plural(len(cases), 'case')} on {plural(len(devices), 'device')}"
-            say(f"{where}: on a CPU {long} its driver has compiled the shaders before")
+        if len(cases) >= MANY and any(device.info.kind == "cpu" for device in devices):
+            long = f"{'two or three' if args.quick else 'several'} minutes on a CPU"
+            say(f"{len(cases)} cases on {plural(len(devices), 'device')}: {long}, less once its shaders are compiled")
         with progress_bar() as progress:
             outcomes = check(devices, cases, splits, against=against, progress=progress, on_outcome=print_outcome)
         entries = []

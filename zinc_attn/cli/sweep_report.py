@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from ..distributed.ranks import Ranks
 from ..runtime.device import Device
@@ -14,6 +14,15 @@ from .terminal import arithmetic_text, count, model_text, new_table, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+FIGURES: Final = {  # heading and field
+    "µs per\nlayer": "median_us",
+    "IQR\nµs": "iqr_us",
+    "KV\nGB/s": "kv_gb_s",
+    "attn\nms/step": "attention_ms_per_step",
+    "attn\ntokens/s": "tokens_s",
+}
 
 
 def print_sweep_head(device: Device, model: ModelPreset, specs: Sequence[SweepSpec], ranks: Ranks | None) -> None:
@@ -48,40 +57,38 @@ def call_text(specs: Sequence[SweepSpec]) -> str:
 
 def sweep_table(rows: Sequence[SweepRow]) -> Table:
     """One line per point."""
-    weights = any(row.weights_ms is not None for row in rows)
     ranks = any(row.formula_bytes is not None for row in rows)
     several = len({row.q_len for row in rows}) > 1
-    columns = [
-        *(["rows"] if several else []),
-        "context",
-        "layout",
-        "splits",
-        *(["ranks", "bytes per\nlayer", "by the\nformula"] if ranks else []),
-        "verified",
-        "µs per\nlayer",
-        "IQR\nµs",
-    ]
-    columns += ["KV\nGB/s", "attn\nms/step", "attn\ntokens/s"]
-    table = new_table(*columns, *(["with weights\ntokens/s"] if weights else []))
-    previous = None
+    columns: dict[str, Callable[[SweepRow], str]] = {"rows": lambda row: str(row.q_len)} if several else {}
+    columns |= {
+        "context": lambda row: f"{row.context:,}",
+        "layout": lambda row: row.layout,
+        "splits": lambda row: f"{row.num_splits:,}",
+    }
+    if ranks:
+        columns["ranks"] = lambda row: str(row.ranks)
+        columns["bytes per\nlayer"] = lambda row: count(row.received_bytes)
+        columns["by the\nformula"] = lambda row: count(row.formula_bytes)
+    columns["verified"] = _verdict
+    columns |= {heading: _figure_of(field) for heading, field in FIGURES.items()}
+    if any(row.weights_ms is not None for row in rows):
+        columns["with weights\ntokens/s"] = _figure_of("tokens_s_with_weights")
+    table, previous = new_table(*columns), None
     for row in rows:
         if previous not in (None, (row.context, row.q_len)) and not ranks:
             table.add_section()
         previous = row.context, row.q_len
-        word = {"ok": row.verified or "", "failed": "FAILED", "refused": "refused"}[row.status]
-        figures = (row.median_us, row.iqr_us, row.kv_gb_s, row.attention_ms_per_step, row.tokens_s)
-        table.add_row(
-            *([str(row.q_len)] if several else []),
-            f"{row.context:,}",
-            row.layout,
-            f"{row.num_splits:,}",
-            *((str(row.ranks), count(row.received_bytes), count(row.formula_bytes)) if ranks else ()),
-            word.replace(" (sampled)", "*"),
-            *(figure(x) for x in figures),
-            *([figure(row.tokens_s_with_weights)] if weights else []),
-            style={"failed": "bold red", "refused": "yellow"}.get(row.status),
-        )
+        style = {"failed": "bold red", "refused": "yellow"}.get(row.status)
+        table.add_row(*(cell(row) for cell in columns.values()), style=style)
     return table
+
+
+def _verdict(row: SweepRow) -> str:
+    return {"failed": "FAILED", "refused": "refused"}.get(row.status, row.verified or "").replace(" (sampled)", "*")
+
+
+def _figure_of(field: str) -> Callable[[SweepRow], str]:
+    return lambda row: figure(getattr(row, field))
 
 
 def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
@@ -102,12 +109,10 @@ def sweep_notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         if first.formula_bytes is not None:
             yield f"Compared on {plural(first.ranks, 'rank')}, and the same on all. bytes per layer: what rank 0 gets"
             yield "in a call; the formula: nodes of the other ranks × q_len × q_heads × (head_dim + 2) × 4."
-    if any(row.verified == "bound (sampled)" for row in rows):
-        yield "bound*: some KV heads compared with float64, everything with the first layout, or with rank 0's bits."
-    if any(row.verified == "bits (sampled)" and row.formula_bytes is None for row in rows):
-        yield "bits*: some KV heads compared with the oracle, everything with the context's first layout."
-    if any(row.verified == "bits (sampled)" and row.formula_bytes is not None for row in rows):
-        yield "bits*: some KV heads compared with the oracle, everything with rank 0's."
+    for word, with_what in (("bound", "float64"), ("bits", "the oracle")):
+        if sampled := [row for row in rows if row.verified == f"{word} (sampled)"]:
+            other = "rank 0's" if sampled[0].formula_bytes is not None else "those of the context's first layout"
+            yield f"{word}*: some KV heads compared with {with_what}, the bits of all with {other}."
     troubles = grouped(((row.context, row.status, row.error), row.layout) for row in rows if row.error)
     for (context, status, error), layouts in troubles.items():
         yield f"{context:,} keys, {', '.join(layouts)}: {'FAILED' if status == 'failed' else status}: {error}"

@@ -96,24 +96,11 @@ def decode_run(device: Device, spec: DecodeSpec, progress: Progress | None = Non
 
 def _rows(device: Device, spec: DecodeSpec, ms: NDArray[np.float64]) -> list[StepRow]:
     info, rows = device.info, []
+    about = info.name, info.driver, device.runtime.name, str(spec.shape), spec.layers, spec.dtype, spec.prepare
     for at, mine in enumerate(ms.tolist()):
         median = float(np.median(ms[max(at - NEIGHBORS, 0) : at + NEIGHBORS + 1]))
         stall = mine > STALL_RATIO * median or mine > median + STALL_MS
-        rows.append(
-            StepRow(
-                device=info.name,
-                driver=info.driver,
-                runtime=device.runtime.name,
-                shape=str(spec.shape),
-                layers=spec.layers,
-                dtype=spec.dtype,
-                prepared=spec.prepare,
-                context=at + 1,
-                ms=mine,
-                neighbors_ms=median,
-                stall=stall,
-            )
-        )
+        rows.append(StepRow(*about, at + 1, mine, median, stall))
     return rows
 
 

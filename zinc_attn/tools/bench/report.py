@@ -8,19 +8,27 @@ from typing import Final
 from ..harness.tables import figure, grouped
 from .rows import BenchRow
 
-COLUMNS: Final = (
-    *("shape", "context", "runtime", "layout", "verified", "call\nµs", "IQR\nµs", "CPU\nµs", "steady\ncall µs"),
-    *("pass 1\nµs", "gap\nµs", "pass 2\nµs", "KV\nGB/s", "of\nread", "device\nGB/s", "of\nread"),
+HOST_FIGURES: Final = (  # heading, measure and field
+    ("empty submit\nµs", "empty submit", "median_us"),
+    ("call\nµs", "call", "median_us"),
+    ("steady call\nµs", "steady call", "median_us"),
+    ("IQR\nµs", "steady call", "iqr_us"),
+    ("host per call\nµs", "host per call", "median_us"),
+    ("of it caller's\nCPU µs", "host per call", "caller_us"),
 )
-HOST_FIGURES: Final = {  # heading to measure and field
-    "empty submit\nµs": ("empty submit", "median_us"),
-    "call\nµs": ("call", "median_us"),
-    "steady call\nµs": ("steady call", "median_us"),
-    "IQR\nµs": ("steady call", "iqr_us"),
-    "host per call\nµs": ("host per call", "median_us"),
-    "of it caller's\nCPU µs": ("host per call", "caller_us"),
-}
-HOST_COLUMNS: Final = ("shape", "runtime", *HOST_FIGURES)
+FIGURES: Final = (
+    ("call\nµs", "call", "median_us"),
+    ("IQR\nµs", "call", "iqr_us"),
+    ("CPU\nµs", "call", "cpu_us"),
+    ("steady\ncall µs", "steady call", "median_us"),
+    *((f"{measure}\nµs", measure, "median_us") for measure in ("pass 1", "gap", "pass 2")),
+    ("KV\nGB/s", "call", "kv_gb_s"),
+    ("of\nread", "call", "of_read"),
+    ("device\nGB/s", "device", "kv_gb_s"),
+    ("of\nread", "device", "of_read"),
+)
+HOST_COLUMNS: Final = ("shape", "runtime", *(heading for heading, *_ in HOST_FIGURES))
+COLUMNS: Final = ("shape", "context", "runtime", "layout", "verified", *(heading for heading, *_ in FIGURES))
 
 
 def table_cells(rows: Iterable[BenchRow]) -> tuple[list[list[str]], list[list[str]]]:
@@ -31,16 +39,13 @@ def table_cells(rows: Iterable[BenchRow]) -> tuple[list[list[str]], list[list[st
     subjects = grouped(((row.shape, row.context, row.runtime, row.layout), row) for row in rows)
     host, main = [], []
     for (shape, context, runtime, layout), mine in subjects.items():
-        measures = {row.measure: row for row in mine}
+        measures, row = {row.measure: row for row in mine}, mine[0]
+        cells = [_cell(measures, *names) for _, *names in (FIGURES if context else HOST_FIGURES)]
+        word = (row.verified or "") if row.status == "ok" else f"{row.status.upper()}: {row.note}"
         if context:
-            figures = [("call", "median_us"), ("call", "iqr_us"), ("call", "cpu_us")]
-            figures += [(measure, "median_us") for measure in ("steady call", "pass 1", "gap", "pass 2")]
-            figures += [(measure, field) for measure in ("call", "device") for field in ("kv_gb_s", "of_read")]
-            row = mine[0]
-            word = (row.verified or "") if row.status == "ok" else f"{row.status.upper()}: {row.note}"
-            main.append([shape, f"{context:,}", runtime, layout, word, *(_cell(measures, *one) for one in figures)])
+            main.append([shape, f"{context:,}", runtime, layout, word, *cells])
         else:
-            host.append([shape, runtime, *(_cell(measures, *one) for one in HOST_FIGURES.values())])
+            host.append([shape, runtime, *cells])
     return host, main
 
 

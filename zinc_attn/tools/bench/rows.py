@@ -10,16 +10,16 @@ from typing import Any, Final
 import numpy as np
 
 from ...checks import check_int
-from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
-from ...planning.arithmetic import Arithmetic, on_matrices
+from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
-from ...shapes import AttnShape, row_format
+from ...shapes import AttnShape
 from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import Inputs, check_stored_v
 from ..harness.timing import Spread
+from ..sweep.rows import SweepSpec
 
 WARM_UP_ROUNDS: Final = 2
 HOST_ROUNDS: Final = 1000  # of a call without keys
@@ -58,22 +58,22 @@ class BenchSpec:
     arithmetic: Arithmetic = "canonical"
 
     def __post_init__(self) -> None:
-        arithmetic_name(self.arithmetic)
         object.__setattr__(self, "dtype", storage_dtype(self.dtype))
-        for shape in self.shapes:
-            row_format(check_stored_v(shape), self.dtype)  # refuses a dtype that the shape does not take
-        check_int("seed", self.seed, 0)
-        if self.repeats is not None:
-            check_int("repeats", self.repeats, 1)
         for context in self.contexts:
             check_int("contexts", context, 1, MAX_CONTEXT)
-        for name in ("shapes", "contexts"):
-            if not getattr(self, name):
-                raise ArgumentError(f"{name}: got none, expected one or more")
+        if not self.shapes:
+            raise ArgumentError("shapes: got none, expected one or more")
+        for shape in self.shapes:
+            self.calls(check_stored_v(shape))
+
+    def calls(self, shape: AttnShape) -> SweepSpec:
+        """The calls of one shape, as those of a sweep; checked."""
+        given = {name: getattr(self, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
+        return SweepSpec(shape, 1, self.contexts, page_size=None, **given)
 
     def bounded(self, shape: AttnShape) -> bool:
         """Whether matrix units attend, so that a call has a bound of its error in place of the oracle's bits."""
-        return on_matrices(self.arithmetic, 1, shape)
+        return self.calls(shape).bounded
 
     def layouts(self, shape: AttnShape) -> tuple[str, ...]:
         """Those of LAYOUTS that differ: the workgroups of matrix units have no choice of heads."""
