@@ -29,7 +29,7 @@ STATISTICS = {
 SINGLE = Spec("attend_single_f16", 256, 8)
 LOOP = Spec("attend_loop_f16", 256, 8)
 LATENT = Spec("attend_loop_f16", 576, 4, 5, v_head_dim=512, latent=True)
-PLAIN = AttnShape(1, 1, 64)
+TRIPS = (8, 32)  # of the loops of the programs below, per leaf
 
 # head_dim 64, float16: a chunk of K is two 16-byte loads a lane, a value row one 4-byte load
 ACO = """
@@ -116,9 +116,10 @@ def test_encoding_keeps_its_gates() -> None:
 
 @pytest.mark.usefixtures("with_compiler")
 def test_isa_text_names_every_main_loop_instruction() -> None:
-    text = compiler.isa_text(Spec("attend_single_f32", 64, 3))
+    spec = Spec("attend_single_f32", 64, 3)
+    text = compiler.isa_text(spec)
     assert "v_dual_mul_f32" in text
-    qk, pv = isa.main_loops(text, AttnShape(3, 1, 64), 4)
+    qk, pv = isa.main_loops(text, compiler._trips(spec, "single"))
     assert qk is not None
     assert pv is not None
     # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
@@ -173,30 +174,33 @@ def test_occupancy_by_lds(lds: int, waves: float) -> None:
 
 
 def test_main_loops() -> None:
-    # 8 chunks of K and 32 trips of two value rows per leaf of 64 keys
+    # 8 trips over the chunks of K and 32 trips of two value rows per leaf of 64 keys
     qk = Issue(valu=2 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=3 / 8)
     pv = Issue(valu=1 / 2, vopd=0, smem=0, vmem=2 / 2, lds=1 / 2, salu=1 / 2)
-    assert isa.main_loops(ACO, PLAIN, 2) == (qk, pv)
+    assert isa.main_loops(ACO, TRIPS) == (qk, pv)
     assert qk.total == 5 / 8
     spec = Spec("attend_single_f16", 64, 8, chunks=2)
     assert VariantReport(spec, "gfx1201", 32, STATISTICS, qk, pv).issue_per_key == 2 * (5 / 8 + 2)
 
 
-def test_main_loops_where_v_is_not_like_k() -> None:
-    """Trips follow from K's bytes in the score loop, and from those of V's slices in the value loop."""
-    (qk, pv), wide = isa.main_loops(ACO, PLAIN, 2), AttnShape(1, 1, 192, 128)
-    assert isa.main_loops(ACO, wide, 2) == (scaled(qk, 3), scaled(pv, 2))
-    assert isa.main_loops(ACO, AttnShape(1, 1, 576, 512, latent=True), 2) == (scaled(qk, 9), scaled(pv, 8))
-    assert isa.main_loops(ACO, AttnShape(1, 1, 57, 5), 2) == (qk, pv)  # filled up to 64, and slices of 2
-
-
-def scaled(issue: Issue | None, factor: int) -> Issue:
-    assert issue is not None
-    return Issue(**{name: factor * number for name, number in dataclasses.asdict(issue).items()})
+@pytest.mark.parametrize(
+    ("spec", "trips"),
+    [
+        (Spec("attend_loop_f16", 64, 1), (2, 8)),  # four chunks of K and eight keys of V in flight
+        (Spec("attend_loop_q8_0", 64, 1), (2, 8)),
+        (Spec("attend_loop_f16", 192, 1, v_head_dim=128), (6, 8)),
+        (Spec("attend_node_f32", 80, 8), (5, 8)),
+        (LATENT, (18, 32)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_trips_of_the_main_loops(spec: Spec, trips: tuple[float, float]) -> None:
+    assert spec.build is not None
+    assert compiler._trips(spec, spec.build) == trips
 
 
 def test_main_loops_in_llvm_notation() -> None:
-    qk, pv = isa.main_loops(LLVM, PLAIN, 2)
+    qk, pv = isa.main_loops(LLVM, TRIPS)
     assert qk == Issue(valu=1 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=1 / 8)
     assert pv is None
 
@@ -204,16 +208,14 @@ def test_main_loops_in_llvm_notation() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (
-            "s_cbranch_scc1 block:BB3",
-            "s_cbranch_scc0 block:BB2\ns_cbranch_scc1 block:BB3",
-        ),  # conditional part within the loop
-        ("s_load_dwordx4 %4:s[2-3], 0", "s_mov_b32 0\n\tbuffer_load_dword\n\ts_branch block:BB0"),  # two candidates
+        # a conditional part within the loop, and two candidates
+        ("s_cbranch_scc1 block:BB3", "s_cbranch_scc0 block:BB2\ns_cbranch_scc1 block:BB3"),
+        ("s_load_dwordx4 %4:s[2-3], 0", "s_mov_b32 0\n\tbuffer_load_dword\n\ts_branch block:BB0"),
     ],
 )
 def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> None:
     assert old in ACO
-    qk, pv = isa.main_loops(ACO.replace(old, new), PLAIN, 2)
+    qk, pv = isa.main_loops(ACO.replace(old, new), TRIPS)
     assert qk is None
     assert pv is not None
 

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF
 from ...errors import ArgumentError, KernelError, NoVulkanError
-from ...kernels.declarations import MATRIX
+from ...kernels.declarations import MATRIX, Build
 from ...kernels.sizes import attend_sizes
 from ...kernels.tuning import chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
-from .isa import Issue, main_loops
+from .isa import main_loops
 from .variants import FAMILIES, Spec, default_specs, encode_specs, matrix_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -39,11 +39,9 @@ def compile_variants(
 
     NoVulkanError with the text of ``missing(family)`` where there is no such compiler; KernelError where it refuses.
     """
-    wanted = default_specs() if specs is None else list(specs)
-    if specs is None:
-        wanted += encode_specs()
-        if (spirv / MATRIX.file).exists():  # the package may be built without it
-            wanted += matrix_specs()
+    wanted = [*default_specs(), *encode_specs()] if specs is None else list(specs)
+    if specs is None and (spirv / MATRIX.file).exists():  # the package may be built without it
+        wanted += matrix_specs()
     count = max(1, min(len(wanted), os.cpu_count() or 1))
     shares = [wanted[i::count] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
@@ -68,20 +66,15 @@ def missing(family: str = "gfx1201") -> str | None:
 def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
     wmma = len(re.findall(r"\bv_wmma_", one["isa"]))
-    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *_loops(spec, one["isa"]), wmma)
+    loops = (None, None) if spec.build is None else main_loops(one["isa"], _trips(spec, spec.build))
+    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops, wmma)
 
 
-def _loops(spec: Spec, isa: str) -> tuple[Issue | None, Issue | None]:
-    """The main loops. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
-    if spec.types is None:
-        return None, None
-    k, v = spec.types
-    if k == v and not k.quantized:
-        return main_loops(isa, spec.shape, k.bits // 8)
-    variant, ahead = spec.variant(), chunks_ahead("discrete", spec.shape.k_dim)
-    sizes = attend_sizes(spec.shape, spec.heads, ahead, variant.dtype, variant.build)
-    values = sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
-    return main_loops(isa, spec.shape, 0, (spec.shape.k_dim / (CHUNK * ahead), values))
+def _trips(spec: Spec, build: Build) -> tuple[float, float]:
+    """Trips of both main loops per leaf. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
+    ahead = chunks_ahead("discrete", spec.shape.k_dim)
+    sizes = attend_sizes(spec.shape, spec.heads, ahead, str(spec.dtype), build)
+    return spec.shape.k_dim / (CHUNK * ahead), sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
 
 
 def _environment(family: str) -> Mapping[str, str]:

@@ -86,9 +86,9 @@ class VariantReport:
 
 def _lds_gate(spec: Spec) -> int:
     """LDS bytes that a workgroup may have, in the steps in which they are allocated."""
-    if spec.matrix_variant() is not None:
+    if spec.call == "attend_matrix":
         return MATRIX_LDS_BYTES
-    if spec.heads and spec.waves > 1:
+    if spec.call == "attend_node":
         return -(-node_shared_bytes(spec.heads) // LDS_STEP) * LDS_STEP
     return MAX_LDS_BYTES
 
@@ -107,17 +107,17 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
         ):
             if got > most and (what != "VGPRs" or r.family.startswith("gfx12")):
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
-        if not r.wmma and r.spec.matrix_variant() is not None:
+        if not r.wmma and r.spec.call == "attend_matrix":
             found.append(f"{r.spec.name}: no instruction of the matrix units")
         if r.wave != limits.WAVE:
             found.append(f"{r.spec.name}: wave{r.wave}, wave{limits.WAVE} needed")
     return found
 
 
-_COLUMNS: Final = (
-    "kernel dim heads wave VGPR SGPR spill LDS code instr VALU VOPD VMEM SMEM latency sub/SIMD waves wavesLDS "
-    "QK PV issue/key"
-)
+_RADV: Final = {  # columns of the table that are RADV's own numbers
+    **{"code": "Code size", "instr": "Instructions", "VALU": "VALU", "VOPD": "VOPD", "VMEM": "VMEM", "SMEM": "SMEM"},
+    **{"latency": "Latency", "sub/SIMD": "Subgroups per SIMD"},
+}
 
 
 def table(reports: Sequence[VariantReport]) -> str:
@@ -126,12 +126,12 @@ def table(reports: Sequence[VariantReport]) -> str:
     sub/SIMD is RADV's figure, for 1024 registers; waves is for the chip's 1536, wavesLDS for its LDS. QK, PV and
     issue/key are issue cycles per key and KV head.
     """
-    rows = [_COLUMNS.split()]
-    names = ("Code size", "Instructions", "VALU", "VOPD", "VMEM", "SMEM", "Latency", "Subgroups per SIMD")
+    derived = ("waves", "wavesLDS", "QK", "PV", "issue/key")
+    rows = [["kernel", "dim", "heads", "wave", "VGPR", "SGPR", "spill", "LDS", *_RADV, *derived]]
     for r in reports:
         cells: list[Any] = [r.spec.kernel, r.spec.dims, r.spec.heads, r.wave]
         cells += [r.vgprs, r.statistics["SGPRs"], r.spills, r.lds_bytes]
-        cells += [r.statistics.get(name, "-") for name in names]
+        cells += [r.statistics.get(name, "-") for name in _RADV.values()]
         cells += [r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]
         issue = [None if x is None else x.total * r.spec.chunks for x in (r.qk, r.pv)]
         cells += ["-" if x is None else f"{x:.0f}" for x in (*issue, r.issue_per_key)]

@@ -7,14 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...canonical import constants
-from ...shapes import AttnShape
+from ...canonical.constants import KEYS_PER_LEAF
 
 _BLOCK: Final = re.compile(r"BB(\d+):?$")
 _OPCODE: Final = re.compile(r"(?:^|= |\s)((?:v|s|ds|buffer|global|flat|scratch|tbuffer|image)_[a-z]\w*)")
 _TARGET: Final = re.compile(r"\bBB(\d+)\b")
-_WIDTH: Final = re.compile(r"_load_(?:dword(?:x(\d))?|b(\d+))$")
-_FREE: Final = ("s_wait", "s_delay_alu", "s_clause", "s_nop")  # no issue slot of their own
+_VECTOR_LOAD: Final = re.compile(r"(?:buffer|global)_load_(?:dword|b\d)")
+_KINDS: Final = {  # the field of ``Issue`` that counts an opcode, by its begin; the first that fits
+    "v_": "valu",
+    "ds_": "lds",
+    "s_load": "smem",
+    "s_buffer_load": "smem",
+    **dict.fromkeys(("s_wait", "s_delay_alu", "s_clause", "s_nop"), ""),  # no issue slot of their own
+    "s_": "salu",
+    "": "vmem",
+}
 
 
 @dataclass(frozen=True)
@@ -64,47 +71,24 @@ def innermost_loops(isa: str) -> list[tuple[list[tuple[str, bool]], bool]]:
     ]
 
 
-def main_loops(
-    isa: str, shape: AttnShape, dtype_bytes: int, trips: tuple[float, float] | None = None
-) -> tuple[Issue | None, Issue | None]:
-    """(score loop, value loop) of pass 1 per key.
+def main_loops(isa: str, trips: tuple[float, float]) -> tuple[Issue | None, Issue | None]:
+    """(score loop, value loop) of pass 1 per key; trips: of both loops per leaf.
 
     The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar loads), the
-    value loop the only one that does both. Trips per leaf follow from the bytes that one trip loads, which accounts for
-    unrolling: K of a leaf is 2 keys per lane, V one slice of 64 keys, in one pass or in several. trips: of both loops
-    per leaf, where the bytes do not tell them, since what blocks share is loaded, too.
+    value loop the only one that does both. None where it is not one, or has a conditional part.
     """
     groups: tuple[list[Issue | None], list[Issue | None]] = ([], [])
     for loop, straight in innermost_loops(isa):
-        if per_trip := sum(_load_bytes(op) for op, _ in loop):
+        if any(_VECTOR_LOAD.match(op) for op, _ in loop):
             reads_lds = any(op.startswith(("ds_read", "ds_load")) for op, _ in loop)
-            values = constants.KEYS_PER_LEAF * shape.value_slice if reads_lds else 2 * shape.k_dim
-            per_leaf = values * dtype_bytes / per_trip if trips is None else trips[reads_lds]
-            trips_per_key = per_leaf / constants.KEYS_PER_LEAF
-            groups[reads_lds].append(_issue(loop, trips_per_key) if straight else None)
+            groups[reads_lds].append(_issue(loop, trips[reads_lds] / KEYS_PER_LEAF) if straight else None)
     qk, pv = (g[0] if len(g) == 1 else None for g in groups)
     return qk, pv
 
 
-def _load_bytes(opcode: str) -> int:
-    """Bytes per lane of a vector memory load; 0 for anything else."""
-    width = _WIDTH.search(opcode) if opcode.startswith(("buffer_", "global_")) else None
-    return 0 if width is None else int(width[2]) // 8 if width[2] else 4 * int(width[1] or 1)
-
-
 def _issue(loop: Sequence[tuple[str, bool]], trips_per_key: float) -> Issue:
     """What the instructions of one trip are per key."""
-    count = dict.fromkeys(("valu", "vopd", "smem", "vmem", "lds", "salu"), 0)
-    for op, dual in loop:
-        if op.startswith("v_"):
-            count["valu"] += 1
-            count["vopd"] += dual
-        elif op.startswith("ds_"):
-            count["lds"] += 1
-        elif op.startswith(("s_load", "s_buffer_load")):
-            count["smem"] += 1
-        elif not op.startswith("s_"):
-            count["vmem"] += 1
-        elif not op.startswith(_FREE):
-            count["salu"] += 1
-    return Issue(**{kind: n * trips_per_key for kind, n in count.items()})
+    kinds = [next(kind for begin, kind in _KINDS.items() if op.startswith(begin)) for op, _ in loop]
+    counts = {kind: kinds.count(kind) for kind in ("valu", "smem", "vmem", "lds", "salu")}
+    counts["vopd"] = sum(dual for (_, dual), kind in zip(loop, kinds, strict=True) if kind == "valu")
+    return Issue(**{kind: n * trips_per_key for kind, n in counts.items()})

@@ -13,11 +13,11 @@ from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
-from ...kernels.matrix import matrix_workgroup
+from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import merge_lanes, shared_rows
 from ...limits import MAX_HEAD_DIM, WAVE
 from ...shapes import AttnShape
-from ...storage import STORAGE, StorageType, storage_types
+from ...storage import STORAGE
 from ..cost.matrix import RDNA4_UNITS, TILE
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
@@ -25,9 +25,9 @@ FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi3
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-_ENCODE: Final = re.compile(r"encode_(?P<dtype>.+)")
-_MATRIX: Final = re.compile(r"attend_matrix_(?P<dtype>.+)")
-_PASS1: Final = re.compile(r"attend_(?P<build>single|node|loop)_(?P<dtype>.+?)(?P<upload>_from_upload)?")
+_KERNEL: Final = re.compile(
+    r"(?P<call>merge|encode|attend_(?:single|node|loop|matrix))(?:_(?P<dtype>.+?)(?P<upload>_from_upload)?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -89,60 +89,53 @@ class Spec:
         """The query heads of a workgroup as a shape of one KV head."""
         return AttnShape(max(self.heads // self.rows, 1), 1, self.head_dim, self.v_head_dim, self.latent)
 
-    def variant(self) -> AttendVariant:
-        """What chooses the program of a variant of pass 1. ArgumentError: it is none."""
-        parts = _PASS1.fullmatch(self.kernel)
-        if parts is None or not self.heads:
+    @property
+    def call(self) -> str:
+        """merge, encode, attend_single, attend_node, attend_loop or attend_matrix; ArgumentError for another kernel."""
+        parts = _KERNEL.fullmatch(self.kernel)
+        call = parts["call"] if parts else ""
+        if not call or (call == "merge") != (self.dtype is None) or (call in ("merge", "encode")) == (self.heads > 0):
             raise ArgumentError(
                 f"variant: got {self.name}, expected attend_BUILD_DTYPE, BUILD single, node or loop, DTYPE as for "
                 f"--dtype, with _from_upload or without, or {kernels.MERGE.name}, with its constants"
             )
-        return AttendVariant(
-            self.shape,
-            storage_dtype(parts["dtype"]),
-            next(build for build in kernels.BUILDS if build == parts["build"]),
-            "discrete",
-            KEYS_PER_LEAF,
-            softcap=bool(self.softcap),
-            from_upload=parts["upload"] is not None,
-            rows=self.rows,
-            heads=self.shape.group,
-        )
+        return call
 
-    def matrix_variant(self) -> MatrixVariant | None:
-        """What chooses the program of a variant for the matrix units; None for other kernels."""
-        parts = _MATRIX.fullmatch(self.kernel)
-        workgroup = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads)
-        if parts is None or workgroup is None:
-            return None
-        dtype = storage_dtype(parts["dtype"])
-        return MatrixVariant(self.shape, dtype, TILE, workgroup, KEYS_PER_LEAF, softcap=bool(self.softcap))
+    @property
+    def dtype(self) -> str | None:
+        """The storage type of K and V; None for pass 2."""
+        parts = _KERNEL.fullmatch(self.kernel)
+        return storage_dtype(parts["dtype"]) if parts and parts["dtype"] else None
+
+    @property
+    def build(self) -> kernels.Build | None:
+        """The build of pass 1 without matrix units; None for other kernels."""
+        return next((build for build in kernels.BUILDS if self.call == f"attend_{build}"), None)
 
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
-        if self.kernel == kernels.MERGE.name and not self.heads:
-            call = merge_call(self.shape, "discrete", 1)
-            return call.decl, call.spec
-        if (parts := _ENCODE.fullmatch(self.kernel)) is not None and not self.heads:
-            call = encode_call(self.shape, storage_dtype(parts["dtype"]), 1)
-            return call.decl, call.spec
-        matrix = self.matrix_variant()
-        return self.variant().program() if matrix is None else matrix.program()
+        call, shape, dtype, softcap = self.call, self.shape, str(self.dtype), bool(self.softcap)
+        if call in ("merge", "encode"):
+            one = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
+            return one.decl, one.spec
+        if self.build is None:
+            return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
+        upload, common = self.kernel.endswith("_from_upload"), (self.build, "discrete", KEYS_PER_LEAF, softcap)
+        variant = AttendVariant(shape, dtype, *common, from_upload=upload, rows=self.rows, heads=shape.group)
+        return variant.program()
 
     @property
     def waves(self) -> int:
         """Waves of a workgroup."""
-        if not self.heads:
-            return merge_lanes("discrete") // WAVE if self.kernel == kernels.MERGE.name else 1
-        if (matrix := self.matrix_variant()) is not None:
-            return matrix.workgroup.lanes // WAVE
-        return LEAVES_PER_NODE if self.kernel.startswith("attend_node_") else 1
+        if self.call in ("merge", "attend_matrix"):
+            return (merge_lanes("discrete") if self.call == "merge" else self._matrix().lanes) // WAVE
+        return LEAVES_PER_NODE if self.call == "attend_node" else 1
 
-    @property
-    def types(self) -> tuple[StorageType, StorageType] | None:
-        """The storage types of K and V of a variant of pass 1."""
-        parts = _PASS1.fullmatch(self.kernel)
-        return None if parts is None else storage_types(storage_dtype(parts["dtype"]))
+    def _matrix(self) -> MatrixWorkgroup:
+        """The workgroup of pass 1 with matrix units."""
+        found = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads)
+        assert found is not None  # RDNA4's LDS holds a strip of every size
+        return found
 
 
 def _kernels(dtypes: Iterable[str], builds: Sequence[kernels.Build] = kernels.BUILDS) -> list[str]:
@@ -167,11 +160,10 @@ def default_specs() -> list[Spec]:
     found += specs_for(AttnShape.parse("16/8/256"), softcap=1)  # Gemma 2
     shared = "8/1/128 4/1/128 3/1/64 1/1/64 2/1/128 1/1/192 4/1/256 6/1/256 8/1/256 8/1/512"  # keys that rows share
     for shape in map(AttnShape.parse, shared.split()):
-        rows = shared_rows("discrete", shape)
-        names = _kernels(USUAL, ("single", "loop")) if rows > 1 else []
-        found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in names]
-    found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
-    return _by_kernel(found)
+        if (rows := shared_rows("discrete", shape)) > 1:
+            names = _kernels(USUAL, ("single", "loop"))
+            found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in names]
+    return _by_kernel(found + specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE))
 
 
 def matrix_specs() -> list[Spec]:
@@ -187,11 +179,9 @@ def matrix_specs() -> list[Spec]:
 
 def encode_specs() -> list[Spec]:
     """The encoding of new rows to every quantized type, to a pair of types, and to rows of a latent shape."""
-    names = [name for name, one in STORAGE.items() if one.quantized]
-    return [
-        *(Spec(f"encode_{name}", 256) for name in (*names, "f16/q5_0", "q8_0/q4_0")),
-        Spec("encode_q8_0", 576, v_head_dim=512, latent=True),
-    ]
+    names = (*(name for name, one in STORAGE.items() if one.quantized), "f16/q5_0", "q8_0/q4_0")
+    latent = Spec("encode_q8_0", 576, v_head_dim=512, latent=True)
+    return [*(Spec(f"encode_{name}", 256) for name in names), latent]
 
 
 def unequal_specs() -> list[Spec]:

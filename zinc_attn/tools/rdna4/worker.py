@@ -46,20 +46,19 @@ def _open(vk: Vulkan, family: str) -> Any:
     chip = vk.text(vk.properties(physical)[0].deviceName)
     if FAMILIES[family] not in chip.lower():  # a Mesa that ignores the forced family
         sys.exit(f"the driver offers {chip!r}")
-    sizes = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
-    features = vk.struct(
-        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", pNext=sizes, pipelineExecutableInfo=1
-    )
-    for struct, name in MATRIX_FEATURES.items():  # Mesa 25.0 compiles matrix products for gfx12 without offering them
-        if name != "cooperativeMatrix":
-            features = vk.struct(struct, pNext=features, **{name: 1})
-    priority = vk.array("float", [1.0])
+    features = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures", subgroupSizeControl=1, computeFullSubgroups=1)
+    for struct, name in {  # Mesa 25.0 compiles matrix products for gfx12 without offering them
+        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR": "pipelineExecutableInfo",
+        **{struct: name for struct, name in MATRIX_FEATURES.items() if name != "cooperativeMatrix"},
+    }.items():
+        features = vk.struct(struct, pNext=features, **{name: 1})
+    queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=vk.array("float", [1.0]))
     names = [vk.ffi.new("char[]", name.encode()) for name in _EXTENSIONS]
     create = vk.struct(
         "VkDeviceCreateInfo",
         pNext=features,
         queueCreateInfoCount=1,
-        pQueueCreateInfos=vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority),
+        pQueueCreateInfos=queue,
         enabledExtensionCount=len(names),
         ppEnabledExtensionNames=vk.array("char*", names),
     )
@@ -83,63 +82,60 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
     several: the workgroup has several waves, so wave32 is required, as the plain Vulkan runtime does. One wave gets it
     without, which is how Kompute makes it.
     """
-    ffi = vk.ffi
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
-    sets = [_make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)]
-    sets = vk.array("VkDescriptorSetLayout", sets)
+    sets = vk.array(
+        "VkDescriptorSetLayout",
+        [_make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)],
+    )
     code = read_file(Path(path), "a SPIR-V module")
-    words = ffi.from_buffer("uint32_t[]", code)
+    words = vk.ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
     stage = vk.struct(
         "VkPipelineShaderStageCreateInfo",
-        pNext=wave if several else ffi.NULL,
+        pNext=wave if several else vk.ffi.NULL,
         flags=_FULL_SUBGROUPS if several else 0,
         stage=COMPUTE_STAGE,
         module=_make(vk, device, "ShaderModule", codeSize=len(code), pCode=words),
-        pName=ffi.new("char[]", b"main"),
+        pName=vk.ffi.new("char[]", b"main"),
         pSpecializationInfo=vk.specialization(constants),
     )
     layout = _make(vk, device, "PipelineLayout", setLayoutCount=1, pSetLayouts=sets)
     create = vk.struct("VkComputePipelineCreateInfo", flags=_CAPTURE, stage=stage[0], layout=layout)
-    pipeline = ffi.new("VkPipeline*")
-    result = vk.lib.vkCreateComputePipelines(device, ffi.NULL, 1, create, ffi.NULL, pipeline)
+    pipeline = vk.ffi.new("VkPipeline*")
+    result = vk.lib.vkCreateComputePipelines(device, vk.ffi.NULL, 1, create, vk.ffi.NULL, pipeline)
     vk.check(result, f"compiling {path} with {list(constants)}")
     return pipeline[0]
-
-
-def _listed(vk: Vulkan, device: Any, what: str, ctype: str, about: Any) -> tuple[Any, list[Any]]:
-    """What vkGetPipelineExecutable...KHR tells of a pipeline: an array, and its elements' texts if they have any."""
-    name = f"vkGetPipelineExecutable{what}KHR"
-    function = vk.ffi.cast(f"PFN_{name}", vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode())))
-    count = vk.ffi.new("uint32_t*")
-    vk.check(function(device, about, count, vk.ffi.NULL), what)
-    items = vk.ffi.new(f"{ctype}[]", count[0])
-    vk.check(function(device, about, count, items), what)
-    if what != "InternalRepresentations":
-        return items, []
-    texts = [vk.ffi.new("char[]", item.dataSize) for item in items]
-    for i, text in enumerate(texts):
-        items[i].pData = text
-    vk.check(function(device, about, count, items), what)  # now there is room for the texts
-    return items, texts
 
 
 def _compile(
     vk: Vulkan, device: Any, path: str, bindings: int, several: bool, constants: Sequence[int]
 ) -> dict[str, Any]:
     """One variant: its wave size, RADV's statistics, and the program's text."""
+
+    def query(name: str) -> Any:
+        name = f"vkGetPipelineExecutable{name}KHR"
+        found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
+        return vk.ffi.cast(f"PFN_{name}", found)
+
     pipeline = _pipeline(vk, device, path, bindings, several, constants)
     about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
-    stages, _ = _listed(vk, device, "Properties", "VkPipelineExecutablePropertiesKHR", about)
+    (stage,) = vk.listed(query("Properties"), "VkPipelineExecutablePropertiesKHR", device, about)
     about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
-    numbers, _ = _listed(vk, device, "Statistics", "VkPipelineExecutableStatisticKHR", about)
-    kind = "VkPipelineExecutableInternalRepresentationKHR"
-    forms, texts = _listed(vk, device, "InternalRepresentations", kind, about)
-    isa = next(text for form, text in zip(forms, texts, strict=True) if vk.text(form.name) == "Assembly")
-    statistics = {vk.text(number.name): int(number.value.u64) for number in numbers}
-    return {"wave": int(stages[0].subgroupSize), "statistics": statistics, "isa": vk.text(isa)}
+    numbers = vk.listed(query("Statistics"), "VkPipelineExecutableStatisticKHR", device, about)
+    function = query("InternalRepresentations")
+    forms = vk.listed(function, "VkPipelineExecutableInternalRepresentationKHR", device, about)
+    texts = {vk.text(form.name): vk.ffi.new("char[]", form.dataSize) for form in forms}
+    for form, text in zip(forms, texts.values(), strict=True):
+        form.pData = text
+    count = vk.ffi.new("uint32_t*", len(forms))
+    vk.check(function(device, about, count, vk.ffi.addressof(forms[0])), "the program's text")
+    return {
+        "wave": int(stage.subgroupSize),
+        "statistics": {vk.text(number.name): int(number.value.u64) for number in numbers},
+        "isa": vk.text(texts["Assembly"]),
+    }
 
 
 if __name__ == "__main__":
