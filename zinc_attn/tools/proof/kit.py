@@ -51,8 +51,7 @@ def prove(
     results: list[StepResult] = []
     report = write_proof(setting, results, folder, "running")
     with tempfile.TemporaryDirectory(prefix="zinc-attn-proof-") as cache:
-        runner = Runner(folder, Path(cache), spec.timeout_s, sensors, scrubber)
-        steps = spec.steps()
+        runner, steps = Runner(folder, Path(cache), spec.timeout_s, sensors, scrubber), spec.steps()
         for i, step in enumerate(steps):
             if on_begin:
                 on_begin(step, i, len(steps))

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|(?:^|_)KEY(?:$|_)", re.IGNORECASE)
 _SHORTEST_SECRET: Final = 6  # characters; a shorter value, such as 0 or true, is no secret
-_USERS: Final = ("USER", "LOGNAME", "USERNAME", "SUDO_USER")
 # Names that say nothing of a person or a machine; from ok on, words of the report.
 _NOBODY: Final = frozenset({"root", "localhost", "", "ok", "failed", "refused", "pass", "finished", "check", "cpu"})
 
@@ -39,16 +38,16 @@ class Scrubber:
         home: Path | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        environment = os.environ if environment is None else environment
-        homes = dict.fromkeys(_homes(environment) if home is None else [home], "[home]")
-        pieces: dict[str, str] = {}
-        for path, word in (*(folders or {}).items(), *homes.items()):
-            pieces |= {str(path): word, str(path.resolve()): word}
-        for name, value in environment.items():
-            if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
-                pieces[value] = "[secret]"
+        known = os.environ if environment is None else environment
+        homes = [home] if home else [Path(known[name]) for name in ("HOME", "USERPROFILE") if known.get(name)]
+        with suppress(RuntimeError):  # this user has none
+            homes += [] if home else [Path.home()]
+        words = {**(folders or {}), **dict.fromkeys(homes, "[home]")}
+        pieces = {str(path): word for one, word in words.items() for path in (one, one.resolve())}
+        secrets = [x for name, x in known.items() if _SECRET.search(name) and len(x) >= _SHORTEST_SECRET]
+        pieces |= dict.fromkeys(secrets, "[secret]")
         self._pieces = {piece: word for piece, word in pieces.items() if len(piece) > 1}  # a home folder may be /
-        self._names = _names(environment) if names is None else dict(names)
+        self._names = _names(known) if names is None else dict(names)
 
     def text(self, text: str) -> str:
         """The text without them. Longer pieces go first, so that a folder within the home folder keeps its word."""
@@ -68,19 +67,11 @@ class Scrubber:
         return [self.value(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _homes(environment: Mapping[str, str]) -> list[Path]:
-    found = [Path(environment[name]) for name in ("HOME", "USERPROFILE") if environment.get(name)]
-    with suppress(RuntimeError):  # this user has none
-        found.append(Path.home())
-    return found
-
-
 def _names(environment: Mapping[str, str]) -> dict[str, str]:
     """Names of the user and of the host, and what stands for them."""
-    users = {environment[name] for name in _USERS if environment.get(name)}
+    users = {environment.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
     with suppress(KeyError, OSError):  # a user without a name, in a container
         users.add(getpass.getuser())
     hosts = {socket.gethostname(), platform.node(), environment.get("HOSTNAME", "")}
-    hosts |= {host.split(".")[0] for host in hosts}
-    found = {name: "[user]" for name in users} | {name: "[host]" for name in hosts}
+    found = dict.fromkeys(users, "[user]") | dict.fromkeys({*hosts, *(host.split(".")[0] for host in hosts)}, "[host]")
     return {name: word for name, word in found.items() if name not in _NOBODY and not name.isdigit()}

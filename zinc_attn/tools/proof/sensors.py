@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,8 @@ from ..harness.tables import grouped
 DRM: Final = Path("/sys/class/drm")
 SAMPLE_S: Final = 2.0  # between two readings while a step runs
 SMI_LIMIT_S: Final = 10.0
-_HWMON: Final = {"temp": (1e3, "°C"), "freq": (1e6, "MHz")}  # the files' unit, by the begin of their name
+# Begins of hwmon's files: the quantity, the file's unit in that of a reading, and the reading's.
+_HWMON: Final = {"temp": ("temperature", 1e3, "°C"), "freq": ("clock", 1e6, "MHz")}
 _SMI: Final = {  # fields of nvidia-smi, by the name and the unit of a reading
     "temperature.gpu": ("temperature", "°C"),
     "clocks.sm": ("clock sm", "MHz"),
@@ -46,7 +48,7 @@ class Sensors:
     """The sensors of every card, or of the one at ``pci`` where some reading has that address.
 
     pci: of the Vulkan device, None where it does not tell. drm: the folder of cards in sysfs. nvidia_smi: the program,
-    None where there is none.
+    None for the one on the path, empty for none.
     """
 
     def __init__(self, pci: str | None = None, drm: Path = DRM, nvidia_smi: str | None = None) -> None:
@@ -68,65 +70,51 @@ class Sensors:
         return [name for name, unit in _WANTED.items() if unit not in units]
 
     def _sysfs(self) -> Iterator[Reading]:
-        cards = sorted(path for path in self.drm.glob("card*") if re.fullmatch(r"card\d+", path.name))
-        for card in cards:
+        for card in sorted(path for path in self.drm.glob("card*") if re.fullmatch(r"card\d+", path.name)):
             device = card / "device"
-            slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", _text(device / "uevent") or "", re.MULTILINE)
+            slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", _text(device / "uevent"), re.MULTILINE)
             about = card.name, slot[1].lower() if slot else None
             for folder in sorted(device.glob("hwmon/hwmon*")):
-                yield from _hwmon(folder, *about)
-            if (busy := _number(_text(device / "gpu_busy_percent"))) is not None:
-                yield Reading(*about, "busy", "%", busy)
-            if clock := re.search(r"(\d+)\s*mhz\s*\*", (_text(device / "pp_dpm_sclk") or "").lower()):
+                for begin, (word, scale, unit) in _HWMON.items():
+                    for path in sorted(folder.glob(f"{begin}*_input")):
+                        plain = path.name.removesuffix("_input")
+                        label = _text(folder / f"{plain}_label").strip() or plain
+                        for value in _numbers(_text(path)):
+                            yield Reading(*about, f"{word} {label}", unit, value / scale)
+            for value in _numbers(_text(device / "gpu_busy_percent")):
+                yield Reading(*about, "busy", "%", value)
+            if clock := re.search(r"(\d+)\s*mhz\s*\*", _text(device / "pp_dpm_sclk").lower()):
                 yield Reading(*about, "clock pp_dpm_sclk", "MHz", float(clock[1]))
 
     def _smi(self) -> Iterator[Reading]:
         if not self.nvidia_smi:
             return
-        fields = ",".join(("pci.bus_id", *_SMI))
+        argv = [self.nvidia_smi, f"--query-gpu={','.join(('pci.bus_id', *_SMI))}", "--format=csv,noheader,nounits"]
         try:
-            ran = subprocess.run(
-                [self.nvidia_smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=SMI_LIMIT_S,
-            )
-        except (OSError, subprocess.TimeoutExpired):
+            said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=SMI_LIMIT_S).stdout
+        except (OSError, subprocess.SubprocessError):
             return
-        for index, line in enumerate(ran.stdout.splitlines() if ran.returncode == 0 else ()):
-            address, *values = (word.strip() for word in line.split(","))
-            pci = address.lower()[-len("0000:00:00.0") :]  # nvidia-smi writes the domain with eight digits
+        for index, line in enumerate(said.splitlines()):
+            address, *values = line.split(",")
+            pci = address.strip().lower()[-len("0000:00:00.0") :]  # nvidia-smi writes the domain with eight digits
             for (name, unit), text in zip(_SMI.values(), values, strict=False):
-                if (value := _number(text)) is not None:
+                for value in _numbers(text):
                     yield Reading(f"nvidia-smi {index}", pci, name, unit, value)
 
 
-def _hwmon(folder: Path, card: str, pci: str | None) -> Iterator[Reading]:
-    """Temperatures and clocks of one hwmon folder."""
-    for begin, (scale, unit) in _HWMON.items():
-        word = "temperature" if begin == "temp" else "clock"
-        for path in sorted(folder.glob(f"{begin}*_input")):
-            value = _number(_text(path))
-            plain = path.name.removesuffix("_input")
-            label = (_text(path.with_name(f"{plain}_label")) or plain).strip()
-            if value is not None:
-                yield Reading(card, pci, f"{word} {label}", unit, value / scale)
-
-
-def _text(path: Path) -> str | None:
-    """A file of sysfs; None where there is none, or where the driver gives no value now."""
+def _text(path: Path) -> str:
+    """A file of sysfs; empty where there is none, or where the driver gives no value now."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+def _numbers(text: str) -> list[float]:
+    """The number that a text is; none where it is none."""
+    with suppress(ValueError):
+        return [float(text)]
+    return []
 
 
 class Watch:

@@ -43,20 +43,15 @@ class StepResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The step for the report, without its rows."""
+        command = "zinc-attn " + " ".join(self.step.words)
         return {
-            "restart": self.step.restart,
-            "step": self.step.name,
-            "command": "zinc-attn " + " ".join(self.step.words),
-            "status": self.status,
-            "exit_status": self.exit_status,
-            "seconds": round(self.seconds, 1),
-            "note": self.note,
-            "rows": len(self.rows),
-            "sensors": list(self.sensors),
+            **{"restart": self.step.restart, "step": self.step.name, "command": command, "status": self.status},
+            **{"exit_status": self.exit_status, "seconds": round(self.seconds, 1), "note": self.note},
+            **{"rows": len(self.rows), "sensors": list(self.sensors)},
         }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Runner:
     """Runs steps below ``folder``. cache: the pipeline caches of the processes, in a new folder for every restart."""
 
@@ -67,59 +62,56 @@ class Runner:
     scrubber: Scrubber
 
     def run(self, step: Step) -> StepResult:
-        """Run a step to its end, or to the time limit; an interrupt stops it and is raised again."""
+        """Run a step to its end, or to the time limit; an interrupt stops it and is raised again.
+
+        Its streams are files, so that they survive a frozen machine; that of stderr is scrubbed.
+        """
         place = self.folder / f"restart-{step.restart}" / step.name
         place.mkdir(parents=True, exist_ok=True)
         out = ("--record", str(place / "record.json")) if step.command == "check" else ("--out", str(place))
-        begin = perf_counter()
-        with Watch(self.sensors) as watch:
-            exit_status = self._wait([*step.words, *out], place, self.cache / str(step.restart))
+        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+        cache = str(self.cache / str(step.restart))
+        environment = os.environ | {"PYTHONPATH": path, "ZINC_ATTN_CACHE_DIR": cache, "PYTHONUTF8": "1"}
+        argv, begin = [sys.executable, "-m", COMMAND, *step.words, *out], perf_counter()
+        with Watch(self.sensors) as watch, open(place / "stdout.jsonl", "wb") as stdout:
+            with open(place / "stderr.txt", "wb") as stderr:
+                process = subprocess.Popen(
+                    argv, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, env=environment
+                )
+            exit_status = self._wait(process)
         seconds = perf_counter() - begin
         rows = read_lines(place / "stdout.jsonl")
-        said = self._scrub(place / "stderr.txt")
+        text = self.scrubber.text((place / "stderr.txt").read_text(encoding="utf-8", errors="replace"))
+        (place / "stderr.txt").write_text(text, encoding="utf-8")
         status, note = judge_step(step.command, exit_status, rows, self.timeout_s)
-        note = self.scrubber.text("; ".join(filter(None, (note, "" if exit_status == 0 else said))))
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("written: ")]
+        said = "" if exit_status == 0 else " / ".join(lines[-NOTE_LINES:])
+        note = self.scrubber.text("; ".join(filter(None, (note, said))))
         return StepResult(step, status, exit_status, seconds, note, rows, watch.summary())
 
-    def _wait(self, words: Sequence[str], place: Path, cache: Path) -> int | None:
-        """Run a command, its streams in files of ``place``, so that they survive a frozen machine; its exit status."""
-        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"PYTHONPATH": path, "ZINC_ATTN_CACHE_DIR": str(cache), "PYTHONUTF8": "1"}
-        argv = [sys.executable, "-m", COMMAND, *words]
-        with open(place / "stdout.jsonl", "wb") as stdout, open(place / "stderr.txt", "wb") as stderr:
-            process = subprocess.Popen(argv, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, env=environment)
-            try:
-                return process.wait(self.timeout_s)
-            except subprocess.TimeoutExpired:
-                return None
-            except KeyboardInterrupt:  # the terminal sent it to the child, too
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_S)
-                raise
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-
-    def _scrub(self, path: Path) -> str:
-        """Scrub a file of stderr in place; its last lines."""
-        text = self.scrubber.text(path.read_text(encoding="utf-8", errors="replace"))
-        path.write_text(text, encoding="utf-8")
-        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("written: ")]
-        return " / ".join(lines[-NOTE_LINES:])
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """The exit status of a process; None where it reached the time limit. It has ended in any case."""
+        try:
+            return process.wait(self.timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        except KeyboardInterrupt:  # the terminal sent it to the child, too
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            raise
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a command's stdout. A last line that is cut short, as a crash leaves it, is left out."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def judge_step(command: str, exit_status: int | None, rows: Sequence[Row], timeout_s: float) -> tuple[str, str]:
