@@ -139,7 +139,11 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
 
 @pytest.mark.parametrize(
     "text",
-    ("one", "__import__('os')", "a.bit_length()", "min(a, key=a)", "[a]", "a if", "a // 0", "2**a", "a + 'x'", "-a"),
+    (
+        *("one", "__import__('os')", "a.bit_length()", "min(a, key=a)", "[a]", "a if", "a // 0", "2**a", "-a", 7),
+        *("a + 'x'", "'x' * 99999999999", "min('a', 'b')", "(" * 9999, "1" + "+1" * 99999),
+    ),
+    ids=lambda text: str(text)[:20],
 )
 def test_what_is_no_formula_is_refused(text):
     with pytest.raises(ArgumentError, match=r"^expression: got .*, expected a formula over a, kind$"):

@@ -68,7 +68,7 @@ def formulas(section: str) -> Mapping[str, tuple[str, str]]:
     return {name: (formula, meaning.strip()) for name, (formula, _, meaning) in parts.items()}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _parsed(formula: str) -> ast.expr:
     return ast.parse(formula, mode="eval").body
 
@@ -87,7 +87,8 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> int:
             case ast.Name(id=name) if name in names:
                 return names[name]
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-                return _OPERATORS[type(op)](value(left), value(right))
+                kind = int if isinstance(node, ast.BinOp) else lambda x: x  # a str times a number takes memory
+                return _OPERATORS[type(op)](kind(value(left)), kind(value(right)))
             case ast.BoolOp(op=ast.And(), values=parts):
                 return all(map(value, parts))
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -98,7 +99,7 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> int:
 
     try:
         return int(value(_parsed(expression)))
-    except (KeyError, TypeError, ValueError, SyntaxError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError) as error:
         raise ArgumentError(f"expression: got {expression!r}, expected a formula over {', '.join(names)}") from error
 
 
