@@ -21,51 +21,60 @@ from zinc_attn.tools import export
 from zinc_attn.tools.export import describe, evaluate, evaluate_all
 from zinc_attn.tools.export.formulas import formulas, meanings
 
+PLACED = [  # shapes with every page size, K and V apart, sizes that the cache fills up, and latent ones
+    *((text, page_size, dtype) for text, page_size in (("4/2/96/64", 256), ("4/2/72/33", 16)) for dtype in STORAGE),
+    *(("2/2/576/512/latent", 64, dtype) for dtype in STORAGE),
+    *(("4/2/192/128", page_size, "q5_1/q4_0") for page_size in (16, 64, 256)),
+]
+
 
 @pytest.mark.parametrize("device", ("vulkan",), indirect=True)
-@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
-@pytest.mark.parametrize("page_size", (16, 64, 256))
-def test_cache_index_maps(device, rng, dtype, page_size):
+@pytest.mark.parametrize(("text", "page_size", "dtype"), PLACED)
+def test_cache_index_maps(device, rng, text, page_size, dtype):
     """Where the append kernel puts each value, in the second of two layers, is where the manifest says."""
-    shape, tokens = za.AttnShape(4, 2, 96, 64), 300
+    shape, tokens = za.AttnShape.parse(text), 300
+    heads, dims = shape.kv_heads, {"k": shape.head_dim, "v": shape.v_head_dim}
     pages = -(-tokens // page_size)
     names = {**asdict(shape), **describe.storage_names(dtype), "page_size": page_size, "pages": pages}
-    names |= {"layers": 2, "layer": 1}
+    names |= {"layers": 2, "layer": 1, "latent": int(shape.latent)}
     names |= evaluate_all(formulas("sizes"), names)
-    k, v = (rng.standard_normal((tokens, 2, dims)).astype(np.float16) for dims in (96, 64))
+    k, v = (rng.standard_normal((tokens, heads, n)).astype(np.float16) for n in dims.values())
     if dtype == "bf16":
         k, v = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (k, v))
+    v = k[..., : dims["v"]] if shape.latent else v
     words = rows.encode(k, v, shape, dtype).reshape(-1)
     table = rng.permutation(pages)
     work = WorkBuffer(0, 0, tokens, pages)
-    work.set_shape(shape, 2)
+    work.set_shape(shape, heads)
     first_page = evaluate(formulas("work.header")["first_page"][0], names)
     work.set(page_shift=names["page_tiles"].bit_length() - 1, page_tiles=names["page_tiles"], first_page=first_page)
     work.appends["position"], work.appends["page_table"] = np.arange(tokens), work.tables_at
     work.tables[:] = table
     runtime = device.runtime
     inputs, uploaded = runtime.buffer(4 * work.words.size, Use.INPUT), runtime.buffer(4 * words.size, Use.INPUT)
-    caches = [runtime.buffer(evaluate(formulas("buffers")[x][0], names), Use.OUTPUT) for x in "kv"]
+    kept = {x: evaluate(formulas("buffers")[x][0], names) for x in "kv"}
+    caches = {x: runtime.buffer(size, Use.OUTPUT) for x, size in kept.items() if size}  # a latent shape has no V
     runtime.write(inputs, work.words)
     runtime.write(uploaded, words)
     spec = tuple(evaluate(formulas("append.constants")[name][0], names) for name in kernels.APPEND_KERNEL.spec)
     grid = tuple(evaluate(n, {**names, "appends": tokens}) for n, _ in formulas("append.grid").values())
     kernel = device.kernel(kernels.APPEND_KERNEL, spec)
-    runtime.run(runtime.record([Dispatch(kernel, (inputs, uploaded, *caches), grid)]))
-    stored = [runtime.read(cache) for cache in caches]
-    for token, head, dim in rng.integers(0, (tokens, 2, 64), (200, 3)).tolist():
-        known = {**names, "token": token, "kv_head": head, "dim": dim, "row": token}
-        known["page"] = first_page + int(table[token // page_size])
-        for name in ("tile_number", "k_tile_at", "v_tile_at"):
-            known[name] = evaluate(meanings("cache.index")[name], known)
-        known |= {"row_at": evaluate(meanings("rows.index")["row_at"], known)}
-        for x, cache in zip("kv", stored, strict=True):
-            kind = storage_types(dtype)["kv".index(x)]
-            places = [(f"{x}_word", f"{x}_bit", kind.bits)]
-            places += [(f"{x}_scale_word", f"{x}_scale_bit", 16)] * (kind.halves > 0)
-            places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
+    bound = (inputs, uploaded, caches["k"], caches.get("v", caches["k"]))
+    runtime.run(runtime.record([Dispatch(kernel, bound, grid)]))
+    for x, cache in caches.items():
+        kind, stored = storage_types(dtype)["kv".index(x)], runtime.read(cache)
+        places = [(f"{x}_word", f"{x}_bit", kind.bits)]
+        places += [(f"{x}_scale_word", f"{x}_scale_bit", 16)] * (kind.halves > 0)
+        places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
+        corners = [[0, 0, 0], [tokens - 1, heads - 1, dims[x] - 1]]
+        for token, head, dim in [*corners, *rng.integers(0, (tokens, heads, dims[x]), (100, 3)).tolist()]:
+            known = {**names, "token": token, "kv_head": head, "dim": dim, "row": token}
+            known["page"] = first_page + int(table[token // page_size])
+            for name in ("tile_number", "k_tile_at", "v_tile_at"):
+                known[name] = evaluate(meanings("cache.index")[name], known)
+            known |= {"row_at": evaluate(meanings("rows.index")["row_at"], known)}
             for word, bit, width in places:
-                found = bits(cache, meanings("cache.index"), word, bit, known, width)
+                found = bits(stored, meanings("cache.index"), word, bit, known, width)
                 assert found == bits(words, meanings("rows.index"), word, bit, known, width)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import shutil
 import struct
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,16 +321,20 @@ def recorded(plan, scoring):
 
 
 INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
+APART = [(shape, "q5_1/q4_0") for shape in INDEXED if not shape.latent]
 
 
-@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
-@pytest.mark.parametrize("shape", INDEXED, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(INDEXED, STORAGE), *APART])
 def test_row_index_maps(rng, dtype, shape):
-    n, names, words = encoded(rng, shape, dtype, 3)
-    expected = rows.decode(words, shape, dtype)
-    for x, values in zip("kv", expected, strict=True):
-        places = {(0, 0, 0), (n - 1, 1, values.shape[2] - 1), (1, 0, 31), (1, 1, 29)}
-        for row, head, dim in places:
+    """tests/device/test_manifest.py compares the places in a cache with these."""
+    k = rng.standard_normal((3, shape.kv_heads, shape.head_dim)).astype(np.float16)
+    v = rng.standard_normal((3, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
+    v = k[..., : shape.v_head_dim] if shape.latent else v
+    kinds = storage_types(dtype)
+    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
+    names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
+    for x, values in zip("kv", rows.decode(words, shape, dtype), strict=True):
+        for row, head, dim in {(0, 0, 0), (2, 1, values.shape[2] - 1), (1, 0, 31), (1, 1, 29)}:
             known = {**names, "row": row, "kv_head": head, "dim": dim}
             stored_as = "k" if shape.latent else x
             assert (
@@ -337,51 +342,9 @@ def test_row_index_maps(rng, dtype, shape):
             )
 
 
-@pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
-@pytest.mark.parametrize("shape", INDEXED, ids=str)
-@pytest.mark.parametrize("page_size", (16, 128))
-def test_cache_index_maps(rng, dtype, shape, page_size):
-    """Tokens of a cache of three pages, as append.comp moves their rows' words."""
-    n, names, words = encoded(rng, shape, dtype, 3 * page_size, page_size)
-    row, tile, heads = row_format(shape, dtype), names["tile"], shape.kv_heads
-    caches = {"k": np.zeros(3 * names["k_page_words"], np.uint32), "v": np.zeros(3 * names["v_page_words"], np.uint32)}
-    k_values, v_values, k_scales, v_scales = np.split(words, np.cumsum(astuple(row)[:-1]), axis=2)
-    tiles = (3, names["page_tiles"], tile, heads)  # of the tokens, in the order of pages
-    chunked = k_values.reshape(*tiles, -1, names["chunk_words"]).transpose(0, 3, 1, 4, 2, 5)
-    parts = {
-        "k": (chunked, k_scales.reshape(*tiles, -1).transpose(0, 3, 1, 4, 2)),
-        "v": (x.reshape(*tiles, -1).transpose(0, 3, 1, 2, 4) for x in (v_values, v_scales)),
-    }
-    for x, (values, scales) in parts.items():
-        places = 3 * heads * names["page_tiles"]
-        caches[x] = np.concatenate([values.reshape(places, -1), scales.reshape(places, -1)], 1).reshape(-1)
-        assert caches[x].size == 3 * names[f"{x}_page_words"]
-    for x, values in zip("kv", rows.decode(words, shape, dtype), strict=True):
-        for token in (0, page_size - 1, page_size + 3, n - 1):
-            for head, dim in ((0, 0), (1, values.shape[2] - 1), (1, 31), (0, 29)):
-                known = {**names, "token": token, "page": token // page_size, "kv_head": head, "dim": dim}
-                kept = "k" if shape.latent else x
-                assert value_at(caches[kept], meanings("cache.index"), known, kept, dtype) == values[token, head, dim]
-
-
-def encoded(rng, shape, dtype, n, page_size=64):
-    """The number of tokens, the names of a cache of them, and their rows."""
-    if "/" in dtype and shape.latent:
-        pytest.skip("a latent shape has one type")
-    k = rng.standard_normal((n, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    v = rng.standard_normal((n, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    kinds = storage_types(dtype)
-    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
-    return n, names_of(shape, dtype, page_size), rows.encode(k, v, shape, dtype)
-
-
 def value_at(words, index, names, x, dtype):
     """The value that an index map finds in words."""
-    names = dict(names)
-    for name in ("tile_number", "k_tile_at", "v_tile_at", "row_at"):  # each uses those before it
-        if name in index:
-            names[name] = evaluate(index[name], names)
+    names = {**names, "row_at": evaluate(index["row_at"], names)}
     kind = storage_types(dtype)["kv".index(x)].name
     bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index[f"{x}_bit"], names)
     bits &= (1 << names[f"{x}_bits"]) - 1
