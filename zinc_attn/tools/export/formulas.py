@@ -35,12 +35,20 @@ _DERIVED: Final[dict[str, object]] = {  # and what follows from these
     "IQ4_NL_VALUES": ", ".join(map(str, storage.IQ4_NL)),
 }
 _OPERATORS: Final[dict[type, Callable[[int, int], int]]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
-    **{ast.Eq: operator.eq, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 _FUNCTIONS: Final[dict[str, Callable[..., int]]] = {
-    **{"min": min, "max": max},
+    "min": min,
+    "max": max,
     "ceil_div": lambda a, b: -(-a // b),
     "log2": lambda a: a.bit_length() - 1,
 }
@@ -87,8 +95,10 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> int:
             case ast.Name(id=name) if name in names:
                 return names[name]
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-                kind = int if isinstance(node, ast.BinOp) else lambda x: x  # a str times a number takes memory
-                return _OPERATORS[type(op)](kind(value(left)), kind(value(right)))
+                a, b = value(left), value(right)
+                if isinstance(node, ast.BinOp) and str in (type(a), type(b)):
+                    raise TypeError("a str times a number would take memory")
+                return _OPERATORS[type(op)](a, b)
             case ast.BoolOp(op=ast.And(), values=parts):
                 return all(map(value, parts))
             case ast.IfExp(test=test, body=body, orelse=orelse):

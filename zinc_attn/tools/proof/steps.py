@@ -43,11 +43,16 @@ class StepResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The step for the report, without its rows."""
-        command = "zinc-attn " + " ".join(self.step.words)
         return {
-            **{"restart": self.step.restart, "step": self.step.name, "command": command, "status": self.status},
-            **{"exit_status": self.exit_status, "seconds": round(self.seconds, 1), "note": self.note},
-            **{"rows": len(self.rows), "sensors": list(self.sensors)},
+            "restart": self.step.restart,
+            "step": self.step.name,
+            "command": "zinc-attn " + " ".join(self.step.words),
+            "status": self.status,
+            "exit_status": self.exit_status,
+            "seconds": round(self.seconds, 1),
+            "note": self.note,
+            "rows": len(self.rows),
+            "sensors": list(self.sensors),
         }
 
 

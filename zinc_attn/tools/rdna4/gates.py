@@ -115,8 +115,11 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
 
 
 _RADV: Final = {  # columns of the table that are RADV's own numbers
-    **{"code": "Code size", "instr": "Instructions", "VALU": "VALU", "VOPD": "VOPD", "VMEM": "VMEM", "SMEM": "SMEM"},
-    **{"latency": "Latency", "sub/SIMD": "Subgroups per SIMD"},
+    "code": "Code size",
+    "instr": "Instructions",
+    **{name: name for name in ("VALU", "VOPD", "VMEM", "SMEM")},
+    "latency": "Latency",
+    "sub/SIMD": "Subgroups per SIMD",
 }
 
 
