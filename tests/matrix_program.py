@@ -13,9 +13,10 @@ import numpy as np
 from zinc_attn import AttnShape
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import MatrixVariant
+from zinc_attn.kernels.matrix import matrix_workgroup
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.tools.cost import CARDS
-from zinc_attn.tools.cost.matrix import PIECE, TILE, MatrixGroup
+from zinc_attn.tools.cost.matrix import PIECE, RDNA4_UNITS, TILE, MatrixGroup
 from zinc_attn.tools.rdna4 import compiler
 
 _BLOCK = re.compile(r"BB(\d+):?$")
@@ -108,8 +109,10 @@ def counted(shapes: tuple[str, ...] = SHAPES) -> list[tuple[MatrixGroup, LeafCou
     for text in shapes:
         shape = AttnShape.parse(text)
         for vectors in (64, 32, 16):
-            group = MatrixGroup.of(card, AttnShape(vectors, 1, shape.k_dim, shape.v_dim), 1)
-            groups.append(group)
+            wide = AttnShape(vectors, 1, shape.k_dim, shape.v_dim)
+            workgroup = matrix_workgroup(wide, RDNA4_UNITS, "discrete", vectors)
+            assert workgroup is not None
+            groups.append(MatrixGroup.of(card, wide, workgroup, 1))
     found = []
     for group, one in zip(groups, compiled(groups), strict=True):
         stats = one["statistics"]

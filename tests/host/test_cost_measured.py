@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from zinc_attn.errors import ArgumentError, KernelError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import cost
-from zinc_attn.tools.cost import compilers
 from zinc_attn.tools.harness.split_spec import SplitSpec
 
 SHAPE = AttnShape(32, 8, 128)
@@ -153,7 +153,7 @@ def test_predictions_name_their_compilers(monkeypatch: pytest.MonkeyPatch) -> No
     def not_built() -> None:
         raise KernelError("build.json is missing")
 
-    monkeypatch.setattr(compilers, "build_record", not_built)
+    monkeypatch.setattr(sys.modules[cost.prediction_compilers.__module__], "build_record", not_built)
     cost.prediction_compilers.cache_clear()
     try:
         assert cost.prediction_compilers()["glsl"] is None

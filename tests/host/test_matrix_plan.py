@@ -13,14 +13,13 @@ from zinc_attn.kernels.dispatches import MatrixVariant, matrix_call
 from zinc_attn.kernels.matrix import MAX_LANES, MatrixFacts, MatrixTile, best_tile, matrix_workgroup, shared_bytes
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES, LayoutFacts
-from zinc_attn.planning.call import plan_call
+from zinc_attn.planning.call import cut_call, plan_call
 from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
 from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.planning.walks import WORK, row_cost
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.cost.cascade import submission_rows
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS, TILE
 
 SHAPE = AttnShape(8, 2, 64)
@@ -132,7 +131,11 @@ def test_walking_rows_are_bounded(text: str, tokens: int) -> None:
     states = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2))
     plan = plan_splits(tokens, shape, 64, "f16", 2048)
     rows = states // row_cost(plan, states)
-    assert rows == submission_rows(plan, walks=True) > 0
+    options = CallOptions(split_rule_layouts(shape, "f16", LayoutFacts(64, "discrete")), arithmetic="matrix")
+    facts = DeviceFacts(shape, "discrete", 64, (65535,) * 3, 1 << 30, 256, False, RDNA4_UNITS)
+    _, cut = cut_call([Request(8192, tokens, 0, np.arange(tokens // 256 + 1, dtype=np.uint32))], options, facts)
+    sizes = [one.end - one.begin for (one,) in cut]
+    assert len(sizes) == -(-8192 // rows) and max(sizes) - min(sizes) <= 1, "as few as fit, and even"
     assert 4 * rows * shape.q_heads * max(shape.k_dim, shape.v_dim) <= SCRATCH_BYTES // 4
     assert rows * shape.q_heads * tokens // 64 <= WORK
 

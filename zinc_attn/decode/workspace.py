@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ..cache.device_encoding import encodes_on_device, upload_values, value_words
 from ..cache.kv_cache import KVCache
-from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels import declarations
 from ..kernels.dispatches import (
     AttendVariant,
@@ -31,6 +30,7 @@ from ..kernels.dispatches import (
 from ..kernels.records import ROW, Records, WorkBuffer, out_and_lse
 from ..planning.call import RecordingKey, Submission
 from ..planning.inputs import SteadyKey
+from ..planning.items import item_keys
 from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
 from ..runtime.device import Device
@@ -251,8 +251,8 @@ class Workspace:
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
         shape, matrix = self.cache.shape, self.key.matrix
-        total = (shape.head_chunks if matrix is None else matrix.blocks(shape.group)) * _keys(self.work.items)
-        return total + (_keys(self.shared.items) if self.shared is not None else 0)
+        total = (shape.head_chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
+        return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
     # --- results ------------------------------------------------------------------------------------------
 
@@ -334,10 +334,3 @@ def _set_items(work: WorkBuffer, items: Records) -> None:
     work.items[: len(items)] = items
     work.items["page_table"][: len(items)] += np.uint32(work.tables_at)
     work.items["leaf_begin"][len(items) :] = work.items["leaf_end"][len(items) :] = 0
-
-
-def _keys(items: Records) -> int:
-    first, limit = items["first"].astype(np.int64), items["limit"].astype(np.int64)
-    begin, end = items["leaf_begin"].astype(np.int64), items["leaf_end"].astype(np.int64)
-    keys = np.minimum(limit, end * KEYS_PER_LEAF) - np.maximum(first, begin * KEYS_PER_LEAF)
-    return int(keys[end > begin].sum())

@@ -105,18 +105,25 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
     """The submissions of all query rows: as few as scratch memory and grid allow, nearly always one."""
     upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
     uploads = () if upload_first else tuple(i for i, request in enumerate(requests) if request.new_rows)
-    submissions: list[Submission] = []
+    planner, cut = cut_call(requests, options, facts)
+    # the first submission appends the new rows of all requests; later ones find them in the cache
+    made = tuple(planner.plan(slices, () if i else uploads) for i, slices in enumerate(cut))
+    whole = len(made) == 1 and not upload_first
+    return CallPlan(made, upload_first, steady_key(requests, options, facts) if whole else None)
+
+
+def cut_call(
+    requests: Sequence[Request], options: CallOptions, facts: DeviceFacts
+) -> tuple[SubmissionPlanner, list[tuple[RowSlice, ...]]]:
+    """The planner of a call's submissions, and the query rows of each of them in order."""
     by_matrix = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
     layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
-    planner = SubmissionPlanner(requests, layouts, options, facts)
     order = _sharing_order(requests, layouts, options)
+    cut: list[tuple[RowSlice, ...]] = []
     for matrix, walks in ((False, False), (True, False), (True, True)):
         alike = [i for i in order if by_matrix[i] == matrix and layouts[i].walks == walks]
-        for slices in _cut(requests, layouts, alike, facts):
-            # the first submission appends the new rows of all requests; later ones find them in the cache
-            submissions.append(planner.plan(slices, uploads if not submissions else ()))
-    whole = len(submissions) == 1 and not upload_first
-    return CallPlan(tuple(submissions), upload_first, steady_key(requests, options, facts) if whole else None)
+        cut += _cut(requests, layouts, alike, facts)
+    return SubmissionPlanner(requests, layouts, options, facts), cut
 
 
 def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: DeviceFacts) -> SplitLayout:

@@ -95,3 +95,11 @@ def row_records(visible: Visible, plan: SplitPlan) -> Records:
     rows["count"] = np.maximum(-(-limits // plan.unit_keys) - unit, 0)
     rows["unit"], rows["leaves_per_state"] = unit, plan.leaves_per_state
     return rows
+
+
+def item_keys(items: Records) -> int:
+    """Keys, of one KV head, that the workgroups of ITEM records read."""
+    first, limit = items["first"].astype(np.int64), items["limit"].astype(np.int64)
+    begin, end = items["leaf_begin"].astype(np.int64), items["leaf_end"].astype(np.int64)
+    keys = np.minimum(limit, end * KEYS_PER_LEAF) - np.maximum(first, begin * KEYS_PER_LEAF)
+    return int(keys[end > begin].sum())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..planning.splits import SplitPlan, plan_splits
 from . import cost
+from .cost.pass1 import Workgroup
 from .harness.plots import finish_axes, new_figure, set_title, to_png
 from .models import ModelPreset
 
@@ -41,26 +44,30 @@ def plan_png(model: ModelPreset, context: int, card: cost.Card, dtype: str) -> b
     return to_png(figure)
 
 
+def placed_workgroups(plan: SplitPlan, card: cost.Card, dtype: str) -> NDArray[np.int64]:
+    """(workgroups, 3): compute unit, split and leaves of each workgroup of pass 1, dealt in turn. A workgroup that lies
+    on several compute units is there once for each of them."""
+    sizes = [(split, b - a) for split, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
+    groups = np.tile(np.array(sizes).reshape(-1, 2), (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len, 1))
+    found = np.repeat(groups, Workgroup.of(plan, card, dtype).units, axis=0)
+    return np.column_stack([np.arange(len(found)) % card.compute_units, found])
+
+
 def _draw_workgroups(axes: Axes, label: str, plan: SplitPlan, card: cost.Card, dtype: str) -> None:
-    """A bar per workgroup of pass 1, from begin to end, colored by split; the bars of a compute unit share its row."""
+    """A bar per workgroup of pass 1, as long as it has leaves, colored by split; those of a compute unit share its
+    row."""
     from matplotlib import colormaps
 
-    colors, bars = colormaps["viridis"], cost.timeline(plan, card, dtype)
-    lanes, seen = Counter(cu for cu, *_ in bars), Counter[int]()
-    bottoms = []
-    for cu, *_ in bars:
-        bottoms.append(cu + seen[cu] / lanes[cu])
-        seen[cu] += 1
+    units, splits, leaves = placed_workgroups(plan, card, dtype).T
+    p, heights = cost.predict(plan, card, dtype), 1 / np.bincount(units)[units]
     axes.barh(
-        bottoms,
-        [end - begin for _, begin, end, _ in bars],
-        height=[0.92 / lanes[cu] for cu, *_ in bars],
-        left=[begin for _, begin, *_ in bars],
-        color=[colors(split / max(1, plan.num_splits - 1)) for *_, split in bars],
+        units + np.arange(len(units)) // card.compute_units * heights,
+        leaves * (p.pass1_us / leaves.max(initial=1)),
+        height=0.92 * heights,
+        color=colormaps["viridis"](splits / max(1, plan.num_splits - 1)),
         align="edge",
         linewidth=0,
     )
-    p = cost.predict(plan, card, dtype)
     axes.set_ylim(card.compute_units, 0)
     axes.set_xlim(0, p.total_us)
     axes.set_ylabel("compute unit")

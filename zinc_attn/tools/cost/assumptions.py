@@ -3,7 +3,7 @@
 Card has the latencies of its memory and its caches. With the values below, in float16 on an R9700: 16/2/256 reaches
 20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of the peak bandwidth; at 32k keys its 8 rows take 2.52 times as long
 as one; where a prefix of 32k keys is shared, 8 requests of 32/8/128 are 4.46 times faster than alone; a 32k prompt by
-matrix units takes 176.9 ms for 16/2/256 and 32.1 ms for 9/3/64; 128k keys of 16/2/256 take 95.2 µs on an H200.
+matrix units takes 178.1 ms for 16/2/256 and 32.1 ms for 9/3/64; 128k keys of 16/2/256 take 95.2 µs on an H200.
 docs/cost-model.md says where the values come from, and a test holds what this page says.
 """
 
@@ -37,12 +37,8 @@ MERGE_FOLD_CYCLES: Final = 20  # if 40: 81.8 % at 8k, 91.3 % at 128k
 MERGE_WAIT_CYCLES: Final = 500  # if 1000: 81.7 % at 8k
 # The total goes through the LDS to the next wave of pass 2, behind a barrier.
 MERGE_TURN_CYCLES: Final = 100  # if 200: 82.0 % at 8k
-# Share of the shorter of matrix and other instructions that issues beside the longer.
-OVERLAP: Final = 0.0  # if 1.0: 133.2 ms for 16/2/256
-# Rounds of 128 bytes that a compute unit's shared memory serves in a cycle.
-LDS_RATE: Final = 1.0  # if 0.5: 248.2 ms for 16/2/256
 # Cycles from a matrix kernel's read of shared memory to its value.
-LDS_WAIT: Final = 64  # if 128: 205.0 ms for 16/2/256, 44.8 ms for 9/3/64
+LDS_WAIT: Final = 64  # if 128: 206.5 ms for 16/2/256, 44.8 ms for 9/3/64
 # Of a leaf of a matrix kernel for K and V, which it asks for a piece ahead: V's first piece and the next leaf's first
 # of K are asked for shortly before they are stored, and the program has about one wait for every 8 values of a lane.
 MEMORY_WAITS: Final = 2  # if 4: 36.0 ms for 9/3/64

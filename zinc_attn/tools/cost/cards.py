@@ -10,6 +10,8 @@ from ...checks import check_int
 from ...errors import ArgumentError
 from .assumptions import READ_EFFICIENCY
 
+_GUESS: Final = ("latency_ns", "near_ns")
+
 
 @dataclass(frozen=True)
 class Card:
@@ -37,7 +39,7 @@ class Card:
     near_ns: float = 200.0
     dual_issue: bool = True
     matrix_flops: int = 1024
-    assumed: tuple[str, ...] = ("latency_ns", "near_ns")
+    assumed: tuple[str, ...] = _GUESS
 
     @property
     def all_simds(self) -> int:
@@ -61,7 +63,6 @@ class Card:
 
 
 MOST_UNITS: Final = 1 << 16  # compute units of a card that is modeled, which takes time for each
-_GUESS: Final = ("latency_ns", "near_ns")
 _NVIDIA: Final[dict[str, Any]] = {
     "infinity_mib": 0,
     "simds": 4,
@@ -101,11 +102,11 @@ def find_card(name: str) -> Card:
 
 def card_with(compute_units: int) -> Card:
     """An RDNA4 card of so many compute units, with the R9700's clock and its bandwidth per compute unit."""
-    model, units = CARDS["r9700"], check_int("cu", compute_units, 1, MOST_UNITS)
-    return model if units == model.compute_units else _scaled(model, units)
+    return CARDS["r9700"] if compute_units == CARDS["r9700"].compute_units else _scaled("cu", compute_units)
 
 
-def _scaled(model: Card, units: int) -> Card:
+def _scaled(name: str, compute_units: int) -> Card:
+    model, units = CARDS["r9700"], check_int(name, compute_units, 1, MOST_UNITS)
     return replace(
         model,
         title=f"{units} compute units like an R9700's",
@@ -132,9 +133,9 @@ def card_of_device(name: str, kind: str, compute_units: int | None) -> ChosenCar
         return None
     words = re.findall(r"[a-z0-9]+", name.lower())
     joined = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
-    if found := [key for key in CARDS if key in joined]:
+    if found := joined & CARDS.keys():
         return ChosenCard(CARDS[max(found, key=len)], "the device's name")
     if compute_units is None:
         return None
-    card = _scaled(CARDS["r9700"], check_int("compute_units", compute_units, 1, MOST_UNITS))
-    return ChosenCard(card, "the compute units: the model has no card of this name and scales the R9700")
+    by = "the compute units: the model has no card of this name and scales the R9700"
+    return ChosenCard(_scaled("compute_units", compute_units), by)

@@ -11,15 +11,14 @@ from typing import Final, NamedTuple
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...errors import ArgumentError
-from ...kernels.matrix import PIECE, MatrixFacts, MatrixTile, MatrixWorkgroup, matrix_workgroup, shared_bytes
+from ...kernels.matrix import PIECE, MatrixFacts, MatrixTile, MatrixWorkgroup, shared_bytes
 from ...limits import WAVE
 from ...shapes import AttnShape
-from .assumptions import BARRIER_WAIT, LDS_RATE, LDS_WAIT, MEMORY_WAITS, OVERLAP, TRIP_CYCLES
+from .assumptions import BARRIER_WAIT, LDS_WAIT, MEMORY_WAITS, TRIP_CYCLES
 from .cards import Card
 from .pass1 import SIMDS, Load, Spread, simd_groups
 
 SIDE: Final = 16  # of a tile, in each of its three sizes
-TILE_FLOPS: Final = 2 * SIDE**3
 TILE: Final = MatrixTile(SIDE, SIDE, SIDE)
 RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
 
@@ -43,7 +42,6 @@ class MatrixCounts(NamedTuple):
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
 # 25.0.7 makes them: it gives a wave two copies of each factor's tile, as RDNA3 needs and RDNA4 does not.
 ISSUE: Final = MatrixCounts(19.0, 40.3, 87.0)  # cycles in which the wave issues instructions
-LDS: Final = MatrixCounts(3.8, 8.3, 69.0)  # rounds of 128 bytes of shared memory, without bank conflicts
 LDS_WAITS: Final = MatrixCounts(0.0, 1.3, 9.5)  # times that the wave waits for shared memory
 SCALAR_WAITS: Final = 6  # of a leaf, for work words and the page table
 PIECE_BARRIERS, LEAF_BARRIERS = 2, 5  # of a piece of K or V, and beside those
@@ -65,15 +63,12 @@ class MatrixGroup:
     sharers: int = 1
 
     @classmethod
-    def of(cls, card: Card, shape: AttnShape, rows: int) -> MatrixGroup:
-        """The workgroup that serves ``rows`` neighboring rows, or as many as one can. ArgumentError for other cards."""
+    def of(cls, card: Card, shape: AttnShape, workgroup: MatrixWorkgroup, rows: int) -> MatrixGroup:
+        """One of the workgroups of ``rows`` neighboring rows. ArgumentError for other cards than RDNA4's."""
         if not card.matrix_flops:
             raise ArgumentError(f"card: got {card.title} with arithmetic 'matrix', expected one of RDNA4")
-        found = matrix_workgroup(shape, RDNA4_UNITS, "discrete", rows * shape.group)
-        if found is None:
-            raise ArgumentError(f"shape: got {shape} with arithmetic 'matrix', expected rows that fit in shared memory")
-        items = -(-rows // found.rows(shape.group))
-        return cls(card, shape, found, items * found.blocks(shape.group))
+        items = -(-rows // workgroup.rows(shape.group))
+        return cls(card, shape, workgroup, items * workgroup.blocks(shape.group))
 
     @property
     def vectors(self) -> int:
@@ -91,20 +86,6 @@ class MatrixGroup:
         return VGPRS[min((dims for dims in VGPRS if dims >= self.shape.k_dim), default=max(VGPRS))]
 
     @property
-    def resident(self) -> int:
-        """Workgroups that a pair of compute units holds, by registers and by shared memory."""
-        by_registers = self.card.waves(self.vgprs) * SIMDS // self.waves
-        pair = self.card.lds_kib * 1024 * SIMDS // self.card.simds
-        by_memory = pair // shared_bytes(self.shape, self.vectors, self.workgroup.unrolled)
-        return max(1, min(by_registers, by_memory))
-
-    @cached_property
-    def products(self) -> float:
-        """Products of tiles that a wave makes for a leaf: q by K, and weights by V, whose last piece is whole."""
-        tiles = -(-self.shape.k_dim // SIDE) + -(-self.shape.v_dim // PIECE) * PIECE // SIDE
-        return self.vectors / SIDE * (KEYS_PER_LEAF // SIDE) * tiles / self.waves
-
-    @property
     def pieces(self) -> int:
         """Pieces of K and of V that go through shared memory one after another."""
         return sum(-(-dims // PIECE) for dims in (self.shape.k_dim, self.shape.v_dim))
@@ -114,26 +95,21 @@ class MatrixGroup:
         """8 values of K or V that a lane carries to shared memory for a leaf."""
         return self.pieces * KEYS_PER_LEAF * PIECE / 8 / self.workgroup.lanes
 
-    @cached_property
+    @property
     def scores(self) -> float:
         """Scores of a leaf that fall to a lane."""
         return self.vectors * KEYS_PER_LEAF / self.workgroup.lanes
 
-    @cached_property
-    def matrix(self) -> float:
-        """Cycles of a leaf in which a wave's products occupy its SIMD's matrix unit."""
-        return self.products * TILE_FLOPS * self.card.simds / self.card.matrix_flops
+    @property
+    def products(self) -> float:
+        """Products of tiles that a wave makes for a leaf: q by K, and weights by V, whose last piece is whole."""
+        tiles = -(-self.shape.k_dim // SIDE) + -(-self.shape.v_dim // PIECE) * PIECE // SIDE
+        return self.vectors / SIDE * (KEYS_PER_LEAF // SIDE) * tiles / self.waves
 
     @cached_property
     def issue(self) -> float:
-        """Cycles of a leaf that the wave takes from its SIMD."""
-        others = ISSUE.of(self)
-        return self.matrix + others - OVERLAP * min(self.matrix, others)
-
-    @cached_property
-    def lds(self) -> float:
-        """Cycles of a leaf that the wave takes from its compute unit's shared memory."""
-        return LDS.of(self) / LDS_RATE
+        """Cycles of a leaf that the wave takes from its SIMD: products, and then the other instructions."""
+        return self.products * 2 * SIDE**3 * self.card.simds / self.card.matrix_flops + ISSUE.of(self)
 
     @cached_property
     def stall(self) -> float:
@@ -157,18 +133,24 @@ class MatrixGroup:
         wait = self.card.near_ns * self.card.clock_ghz + TRIP_CYCLES
         return (q + state) * wait, Q_ISSUE * q + EMIT_ISSUE * state + TOTAL_ISSUE * merged
 
+    @property
+    def resident(self) -> int:
+        """Workgroups that a pair of compute units holds, by registers and by shared memory."""
+        by_registers = self.card.waves(self.vgprs) * SIMDS // self.waves
+        pair = self.card.lds_kib * 1024 * SIMDS // self.card.simds
+        by_memory = pair // shared_bytes(self.shape, self.vectors, self.workgroup.unrolled)
+        return max(1, min(by_registers, by_memory))
+
     def _load(self, sizes: tuple[int, ...]) -> Load:
         """Workgroups with ``sizes`` leaves on a pair of compute units, which holds as many as fit at a time.
 
-        Each waits and issues in turn; waves fill each other's waits until the issue slots, or the shared memory of two
-        SIMDs, are full.
+        Each waits and issues in turn; waves fill each other's waits until the issue slots are full.
         """
-        resident, share, leaves = min(len(sizes), self.resident), self.waves / SIMDS, sum(sizes)
+        resident, leaves = min(len(sizes), self.resident), sum(sizes)
         items = [self.item(-(-size // LEAVES_PER_NODE)) for size in sizes]
         alone = [size * (self.stall + self.issue) + sum(item) for size, item in zip(sizes, items, strict=True)]
-        issued = share * (leaves * self.issue + sum(issue for _, issue in items))
-        cycles = max(*alone, sum(alone) / resident, issued, share * self.card.simds * leaves * self.lds)
-        return cycles, issued, max(*sizes, leaves / resident), resident * self.waves
+        issued = self.waves / SIMDS * (leaves * self.issue + sum(issue for _, issue in items))
+        return max(*alone, sum(alone) / resident, issued), issued, max(*sizes, leaves / resident)
 
     def spread(self, sizes: list[int], nbytes: float) -> Spread:
         """Workgroups of ``sizes`` leaves, which move ``nbytes``, dealt over the card's pairs of compute units."""

@@ -22,7 +22,7 @@ from ...shapes import AttnShape
 from ..harness.split_spec import SplitSpec
 from .cards import Card, ChosenCard, card_of_device
 from .predict import Prediction
-from .prefill import predict_call
+from .rows import predict_call
 
 Row = Mapping[str, Any]
 _BENCH_LAYOUTS: Final = {"auto": "auto", "1 split": "1"}  # those that the model knows, as SplitSpec reads them
@@ -33,6 +33,8 @@ _KINDS: Final[dict[str, Any]] = {
     "float | None": (int, float, type(None)),
 }
 _TIMES: Final = {"call": "host_us", "device": "device_us", "pass 1": "pass1_us", "gap": "gap_us", "pass 2": "pass2_us"}
+_SHARED: Final = ("device", "device_kind", "driver", "runtime", "dtype", "context", "plan")  # fields of both commands
+_EXPECTED: Final = "a file of bench --json or sweep --json"
 
 
 @dataclass(frozen=True)
@@ -80,45 +82,34 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measured call beside the model's. Ratios are measured over modeled; None where the rows do not have it.
+    """A measured call beside the model's.
 
     chosen: the card that was modeled. same_plan: whether the model timed the layout that ran; otherwise the split rule
-    of this version lays the call out in another way.
+    of this version lays the call out in another way. The ratios are measured over modeled: of the whole call, of pass 1
+    and of the gap with pass 2; None where the rows do not have it, or the call has one pass.
     """
 
     point: MeasuredPoint
     chosen: ChosenCard
     modeled: Prediction
     same_plan: bool
-
-    @property
-    def ratio(self) -> float:
-        """The whole call, measured over modeled."""
-        return self.point.total_us / self.modeled.total_us
-
-    @property
-    def pass1_ratio(self) -> float | None:
-        """Pass 1, measured over modeled."""
-        return None if self.point.pass1_us is None else self.point.pass1_us / self.modeled.pass1_us
-
-    @property
-    def merge_ratio(self) -> float | None:
-        """The gap and pass 2, measured over modeled; None for a call of one pass."""
-        if self.point.merge_us is None or not self.modeled.merge_us:
-            return None
-        return self.point.merge_us / self.modeled.merge_us
+    ratio: float
+    pass1_ratio: float | None
+    merge_ratio: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the measured call, the prediction, and what was made of them."""
-        measured = asdict(self.point) | {"clock": self.point.clock, "total_us": self.point.total_us}
-        ratios = {name: getattr(self, name) for name in ("ratio", "pass1_ratio", "merge_ratio")}
-        about = {"measured": measured, "modeled": self.modeled.to_dict(), "card_by": self.chosen.by}
-        return about | {"same_plan": self.same_plan} | ratios
+        return {
+            "measured": asdict(self.point) | {"clock": self.point.clock, "total_us": self.point.total_us},
+            "modeled": self.modeled.to_dict(),
+            "card_by": self.chosen.by,
+            **{name: getattr(self, name) for name in ("same_plan", "ratio", "pass1_ratio", "merge_ratio")},
+        }
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The JSON lines of a file. ArgumentError names the file and the line that is none."""
-    lines = read_text(path, "a file of bench --json or sweep --json").splitlines()
+    lines = read_text(path, _EXPECTED).splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -187,15 +178,11 @@ def _uncovered(row: Row) -> str | None:
 
 def _call(row: Row) -> dict[str, Any]:
     """The fields of MeasuredPoint but for its times."""
-    names = ["device", "device_kind", "driver", "runtime", "dtype", "context", "plan"]
     if "measure" in row:
-        own = {"layout": _BENCH_LAYOUTS[row["layout"]], "q_len": 1, "compute_units": row.get("compute_units")}
-        names.append("shape")
-    else:
-        shape = AttnShape(*(row[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")))
-        own = {"shape": str(shape)}
-        names += ["layout", "q_len", "compute_units"]
-    return {name: row[name] for name in names} | own
+        own = {"shape": row["shape"], "layout": _BENCH_LAYOUTS[row["layout"]], "q_len": 1}
+        return {name: row[name] for name in _SHARED} | own | {"compute_units": row.get("compute_units")}
+    shape = AttnShape(*(row[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")))
+    return {name: row[name] for name in (*_SHARED, "layout", "q_len", "compute_units")} | {"shape": str(shape)}
 
 
 def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
@@ -205,7 +192,11 @@ def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
     facts = [LayoutFacts(n, point.device_kind, node) for n, node in product(units, (True, False))]
     plans = [split.plan(point.context, shape, one, point.dtype, point.q_len) for one in facts]
     same = [plan for plan in plans if plan.fingerprint() == point.plan]
-    return Comparison(point, chosen, predict_call((same or plans)[0], card, point.dtype), bool(same))
+    modeled = predict_call((same or plans)[0], card, point.dtype)
+    ratio = point.total_us / modeled.total_us
+    pass1_ratio = None if point.pass1_us is None else point.pass1_us / modeled.pass1_us
+    merge_ratio = point.merge_us / modeled.merge_us if point.merge_us is not None and modeled.merge_us else None
+    return Comparison(point, chosen, modeled, bool(same), ratio, pass1_ratio, merge_ratio)
 
 
 def compare(points: Sequence[MeasuredPoint], card: Card | None = None) -> list[Comparison]:

@@ -77,8 +77,8 @@ def simd_groups(card: Card) -> int:
 
 
 # Of a place, a SIMD or several, with its workgroups: cycles while memory is not saturated, cycles of the arithmetic
-# alone, leaves that one wave attends one after another, and waves at a time.
-Load = tuple[float, float, float, int]
+# alone, and leaves that one wave attends one after another.
+Load = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -86,27 +86,23 @@ class Spread:
     """Workgroups as they lie on the card's SIMDs.
 
     demand: (µs that some SIMDs would take alone, their bytes). issue_us: arithmetic of the busiest SIMD. leaves: that
-    one wave attends one after another. resident: waves at a time, over all SIMDs.
+    one wave attends one after another.
     """
 
     card: Card
     demand: list[tuple[float, float]]
     issue_us: float
     leaves: float
-    resident: int
 
     @classmethod
     def of(cls, card: Card, dealt: list[list[int]], load: Callable[[tuple[int, ...]], Load], nbytes: float) -> Spread:
         """Workgroups that read and write ``nbytes``. dealt: leaves of each at every place of the card; load: of one."""
-        per_leaf = nbytes / max(sum(map(sum, dealt)), 1)
-        demand: list[tuple[float, float]] = []
-        issue_us, in_turn, waves = 0.0, 0.0, 0
-        for sizes, alike in Counter(tuple(sorted(sizes)) for sizes in dealt).items():
-            cycles, issued, leaves, resident = load(sizes)
-            demand.append((cycles / card.clock_ghz / 1e3, alike * sum(sizes) * per_leaf))
-            issue_us = max(issue_us, issued / card.clock_ghz / 1e3)
-            in_turn, waves = max(in_turn, leaves), waves + alike * resident
-        return cls(card, demand, issue_us, in_turn, waves)
+        per_leaf, cycles_per_us = nbytes / max(sum(map(sum, dealt)), 1), card.clock_ghz * 1e3
+        alike = Counter(tuple(sorted(sizes)) for sizes in dealt)
+        loads = {sizes: load(sizes) for sizes in alike}
+        demand = [(loads[sizes][0] / cycles_per_us, n * sum(sizes) * per_leaf) for sizes, n in alike.items()]
+        issue_us = max((issued for _, issued, _ in loads.values()), default=0.0) / cycles_per_us
+        return cls(card, demand, issue_us, max((leaves for *_, leaves in loads.values()), default=0.0))
 
     @property
     def alone_us(self) -> float:
@@ -223,7 +219,7 @@ class Workgroup:
         leaves = max(*sizes, total / resident)
         cycles = max(self.stall + self.issue, resident * self.issue)
         in_turn = leaves * (LEAVES_PER_NODE if self.build == "node" else 1)  # a workgroup's, of which each wave has one
-        return leaves * cycles, total * self.issue, in_turn, resident
+        return leaves * cycles, total * self.issue, in_turn
 
     def spread(self, sizes: list[int], nbytes: float) -> Spread:
         """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs."""

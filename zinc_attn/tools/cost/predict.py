@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
+from ...errors import KernelError
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_lanes
 from ...planning.splits import SplitPlan
+from ...runtime.device import build_record
 from ...shapes import AttnShape
 from .assumptions import CACHED_RATE, GAP_US, L2_RATE, MERGE_FOLD_CYCLES, MERGE_TURN_CYCLES, MERGE_WAIT_CYCLES
 from .cards import Card
-from .compilers import prediction_compilers
+from .matrix import MatrixGroup
 from .pass1 import Workgroup, dispatches_us
 
 LABEL: Final = "modeled"
@@ -23,15 +27,26 @@ MERGE_ISSUE: Final = {1: 738, LEAVES_PER_NODE: 390}
 MERGE_WAVES: Final = merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
 
 
+@lru_cache(maxsize=1)
+def prediction_compilers() -> dict[str, str | None]:
+    """What a stored prediction says of compilers.
+
+    glsl: the one of the package's SPIR-V, None in a clone that was not built. counted_glsl and counted_mesa: those of
+    the tables of instructions and registers (``zinc-attn rdna4``); another glsl may have made another program.
+    """
+    try:
+        glsl = str(build_record()["compiler"])
+    except KernelError:
+        glsl = None
+    return {"glsl": glsl, "counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"}
+
+
 @dataclass(frozen=True)
 class Modeled:
     """A modeled result that JSON can hold, with the label and the derived numbers."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The label, the compilers, the fields and the properties; floats are rounded to four decimals.
-
-        compiler: see ``prediction_compilers``.
-        """
+        """The label, ``prediction_compilers``, the fields and the properties; floats are rounded to four decimals."""
         derived = (name for name, one in vars(type(self)).items() if isinstance(one, property))
         found = asdict(self) | {name: getattr(self, name) for name in derived}
         about: dict[str, Any] = {"label": LABEL, "compiler": dict(prediction_compilers())}
@@ -39,35 +54,74 @@ class Modeled:
 
 
 @dataclass(frozen=True)
-class Prediction(Modeled):
-    """A modeled decode call, from the begin of pass 1 to the end of pass 2.
+class Terms:
+    """What takes time in a submission, or in several one after another.
 
-    utilization: share of the compute units that get a workgroup. in_flight_kib: bytes that the resident waves ask for
-    at a time; Little's law needs needed_kib = bandwidth x latency. memory_us: KV bytes at the read rate. partial_us:
-    writing the partial states. waves_us: pass 1 if memory were infinitely wide. issue_us: arithmetic of its busiest
-    SIMD. merge_us: pass 2 with the gap before it.
+    workgroups: of pass 1. memory_us: K and V at the read rate, once a submission. partial_us: writing the partial
+    states. again_us: keys that other workgroups have read before, from the L2. waves_us: pass 1 if memory and L2 were
+    infinitely wide. issue_us: arithmetic of its busiest SIMD. merge_us: pass 2 with the gap before it.
+    """
+
+    workgroups: float
+    memory_us: float
+    partial_us: float
+    again_us: float
+    waves_us: float
+    issue_us: float
+    pass1_us: float
+    merge_us: float
+
+
+@dataclass(frozen=True)
+class Prediction(Modeled, Terms):
+    """A modeled call of one layer, from the begin of the first pass 1 to the end of the last pass 2.
+
+    arithmetic: "canonical" or "matrix", which "matrix-prefill" is one of. utilization: share of the compute units that
+    get a workgroup. partial_bytes: of the partial states, written and read. flops: that the result needs.
     """
 
     card: str
     shape: str
     dtype: str
+    arithmetic: str
     context: int
+    rows: int
+    submissions: int
     splits: int
-    workgroups: int
     workgroups_per_cu: float
     utilization: float
-    in_flight_kib: float
-    needed_kib: float
     kv_bytes: int
     partial_bytes: int
-    memory_us: float
-    partial_us: float
-    waves_us: float
-    issue_us: float
-    pass1_us: float
-    merge_us: float
     total_us: float
     ideal_us: float
+    flops: int
+
+    @classmethod
+    def of(
+        cls, plan: SplitPlan, card: Card, dtype: str, terms: Terms, submissions: int = 1, arithmetic: str = "canonical"
+    ) -> Prediction:
+        """The prediction of a plan's call whose submissions take ``terms`` together."""
+        shape, context, rows = plan.shape, plan.context_len, plan.q_len
+        pairs = shape.q_heads * (rows * (context - rows) + rows * (rows + 1) // 2)  # of a query vector and a key
+        units = Workgroup.of(plan, card, dtype).units
+        return cls(
+            **asdict(terms) | {"workgroups": round(terms.workgroups)},
+            card=card.title,
+            shape=str(shape),
+            dtype=dtype,
+            arithmetic=arithmetic,
+            context=context,
+            rows=rows,
+            submissions=submissions,
+            splits=plan.num_splits,
+            workgroups_per_cu=terms.workgroups / card.compute_units,
+            utilization=min(1.0, plan.workgroups * units / card.compute_units),
+            kv_bytes=(context - plan.begin) * shape.kv_bytes_per_token(dtype),
+            partial_bytes=2 * plan.scratch_bytes,
+            total_us=terms.pass1_us + terms.merge_us,
+            ideal_us=ideal(shape, context, card, dtype),
+            flops=pairs * 2 * (shape.k_dim + shape.v_dim),
+        )
 
     @property
     def gb_s(self) -> float:
@@ -80,9 +134,9 @@ class Prediction(Modeled):
         return self.ideal_us / self.total_us
 
     @property
-    def overhead(self) -> float:
-        """Writing partial states and pass 2, as a share of the rest of pass 1."""
-        return (self.partial_us + self.merge_us) / (self.pass1_us - self.partial_us)
+    def tflops(self) -> float:
+        """Products and sums that the result needs, over the whole time."""
+        return self.flops / self.total_us / 1e6
 
     @property
     def bound(self) -> str:
@@ -98,39 +152,59 @@ def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> flo
 
 
 def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
-    """The time of ``plan`` on ``card``. Workgroups are dealt to the compute units in turn, then to their SIMDs."""
-    dtype = storage_dtype(dtype)
-    shape, per_token = plan.shape, plan.shape.kv_bytes_per_token(dtype)
-    kv_bytes = (plan.context_len - plan.begin) * per_token
-    written = written_bytes(plan, kv_bytes, card)
-    group = Workgroup.of(plan, card, dtype)
+    """The time of ``plan`` on ``card`` in one submission, whose rows see all keys and share none."""
+    dtype, shape = storage_dtype(dtype), plan.shape
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
-    work = group.spread(sizes, kv_bytes + written)
-    again_us = kv_bytes * (plan.q_len * shape.head_chunks - 1) / L2_RATE / card.read_rate  # rows and head chunks
-    pass1 = dispatches_us([work], again_us)
-    merge = merge_us(plan, card, kv_bytes, work.leaves) if plan.passes == 2 else 0.0
-    return Prediction(
-        card=card.title,
-        shape=str(shape),
-        dtype=dtype,
-        context=plan.context_len,
-        splits=plan.num_splits,
-        workgroups=plan.workgroups,
-        workgroups_per_cu=plan.workgroups / card.compute_units,
-        utilization=min(1.0, plan.workgroups * group.units / card.compute_units),
-        in_flight_kib=work.resident
-        * (KEYS_PER_LEAF * per_token / shape.kv_heads / shape.head_chunks / group.trips / 1024),
-        needed_kib=card.read_rate * card.latency_ns / 1e3 / 1024,
-        kv_bytes=kv_bytes,
-        partial_bytes=2 * plan.scratch_bytes,
+    kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
+
+    def of_plan(value: Callable[[SplitPlan], float]) -> float:
+        return value(plan) if plan.passes == 2 else 0.0
+
+    work = [Dispatch(Workgroup.of(plan, card, dtype), sizes)]
+    return Prediction.of(plan, card, dtype, submission_terms(work, card, dtype, kv_bytes, of_plan))
+
+
+class Dispatch(NamedTuple):
+    """Workgroups of pass 1 that are alike, with the leaves of each in the order of the grid."""
+
+    group: Workgroup | MatrixGroup
+    sizes: list[int]
+
+
+def submission_terms(
+    work: Sequence[Dispatch],
+    card: Card,
+    dtype: str,
+    kv_bytes: float,
+    of_states: Callable[[Callable[[SplitPlan], float]], float],
+    walks: bool = False,
+) -> Terms:
+    """The terms of dispatches one after another, which move K, V and states in proportion to their leaves.
+
+    kv_bytes: that all of them together need; the rest that workgroups read comes from the L2. of_states: a function of
+    a plan, for the states that pass 2 folds; 0 without it. walks: a node's state is merged into a total that the L2
+    holds, not written.
+    """
+    shape = work[0].group.shape
+    written = of_states(lambda plan: written_bytes(plan, kv_bytes, card))
+    leaves = [sum(sizes) for _, sizes in work]
+    moved = (kv_bytes + written) / max(sum(leaves), 1)
+    spreads = [group.spread(sizes, moved * mine) for (group, sizes), mine in zip(work, leaves, strict=True)]
+    read = sum(leaves) * KEYS_PER_LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads
+    if walks:
+        nodes = sum(-(-size // LEAVES_PER_NODE) * group.vectors for group, sizes in work for size in sizes)
+        read += 2 * 4 * nodes * shape.v_dim
+    again_us = max(0.0, read - kv_bytes) / L2_RATE / card.read_rate
+    in_turn = max(one.leaves for one in spreads)
+    return Terms(
+        workgroups=sum(len(sizes) for _, sizes in work),
         memory_us=kv_bytes / card.read_rate,
         partial_us=written / card.read_rate,
-        waves_us=work.alone_us,
-        issue_us=work.issue_us,
-        pass1_us=pass1,
-        merge_us=merge,
-        total_us=pass1 + merge,
-        ideal_us=ideal(shape, plan.context_len, card, dtype),
+        again_us=again_us,
+        waves_us=sum(one.alone_us for one in spreads),
+        issue_us=sum(one.issue_us for one in spreads),
+        pass1_us=dispatches_us(spreads, again_us),
+        merge_us=of_states(lambda plan: merge_us(plan, card, kv_bytes, in_turn)),
     )
 
 
@@ -180,17 +254,3 @@ def best_splits(
             plan = SplitPlan(context, shape, bounds, unit)
             found.append((plan, predict(plan, card, dtype)))
     return min(found, key=lambda pair: pair[1].total_us)
-
-
-def timeline(plan: SplitPlan, card: Card, dtype: str = "f16") -> list[tuple[int, float, float, int]]:
-    """(compute unit, begin, end, split) of each workgroup of pass 1 in µs, for a picture: all resident at once.
-
-    A workgroup of several waves is drawn on each of its compute units.
-    """
-    pass1_us, units = predict(plan, card, dtype).pass1_us, Workgroup.of(plan, card, dtype).units
-    sizes = [(i, b - a) for i, (a, b) in enumerate(plan.leaf_ranges()) if b > a]
-    groups = sizes * (plan.shape.kv_heads * plan.shape.head_chunks * plan.q_len)
-    jobs = [group for group in groups for _ in range(units)]
-    scale = pass1_us / max((s for _, s in jobs), default=1)
-    bars = [(i % card.compute_units, 0.0, size * scale, split) for i, (split, size) in enumerate(jobs)]
-    return sorted(bars, key=lambda bar: bar[0])
