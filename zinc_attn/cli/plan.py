@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,6 @@ from ..tools import cost
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
-from ..tools.models import ModelPreset
 from .arguments import (
     DEFAULT_COMPUTE_UNITS,
     DEFAULT_CONTEXTS,
@@ -29,13 +27,12 @@ from .arguments import (
     chosen_model,
     parse_counts,
 )
-from .plan_arithmetic import run_arithmetic
 from .plan_measured import named_card, run_measured
-from .plan_modeled import PREFIXES, SUFFIX, print_modeled, run_requests
-from .terminal import binary_size, model_text, need, print_json, print_rows, say_written
+from .plan_modeled import PREFIXES, SUFFIX, Columns, print_columns, print_modeled, run_arithmetic, run_requests
+from .terminal import binary_size, model_text, need, print_json, say_written
 
 DRAW_HINT: Final = "choose another file with --draw"
-COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: a cell of a plan's record
+COLUMNS: Final[Columns] = {  # of a plan's record
     "context": lambda r: f"{r['context']:,}",
     "layout": lambda r: r["layout"],
     "splits": lambda r: f"{r['splits']:,}",
@@ -47,7 +44,7 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {  # of the table: 
     "scratch": lambda r: binary_size(r["scratch_bytes"]),
     "fingerprint": lambda r: r["fingerprint"][:12],
 }
-ROWS: Final = {"rows": lambda r: str(r["q_len"])}  # a column where --rows is given
+ROWS: Final[Columns] = {"rows": lambda r: str(r["q_len"])}  # a column where --rows is given
 INSTEAD: Final = {  # of an argument that does not go with others
     "prefix": "--requests",
     "suffix": "--requests",
@@ -93,8 +90,11 @@ def add_plan(subparsers: Subparsers) -> None:
     add_shared(units, "--device", text="plan for this device, index or piece of the name; nothing is modeled")
     add("--draw", metavar="FILE.png", help="draw the modeled layouts of the largest context")
     add("--requests", metavar="B,…", help="requests that share a prefix")
-    measured = "JSON lines of bench or sweep: print measured beside modeled, and the ratio"
-    add("--measured", metavar="FILE.jsonl", help=measured)
+    add(
+        "--measured",
+        metavar="FILE.jsonl",
+        help="JSON lines of bench or sweep: print measured beside modeled, and the ratio",
+    )
     add("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
     add("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
     add("--json", action="store_true", help="JSON lines with full fingerprints")
@@ -105,14 +105,14 @@ def run_plan(args: argparse.Namespace) -> int:
     """Show the plans, or measured calls beside the model."""
     if args.measured is not None:
         return run_measured(args)
-    check_plan_topic(args)
-    card = plan_card(args)
-    if card and args.arithmetic != "canonical":
-        return run_arithmetic(args, chosen_model(args), card)
-    if card and args.requests:
-        return run_requests(args, chosen_model(args), card)
-    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_split_specs(args.splits or "auto")
+    refuse_others(args)
     model = chosen_model(args)
+    card = None if args.device is not None else named_card(args) or cost.card_with(DEFAULT_COMPUTE_UNITS)
+    if card and args.arithmetic != "canonical":
+        return run_arithmetic(args, model, card)
+    if card and args.requests:
+        return run_requests(args, model, card)
+    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_split_specs(args.splits or "auto")
     if args.draw:
         need("matplotlib")
         check_file(Path(args.draw), DRAW_HINT)
@@ -127,13 +127,15 @@ def run_plan(args: argparse.Namespace) -> int:
         if card and (args.card or args.cu is not None):
             records[-1]["modeled"] = cost.predict_call(plan, card, args.dtype).to_dict()
     if card and args.draw:
-        draw_plan(Path(args.draw), model, max(contexts), card, args.dtype)
+        from ..tools.plan_plots import plan_png
+
+        write_file(Path(args.draw), plan_png(model, max(contexts), card, args.dtype), DRAW_HINT)
+        say_written([Path(args.draw)])
     if args.json:
         print_json(records)
         return 0
     print(f"{model_text(model, args.dtype)}, {facts.compute_units} compute units ({facts.kind})")
-    columns = (ROWS if args.rows else {}) | COLUMNS
-    print_rows(list(columns), ([cell(record) for cell in columns.values()] for record in records))
+    print_columns({**(ROWS if args.rows else {}), **COLUMNS}, records)
     if card:
         print_modeled(model, contexts, layouts, rows, card, args.dtype)
     return 0
@@ -159,31 +161,14 @@ def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, An
     }
 
 
-def check_plan_topic(args: argparse.Namespace) -> None:
-    """Refuse arguments that do not go with --requests or without it, and those without matrix units."""
+def refuse_others(args: argparse.Namespace) -> None:
+    """Refuse arguments that do not go with matrix units, with --requests, or without --requests."""
+    checks: list[tuple[tuple[str, ...], str, str]] = [(("prefix", "suffix"), "alone", "")]
+    if args.requests:
+        checks = [(("contexts", "splits", "rows", "device", "draw"), "with --requests", ": --requests has a table")]
     if args.arithmetic != "canonical":
-        for name in ("splits", "device", "draw", "requests"):
-            if getattr(args, name) is not None:
-                wanted = INSTEAD.get(name, "one of the two")
-                raise ArgumentError(f"{name}: got --{name} with --arithmetic {args.arithmetic}, expected {wanted}")
-    refused = ("contexts", "splits", "rows", "device", "draw") if args.requests else ("prefix", "suffix")
-    for name in refused:
-        if getattr(args, name) is not None:
-            given = f"--{name} with --requests" if args.requests else f"--{name} alone"
-            wanted = INSTEAD.get(name, "one of the two: --requests has a table")
-            raise ArgumentError(f"{name}: got {given}, expected {wanted}")
-
-
-def plan_card(args: argparse.Namespace) -> cost.Card | None:
-    """The card that --card, --cu or the default names; None for --device."""
-    if args.device is not None:
-        return None
-    return named_card(args) or cost.card_with(DEFAULT_COMPUTE_UNITS)
-
-
-def draw_plan(path: Path, model: ModelPreset, context: int, card: cost.Card, dtype: str) -> None:
-    """Write the picture of --draw."""
-    from ..tools.plan_plots import plan_png
-
-    write_file(path, plan_png(model, context, card, dtype), DRAW_HINT)
-    say_written([path])
+        checks.insert(0, (("splits", "device", "draw", "requests"), f"with --arithmetic {args.arithmetic}", ""))
+    for names, where, why in checks:
+        for name in (name for name in names if getattr(args, name) is not None):
+            wanted = INSTEAD.get(name, f"one of the two{why}")
+            raise ArgumentError(f"{name}: got --{name} {where}, expected {wanted}")

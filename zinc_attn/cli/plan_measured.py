@@ -16,17 +16,15 @@ COLUMNS: Final = (
     *("pass 1\nµs", "modeled\nµs", "ratio", "gap, pass 2\nµs", "modeled\nµs", "ratio"),
 )
 OTHERS: Final = (  # arguments of plan that the rows answer
-    *("model", "shape", "contexts", "splits", "rows", "device", "draw", "requests", "prefix", "suffix"),
+    *("model", "shape", "contexts", "splits", "rows", "device", "draw", "requests", "prefix", "suffix", "arithmetic"),
 )
 
 
 def run_measured(args: argparse.Namespace) -> int:
     """Print a line per measured point. ArgumentError where the file has none, or with an argument of the planner."""
     for name in OTHERS:
-        if getattr(args, name) is not None:
+        if getattr(args, name) not in (None, "canonical"):
             raise ArgumentError(f"{name}: got --{name} with --measured, expected neither: the file's rows say it")
-    if args.arithmetic != "canonical":
-        raise ArgumentError("arithmetic: got --arithmetic with --measured, expected neither: the file's rows say it")
     path, card = Path(args.measured), named_card(args)
     rows = cost.read_rows(path)
     try:
@@ -75,11 +73,8 @@ def comparison_cells(one: cost.Comparison) -> list[str]:
     point, modeled = one.point, one.modeled
     layout = point.layout if one.same_plan else f"{point.layout}*"
     cells = [point.shape, point.dtype, f"{point.context:,}", str(point.q_len), layout, point.runtime, point.clock]
-    times: tuple[tuple[float | None, float, float | None], ...] = (
-        (point.total_us, modeled.total_us, one.ratio),
-        (point.pass1_us, modeled.pass1_us, one.pass1_ratio),
-        (point.merge_us, modeled.merge_us, one.merge_ratio),
-    )
-    for measured, expected, ratio in times:
-        cells += [figure(measured), figure(expected), MISSING if ratio is None else f"{ratio:.2f}"]
+    for part in ("total", "pass1", "merge"):
+        ratio = one.ratio if part == "total" else getattr(one, f"{part}_ratio")
+        cells += [figure(getattr(of, f"{part}_us")) for of in (point, modeled)]
+        cells.append(MISSING if ratio is None else f"{ratio:.2f}")
     return cells
