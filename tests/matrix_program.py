@@ -125,7 +125,7 @@ def counted(shapes: tuple[str, ...] = SHAPES) -> list[tuple[MatrixGroup, LeafCou
 
 def fitted(rows: list[tuple[MatrixGroup, LeafCount, int]], field: str) -> tuple[float, ...]:
     """MatrixCounts that come nearest to a field of LeafCount, by relative errors."""
-    terms = np.array([[group.chunks, group.scores, group.pieces] for group, _, _ in rows])
+    terms = np.array([group.parts for group, _, _ in rows])
     want = np.array([float(getattr(count, field)) for _, count, _ in rows])
     found = np.linalg.lstsq(terms / want[:, None], np.ones(len(want)), rcond=None)[0]
     return tuple(round(float(x), 1) for x in found)

@@ -16,7 +16,7 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import MATRIX
 from zinc_attn.planning import sharing, walks
 from zinc_attn.planning.arithmetic import Arithmetic
-from zinc_attn.tools.cost import CARDS, matrix, predict, predict_call, predict_cascade, predict_rows, rows
+from zinc_attn.tools.cost import CARDS, calls, matrix, predict, predict_call, predict_cascade, predict_rows
 from zinc_attn.tools.rdna4 import compiler
 
 QWEN, R9700 = AttnShape(16, 2, 256), CARDS["r9700"]
@@ -124,9 +124,9 @@ def test_samples_stand_for_all_submissions(monkeypatch: pytest.MonkeyPatch) -> N
     for arithmetic, n in zip(BOTH, (16384, 65536), strict=True):
         few = predict_rows(QWEN, R9700, n, n, "f16", arithmetic)
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "SAMPLES", 10**6)
+            patch.setattr(calls, "SAMPLES", 10**6)
             every = predict_rows(QWEN, R9700, n, n, "f16", arithmetic)
-        assert few.submissions > rows.SAMPLES + 1 and few.total_us == pytest.approx(every.total_us, rel=0.005)
+        assert few.submissions > calls.SAMPLES + 1 and few.total_us == pytest.approx(every.total_us, rel=0.005)
 
 
 def test_matrix_prefill_is_the_arithmetic_that_serves_the_rows() -> None:
@@ -162,7 +162,7 @@ def test_counts_are_those_of_the_program() -> None:
         assert count.issue == pytest.approx(matrix.ISSUE.of(group), rel=0.2)
         if group.waves > 1:  # a wave alone needs no barriers, and waits half as often
             assert count.lds_waits == pytest.approx(matrix.LDS_WAITS.of(group), rel=0.25)
-            assert count.barriers == matrix.PIECE_BARRIERS * group.pieces + matrix.LEAF_BARRIERS - 1
+            assert count.barriers == matrix.PIECE_BARRIERS * group.parts.piece + matrix.LEAF_BARRIERS - 1
         assert count.scalar_waits == pytest.approx(matrix.SCALAR_WAITS, rel=0.25, abs=4)
         assert count.memory_waits >= 0.8 * matrix.MEMORY_WAITS - 2, "some find their values there"
         if group.vectors == 64:

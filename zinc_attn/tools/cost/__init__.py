@@ -4,11 +4,10 @@ It is pure arithmetic, without a device or a clock. Every figure is modeled: not
 card. docs/cost-model.md explains the terms.
 """
 
+from .calls import predict_call, predict_cascade, predict_rows
 from .cards import CARDS, Card, ChosenCard, card_of_device, card_with, find_card
-from .cascade import predict_cascade
 from .measured import Comparison, MeasuredPoint, compare, compare_point, measured_points, read_rows
 from .predict import LABEL, Prediction, best_splits, ideal, predict, prediction_compilers
-from .rows import predict_call, predict_rows
 
 __all__ = [
     "CARDS", "LABEL", "Card", "ChosenCard", "Comparison", "MeasuredPoint", "Prediction", "best_splits",

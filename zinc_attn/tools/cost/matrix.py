@@ -24,10 +24,10 @@ RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa th
 
 
 class MatrixCounts(NamedTuple):
-    """What a leaf costs a wave beside its products, in parts.
+    """What a leaf costs a wave beside its products, in parts, or how many of them a leaf has.
 
     chunk: 8 values of K or V that a lane carries to shared memory; score: of a vector and a key, for a lane; piece: 64
-    dimensions of K or V.
+    dimensions of K or V, which go through shared memory one after another.
     """
 
     chunk: float
@@ -36,7 +36,7 @@ class MatrixCounts(NamedTuple):
 
     def of(self, group: MatrixGroup) -> float:
         """The cost of a leaf of this workgroup."""
-        return self.chunk * group.chunks + self.score * group.scores + self.piece * group.pieces
+        return sum(cost * count for cost, count in zip(self, group.parts, strict=True))
 
 
 # Fitted to gfx1201's programs of 64, 32 and 16 vectors at five head sizes, float16 (tests/matrix_program.py), as Mesa
@@ -85,20 +85,11 @@ class MatrixGroup:
         """Vector registers of a wave."""
         return VGPRS[min((dims for dims in VGPRS if dims >= self.shape.k_dim), default=max(VGPRS))]
 
-    @property
-    def pieces(self) -> int:
-        """Pieces of K and of V that go through shared memory one after another."""
-        return sum(-(-dims // PIECE) for dims in (self.shape.k_dim, self.shape.v_dim))
-
-    @property
-    def chunks(self) -> float:
-        """8 values of K or V that a lane carries to shared memory for a leaf."""
-        return self.pieces * KEYS_PER_LEAF * PIECE / 8 / self.workgroup.lanes
-
-    @property
-    def scores(self) -> float:
-        """Scores of a leaf that fall to a lane."""
-        return self.vectors * KEYS_PER_LEAF / self.workgroup.lanes
+    @cached_property
+    def parts(self) -> MatrixCounts:
+        """What a leaf has beside its products."""
+        pieces, lanes = sum(-(-dims // PIECE) for dims in (self.shape.k_dim, self.shape.v_dim)), self.workgroup.lanes
+        return MatrixCounts(pieces * KEYS_PER_LEAF * PIECE / 8 / lanes, self.vectors * KEYS_PER_LEAF / lanes, pieces)
 
     @property
     def products(self) -> float:
@@ -118,7 +109,7 @@ class MatrixGroup:
         Of the workgroups side by side one waits for memory, the others for a cache that has K or V by then.
         """
         ns = (self.card.latency_ns + (self.sharers - 1) * self.card.near_ns) / self.sharers
-        barriers = PIECE_BARRIERS * self.pieces + LEAF_BARRIERS
+        barriers = PIECE_BARRIERS * self.parts.piece + LEAF_BARRIERS
         scalar, shared = TRIP_CYCLES * SCALAR_WAITS, LDS_WAIT * LDS_WAITS.of(self)
         return ns * self.card.clock_ghz * MEMORY_WAITS + scalar + shared + BARRIER_WAIT * barriers
 

@@ -20,9 +20,9 @@ from ...files import parse_json, read_text
 from ...kernels.tuning import LayoutFacts
 from ...shapes import AttnShape
 from ..harness.split_spec import SplitSpec
+from .calls import predict_call
 from .cards import Card, ChosenCard, card_of_device
 from .predict import Prediction
-from .rows import predict_call
 
 Row = Mapping[str, Any]
 _BENCH_LAYOUTS: Final = {"auto": "auto", "1 split": "1"}  # those that the model knows, as SplitSpec reads them

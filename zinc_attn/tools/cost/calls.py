@@ -1,0 +1,218 @@
+"""The time of calls that the planner cuts: many query rows of a sequence, or requests that share a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
+from ...checks import check_int
+from ...decode.arithmetic import arithmetic_name
+from ...dtypes import storage_dtype
+from ...errors import ArgumentError
+from ...kernels.records import Records
+from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts
+from ...limits import MAX_CONTEXT
+from ...planning.arithmetic import Arithmetic, on_matrices
+from ...planning.call import Submission, cut_call
+from ...planning.inputs import CallOptions, DeviceFacts, Request
+from ...planning.items import item_keys
+from ...planning.layouts import split_rule_layouts
+from ...planning.splits import SplitPlan, plan_splits
+from ...shapes import AttnShape
+from .assumptions import CACHED_RATE
+from .cards import Card
+from .matrix import RDNA4_UNITS, MatrixGroup
+from .pass1 import Workgroup, dispatches_us
+from .predict import Dispatch, Modeled, Prediction, Terms, merge_us, predict, submission_terms, written_bytes
+
+GRID: Final = 65535  # workgroups along an axis that every device takes
+PAGE: Final = 256  # keys
+SAMPLES: Final = 17  # submissions of a long call that are modeled beside the last; between them lies a line
+
+
+class PlannedCall:
+    """The submissions of a call by the split rule on a GPU that has a card's compute units.
+
+    cascade and arithmetic: as ``Attention`` takes them. cut: the query rows of each submission.
+    """
+
+    def __init__(
+        self,
+        shape: AttnShape,
+        card: Card,
+        dtype: str,
+        requests: Sequence[Request],
+        cascade: bool | None = None,
+        arithmetic: Arithmetic = "canonical",
+    ) -> None:
+        self.shape, self.card, self.dtype, units = shape, card, dtype, card.compute_units
+        facts = DeviceFacts(shape, "discrete", units, (GRID,) * 3, SCRATCH_BYTES, PAGE, False, RDNA4_UNITS)
+        layouts = split_rule_layouts(shape, dtype, LayoutFacts(units))
+        self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, 0, arithmetic), facts)
+
+    def submission(self, at: int) -> Submission:
+        """Submission number ``at``."""
+        return self._planner.plan(self.cut[at], ())
+
+    def dispatches(self, made: Submission) -> list[Dispatch]:
+        """Those of pass 1: first the keys that rows share, if there are any, then the others."""
+        shape, card, key, found = self.shape, self.card, made.key, []
+        if key.matrix:
+            group = MatrixGroup.of(card, shape, key.matrix, made.query_rows)
+            return [Dispatch(group, _leaves(made.items) * (shape.kv_heads * key.matrix.blocks(shape.group)))]
+        if len(made.shared_items):
+            together = Workgroup(card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype)
+            found.append(Dispatch(together, _leaves(made.shared_items) * shape.kv_heads))
+        if len(made.items):
+            alone = Workgroup(card, shape, shape.heads_per_workgroup, key.build, self.dtype)
+            found.append(Dispatch(alone, _leaves(made.items) * (shape.kv_heads * shape.head_chunks)))
+        return found
+
+    def of_states(self, made: Submission, value: Callable[[SplitPlan], float]) -> float:
+        """``value`` of a plan whose rows have as many states as these have on average; 0 where pass 1 is all."""
+        if made.key.single_pass:
+            return 0.0
+        mean, rows = max(2.0, float(made.rows["count"].mean())), len(made.rows)
+        sizes = (int(mean) * KEYS_PER_NODE, (int(mean) + 1) * KEYS_PER_NODE)
+        a, b = (value(SplitPlan.fixed(n, self.shape, split_size=KEYS_PER_NODE, q_len=rows)) for n in sizes)
+        return a + mean % 1 * (b - a)
+
+
+def _leaves(items: Records) -> list[int]:
+    found: list[int] = (items["leaf_end"] - items["leaf_begin"]).tolist()
+    return found
+
+
+# --- rows of a sequence ------------------------------------------------------------------------------------------
+
+
+def predict_rows(
+    shape: AttnShape, card: Card, rows: int, context: int, dtype: str = "f16", arithmetic: Arithmetic = "canonical"
+) -> Prediction:
+    """The time of the last ``rows`` rows of ``context`` keys on ``card``; each row sees the keys up to its own.
+
+    arithmetic: as ``Attention`` takes it. ArgumentError for what the model has no counts of.
+    """
+    check_int("context", context, 1, MAX_CONTEXT)
+    check_int("rows", rows, 1, context)
+    by_matrix = on_matrices(arithmetic_name(arithmetic), rows, shape)
+    dtype = storage_dtype(dtype)
+    if by_matrix and dtype != "f16":
+        raise ArgumentError(
+            f"dtype: got {dtype!r} with arithmetic 'matrix', expected 'f16': of others nothing is counted"
+        )
+    request = Request(rows, context, 0, np.arange(-(-context // PAGE), dtype=np.uint32))
+    call = PlannedCall(shape, card, dtype, [request], None, arithmetic)
+    last = len(call.cut) - 1
+    picked = np.unique([*np.linspace(0, max(last - 1, 0), min(max(last, 1), SAMPLES)).round(), last]).astype(int)
+    found = np.array([astuple(_rows_terms(call, at, context - rows)) for at in picked])
+    terms = Terms(*(float(np.interp(range(last + 1), picked, values).sum()) for values in found.T))
+    plan = plan_splits(context, shape, card.compute_units, dtype, rows)
+    return Prediction.of(plan, card, dtype, terms, last + 1, "matrix" if by_matrix else "canonical")
+
+
+def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
+    """Of one submission. before: keys that the sequence has before the call's first row."""
+    made, kv_bytes = call.submission(at), (before + call.cut[at][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
+
+    def of_states(value: Callable[[SplitPlan], float]) -> float:
+        return call.of_states(made, value)
+
+    return submission_terms(call.dispatches(made), call.card, call.dtype, kv_bytes, of_states, made.key.walks)
+
+
+def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
+    """``predict``, but several rows in the split rule's layout, which may share keys, as ``predict_rows`` has them."""
+    rule = plan_splits(plan.context_len, plan.shape, card.compute_units, dtype, plan.q_len)
+    if plan.q_len == 1 or plan.q_len > plan.context_len or plan != rule:
+        return predict(plan, card, dtype)
+    return predict_rows(plan.shape, card, plan.q_len, plan.context_len, dtype)
+
+
+# --- requests that share a prefix --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CascadePrediction(Modeled):
+    """A modeled decode call of ``requests`` sequences that share the pages of ``prefix`` keys and have ``suffix`` keys
+    of their own, with one row each.
+
+    rows_each: requests that a workgroup serves at a time on the shared keys; 1: none are shared. keys_read: of one KV
+    head, by all workgroups. keys_alone, alone_us: without sharing.
+    """
+
+    card: str
+    shape: str
+    dtype: str
+    requests: int
+    prefix: int
+    suffix: int
+    rows_each: int
+    keys_read: int
+    keys_alone: int
+    total_us: float
+    alone_us: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether sharing takes less time."""
+        return self.total_us < self.alone_us
+
+    @property
+    def speed_up(self) -> float:
+        """Time without sharing over time with it."""
+        return self.alone_us / self.total_us
+
+
+def predict_cascade(
+    shape: AttnShape,
+    card: Card,
+    requests: int,
+    prefix: int,
+    suffix: int,
+    dtype: str = "f16",
+    cascade: bool | None = None,
+) -> CascadePrediction:
+    """The time of ``requests`` rows on ``card``. cascade: as ``Attention`` takes it."""
+    check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
+    whole, pages = prefix // PAGE if suffix else -(-prefix // PAGE), -(-(prefix + suffix) // PAGE)
+    tables = np.tile(np.arange(pages, dtype=np.uint32), (requests, 1))
+    tables[:, whole:] += pages * np.arange(requests, dtype=np.uint32)[:, None]
+    batch = [Request(1, prefix + suffix, 0, table) for table in tables]
+    found = []
+    for how in (cascade, False):
+        call = PlannedCall(shape, card, dtype, batch, how)
+        made = [call.submission(at) for at in range(len(call.cut))]
+        keys = sum(item_keys(one.items) * shape.head_chunks + item_keys(one.shared_items) for one in made)
+        found.append((made[0].key.shared_rows, keys, sum(_cascade_us(call, one, prefix, suffix) for one in made)))
+    (each, keys, us), (_, keys_alone, alone_us) = found
+    sizes = requests, prefix, suffix, each, keys, keys_alone
+    return CascadePrediction(card.title, str(shape), dtype, *sizes, us, alone_us)
+
+
+def _cascade_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -> float:
+    """Pass 1 of the shared keys, a gap, pass 1 of the others, pass 2.
+
+    K and V that are read again come CACHED_RATE times faster where the caches hold the prefix and the states.
+    Workgroups for the same shared keys lie side by side in the grid and always find them there.
+    """
+    card, n, key_bytes = call.card, len(made.rows), call.shape.kv_bytes_per_token(call.dtype)
+    begins: NDArray[np.uint32] = made.shared_items["leaf_begin"]
+    nodes = len(np.unique(begins))
+    shared, groups = nodes * KEYS_PER_NODE, len(begins) // max(nodes, 1)
+    distinct = key_bytes * (prefix + n * suffix)
+    written = call.of_states(made, lambda plan: written_bytes(plan, distinct, card))
+    held = key_bytes * prefix + call.of_states(made, lambda plan: plan.scratch_bytes) <= card.cache_bytes
+    again = 1 / CACHED_RATE if held else 1.0
+    share = nodes * LEAVES_PER_NODE / -(-(prefix + suffix) // KEYS_PER_LEAF)  # of the leaves, and so of the states
+    moved = [key_bytes * (n * suffix + (prefix - shared) * (1 + (n - 1) * again)) + written * (1 - share)]
+    if nodes:
+        moved.insert(0, key_bytes * shared * (1 + (groups - 1) / CACHED_RATE) + written * share)
+    work = [one.group.spread(one.sizes, nbytes) for one, nbytes in zip(call.dispatches(made), moved, strict=False)]
+    in_turn = max(one.leaves for one in work)
+    return dispatches_us(work, 0.0) + call.of_states(made, lambda plan: merge_us(plan, card, distinct, in_turn))
