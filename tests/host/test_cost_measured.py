@@ -41,7 +41,7 @@ BENCH = [
 ]
 
 
-def save(path: Path, rows: list[dict[str, Any]]) -> str:
+def save(path: Path, rows: list[Any]) -> str:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(path)
 
@@ -88,14 +88,11 @@ def test_card_of_a_device(name: str, units: int | None, title: str | None) -> No
     chosen = cost.card_of_device(name, "discrete", units)
     assert (chosen and chosen.card.title) == title
     assert cost.card_of_device(name, "cpu", units) is None
+    for wrong in ("64", 0, 64.5):
+        with pytest.raises(ArgumentError, match=r"^compute_units: got "):
+            cost.card_of_device("another GPU", "discrete", wrong)  # type: ignore[arg-type]
     if chosen and title and "like an" in title:
         assert chosen.card.source == "the R9700, scaled" and {"clock_ghz", "bandwidth"} <= set(chosen.card.assumed)
-
-
-@pytest.mark.parametrize("units", ("64", 0, 64.5))
-def test_compute_units_that_are_none(units: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^compute_units: got "):
-        cost.card_of_device("another GPU", "discrete", units)
 
 
 def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,35 +111,32 @@ def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("rows", "args", "message"),
+    ("lines", "args", "message"),
     [
         ([sweep_row()], ["--shape", "4/2/64"], "shape: got --shape with --measured, expected neither: the file's rows"),
-        (
-            [sweep_row(batch=2)],
-            [],
-            "got no row that the model covers (1 several sequences in a call), expected",
-        ),
+        ([sweep_row(batch=2)], [], "got no row that the model covers (1 several sequences in a call), expected"),
         ([{"status": "ok"}], [], "a row has no 'median_us'; expected rows of bench --json or sweep --json"),
         ([sweep_row(device="llvmpipe", device_kind="cpu")], [], "card: got rows of llvmpipe, a CPU device, expected a"),
         ([sweep_row()], ["--card", "gtx480"], "card: got 'gtx480', expected one of"),
+        ([sweep_row()], ["--arithmetic", "matrix"], "arithmetic: got --arithmetic with --measured, expected neither"),
+        ([{"a": 1}, []], [], "m.jsonl: line 2: expected a JSON object"),
+        (None, [], "expected a file of bench --json or sweep --json"),
     ],
 )
 def test_plan_measured_refuses(
-    rows: list[dict[str, Any]], args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[Any] | None, args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["plan", "--measured", save(tmp_path / "m.jsonl", rows), *args]) == 2
+    path = tmp_path / "m.jsonl" if lines is None else save(tmp_path / "m.jsonl", lines)
+    assert cli.main(["plan", "--measured", str(path), *args]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_plan_measured_refuses_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_value_of_a_row_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = sweep_row()
     for name in good:
         for wrong in (None, 7, -1, 1e300, "x", [1], {}):
             assert cli.main(["plan", "--measured", save(tmp_path / "m.jsonl", [good | {name: wrong}])]) in (0, 2), name
     assert "Traceback" not in capsys.readouterr().err
-    (tmp_path / "m.jsonl").write_text('{"a": 1}\n[]\n')
-    assert cli.main(["plan", "--measured", str(tmp_path / "m.jsonl")]) == 2
-    assert "m.jsonl: line 2: expected a JSON object" in capsys.readouterr().err
 
 
 def test_predictions_name_their_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
