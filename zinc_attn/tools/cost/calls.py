@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -28,7 +29,7 @@ from .assumptions import CACHED_RATE
 from .cards import Card
 from .matrix import RDNA4_UNITS, MatrixGroup
 from .pass1 import Workgroup, dispatches_us
-from .predict import Dispatch, Modeled, Prediction, Terms, merge_us, predict, submission_terms, written_bytes
+from .predict import Dispatch, Modeled, Prediction, States, Terms, merge_us, predict, submission_terms, written_bytes
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
 PAGE: Final = 256  # keys
@@ -73,14 +74,14 @@ class PlannedCall:
             found.append(Dispatch(alone, _leaves(made.items) * (shape.kv_heads * shape.head_chunks)))
         return found
 
-    def of_states(self, made: Submission, value: Callable[[SplitPlan], float]) -> float:
-        """``value`` of a plan whose rows have as many states as these have on average; 0 where pass 1 is all."""
+    def states(self, made: Submission) -> States:
+        """Those of plans with the numbers of states on either side of the mean over the rows."""
         if made.key.single_pass:
-            return 0.0
-        mean, rows = max(2.0, float(made.rows["count"].mean())), len(made.rows)
-        sizes = (int(mean) * KEYS_PER_NODE, (int(mean) + 1) * KEYS_PER_NODE)
-        a, b = (value(SplitPlan.fixed(n, self.shape, split_size=KEYS_PER_NODE, q_len=rows)) for n in sizes)
-        return a + mean % 1 * (b - a)
+            return []
+        mean = max(2.0, float(made.rows["count"].mean()))
+        fixed = partial(SplitPlan.fixed, shape=self.shape, split_size=KEYS_PER_NODE, q_len=len(made.rows))
+        low, above = int(mean) * KEYS_PER_NODE, mean % 1
+        return [(1 - above, fixed(low)), (above, fixed(low + KEYS_PER_NODE))]
 
 
 def _leaves(items: Records) -> list[int]:
@@ -119,11 +120,8 @@ def predict_rows(
 def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
     """Of one submission. before: keys that the sequence has before the call's first row."""
     made, kv_bytes = call.submission(at), (before + call.cut[at][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
-
-    def of_states(value: Callable[[SplitPlan], float]) -> float:
-        return call.of_states(made, value)
-
-    return submission_terms(call.dispatches(made), call.card, call.dtype, kv_bytes, of_states, made.key.walks)
+    work, states = call.dispatches(made), call.states(made)
+    return submission_terms(work, states, call.card, call.dtype, kv_bytes, made.key.walks)
 
 
 def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
@@ -206,8 +204,9 @@ def _cascade_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -
     nodes = len(np.unique(begins))
     shared, groups = nodes * KEYS_PER_NODE, len(begins) // max(nodes, 1)
     distinct = key_bytes * (prefix + n * suffix)
-    written = call.of_states(made, lambda plan: written_bytes(plan, distinct, card))
-    held = key_bytes * prefix + call.of_states(made, lambda plan: plan.scratch_bytes) <= card.cache_bytes
+    states = call.states(made)
+    written = written_bytes(states, distinct, card)
+    held = key_bytes * prefix + sum(weight * plan.scratch_bytes for weight, plan in states) <= card.cache_bytes
     again = 1 / CACHED_RATE if held else 1.0
     share = nodes * LEAVES_PER_NODE / -(-(prefix + suffix) // KEYS_PER_LEAF)  # of the leaves, and so of the states
     moved = [key_bytes * (n * suffix + (prefix - shared) * (1 + (n - 1) * again)) + written * (1 - share)]
@@ -215,4 +214,4 @@ def _cascade_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -
         moved.insert(0, key_bytes * shared * (1 + (groups - 1) / CACHED_RATE) + written * share)
     work = [one.group.spread(one.sizes, nbytes) for one, nbytes in zip(call.dispatches(made), moved, strict=False)]
     in_turn = max(one.leaves for one in work)
-    return dispatches_us(work, 0.0) + call.of_states(made, lambda plan: merge_us(plan, card, distinct, in_turn))
+    return dispatches_us(work, 0.0) + merge_us(states, card, distinct, in_turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -101,9 +101,9 @@ class Prediction(Modeled, Terms):
         cls, plan: SplitPlan, card: Card, dtype: str, terms: Terms, submissions: int = 1, arithmetic: str = "canonical"
     ) -> Prediction:
         """The prediction of a plan's call whose submissions take ``terms`` together."""
-        shape, context, rows = plan.shape, plan.context_len, plan.q_len
-        pairs = shape.q_heads * (rows * (context - rows) + rows * (rows + 1) // 2)  # of a query vector and a key
-        units = Workgroup.of(plan, card, dtype).units
+        shape, context, units = plan.shape, plan.context_len, Workgroup.of(plan, card, dtype).units
+        seeing = min(plan.q_len, context)  # rows; those before the first key see none
+        pairs = shape.q_heads * (seeing * (context - seeing) + seeing * (seeing + 1) // 2)
         return cls(
             **asdict(terms) | {"workgroups": round(terms.workgroups)},
             card=card.title,
@@ -111,7 +111,7 @@ class Prediction(Modeled, Terms):
             dtype=dtype,
             arithmetic=arithmetic,
             context=context,
-            rows=rows,
+            rows=plan.q_len,
             submissions=submissions,
             splits=plan.num_splits,
             workgroups_per_cu=terms.workgroups / card.compute_units,
@@ -156,12 +156,12 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     dtype, shape = storage_dtype(dtype), plan.shape
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
     kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
+    work, states = [Dispatch(Workgroup.of(plan, card, dtype), sizes)], [(1.0, plan)] * (plan.passes == 2)
+    return Prediction.of(plan, card, dtype, submission_terms(work, states, card, dtype, kv_bytes))
 
-    def of_plan(value: Callable[[SplitPlan], float]) -> float:
-        return value(plan) if plan.passes == 2 else 0.0
 
-    work = [Dispatch(Workgroup.of(plan, card, dtype), sizes)]
-    return Prediction.of(plan, card, dtype, submission_terms(work, card, dtype, kv_bytes, of_plan))
+# The states that pass 2 folds, as those of plans whose rows see all keys, with weights that make 1; none without it.
+States = Sequence[tuple[float, SplitPlan]]
 
 
 class Dispatch(NamedTuple):
@@ -172,21 +172,15 @@ class Dispatch(NamedTuple):
 
 
 def submission_terms(
-    work: Sequence[Dispatch],
-    card: Card,
-    dtype: str,
-    kv_bytes: float,
-    of_states: Callable[[Callable[[SplitPlan], float]], float],
-    walks: bool = False,
+    work: Sequence[Dispatch], states: States, card: Card, dtype: str, kv_bytes: float, walks: bool = False
 ) -> Terms:
     """The terms of dispatches one after another, which move K, V and states in proportion to their leaves.
 
-    kv_bytes: that all of them together need; the rest that workgroups read comes from the L2. of_states: a function of
-    a plan, for the states that pass 2 folds; 0 without it. walks: a node's state is merged into a total that the L2
-    holds, not written.
+    kv_bytes: that all of them together need; the rest that workgroups read comes from the L2. walks: a node's state is
+    merged into a total that the L2 holds, not written.
     """
     shape = work[0].group.shape
-    written = of_states(lambda plan: written_bytes(plan, kv_bytes, card))
+    written = written_bytes(states, kv_bytes, card)
     leaves = [sum(sizes) for _, sizes in work]
     moved = (kv_bytes + written) / max(sum(leaves), 1)
     spreads = [group.spread(sizes, moved * mine) for (group, sizes), mine in zip(work, leaves, strict=True)]
@@ -204,26 +198,29 @@ def submission_terms(
         waves_us=sum(one.alone_us for one in spreads),
         issue_us=sum(one.issue_us for one in spreads),
         pass1_us=dispatches_us(spreads, again_us),
-        merge_us=of_states(lambda plan: merge_us(plan, card, kv_bytes, in_turn)),
+        merge_us=merge_us(states, card, kv_bytes, in_turn),
     )
 
 
-def written_bytes(plan: SplitPlan, kv_bytes: float, card: Card) -> float:
+def written_bytes(states: States, kv_bytes: float, card: Card) -> float:
     """Bytes that writing the partial states counts as: fewer where the caches hold them beside K and V."""
-    held = kv_bytes + plan.scratch_bytes <= card.cache_bytes
-    return plan.scratch_bytes / CACHED_RATE if held else plan.scratch_bytes
+    rates = [CACHED_RATE if kv_bytes + plan.scratch_bytes <= card.cache_bytes else 1.0 for _, plan in states]
+    return sum(weight * plan.scratch_bytes / rate for (weight, plan), rate in zip(states, rates, strict=True))
 
 
-def merge_us(plan: SplitPlan, card: Card, kv_bytes: float, leaves: float) -> float:
+def merge_us(states: States, card: Card, kv_bytes: float, leaves: float) -> float:
     """The gap and pass 2.
 
     leaves: that a wave of pass 1 attended one after another. Its states come in as many steps as they make units, so
     the first are that many steps old, and those that the caches no longer hold are read from memory.
     """
-    steps, partial = max(1, round(leaves / plan.leaves_per_state)), plan.scratch_bytes
-    held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
-    read = partial * (held / CACHED_RATE + 1 - held)
-    return GAP_US + max(_fold_us(plan, card), read / card.read_rate)
+    total = 0.0
+    for weight, plan in states:
+        steps, partial = max(1, round(leaves / plan.leaves_per_state)), plan.scratch_bytes
+        held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
+        read = partial * (held / CACHED_RATE + 1 - held)
+        total += weight * (GAP_US + max(_fold_us(plan, card), read / card.read_rate))
+    return total
 
 
 def _fold_us(plan: SplitPlan, card: Card) -> float:
