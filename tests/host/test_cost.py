@@ -41,13 +41,14 @@ def fixed(context: int, shape: AttnShape = QWEN, card: cost.Card = R9700, **size
 def test_terms(shape: AttnShape, card: cost.Card) -> None:
     before = 0.0
     for context in CONTEXTS:
-        p = predict(plan_splits(context, shape, card.compute_units), card)
+        plan = plan_splits(context, shape, card.compute_units)
+        p = predict(plan, card)
         assert p.total_us >= before, "more keys take longer"
         before = p.total_us
         assert p.total_us == pytest.approx(p.pass1_us + p.merge_us)
         assert p.pass1_us >= max(p.memory_us + p.partial_us, p.waves_us) >= p.issue_us * 0.999
         assert 0 < p.fraction < READ_EFFICIENCY and p.total_us > p.ideal_us
-        assert p.kv_bytes == context * shape.kv_bytes_per_token()
+        assert (p.kv_bytes, p.partial_bytes) == (context * shape.kv_bytes_per_token(), 2 * plan.scratch_bytes)
         assert card is not R9700 or context < 65536 or p.partial_bytes <= 0.04 * p.kv_bytes
         if context in (1024, 16384):
             one = predict(SplitPlan.fixed(context, shape, num_splits=1), card)

@@ -14,6 +14,7 @@ from zinc_attn.errors import ArgumentError, KernelError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import cost
+from zinc_attn.tools.cost import CARDS
 from zinc_attn.tools.harness.split_spec import SplitSpec
 
 SHAPE = AttnShape(32, 8, 128)
@@ -68,6 +69,10 @@ def test_comparisons() -> None:
     assert one.merge_ratio == pytest.approx(10 / single.merge_us)
     assert two.same_plan and two.ratio == pytest.approx(100 / auto.total_us)
     assert (two.pass1_ratio, two.merge_ratio) == (None, None) and not three.same_plan
+    (four,) = cost.compare(
+        cost.measured_points([sweep_row(plan=fingerprint("auto", 56, node=False))])[0], CARDS["r9700"]
+    )
+    assert four.same_plan, "the layout of the device's compute units, on a card that has others"
     made = one.to_dict()
     assert (made["measured"]["total_us"], made["modeled"]["total_us"]) == (810.0, round(single.total_us, 4))
 

@@ -187,6 +187,8 @@ def test_cascade_terms(text: str) -> None:
             assert found.speed_up > 0.97 if found.rows_each > 1 else not found.pays
             own = requests * 256 * shape.kv_bytes_per_token() + prefix * shape.kv_bytes_per_token()
             assert found.total_us > own / R9700.bandwidth / 1e3, "every key is read once at least"
+    ragged = predict_cascade(AttnShape(32, 8, 128), R9700, 8, 32768 + 412, 100)
+    assert ragged.keys_read == 2 * 32768 + 8 * (412 + 100), "whole nodes of whole pages are shared"
     wide = predict_cascade(AttnShape(16, 1, 256), R9700, 8, 4096, 64, cascade=True)
     assert (wide.rows_each, wide.keys_read) == (1, 8 * (4096 + 64) * 2), "groups of more than 8 share nothing"
     many = predict_cascade(AttnShape(1, 1, 64), R9700, 600, 65536, 0, cascade=False)
