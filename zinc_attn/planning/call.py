@@ -1,8 +1,7 @@
 """A call of attention as a plan: requests in, submissions out. Pure: no device, no clock, no environment.
 
 ``plan_call`` cuts the query rows of all requests into submissions that the device can hold. A ``Submission`` has the
-work records of its rows and the ``RecordingKey`` under which a recorded submission can be used again: all that changes
-from token to token is in the records.
+records of its rows, in which is all that changes from token to token, and the ``RecordingKey`` of a recording for it.
 """
 
 from __future__ import annotations
@@ -120,9 +119,8 @@ def cut_call(
     layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
     order = _sharing_order(requests, layouts, options)
     cut: list[tuple[RowSlice, ...]] = []
-    for matrix, walks in ((False, False), (True, False), (True, True)):
-        alike = [i for i in order if by_matrix[i] == matrix and layouts[i].walks == walks]
-        cut += _cut(requests, layouts, alike, facts)
+    for kind in ((False, False), (True, False), (True, True)):  # by matrix units, walking
+        cut += _cut(requests, layouts, [i for i in order if (by_matrix[i], layouts[i].walks) == kind], facts)
     return SubmissionPlanner(requests, layouts, options, facts), cut
 
 
@@ -214,10 +212,8 @@ class SubmissionPlanner:
         facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
         walks = layouts[0].walks
         single_pass = walks or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
-        shared, attended, rows_each = no_records(ITEM), None, 1
         matrix = self._matrix_workgroup(slices)
-        if not single_pass and not partial and self.options.window is None and matrix is None:
-            shared, attended, rows_each = self._share(slices, layouts)
+        shared, attended, rows_each = self._share(slices, layouts, single_pass or partial or matrix is not None)
         placement = self._placement(slices, uploads)
         items, rows, spans = self._records(slices, layouts, placement, single_pass, attended, matrix)
         masks = self._place_rows(rows, slices)
@@ -336,13 +332,13 @@ class SubmissionPlanner:
         return np.concatenate(masks)
 
     def _share(
-        self, slices: tuple[RowSlice, ...], layouts: list[SplitLayout]
+        self, slices: tuple[RowSlice, ...], layouts: list[SplitLayout], apart: bool
     ) -> tuple[Records, list[Indices] | None, int]:
-        """Items of keys that rows share, the leaves thereby attended of each slice's rows, and the rows of an item."""
+        """Items of keys that rows share, leaves so attended of each slice's rows, an item's rows; none if ``apart``."""
         nothing = no_records(ITEM), None, 1
         facts, sizes = self.facts, [one.end - one.begin for one in slices]
         most = shared_rows(facts.kind, facts.shape, self.options.cascade is True)
-        if self.options.cascade is False or sum(sizes) < 2 or most < 2:
+        if apart or self.options.window is not None or self.options.cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
         units = np.repeat([layout.plan.leaves_per_state for layout in layouts], sizes)
         limits = np.concatenate([self._visible(one)[1] for one in slices])
