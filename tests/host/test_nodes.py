@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,7 @@ class HostShard:
         self, device: Any, shape: Any, num_layers: int, tokens: int, dtype: str, page_size: int, **_: Any
     ) -> None:
         self.pool, self.num_layers = PagePool(tokens // page_size, page_size), num_layers
+        self.device = SimpleNamespace(flush=lambda: None)  # nothing is under way
 
     def new_sequence(self) -> HostSequence:
         return HostSequence(SequencePages(self.pool, self.num_layers))
