@@ -1,9 +1,10 @@
 """Random operations on caches of a device, held against lists of rows in NumPy and ``reference.emulate``, bit for bit.
 
-An operation is a rule of the state machine: an append, a call on one sequence or on a batch, a fork, a cut, a file and
-so on. Any of them may be made to fail once in the runtime, or be cut short by an interrupt before an opcode, twice in a
-row too. Whatever happens, each sequence holds afterwards the rows from before the operation or those from behind it, in
-all sequences of a batch alike; no page is lost, and every result has the oracle's bits.
+An operation is a rule of the state machine: an append, a call on one sequence or on a batch, a fork, a cut, a tree's
+path, a file, with Kompute a recorded step and so on. Any of them may be made to fail once in the runtime, or be cut
+short by an interrupt before an opcode, twice in a row too. Whatever happens, each sequence holds afterwards the rows
+from before the operation or those from behind it, in all sequences of a batch alike; no page is lost, and every result
+has the oracle's bits.
 
 A default run makes about 500 operations on plain Vulkan and 200 on Kompute, always the same ones; --full makes 20,000
 random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that long on each driver that -k selects
@@ -12,13 +13,15 @@ random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that lo
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +38,8 @@ import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.pages import CapacityError, StepError
+from zinc_attn.cache.sequence_pages import SequencePages
+from zinc_attn.cache.transaction import Transaction
 
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
@@ -55,11 +60,13 @@ INJECTED = "injected by the test"
 
 picks = st.integers(0, 11)
 layers = st.integers(0, LAYERS - 1)
+shares = st.sampled_from((0.1, 0.5, 1))  # of a tree's tokens
 counts = st.one_of(st.just(1), st.integers(1, 40), st.integers(60, 200))
 # nothing; the n-th run of the runtime fails, before or after it; an interrupt before an opcode; and a second one
 faults = st.one_of(
     st.none(),
     st.none(),
+    st.tuples(st.just("run"), st.just(0), st.booleans()),
     st.tuples(st.just("run"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("opcode"), st.integers(0, 3000)),
     st.tuples(st.just("opcode"), st.integers(0, 300)),
@@ -100,6 +107,7 @@ class Machine(RuleBasedStateMachine):
     """Up to two caches on ``device``; ``done`` counts the operations by their outcome."""
 
     device: ClassVar[Any]
+    manager: ClassVar[Any]  # of the device where it is a host's own, for recorded steps; or None
     done: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
@@ -119,7 +127,7 @@ class Machine(RuleBasedStateMachine):
 
     def open(self, kind: int) -> None:
         dtype, page_size = KINDS[kind % len(KINDS)]
-        cache = za.KVCache(self.device, SHAPE, LAYERS, 1024, dtype, page_size, MOST)
+        cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST)
         self.worlds.append(World(cache, dtype))
         for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
             self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
@@ -196,23 +204,41 @@ class Machine(RuleBasedStateMachine):
         with cache.lock:
             cache.begin()
 
-    def legal(self, model: Model, layer: int, n: int) -> bool:
-        start, low, high = model.lengths[layer], min(model.lengths), max(model.lengths)
-        return low == high or (start == low and n == high - low)
+    def legal(self, model: Model, layer: int | None, n: int) -> bool:
+        low, high = min(model.lengths), max(model.lengths)
+        return low == high or (layer is not None and model.lengths[layer] == low and n == high - low)
 
-    def grow(self, name: str, models: list[Model], layer: int, n: int, call: Any, new: list[Rows], fault: Any) -> Any:
-        """``call`` appends ``new`` to a layer of each of ``models``. None where it was refused or cut short."""
-        pool = models[0].sequence.pages.pool
-        need = sum(pool.pages_for(m.lengths[layer] + n) - len(m.sequence.pages.pages) + 1 for m in models)
-        free, legal = pool.free_pages, all(self.legal(m, layer, n) for m in models)
-        before = [model.held for model in models]
-        after = [
-            [
-                (np.concatenate([k, a]), np.concatenate([v, b])) if i == layer else (k, v)
-                for i, (k, v) in enumerate(m.held)
-            ]
-            for m, (a, b) in zip(models, new, strict=True)
-        ]
+    @staticmethod
+    def need(models: list[Model], layer: int, n: int) -> int:
+        """Pages that a legal call takes: all that write to a page copy it, but for one where nobody else holds it."""
+        cache = models[0].sequence.cache
+        size, held = cache.pool.page_size, [sequence.pages.pages for sequence in cache.sequences]
+        need, writers = 0, Counter[int]()
+        for model in models:
+            start, pages = model.lengths[layer], model.sequence.pages.pages
+            need += -(-(start + n) // size) - len(pages)
+            if start % size and len(set(model.lengths)) == 1:
+                writers[pages[-1]] += 1
+        return need + sum(count - (sum(page in one for one in held) == count) for page, count in writers.items())
+
+    def grow(
+        self, name: str, models: list[Model], layer: int | None, n: int, call: Any, new: list[list[Rows]], fault: Any
+    ) -> Any:
+        """``call`` appends ``new`` to a layer or all of each of ``models``. None where it was refused or cut short.
+
+        new: of each model, its rows for one layer, or for every one.
+        """
+        legal, pool = all(self.legal(m, layer, n) for m in models), models[0].sequence.pages.pool
+        spare = pool.free_pages - self.need(models, layer or 0, n) if legal else 0
+        full, others, filler = spare < 0, Transaction(), SequencePages(pool, 1)
+        if spare > 0 and self.serial % 2:  # so that the call finds not a page more than it needs
+            others.reserve(filler, 0, spare * pool.page_size)
+        before, after = [model.held for model in models], []
+        for model, added in zip(models, new, strict=True):
+            held = list(model.held)
+            for i, (k, v) in zip(range(LAYERS) if layer is None else [layer], added, strict=True):
+                held[i] = np.concatenate([held[i][0], k]), np.concatenate([held[i][1], v])
+            after.append(held)
         try:
             found = self.attempt(name, call, fault, CapacityError, StepError)
         except Cut:
@@ -222,12 +248,14 @@ class Machine(RuleBasedStateMachine):
             self.settle(models[0].sequence.cache)  # a call that was submitted counts from here on
             if [model.sequence.lengths for model in models] == ends[1]:
                 before = after
+        finally:
+            others.rollback()
         if isinstance(found, StepError):
             assert not legal
         elif isinstance(found, CapacityError):
-            assert need > free
+            assert full
         elif found is not None:
-            assert legal
+            assert legal and not full
             before = after
         for model, held in zip(models, before, strict=True):
             model.held = held
@@ -267,7 +295,7 @@ class Machine(RuleBasedStateMachine):
             world.cache.append(model.sequence, layer, k, v)
             return True
 
-        self.grow("append", [model], layer, n, call, [stored], fault)
+        self.grow("append", [model], layer, n, call, [[stored]], fault)
 
     @rule(pick=picks, which=picks, n=counts, attn=picks, q_len=st.sampled_from((1, 1, 2, 5)), fault=faults)
     def step(self, pick: int, which: int, n: int, attn: int, q_len: int, fault: Any) -> None:
@@ -288,16 +316,21 @@ class Machine(RuleBasedStateMachine):
                     return called.submit(q, model.sequence, layer, **given).result()
                 return called(q, model.sequence, layer, **given)
 
-            found = self.grow("step", [model], layer, count, call, [stored], fault)
+            found = self.grow("step", [model], layer, count, call, [[stored]], fault)
             if found is not None:
                 self.check(*found, q, model, layer, option)
             fault = None
 
-    @rule(pick=picks, layer=layers, n=st.sampled_from((1, 1, 3, 30)), attn=picks, fault=faults)
-    def batch(self, pick: int, layer: int, n: int, attn: int, fault: Any) -> None:
+    @rule(pick=picks, layer=layers, n=st.sampled_from((1, 1, 3, 30)), attn=picks, fault=faults, which=picks)
+    def batch(self, pick: int, layer: int, n: int, attn: int, fault: Any, which: int) -> None:
+        """Some sequences, or one with those that share its last page, all of them or not."""
         world = self.world(pick)
         called, option = world.attns[attn % len(world.attns)]
-        models = [model for model in world.models if self.legal(model, layer, n)][: 1 + pick % 4]
+        models = world.models[which % max(len(world.models), 1) :] + world.models[: which % max(len(world.models), 1)]
+        if which % 3 and models:
+            last = models[0].sequence.pages.pages[-1:]
+            models = [one for one in models if set(last) <= set(one.sequence.pages.pages)]
+        models = [model for model in models if self.legal(model, layer, n)][: 1 + pick % 6]
         if not models:
             return
         new, q = [self.new_rows(world, n) for _ in models], [self.queries(1 + pick % 2) for _ in models]
@@ -307,7 +340,7 @@ class Machine(RuleBasedStateMachine):
             k, v = ([rows[i] for rows in new] for i in (0, 1))
             return called(q, seqs, layer, k=k, v=v, return_lse=True, allow_empty=True)
 
-        found = self.grow("batch", models, layer, n, call, [stored for _, _, stored in new], fault)
+        found = self.grow("batch", models, layer, n, call, [[stored] for _, _, stored in new], fault)
         if found is not None:
             for out, lse, one, model in zip(*found, q, models, strict=True):
                 self.check(out, lse, one, model, layer, option)
@@ -345,7 +378,7 @@ class Machine(RuleBasedStateMachine):
         def call() -> Any:
             return called.partial(q, model.sequence, layer, k, v)
 
-        found = self.grow("partial", [model], layer, n, call, [stored], fault)
+        found = self.grow("partial", [model], layer, n, call, [[stored]], fault)
         if found is not None:
             self.check(*za.fold([found]), q, model, layer, option)
 
@@ -363,6 +396,43 @@ class Machine(RuleBasedStateMachine):
             assert len(world.models) >= MOST
         else:
             world.models.append(Model(found, list(model.held)))
+
+    @rule(pick=picks, which=picks, attn=picks, steps=st.integers(1, 3), fault=faults)
+    def recorded(self, pick: int, which: int, attn: int, steps: int, fault: Any) -> None:
+        """Both layers recorded in a sequence of the host's, and some steps, the fault in one of them."""
+        if self.manager is None:
+            return
+        import kp
+
+        world = self.world(pick)
+        model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
+        q = self.manager.tensor_t(np.zeros(3 * 64, np.float32))
+        new = [self.manager.tensor_t(np.zeros(world.cache.row_words, np.uint32)) for _ in range(LAYERS)]
+        sequence = self.manager.sequence()
+        sequence.record(kp.OpTensorSyncDevice([q, *new]))
+        first, *later = calls = [called.record(sequence, q, model.sequence, i, new[i]) for i in range(LAYERS)]
+        for at in range(steps):
+            rows_of = [self.new_rows(world, 1) for _ in range(LAYERS)]
+            q.data()[:] = (query := self.queries(1)).reshape(-1)
+            for tensor, (*given, _) in zip(new, rows_of, strict=True):
+                k, v = (rows.stored_values("k", x, world.dtype)[0] for x in given)
+                tensor.data()[:] = rows.encode(k, v, SHAPE, world.dtype).reshape(-1)
+            cause = fault if at == which % steps else None
+
+            def call(cause: Any = cause) -> bool:
+                with first.step(*later):
+                    sequence.eval()
+                    if cause and cause[0] == "run":
+                        raise errors.DeviceMemoryError(INJECTED)
+                return True
+
+            stored = [[one for _, _, one in rows_of]]
+            if self.grow("recorded", [model], None, 1, call, stored, cause):
+                for layer, one in enumerate(calls):
+                    out, lse = np.split(one.out.data().view(np.float32), [3 * 64])
+                    self.check(out.reshape(1, 3, 64), lse[:3].reshape(1, 3), query, model, layer, option)
+        for one in calls:
+            one.close()
 
     def shrink(
         self, name: str, model: Model, after: list[Rows], call: Any, fault: Any, *expected: type[Exception]
@@ -384,6 +454,30 @@ class Machine(RuleBasedStateMachine):
         n = n if n <= min(model.lengths) else max(min(model.lengths) - n % 5, 0)
         after = [(k[:n], v[:n]) for k, v in model.held]
         self.shrink("truncate", model, after, lambda: model.sequence.truncate(n), fault)
+
+    @rule(pick=picks, which=picks, tree=counts, last=st.integers(0, 90), share=shares, fault=faults)
+    def keep(self, pick: int, which: int, tree: int, last: int, share: float, fault: Any) -> None:
+        """Tokens of all layers, and some of these and of those before them."""
+        world = self.world(pick)
+        model = self.model(world, which)
+        for layer in range(LAYERS if len(set(model.lengths)) == 1 else 0):
+            k, v, stored = self.new_rows(world, tree)
+            append = functools.partial(world.cache.append, model.sequence, layer, k, v)
+            self.grow("tree", [model], layer, tree, lambda append=append: append() or True, [[stored]], None)
+        n = min(model.lengths)
+        self.serial, last = self.serial + 1, min(last, n)
+        kept = np.flatnonzero(np.random.default_rng(self.serial).random(last) < share)
+        apart, pool = len(set(model.lengths)) > 1, model.sequence.pages.pool
+        moved = kept[kept != np.arange(len(kept))]
+        end = n - last + len(kept)
+        need = pool.pages_for(end) - (end - len(moved)) // pool.page_size if len(moved) else 0
+        full = not apart and need > pool.free_pages
+        path = np.concatenate([np.arange(n - last), n - last + kept])
+        after = [(k[path], v[path]) for k, v in model.held]
+        call = functools.partial(model.sequence.keep, kept, last)
+        found = self.shrink("keep", model, after, call, fault, StepError, CapacityError)
+        if fault is None:
+            assert isinstance(found, StepError) == apart and isinstance(found, CapacityError) == full
 
     @rule(pick=picks, which=picks, layer=layers, n=st.integers(0, 20), fault=faults)
     def retract(self, pick: int, which: int, layer: int, n: int, fault: Any) -> None:
@@ -489,9 +583,9 @@ class Machine(RuleBasedStateMachine):
             assert all(model.sequence.lengths == model.lengths for model in world.models)
 
 
-def fuzz(device: Any, examples: int, steps: int, derandomize: bool) -> Counter[str]:
+def fuzz(device: Any, manager: Any, examples: int, steps: int, derandomize: bool) -> Counter[str]:
     """Run the machine on a device; the operations by their outcome."""
-    made = type("OnThisDevice", (Machine,), {"device": device, "done": Counter()})
+    made = type("OnThisDevice", (Machine,), {"device": device, "manager": manager, "done": Counter()})
     run_state_machine_as_test(
         made,
         settings=settings(
@@ -509,14 +603,28 @@ def fuzz(device: Any, examples: int, steps: int, derandomize: bool) -> Counter[s
     return done
 
 
+@contextmanager
+def hosted(driver: str, runtime: str) -> Iterator[tuple[za.Device, Any]]:
+    """A device, and with Kompute the host's manager that it is on."""
+    with open_device(driver, runtime) as device:
+        if runtime != "kompute":
+            yield device, None
+            return
+        import kp
+
+        manager = kp.Manager(device.info.index)
+        with za.Device.from_kompute(manager, device.info.index) as own:
+            yield own, manager
+
+
 @pytest.mark.parametrize("driver", DRIVERS if EVERY_DRIVER else DRIVERS[: len(RUNTIMES)], ids="-".join)
 def test_random_operations_hold_what_lists_hold(driver: tuple[str, str]) -> None:
     examples = 400 if FULL else 6 if driver[1] == "kompute" else 10
-    with open_device(*driver) as device:
-        done = fuzz(device, examples, 50, derandomize=not EVERY_DRIVER)
+    with hosted(*driver) as (device, manager):
+        done = fuzz(device, manager, examples, 50, derandomize=not EVERY_DRIVER)
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            done += fuzz(device, 100, 50, derandomize=False)
+            done += fuzz(device, manager, 100, 50, derandomize=False)
             print(f"{'-'.join(driver)}: {done.total():,} operations, {dict(done)}", flush=True)
         outcomes = {name.partition(": ")[2] for name in done}
         assert done.total() > 30 * examples and outcomes >= {"", "failed", "interrupted"}
@@ -527,7 +635,7 @@ def test_a_step_cut_short_counts_all_or_none_once_the_next_call_begins() -> None
     done: Counter[str] = Counter()
     with open_device("default", "vulkan") as device:
         for n in itertools.count(0, 101):
-            machine = type("OnThisDevice", (Machine,), {"device": device, "done": done})()
+            machine = type("OnThisDevice", (Machine,), {"device": device, "manager": None, "done": done})()
             machine.step(pick=0, which=0, n=1, attn=1, q_len=1, fault=None)
             machine.retract(pick=0, which=0, layer=0, n=1, fault=None)
             cut = done["step: interrupted"]
