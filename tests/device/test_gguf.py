@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import types
@@ -59,6 +58,23 @@ def test_the_model_and_the_tokenizer_are_those_that_were_written(model: Any, fil
     got, want = generate.load_tokenizer(file), byte_tokenizer()
     assert got is not None and got(TEXT)["input_ids"] == want(TEXT)["input_ids"]
     assert got.decode(got(TEXT)["input_ids"]) == TEXT
+
+
+def test_the_header_is_parsed_once_and_the_tensors_are_told(
+    model: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+
+    read, told = [], list[tuple[str, int, int]]()
+    right = gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", lambda *arguments: read.append(arguments) or right(*arguments))
+    own = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
+    generate.load_checkpoint(file, progress=lambda *step: told.append(step))
+    weights = len(model.state_dict()) - 1  # the embedding is tied
+    assert len(read) == 1 and own == (gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map)
+    unpacked = [step[1:] for step in told if step[0] == "unpacking tiny.gguf"]
+    assert unpacked == [(done, len(unpacked)) for done in range(len(unpacked))] and len(unpacked) >= weights
+    assert told[0] == ("reading tiny.gguf", 0, 0) and told[-1][0] == "reading the tokenizer of tiny.gguf"
 
 
 def test_text_is_that_of_the_safetensors_files(
@@ -174,7 +190,6 @@ def test_without_the_packages(
 def test_with_a_broken_package(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "gguf", types.ModuleType("gguf"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "here")
-    os.utime(file)  # its header is read anew
     assert run("generate", "--prompt", "a", "--model", file) == 2
-    needs = "which needs gguf: cannot import name 'GGUFReader'"
+    needs = "which needs gguf: module 'gguf' has no attribute 'GGUFReader'"
     assert error_of(capsys).startswith(f"model: {file} is a GGUF file, {needs}")

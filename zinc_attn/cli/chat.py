@@ -7,27 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from ..dtypes import storage_dtype
 from ..errors import ArgumentError
-from ..runtime.device import Device
 from ..runtime.protocol import DeviceInfo
 from ..tools import generate
 from ..tools.harness.tables import figure
-from .arguments import refuse_arithmetic
-from .terminal import arithmetic_text, note_cpu, plural, print_json, say
+from .checkpoint import COMPILING, opened
+from .terminal import arithmetic_text, plural, print_json, progress_bar, say
 
 
 def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:
     """Answer line by line until stdin ends."""
-    host, tokenizer = generate.load_model(args.model), generate.load_tokenizer(args.model)
-    if tokenizer is None:
-        raise ArgumentError(f"chat: {args.model} has no tokenizer, expected a checkpoint with one")
     turns: list[generate.Turn] = []
     with ExitStack() as stack:
-        device = stack.enter_context(Device.open(args.device, runtime=args.runtime))
-        refuse_arithmetic(args.arithmetic, device, args.dtype or storage_dtype(host.dtype))
-        talk = stack.enter_context(generate.open_conversation(host, tokenizer, device, settings))
-        note_cpu(device.info)
+        what = "chat: {} has no tokenizer, expected a checkpoint with one"
+        host, tokenizer, device = stack.enter_context(opened(args, tokenizer=what))
+        with progress_bar(COMPILING):
+            talk = stack.enter_context(generate.open_conversation(host, tokenizer, device, settings))
         say(f"{host.name}: a line is a turn; Ctrl-D ends the conversation, Ctrl-C an answer")
         for line in read_turns():
             turns.append(talk.answer(line, (lambda piece: None) if args.json else show))

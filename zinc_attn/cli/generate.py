@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from ..dtypes import storage_dtype
 from ..errors import ArgumentError
-from ..runtime.device import Device
 from ..tools import generate
 from ..tools.harness.split_spec import SplitSpec
 from .arguments import (
@@ -22,10 +20,10 @@ from .arguments import (
     add_device_arguments,
     add_shared,
     parse_numbers,
-    refuse_arithmetic,
 )
 from .chat import run_chat, say_figures
-from .terminal import need, new_table, note_cpu, print_json, print_table, progress_bar, say
+from .checkpoint import COMPILING, opened
+from .terminal import need, new_table, print_json, print_table, progress_bar, say
 
 
 def add_generate(subparsers: Subparsers) -> None:
@@ -79,16 +77,9 @@ def run_generate(args: argparse.Namespace) -> int:
         if args.selfcheck:
             raise ArgumentError("selfcheck: got --chat, expected --prompt or --prompt-ids")
         return run_chat(args, settings)
-    given = None
+    given, need_words = None, "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"
     if args.prompt is None:
-        given = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3")
-    host = generate.load_model(args.model)
-    tokenizer = generate.load_tokenizer(args.model) if given is None else None
-    if given is None and tokenizer is None:
-        raise ArgumentError(f"prompt: {args.model} has no tokenizer, expected --prompt-ids, for example 1,2,3")
-    text = read_stdin() if args.prompt == "-" else args.prompt
-    prompt = given if tokenizer is None else [int(i) for i in tokenizer(text)["input_ids"]]
-    assert prompt is not None
+        given, need_words = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3"), ""
     pieces: list[str] = []
 
     def show(piece: str) -> None:
@@ -99,15 +90,16 @@ def run_generate(args: argparse.Namespace) -> int:
     def show_id(token: int) -> None:
         show(f"{',' if pieces else ''}{token}")
 
-    on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
-
-    with Device.open(args.device, runtime=args.runtime) as device:
-        refuse_arithmetic(args.arithmetic, device, args.dtype or storage_dtype(host.dtype))
-        note_cpu(device.info)
+    with opened(args, tokenizer=need_words) as (host, tokenizer, device):
         if tokenizer is None:
             say("token ids in, token ids out: no tokenizer is used")
+        on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
+        text = read_stdin() if args.prompt == "-" else args.prompt
+        prompt = given or [int(i) for i in tokenizer(text)["input_ids"]]
         traced = generate.AttentionTrace(digests=args.selfcheck)
-        made = generate.generate_ids(host, device, prompt, settings, on_token=on_token, trace=traced, warm=True)
+        made = generate.generate_ids(
+            host, device, prompt, settings, on_token=on_token, trace=traced, warm=progress_bar(COMPILING)
+        )
         end()
         if not args.json:
             print(flush=True)

@@ -10,9 +10,7 @@ from typing import Any
 
 from ..checks import check_int
 from ..dtypes import storage_dtype
-from ..errors import ArgumentError
 from ..files import read_text
-from ..runtime.device import Device
 from ..storage import STORAGE
 from ..tools import generate
 from ..tools.harness.tables import MISSING
@@ -24,9 +22,9 @@ from .arguments import (
     add_command,
     add_device_arguments,
     add_shared,
-    refuse_arithmetic,
 )
-from .terminal import arithmetic_text, need, new_table, note_cpu, print_json, print_table, progress_bar
+from .checkpoint import opened
+from .terminal import arithmetic_text, need, new_table, print_json, print_table, progress_bar
 
 
 def add_perplexity(subparsers: Subparsers) -> None:
@@ -66,17 +64,11 @@ def run_perplexity(args: argparse.Namespace) -> int:
     if args.context is not None:
         check_int("context", args.context, 2)
     text = read_text(args.text, "a text file in UTF-8")
-    host = generate.load_model(args.model, float32=True)
-    tokenizer = generate.load_tokenizer(args.model)
-    if tokenizer is None:
-        raise ArgumentError(f"perplexity: {args.model} has no tokenizer, expected a checkpoint with one")
-    most = host.max_positions or generate.CONTEXT
-    ids = generate.text_ids(tokenizer, text, args.context or min(generate.CONTEXT, most))
-    with Device.open(args.device, runtime=args.runtime) as device:
+    what = "perplexity: {} has no tokenizer, expected a checkpoint with one"
+    with opened(args, tokenizer=what, float32=True, dtypes=dtypes) as (host, tokenizer, device):
         info = device.info
-        for dtype in dtypes:
-            refuse_arithmetic(args.arithmetic, device, dtype)
-        note_cpu(info)
+        context = args.context or min(generate.CONTEXT, host.max_positions or generate.CONTEXT)
+        ids = generate.text_ids(tokenizer, text, context)
         with progress_bar() as progress:
             found = generate.measure_perplexity(
                 host, device, ids, dtypes, args.page_size, progress, arithmetic=args.arithmetic

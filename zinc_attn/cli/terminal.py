@@ -107,8 +107,8 @@ def note_cpu(info: DeviceInfo) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A progress bar on stderr; nothing where stderr is no terminal, or without rich."""
+def progress_bar(what: str = "starting") -> Iterator[Progress]:
+    """A progress bar on stderr that begins with ``what``; nothing where stderr is no terminal, or without rich."""
     if not has_rich():
         yield lambda what, done, total: None
         return
@@ -119,8 +119,8 @@ def progress_bar() -> Iterator[Progress]:
     text = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+        task = bar.add_task(what, total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 
 # --- words and numbers -------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from ..checks import check_int
-from ..dtypes import storage_dtype
-from ..runtime.device import Device
 from ..tools import generate
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
@@ -22,9 +20,9 @@ from .arguments import (
     add_command,
     add_device_arguments,
     add_shared,
-    refuse_arithmetic,
 )
-from .terminal import arithmetic_text, need, new_table, note_cpu, plural, print_json, print_table, progress_bar
+from .checkpoint import opened
+from .terminal import arithmetic_text, need, new_table, plural, print_json, print_table, progress_bar
 
 
 def add_validate(subparsers: Subparsers) -> None:
@@ -69,15 +67,11 @@ def run_validate(args: argparse.Namespace) -> int:
     seed = check_int("seed", args.seed, 0)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)
-    host = generate.load_model(args.model) if args.model else generate.build_model(args.config, seed)
-    most = host.max_positions
-    if args.contexts is None and most is not None:
-        contexts = list(dict.fromkeys(min(context, most) for context in contexts))
     options = generate.ValidationOptions(args.dtype, args.page_size, seed, args.arithmetic)
-    with Device.open(args.device, runtime=args.runtime) as device:
-        info = device.info
-        refuse_arithmetic(args.arithmetic, device, args.dtype or storage_dtype(host.dtype))
-        note_cpu(info)
+    with opened(args) as (host, _, device):
+        info, most = device.info, host.max_positions
+        if args.contexts is None and most is not None:
+            contexts = list(dict.fromkeys(min(context, most) for context in contexts))
         about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
         about["arithmetic"] = args.arithmetic
 

@@ -6,7 +6,7 @@ wrong; if q, k or v differ first, or the logits after equal attention, the model
 """
 
 from .chat import Conversation, Turn, open_conversation
-from .checkpoints import build_model, load_model, load_tokenizer
+from .checkpoints import build_model, load_checkpoint, load_model, load_tokenizer
 from .checks import Check, selfcheck
 from .generation import Generation, Settings, combined, generate_ids, stream_text
 from .hf_model import HFModel
@@ -34,6 +34,7 @@ __all__ = [
     "build_model",
     "combined",
     "generate_ids",
+    "load_checkpoint",
     "load_model",
     "load_tokenizer",
     "measure_perplexity",

@@ -8,34 +8,48 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
 from ...files import check_entries
+from ..harness.progress import Progress
 from ..models import read_config
-from .gguf_file import check_scaling, find_gguf, read_header
+from .gguf_file import check_scaling, find_gguf, read_header, reading
 from .hf_model import HFModel, check_memory, integration, quiet, refusing
 
 
-def load_model(path: str | Path, *, float32: bool = False) -> HFModel:
-    """The checkpoint at ``path``: a folder with config.json and safetensors files, or a GGUF file (or its folder).
+def load_checkpoint(
+    path: str | Path, *, float32: bool = False, tokenizer: bool = True, progress: Progress | None = None
+) -> tuple[HFModel, Any | None]:
+    """The model and the tokenizer of a checkpoint: a folder with config.json and safetensors files, or a GGUF file.
 
-    float32: with the weights as float32, whatever dtype they have in safetensors files.
+    path: the folder, or the GGUF file or its folder. float32: with the weights as float32, whatever dtype they have in
+    safetensors files. tokenizer: load it, too; None where there is none.
     ArgumentError: no such folder or file, or one that is missing, broken, or lacks weights. UnsupportedError: an
     architecture that transformers, or attention "zinc", does not do. DeviceMemoryError: more weights than the host's
     memory. RuntimeUnavailableError: packages are missing.
     """
     given = Path(path)
-    if file := find_gguf(given):
-        return _load_gguf(file)
-    if not os.path.isdir(given):
+    file = find_gguf(given)
+    if not file and not os.path.isdir(given):
         raise ArgumentError(
             f"model: got {str(path)!r}, expected a folder with config.json and *.safetensors, or a GGUF file; nothing "
             "is downloaded"
         )
-    return _load_folder(given, float32)
+    if progress:
+        progress(f"reading {given.name}", 0, 0)
+    with reading(file, progress) if file else nullcontext():
+        model = _load_gguf(file) if file else _load_folder(given, float32)
+        if progress:
+            progress(f"reading the tokenizer of {given.name}", 1, 1)
+        return model, load_tokenizer(path) if tokenizer else None
+
+
+def load_model(path: str | Path, *, float32: bool = False) -> HFModel:
+    """The model of ``load_checkpoint`` alone."""
+    return load_checkpoint(path, float32=float32, tokenizer=False)[0]
 
 
 def _load_folder(folder: Path, float32: bool) -> HFModel:
@@ -150,15 +164,16 @@ def load_tokenizer(path: str | Path) -> Any | None:
     file = find_gguf(given)
     if file is None:
         names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
-        if not any((given / name).is_file() for name in names):
-            return None
-    elif not read_header(file).has_tokenizer:
-        return None
+        return _tokenizer(given) if any((given / name).is_file() for name in names) else None
+    with reading(file):
+        return _tokenizer(file.parent, gguf_file=file.name) if read_header(file).has_tokenizer else None
+
+
+def _tokenizer(folder: Path, **options: Any) -> Any:
     integration()
     from transformers import AutoTokenizer
 
-    folder, options = (given, {}) if file is None else (file.parent, {"gguf_file": file.name})
-    with quiet(), refusing(f"model: cannot load the tokenizer in {file or given}"):
+    with quiet(), refusing(f"model: cannot load the tokenizer in {folder / options.get('gguf_file', '')}"):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 

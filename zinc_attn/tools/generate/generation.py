@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -156,12 +156,12 @@ def generate_ids(
     on_token: Callable[[int], None] = lambda token: None,
     trace: AttentionTrace | None = None,
     chunks: Sequence[int] | None = None,
-    warm: bool = False,
+    warm: AbstractContextManager[Any] | None = None,
 ) -> Generation:
     """Prefill ``prompt`` (token ids) in chunks, then decode until a stop id or max_new_tokens.
 
     on_token: called with each new id. trace: the cache's observer. chunks: sizes of the prompt's chunks, in place of
-    settings.prefill_chunk. warm: run ``warm_up`` before, so that the times are without it.
+    settings.prefill_chunk. warm: run ``warm_up`` before, in this context, so that the times are without it.
     ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that is too small.
     """
     if not prompt:
@@ -172,7 +172,10 @@ def generate_ids(
     model.check_positions(len(prompt) + settings.max_new_tokens, "prompt, max_new_tokens")
     sizes = list(chunks or settings.chunks(len(prompt)))
     with open_cache(model, device, settings, needed) as cache:
-        warm_up_s = warm_up(model, cache, settings.layout, sizes) if warm else 0.0
+        warm_up_s = 0.0
+        if warm is not None:
+            with warm:
+                warm_up_s = warm_up(model, cache, settings.layout, sizes)
         made = continue_text(
             model,
             cache,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import ArgumentError, RuntimeUnavailableError, UnsupportedError
 from ...files import CONTENT_BYTES, GGUF, content_of, open_regular
+from ..harness.progress import Progress, Steps
 
 PACKAGES: Final = ("gguf", "accelerate")  # what transformers' loader imports beside torch
 
@@ -20,14 +22,12 @@ PACKAGES: Final = ("gguf", "accelerate")  # what transformers' loader imports be
 class GGUFHeader:
     """What a GGUF file says of itself.
 
-    scaling: the name of a field or tensor that scales the rotary positions, "" for none; parts: files that the
-    checkpoint is split into.
+    scaling: the name of a field or tensor that scales the rotary positions, "" for none.
     """
 
     architecture: str
     has_tokenizer: bool
     scaling: str
-    parts: int
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -49,28 +49,76 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def read_header(file: Path) -> GGUFHeader:
-    """Read and check the header of a GGUF file.
+    """Read and check the header of a GGUF file, whose packages ``reading`` has checked.
 
-    RuntimeUnavailableError: a package that loads GGUF files is missing. ArgumentError: no GGUF file, or a truncated
-    one. UnsupportedError: one part of several.
+    ArgumentError: no GGUF file, or a truncated one. UnsupportedError: one part of several.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    needs = "pip install 'zinc-attn[gguf]'"
-    if missing:
-        raise RuntimeUnavailableError(f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: {needs}")
+    import gguf
+
     try:
-        facts = file.stat()
-        header = _read(file, facts.st_size, facts.st_mtime_ns)
+        with open_regular(file) as opened:
+            if content_of(opened.read(CONTENT_BYTES)) != GGUF:
+                raise ArgumentError(f"model: {file} does not begin with the letters GGUF, expected a GGUF file")
+            size = os.fstat(opened.fileno()).st_size
     except OSError as error:
         raise ArgumentError(f"model: cannot read {file}: {error.strerror}; expected a GGUF file") from error
-    except ImportError as error:  # a package is there, and one that it needs is not
-        raise RuntimeUnavailableError(f"model: {file} is a GGUF file, which needs gguf: {error}: {needs}") from error
-    if header.parts > 1:
+    try:
+        reader = gguf.GGUFReader(os.path.join(file.parent, file.name))  # as transformers spells it
+        found = _fields(reader)
+        architecture = str(found["general.architecture"])
+    except Exception as error:  # whatever reading beyond the end, or of other bytes, comes to
+        raise ArgumentError(
+            f"model: {file} is truncated or damaged: got {size:,} bytes that are no whole GGUF file; expected a "
+            "complete one, so copy or download it again"
+        ) from error
+    if (parts := int(found.get("split.count", 1))) > 1:
         raise UnsupportedError(
-            f"model: {file} is one of the {header.parts} parts of a checkpoint, expected a whole one; join them with "
+            f"model: {file} is one of the {parts} parts of a checkpoint, expected a whole one; join them with "
             "llama.cpp's llama-gguf-split --merge"
         )
-    return header
+    return GGUFHeader(
+        architecture=architecture,
+        has_tokenizer="tokenizer.ggml.model" in found,
+        scaling=_scaling(found, architecture, {tensor.name for tensor in reader.tensors}),
+    )
+
+
+@contextmanager
+def reading(file: Path, progress: Progress | None = None) -> Iterator[None]:
+    """Parse a GGUF file's header once in this block, and tell ``progress`` of every tensor that is unpacked.
+
+    transformers' loader otherwise parses it for the config, the weights and the tokenizer each, and makes gguf's table
+    of tensor names for every module of the model. RuntimeUnavailableError: a package that loads GGUF files is missing.
+    """
+    needs = f"model: {file} is a GGUF file, which needs"
+    install = "pip install 'zinc-attn[gguf]'"
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise RuntimeUnavailableError(f"{needs} {' and '.join(missing)}: {install}")
+    try:
+        import gguf
+
+        own = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map", "dequantize")}
+    except (ImportError, AttributeError) as error:  # the package is there, and what it needs or has is not
+        raise RuntimeUnavailableError(f"{needs} gguf: {error}: {install}") from error
+    steps = Steps(progress, 0)
+
+    def reader(*arguments: Any) -> Any:
+        steps.begin(f"reading {file.name}", 0)
+        made = own["GGUFReader"](*arguments)
+        steps.total = len(made.tensors)
+        return made
+
+    def dequantize(*tensor: Any) -> Any:
+        steps.begin(f"unpacking {file.name}")
+        return own["dequantize"](*tensor)
+
+    table = cache(own["get_tensor_name_map"])
+    try:
+        gguf.GGUFReader, gguf.get_tensor_name_map, gguf.dequantize = cache(reader), table, dequantize
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(gguf, name, function)
 
 
 def check_scaling(header: GGUFHeader, config: Any) -> None:
@@ -82,31 +130,6 @@ def check_scaling(header: GGUFHeader, config: Any) -> None:
             f"got scaled rotary positions ({header.scaling}), which transformers {transformers.__version__} does not "
             "read from a GGUF file; expected a file without, or the same checkpoint as safetensors files"
         )
-
-
-@lru_cache(maxsize=4)
-def _read(file: Path, size: int, changed: int) -> GGUFHeader:
-    """The header of a file of this size and time of change, which are there to tell a new file from an old one."""
-    from gguf import GGUFReader
-
-    with open_regular(file) as opened:
-        if content_of(opened.read(CONTENT_BYTES)) != GGUF:
-            raise ArgumentError(f"model: {file} does not begin with the letters GGUF, expected a GGUF file")
-    try:
-        reader = GGUFReader(os.fspath(file))
-        found = _fields(reader)
-        architecture = str(found["general.architecture"])
-    except Exception as error:  # whatever reading beyond the end, or of other bytes, comes to
-        raise ArgumentError(
-            f"model: {file} is truncated or damaged: got {size:,} bytes that are no whole GGUF file; expected a "
-            "complete one, so copy or download it again"
-        ) from error
-    return GGUFHeader(
-        architecture=architecture,
-        has_tokenizer="tokenizer.ggml.model" in found,
-        scaling=_scaling(found, architecture, {tensor.name for tensor in reader.tensors}),
-        parts=int(found.get("split.count", 1)),
-    )
 
 
 def _fields(reader: Any) -> dict[str, Any]:
