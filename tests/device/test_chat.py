@@ -22,6 +22,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'zinc-att
 
 import zinc_attn as za  # noqa: E402
 from zinc_attn.cli import app as cli  # noqa: E402
+from zinc_attn.cli.checkpoint import THREADS, share_cores  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -276,3 +277,22 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(path: Path) -> None:
         process.stdout.read()
         assert process.wait(60) == 0
     assert "interrupted: what is above" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("cores", "default", "variable", "threads"),
+    [(2, 2, "", 1), (16, 8, "", 8), (16, 16, "", 8), (1, 1, "", 1), *((2, 2, name, 2) for name in THREADS)],
+)
+def test_torch_leaves_cores_to_the_device(
+    cores: int, default: int, variable: str, threads: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A number of threads that the user has chosen stays."""
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "2")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores))
+    torch.set_num_threads(default)
+    share_cores()
+    assert torch.get_num_threads() == threads
+    assert ("torch uses " in capsys.readouterr().err) == (threads < default)

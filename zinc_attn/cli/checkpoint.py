@@ -1,8 +1,10 @@
-"""How the commands that run a checkpoint begin: the checkpoint and the device."""
+"""How the commands that run a checkpoint begin: the checkpoint, the device, and who has which of the CPU's cores."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -12,8 +14,9 @@ from ..errors import ArgumentError
 from ..runtime.device import Device
 from ..tools import generate
 from .arguments import refuse_arithmetic
-from .terminal import note_cpu, progress_bar
+from .terminal import note_cpu, plural, progress_bar, say
 
+THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")  # of torch, and of lavapipe
 COMPILING: Final = "compiling the kernels"
 
 
@@ -26,6 +29,7 @@ def opened(
     tokenizer: what to say, behind the path, where there is none; empty where none is needed. dtypes: of the cache,
     those of --dtype or of the model unless given.
     """
+    hosted = "torch" in sys.modules  # then the program that calls this one has chosen torch's threads
     with progress_bar() as progress:
         if args.model:
             given = {"float32": float32, "tokenizer": bool(tokenizer)}
@@ -38,4 +42,23 @@ def opened(
         for dtype in dtypes or (args.dtype or storage_dtype(host.dtype),):
             refuse_arithmetic(args.arithmetic, device, dtype)
         note_cpu(device.info)
+        if device.info.kind == "cpu" and not hosted:
+            share_cores()
         yield host, words, device
+
+
+def share_cores() -> None:
+    """Leave half of the cores to the device, which is this CPU, unless the user has said how many torch gets.
+
+    torch's threads spin while they wait for each other: one that lacks a core holds all of them up.
+    """
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, cores // 2)
+    if threads < torch.get_num_threads() and not any(os.environ.get(name) for name in THREADS):
+        torch.set_num_threads(threads)
+        say(
+            f"torch uses {plural(threads, 'thread')}, since attention runs on the same {cores} cores; OMP_NUM_THREADS "
+            "sets another number"
+        )
