@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,42 +240,48 @@ def test_templates_refused(
     assert f"zinc-attn: error: {message}" in capsys.readouterr().err
 
 
-@contextmanager
-def killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ends a process that a test would wait for without end."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def test_ctrl_c_ends_the_answer_and_not_the_conversation(path: Path) -> None:
+def test_a_conversation_on_a_terminal(path: Path) -> None:
+    """Ctrl-C ends an answer, and at the prompt the conversation, whose figures are shown; torch shares the cores."""
     entry = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
-    argv = [sys.executable, entry, "generate", "--chat", "--model", path, "--max-new-tokens", "900"]
-    environment = os.environ | {"PYTHONPATH": str(entry.parent)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = ["generate", "--chat", "--model", path, "--max-new-tokens", "200", "--runtime", "vulkan"]
     # a background job of a shell ignores SIGINT, and what it starts inherits that
-    argv = ["env", "--default-signal=INT", *argv]
-    with subprocess.Popen(argv, env=environment, **pipes) as process, killed_after(120, process):
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(b"the sea\n")
-        process.stdin.flush()
-        assert process.stdout.read(1)  # the answer has begun
-        process.send_signal(signal.SIGINT)
-        while b"interrupted: what is above stays in the conversation" not in (line := process.stderr.readline()):
-            assert line, "the conversation ended with the answer"
-        process.stdin.write(b"the sky\n")
-        process.stdin.flush()
-        answered = process.stdout.readline(), process.stdout.read(1)
-        assert all(answered)
-        process.send_signal(signal.SIGINT)
-        process.stdin.close()  # Ctrl-D
-        said = process.stderr.read().decode()
-        process.stdout.read()
-        assert process.wait(60) == 0
-    assert "interrupted: what is above" in said and "Traceback" not in said
+    argv = ["env", "--default-signal=INT", *(f"--unset={name}" for name in THREADS), sys.executable, entry, *command]
+    master, slave = os.openpty()
+    shown, at = "", 0
+
+    def wait_for(text: str) -> None:
+        nonlocal shown, at
+        while (found := shown.find(text, at)) < 0:
+            assert select.select([master], [], [], 120)[0], shown[-1000:]
+            shown += os.read(master, 4096).decode(errors="replace")
+        at = found + len(text)
+
+    environment = os.environ | {"PYTHONPATH": str(entry.parent), "TERM": "dumb"}
+    streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+    with subprocess.Popen(argv, env=environment, **streams) as process:
+        try:
+            wait_for("> ")
+            os.write(master, b"the sea\n")
+            wait_for("the sea\r\n")  # the echo; what comes behind it is the answer
+            assert select.select([master], [], [], 120)[0]
+            process.send_signal(signal.SIGINT)
+            wait_for("interrupted: what is above stays in the conversation")
+            os.write(master, b"the sky\n")
+            wait_for("the answer ends after 200 tokens")
+            wait_for("> ")
+            process.send_signal(signal.SIGINT)
+            while not select.select([master], [], [], 2)[0]:  # it came between the prompt and the wait for a line
+                process.send_signal(signal.SIGINT)
+            wait_for("; attention ")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(master)
+            os.close(slave)
+    assert "2 turns; " in shown and "decode   199 tokens in " in shown and "Traceback" not in shown
+    with za.Device.open(runtime="vulkan") as device:
+        shared = device.info.kind == "cpu" and len(os.sched_getaffinity(0)) > 1
+    assert ("torch uses " in shown) == shared
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,10 @@ def read_turns() -> Iterator[str]:
     while sys.stdin is not None:
         try:
             line = input(ask)
-        except EOFError:
-            if ask:
-                print()
+        except (EOFError, KeyboardInterrupt) as error:
+            if not ask and isinstance(error, KeyboardInterrupt):
+                raise
+            print(end="\n" if ask else "")
             return
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError(f"chat: stdin cannot be read: {error}; expected text") from error

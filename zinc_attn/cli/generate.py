@@ -36,7 +36,7 @@ def add_generate(subparsers: Subparsers) -> None:
         "stdout as it comes; tokens/s, and the attention function's share of decode time, to stderr, without the\n"
         "warm-up before. Nothing is ever downloaded. --selfcheck generates again with other split layouts, page\n"
         "sizes and prefill chunks. --chat reads turns from stdin, a line each, and answers with the checkpoint's\n"
-        "chat template: Ctrl-D ends the conversation, Ctrl-C an answer.\n\n"
+        "chat template: Ctrl-C ends an answer, and at the prompt, like Ctrl-D, the conversation.\n\n"
         "exit status:\n"
         "  0  fine\n"
         "  1  --selfcheck: a layout or a page size gave other bits\n"
