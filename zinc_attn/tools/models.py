@@ -17,20 +17,14 @@ _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_c
 _FULL: Final = ("full_attention", "attention")  # entries of layer_types
 _WINDOWED: Final = ("sliding_attention", "chunked_attention")
 _ALTERNATING: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}  # where old files do not state the pattern
-_GPT_NAMES: Final = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_embed": "hidden_size"}
+_HEADS, _LAYERS, _HIDDEN = "num_attention_heads", "num_hidden_layers", "hidden_size"
+_GPT_NAMES: Final = {"n_head": _HEADS, "n_layer": _LAYERS, "n_embed": _HIDDEN}
+_MPT_NAMES: Final = {"n_heads": _HEADS, "n_layers": _LAYERS, "d_model": _HIDDEN}
 _NAMES: Final = {  # a model type's own names of fields
     "bloom": _GPT_NAMES,
     "falcon": _GPT_NAMES,
-    "mpt": {
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_model": "hidden_size",
-        "max_seq_len": "max_position_embeddings",
-    },
+    "mpt": {**_MPT_NAMES, "max_seq_len": "max_position_embeddings"},
 }
-_EXPANDED: Final = "latent attention, with K and V expanded for every head"
-_LINEAR: Final = "the rest linear attention"
-_ABSORBED: Final = "latent attention, absorbed: all heads attend the compressed rows"
 
 
 @dataclass(frozen=True)
@@ -51,57 +45,13 @@ class ModelPreset:
     max_context: int | None = None
 
 
-def _latent(
-    name: str, layers: int, expanded: AttnShape, compressed: tuple[int, int], max_context: int | None = None
-) -> tuple[ModelPreset, ModelPreset]:
-    """A model with multi-head latent attention as its config.json describes it, and NAME-latent.
-
-    compressed: kv_lora_rank and qk_rope_head_dim. The latter preset has the shape of the absorbed form, which caches
-    the compressed rows.
-    """
-    rank, rotated = compressed
-    absorbed = AttnShape(expanded.q_heads, 1, rank + rotated, rank, latent=True)
-    return (
-        ModelPreset(name, expanded, layers, _EXPANDED, max_context=max_context),
-        ModelPreset(f"{name}-latent", absorbed, layers, _ABSORBED, max_context=max_context),
-    )
+def _presets() -> dict[str, ModelPreset]:
+    """Those of models.json. NAME-latent has the absorbed form of NAME, which caches the compressed rows."""
+    data = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+    return {name: ModelPreset(name, AttnShape.parse(one.pop("shape")), **one) for name, one in data.items()}
 
 
-_PRESETS: Final = (
-    ModelPreset("qwen3.6-35b-a3b", AttnShape(16, 2, 256), 10, f"10 of 40 layers, {_LINEAR}", max_context=262_144),
-    ModelPreset("qwen3-30b-a3b", AttnShape(32, 4, 128), 48, max_context=40_960),
-    ModelPreset("qwen3-8b", AttnShape(32, 8, 128), 36, max_context=40_960),
-    ModelPreset("qwen3.8-27b", AttnShape(24, 4, 256), 16, f"16 of 64 layers, {_LINEAR}"),
-    ModelPreset(
-        "gpt-oss-20b", AttnShape(64, 8, 64), 12, "12 of 24 layers; attention sinks", 12, 128, max_context=131_072
-    ),
-    ModelPreset("gemma-3-27b", AttnShape(32, 16, 128), 10, "10 of 62 layers", 52, 1024, max_context=131_072),
-    ModelPreset(
-        "gemma-4-31b",
-        AttnShape(32, 4, 512),
-        10,
-        "10 of 60 layers; the others are 32/16/256",
-        50,
-        1024,
-        max_context=262_144,
-    ),
-    ModelPreset("llama-3.1-8b", AttnShape(32, 8, 128), 32, max_context=131_072),
-    ModelPreset("codellama-34b", AttnShape(64, 8, 128), 48, max_context=16_384),
-    ModelPreset("smollm2-135m", AttnShape(9, 3, 64), 30, max_context=8_192),
-    *_latent("glm-4.7-flash", 47, AttnShape(20, 20, 256), (512, 64), max_context=202_752),
-    *_latent("deepseek-v3", 61, AttnShape(128, 128, 192, 128), (512, 64), max_context=163_840),
-    *_latent("kimi-k2", 61, AttnShape(64, 64, 192, 128), (512, 64)),
-    *_latent("mistral-small-4", 36, AttnShape(32, 32, 128), (256, 64)),
-    ModelPreset(
-        "mimo-v2-flash",
-        AttnShape(64, 4, 192, 128),
-        9,
-        "9 of 48 layers; the others are 64/8/192/128, with attention sinks",
-        39,
-        129,
-    ),
-)
-PRESETS: Final = {preset.name: preset for preset in _PRESETS}
+PRESETS: Final = _presets()
 
 
 def find_model(text: str) -> ModelPreset:
@@ -159,13 +109,12 @@ def _text_part(data: Any) -> Mapping[str, Any] | None:
     names = _NAMES.get(str(data.get("model_type")), {})
     data = {new: data[old] for old, new in names.items() if old in data} | data
     nested = (_text_part(data.get(key)) for key in _TEXT_PARTS)
-    return next((part for part in nested if part is not None), data if "num_attention_heads" in data else None)
+    return next((part for part in nested if part is not None), data if _HEADS in data else None)
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A positive int of the config; null counts as absent."""
-    value = config.get(key)
-    value = default if value is None else value
+    value = default if config.get(key) is None else config[key]
     if value is None:
         raise ArgumentError(f"{key}: missing, expected an int; otherwise give --shape and --layers")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -177,103 +126,81 @@ def _preset(config: Mapping[str, Any], name: str) -> ModelPreset:
     """The attention that a text model's config describes."""
     if config.get("index_topk"):
         raise ArgumentError("index_topk: sparse attention to chosen keys, expected attention to all keys or a window")
-    shape = _latent_shape(config) if config.get("kv_lora_rank") else _shape(config)
-    layers = _layer_count(config)
-    full, windowed = _layers(config, layers)
+    shape = _shape(config)
+    # LongCat's layers have two attentions each, and each of these counts as a layer
+    doubled = config.get("model_type") == "longcat_flash" and config.get(_LAYERS) is None
+    layers = 2 * _count(config, "num_layers") if doubled else _count(config, _LAYERS)
+    full, windowed = _stated_layers(config, layers) or _windows(config, layers)
     if not full:
         raise ArgumentError(f"layers: got 0 of {layers} that attend to the whole context, expected at least 1")
     notes = [f"{full} of {layers} layers"] if full < layers else []
     if config.get("kv_lora_rank"):
-        notes.append(_EXPANDED)
+        notes.append("latent attention, with K and V expanded for every head")
+    window = None
+    if windowed and config.get("model_type") == "mimo_v2_flash" and config.get("sliding_window_size") is not None:
+        window = _count(config, "sliding_window_size") + 1  # which counts the keys before the row's own
+    elif windowed:
+        window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1))
     most = config.get("max_position_embeddings")
     most = most if isinstance(most, int) and most > 0 else None
-    window = _window(config) if windowed else None
     return ModelPreset(name, shape, full, "; ".join(notes), windowed, window, most)
 
 
-def _layer_count(config: Mapping[str, Any]) -> int:
-    """The layers of a model; LongCat's have two attentions each, and each of these counts as one."""
-    if config.get("model_type") == "longcat_flash" and config.get("num_hidden_layers") is None:
-        return 2 * _count(config, "num_layers")
-    return _count(config, "num_hidden_layers")
-
-
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """KV heads of a model with ``heads`` query heads."""
-    if config.get("model_type") != "falcon":
-        return _count(config, "num_key_value_heads", heads)
-    if config.get("new_decoder_architecture"):
-        return _count(config, "num_kv_heads", heads)
-    return heads if config.get("multi_query") is False else 1
-
-
 def _shape(config: Mapping[str, Any]) -> AttnShape:
-    """The shape of the layers with full attention."""
-    heads = _count(config, "num_attention_heads")
-    kv_heads = _kv_heads(config, heads)
-    if config.get("head_dim") is None:
-        hidden = _count(config, "hidden_size")
-        if hidden % heads:
-            raise ArgumentError(f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}")
-        head_dim = hidden // heads
+    """The shape of the layers with full attention; of latent attention with K and V expanded for every query head."""
+    heads = _count(config, _HEADS)
+    if config.get("kv_lora_rank"):
+        head_dim = _count(config, "qk_nope_head_dim") + _count(config, "qk_rope_head_dim")
+        default = _count(config, _HIDDEN) // heads if config.get("v_head_dim") is None else None  # MiniCPM3
+        return AttnShape(heads, heads, head_dim, _count(config, "v_head_dim", default))
+    if config.get("model_type") != "falcon":
+        kv_heads = _count(config, "num_key_value_heads", heads)
+    elif config.get("new_decoder_architecture"):
+        kv_heads = _count(config, "num_kv_heads", heads)
     else:
+        kv_heads = heads if config.get("multi_query") is False else 1
+    if config.get("head_dim") is not None:
         head_dim = _count(config, "head_dim")
+    elif (hidden := _count(config, _HIDDEN)) % heads:
+        raise ArgumentError(f"hidden_size: got {hidden}, expected a multiple of num_attention_heads = {heads}")
+    else:
+        head_dim = hidden // heads
     head_dim = _count(config, "global_head_dim", head_dim)
     if config.get("attention_k_eq_v"):  # Gemma 4: its global layers share one projection and have heads of their own
         kv_heads = _count(config, "num_global_key_value_heads", kv_heads)
     return AttnShape(heads, kv_heads, head_dim, _count(config, "v_head_dim", head_dim))
 
 
-def _latent_shape(config: Mapping[str, Any]) -> AttnShape:
-    """The shape of multi-head latent attention when K and V are expanded: every query head has its own."""
-    heads = _count(config, "num_attention_heads")
-    head_dim = _count(config, "qk_nope_head_dim") + _count(config, "qk_rope_head_dim")
-    default = _count(config, "hidden_size") // heads if config.get("v_head_dim") is None else None  # MiniCPM3
-    return AttnShape(heads, heads, head_dim, _count(config, "v_head_dim", default))
-
-
-def _window(config: Mapping[str, Any]) -> int:
-    """The keys that a row of a windowed layer sees, its own included."""
-    if config.get("model_type") == "mimo_v2_flash" and config.get("sliding_window_size") is not None:
-        return _count(config, "sliding_window_size") + 1  # which counts the keys before the row's own
-    return _count(config, "sliding_window", _count(config, "attention_chunk_size", 1))
-
-
-def _layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """(layers with full attention, windowed layers)."""
-    types = config.get("layer_types")
+def _stated_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int] | None:
+    """(layers with full attention, windowed layers) of a config that states them, or None."""
+    types, pattern, lists = (config.get(key) for key in ("layer_types", "hybrid_layer_pattern", "linear_attn_config"))
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
             given = f"{len(types)} entries" if isinstance(types, list) else repr(types)
             raise ArgumentError(f"layer_types: got {given}, expected a list of num_hidden_layers = {layers}")
         return sum(t in _FULL for t in types), sum(t in _WINDOWED for t in types)
-    if (stated := _stated_layers(config, layers)) is not None:
-        return stated
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
-        return layers, 0
-    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
-    pattern = _ALTERNATING.get(str(config.get("model_type"))) if pattern is None else pattern
-    if isinstance(pattern, int) and pattern > 0:  # every pattern-th layer is global
-        return layers // pattern, layers - layers // pattern
-    if config.get("use_sliding_window"):  # Qwen2: from layer max_window_layers on
-        full = min(_count(config, "max_window_layers", layers), layers)
-        return full, layers - full
-    return 0, layers
-
-
-def _stated_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int] | None:
-    """(layers with full attention, windowed layers) of a config that states them outside layer_types, or None."""
     for key in ("full_attention_interval", "layer_group_size"):  # of layers, the last of which has full attention
         if config.get(key) is not None:
             return layers // _count(config, key), 0
-    pattern, lists = config.get("hybrid_layer_pattern"), config.get("linear_attn_config")
     if isinstance(pattern, list):  # MiMo: 0 is a layer with full attention, 1 one with a window
         full, windowed, others = pattern.count(0), len(pattern) - pattern.count(0), 0
     elif isinstance(lists, dict) and isinstance(lists.get("full_attn_layers"), list):  # Kimi Linear: their numbers
         full, windowed, others = len(lists["full_attn_layers"]), 0, len(lists.get("kda_layers") or ())
     else:
         return None
-    if full + windowed + others != layers:
-        given = full + windowed + others
-        raise ArgumentError(f"layers: got a list of {given}, expected num_hidden_layers = {layers}")
+    if (stated := full + windowed + others) != layers:
+        raise ArgumentError(f"layers: got a list of {stated}, expected num_hidden_layers = {layers}")
     return full, windowed
+
+
+def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """The same of a config that at most has sliding_window and which layers it is for."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return layers, 0
+    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
+    pattern = _ALTERNATING.get(str(config.get("model_type"))) if pattern is None else pattern
+    if isinstance(pattern, int) and pattern > 0:  # every pattern-th layer is global
+        return layers // pattern, layers - layers // pattern
+    # Qwen2: those from layer max_window_layers on
+    full = min(_count(config, "max_window_layers", layers), layers) if config.get("use_sliding_window") else 0
+    return full, layers - full
