@@ -200,10 +200,8 @@ def test_nothing_is_asked(chat: Callable[..., int], capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--capacity", 60],
-            "chat: got a conversation of 93 tokens, expected at most capacity = 60; begin a new one, or",
-        ),
+        (["--capacity", 60], "chat: got a conversation of 93 tokens, expected at most capacity = 60; begin a new one"),
+        (["--capacity", 2], "chat: got a conversation of 22 tokens, expected at most capacity = 2; begin a new one"),
         (["--capacity", 1025], "capacity: got 1,025 tokens, expected at most max_position_embeddings = 1,024 of m"),
         (["--selfcheck"], "selfcheck: got --chat, expected --prompt or --prompt-ids"),
     ],

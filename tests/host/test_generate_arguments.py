@@ -29,6 +29,7 @@ from zinc_attn.tools.harness.split_spec import parse_split_specs
         ({"max_new_tokens": 0}, "max_new_tokens: got 0, expected an int of at least 1"),
         ({"prefill_chunk": 0}, "prefill_chunk: got 0, expected an int of at least 1"),
         ({"num_splits": 0}, "num_splits: got 0, expected an int of at least 1"),
+        ({"seed": 1 << 64}, f"seed: got {1 << 64}, expected an int from 0 to {(1 << 64) - 1}"),
         ({"temperature": -0.5}, "temperature: got -0.5, expected a finite number of at least 0"),
         ({"temperature": float("nan")}, "temperature: got nan, expected a finite number of at least 0"),
         ({"num_splits": 2, "split_size": 64}, "num_splits, split_size: got both, expected at most one"),

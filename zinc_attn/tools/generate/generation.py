@@ -46,7 +46,7 @@ class Settings:
     def __post_init__(self) -> None:
         arithmetic_name(self.arithmetic)
         check_int("max_new_tokens", self.max_new_tokens, 1)
-        check_int("seed", self.seed, 0)
+        check_int("seed", self.seed, 0, (1 << 64) - 1)
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
             raise ArgumentError(f"temperature: got {self.temperature!r}, expected a finite number of at least 0")
         for name in ("prefill_chunk", "num_splits", "split_size", "capacity"):

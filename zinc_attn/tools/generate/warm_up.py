@@ -39,7 +39,7 @@ def warm_up(model: HFModel, cache: Any, layout: dict[str, int | None], chunks: S
     finally:
         twin.reset()
     held = cache.caches[0]  # all have its device and its dtype
-    for call in kinds.values():
+    for call in kinds.values() if chunks else ():
         shape = cache.layers[call.layer].shape
         options = vars(call.options) | layout
         with KVCache(held.device, shape, 1, sum(chunks), held.dtype, cache.page_size, round_rows=True) as scratch:
