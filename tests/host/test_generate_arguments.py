@@ -17,7 +17,7 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text, trace
 from zinc_attn.tools.generate.checks import chunk_sizes
-from zinc_attn.tools.generate.float64 import blockwise_attention
+from zinc_attn.tools.generate.validation import blockwise_attention
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
 # --- arguments ---------------------------------------------------------------------------------------------
@@ -220,8 +220,7 @@ def test_blockwise_reference_is_the_reference(size: int, options: dict[str, Any]
     k, v = rng.standard_normal((2, tokens, shape[1], shape[2]), np.float32)
     given = {**options, **({"sinks": rng.standard_normal(4).astype(np.float32)} if "sinks" in options else {})}
     want, _ = reference.attention(q, k, v, scale=0.3, **given)
-    limits = np.arange(tokens - n, tokens) + 1
-    got = blockwise_attention(q, blocks(k, v, size), limits, 0.3, **given)
+    got = blockwise_attention(q, blocks(k, v, size), tokens, 0.3, **given)
     assert np.abs(got - want).max() < 1e-14
 
 
@@ -260,11 +259,12 @@ def test_differences_are_put_down_to_their_side() -> None:
     def shorter(found: list[Any]) -> None:
         del found[0][0][1]
 
+    moved = "differ after equal attention: the model's own arithmetic moved"
     expected = [
-        (output, True, "step 1, layer 7: outputs differ on equal q, k and v"),
-        (inputs, False, "step 1, layer 3: q, k or v differ after equal attention: the model's own arithmetic moved"),
-        (logits, False, "step 0: logits differ after equal attention: the model's own arithmetic moved"),
-        (shorter, False, "step 0: another number of attention calls"),
+        (output, trace.OURS, "step 1, layer 7: outputs differ on equal q, k and v"),
+        (inputs, trace.HOST, f"step 1, layer 3: q, k or v {moved}"),
+        (logits, trace.HOST, f"step 0: logits {moved}"),
+        (shorter, trace.HOST, "step 0: another number of attention calls"),
     ]
-    for change, ours, text in expected:
-        assert trace.first_difference(steps(change), steps()) == trace.Difference(ours, text)
+    for change, status, text in expected:
+        assert trace.first_difference(steps(change), steps()) == trace.Difference(status, text)

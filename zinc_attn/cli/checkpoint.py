@@ -47,6 +47,12 @@ def opened(
         yield host, words, device
 
 
+def named(host: generate.HFModel, device: Device) -> dict[str, Any]:
+    """What every JSON record begins with."""
+    about = {"model": host.name, "device": device.info.name, "driver": device.info.driver}
+    return about | {"runtime": device.runtime.name}
+
+
 def share_cores() -> None:
     """Leave half of the cores to the device, which is this CPU, unless the user has said how many torch gets.
 

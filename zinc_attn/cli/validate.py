@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from ..checks import check_int
@@ -21,7 +20,7 @@ from .arguments import (
     add_device_arguments,
     add_shared,
 )
-from .checkpoint import opened
+from .checkpoint import named, opened
 from .terminal import arithmetic_text, need, new_table, plural, print_json, print_table, progress_bar
 
 
@@ -72,18 +71,13 @@ def run_validate(args: argparse.Namespace) -> int:
         info, most = device.info, host.max_positions
         if args.contexts is None and most is not None:
             contexts = list(dict.fromkeys(min(context, most) for context in contexts))
-        about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
-        about["arithmetic"] = args.arithmetic
-
-        def on_context(one: generate.ContextResult) -> None:
-            if args.json:
-                print_json([about | one.to_dict()])
-                sys.stdout.flush()
-
+        about = named(host, device) | {"arithmetic": args.arithmetic}
+        found: list[generate.ContextResult] = []
         with progress_bar() as progress:
-            found = generate.validate(
-                host, device, contexts, layouts, options, progress=progress, on_context=on_context
-            )
+            for one in generate.validate(host, device, contexts, layouts, options, progress):
+                found.append(one)
+                if args.json:
+                    print_json([about | one.to_dict()])
     if not args.json:
         print(f"{info.name} ({info.driver}), {about['runtime']}")
         print(f"{host.name}: {host.describe()}; cache {found[0].dtype}{arithmetic_text(args.arithmetic)}")
@@ -114,11 +108,11 @@ def print_validation(found: Sequence[generate.ContextResult]) -> None:
             continue
         word = "at most" if all(layer.in_bound for layer in one.layers) else "FAIL, expected at most"
         bound = f"{word} {generate.BOUND:g}"
-        if one.bound_share is not None:
-            bound = f"{one.bound_share:.2%} of the bound of matrix units, {word} 100 %"
+        if (share := one.worst("bound_share")) is not None:
+            bound = f"{share:.2%} of the bound of matrix units, {word} 100 %"
         print(
-            f"{one.context:,} keys against float64: max abs error {one.max_abs:.2g}, relative L2 "
-            f"{one.relative_l2:.2g} ({bound}), the worst of {plural(len(one.layers), 'layer')}"
+            f"{one.context:,} keys against float64: max abs error {one.worst('max_abs'):.2g}, relative L2 "
+            f"{one.worst('relative_l2'):.2g} ({bound}), the worst of {plural(len(one.layers), 'layer')}"
         )
         for row in one.layouts:
             if row.difference:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,35 +50,29 @@ def selfcheck(
 
     want, traced: what that run gave, and the trace with digests that observed it.
     """
-    runs = list(_runs(settings, len(prompt)))
-    found = []
-    steps = Steps(progress, len(runs))
+    runs: list[tuple[str, str, Settings, list[int] | None]] = []  # kind, value, settings, chunks where these vary
+    for layout in map(SplitSpec.parse, CHECK_LAYOUTS):
+        other = replace(settings, num_splits=layout.num_splits, split_size=layout.split_size)
+        runs.append(("layout", layout.label, other, None))
+    runs += [("page size", str(pages), replace(settings, page_size=pages), None) for pages in CHECK_PAGES]
+    for size in CHECK_CHUNKS:
+        if size is None or size < len(prompt):  # a larger one is the same as all at once
+            sizes, label = chunk_sizes(len(prompt), size)
+            runs.append(("chunks", label, settings, sizes))
+    found, steps = [], Steps(progress, len(runs))
     for kind, value, other, chunks in runs:
         steps.begin(f"{kind} {value}")
         trace = AttentionTrace(digests=chunks is None)
         got = generate_ids(model, device, prompt, other, trace=trace, chunks=chunks)
-        equal = got.ids == want.ids
-        if chunks is not None:
-            text = "" if equal else _ids_differ(got, want)
-            found.append(Check(kind, value, "equal" if equal else "ids differ", None, equal, text))
-        else:
-            part = first_difference(trace.steps, traced.steps)
-            status, text = (part.status, part.text) if part else ("equal", "")
-            found.append(Check(kind, value, status, part is None, equal, text))
+        part = first_difference(trace.steps, traced.steps) if chunks is None else None
+        status, text = part or ("equal", "")
+        if chunks is not None and got.ids != want.ids:
+            at = next((i for i, (a, b) in enumerate(zip(got.ids, want.ids, strict=False)) if a != b), len(got.ids))
+            margin = want.margins[min(at, len(want.margins) - 1)]
+            status, text = "ids differ", f"from new token {at} on, where the best logit led by {margin:.3g}"
+        bits_equal = part is None if chunks is None else None
+        found.append(Check(kind, value, status, bits_equal, got.ids == want.ids, text))
     return found
-
-
-def _runs(settings: Settings, tokens: int) -> Iterator[tuple[str, str, Settings, list[int] | None]]:
-    """(kind, value, settings, chunk sizes where these vary) of every run."""
-    for layout in map(SplitSpec.parse, CHECK_LAYOUTS):
-        other = replace(settings, num_splits=layout.num_splits, split_size=layout.split_size)
-        yield "layout", layout.label, other, None
-    for pages in CHECK_PAGES:
-        yield "page size", str(pages), replace(settings, page_size=pages), None
-    for size in CHECK_CHUNKS:
-        if size is None or size < tokens:  # a larger one is the same as all at once
-            sizes, label = chunk_sizes(tokens, size)
-            yield "chunks", label, settings, sizes
 
 
 def chunk_sizes(tokens: int, size: int | None) -> tuple[list[int], str]:
@@ -89,9 +83,3 @@ def chunk_sizes(tokens: int, size: int | None) -> tuple[list[int], str]:
     if size == 1 and head > 0:
         return [*even_chunks(head, 64), *[1] * ONE_BY_ONE], f"1 (the last {ONE_BY_ONE}, by 64 before)"
     return even_chunks(tokens, size), str(size)
-
-
-def _ids_differ(got: Generation, want: Generation) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(got.ids, want.ids, strict=False)) if a != b), len(got.ids))
-    margin = want.margins[min(at, len(want.margins) - 1)]
-    return f"from new token {at} on, where the best logit led by {margin:.3g}"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ..harness.bits import first_difference as first_unequal
 
 F32 = NDArray[np.float32]
+OURS: Final = "DIFFERENT"
+HOST: Final = "host differs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,41 +97,29 @@ def _digest(*arrays: Any) -> bytes:
     return made.digest()
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first place where two runs part. ours: attention gave other bits on the same q, k and v."""
+class Difference(NamedTuple):
+    """The first place where two runs part. status: "DIFFERENT" where attention gave other bits on the same q, k and v,
+    "host differs" where the model's own arithmetic has moved."""
 
-    ours: bool
+    status: str
     text: str
-
-    @property
-    def status(self) -> str:
-        """ "DIFFERENT" where attention is wrong, "host differs" where the model's own arithmetic has moved."""
-        return "DIFFERENT" if self.ours else "host differs"
 
 
 def first_difference(got: Sequence[Step], want: Sequence[Step]) -> Difference | None:
     """None where every attention output and all logits have the same bits."""
-    host = "the model's own arithmetic moved"
+    moved = "differ after equal attention: the model's own arithmetic moved"
     for step, (a, b) in enumerate(zip_longest(got, want, fillvalue=Step())):
         for one, other in zip_longest(a.calls, b.calls):
             if one is None or other is None:
-                return Difference(False, f"step {step}: another number of attention calls")
+                return Difference(HOST, f"step {step}: another number of attention calls")
             where = f"step {step}, layer {other.layer}"
             if one.inputs != other.inputs:
-                return Difference(False, f"{where}: q, k or v differ after equal attention: {host}")
+                return Difference(HOST, f"{where}: q, k or v {moved}")
             if one.output != other.output:
-                text: str | None = "outputs differ"
-                if one.out is not None and other.out is not None:
-                    unequal = first_unequal("out", one.out, other.out)
-                    text = unequal.text() if unequal else None
-                return Difference(True, f"{where}: {text} on equal q, k and v")
-        if not _same_bits(a.logits, b.logits):
-            return Difference(False, f"step {step}: logits differ after equal attention: {host}")
+                kept = one.out is not None and other.out is not None and first_unequal("out", one.out, other.out)
+                text = kept.text() if kept else "outputs differ"
+                return Difference(OURS, f"{where}: {text} on equal q, k and v")
+        bits: list[Any] = [None if x is None else x.numpy().view(np.uint32) for x in (a.logits, b.logits)]
+        if not np.array_equal(bits[0], bits[1]):
+            return Difference(HOST, f"step {step}: logits {moved}")
     return None
-
-
-def _same_bits(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    return bool(np.array_equal(a.numpy().view(np.uint32), b.numpy().view(np.uint32)))

@@ -7,25 +7,25 @@ with a fresh state, and the last STEPS positions are decoded on fixed token ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cache import rows
+from ...canonical import reference
 from ...checks import check_int
 from ...dtypes import storage_dtype
 from ...errors import LimitError
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...runtime.device import Device
-from ...shapes import AttnShape
 from ..harness.bound import truth
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..sweep import PAGE_SIZE
-from .float64 import blockwise_attention
 from .hf_model import HFModel, check_memory, integration, quiet
 from .trace import F32, AttentionTrace, Call, first_difference
 
@@ -82,28 +82,16 @@ class ContextResult:
     reference_s: float = 0.0
     refused: str | None = None
 
-    @property
-    def relative_l2(self) -> float:
-        """The worst layer's relative L2 error."""
-        return max((one.relative_l2 for one in self.layers), default=0.0)
-
-    @property
-    def bound_share(self) -> float | None:
-        """The worst layer's share of its bound, None where no layer is attended by matrix units."""
-        return max((one.bound_share for one in self.layers if one.bound_share is not None), default=None)
-
-    @property
-    def max_abs(self) -> float:
-        """The worst layer's largest absolute error."""
-        return max((one.max_abs for one in self.layers), default=0.0)
+    def worst(self, name: str) -> float | None:
+        """The largest ``name`` of a layer (max_abs, relative_l2 or bound_share), None where no layer has one."""
+        return max((x for one in self.layers if (x := getattr(one, name)) is not None), default=None)
 
     @property
     def status(self) -> str:
         """ "pass", "FAIL" or "refused"."""
-        if self.refused:
-            return "refused"
         equal = all(one.status in ("baseline", "equal") for one in self.layouts)
-        return "pass" if equal and all(one.in_bound for one in self.layers) else "FAIL"
+        found = "pass" if equal and all(one.in_bound for one in self.layers) else "FAIL"
+        return "refused" if self.refused else found
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -127,13 +115,11 @@ def validate(
     contexts: Sequence[int],
     layouts: Sequence[SplitSpec],
     options: ValidationOptions,
-    *,
     progress: Progress | None = None,
-    on_context: Callable[[ContextResult], None] = lambda result: None,
-) -> list[ContextResult]:
+) -> Iterator[ContextResult]:
     """Decode the last STEPS positions of each context with every layout; compare bits, and outputs with float64.
 
-    A context is filled once, and every layout decodes a fork. on_context: called with each result as it is ready.
+    A context is filled once, and every layout decodes a fork. Each result comes as it is ready.
     ArgumentError: contexts below STEPS. LimitError: contexts beyond the model's positions. UnsupportedError: a model
     with ALiBi, which the float64 reference lacks.
     """
@@ -141,14 +127,8 @@ def validate(
     for context in contexts:
         check_int("contexts", context, STEPS)
         model.check_positions(context, "contexts")
-    every = list(dict.fromkeys([SplitSpec.parse("1"), *layouts]))
-    found = []
     for context in contexts:
-        run = _Context(model, device, context, options, progress)
-        run.validate(every)
-        found.append(run.result)
-        on_context(run.result)
-    return found
+        yield _Context(model, device, context, options, progress).validate([SplitSpec.parse("1"), *layouts])
 
 
 class _Context:
@@ -157,51 +137,48 @@ class _Context:
     def __init__(
         self, model: HFModel, device: Device, context: int, options: ValidationOptions, progress: Progress | None
     ) -> None:
-        self.model, self.device, self.context = model, device, context
-        self.seed, self.page_size, self.arithmetic = options.seed, options.page_size, options.arithmetic
-        hf, arguments = integration(), {"dtype": options.dtype, "page_size": options.page_size}
-        self.cache = hf.ZincCache(model.model.config, context, device=device, arithmetic=self.arithmetic, **arguments)
+        self.model, self.device, self.context, self.options = model, device, context, options
+        hf, sizes = integration(), {"dtype": options.dtype, "page_size": options.page_size}
+        self.cache = hf.ZincCache(model.model.config, context, device=device, arithmetic=options.arithmetic, **sizes)
         self.dtype = storage_dtype(model.dtype if options.dtype is None else options.dtype)
         self.layers = [layer for layer in self.cache.layers if isinstance(layer, hf.ZincLayer)]
-        self.result = ContextResult(context, self.dtype)
         self.steps = Steps(progress, 0)
 
     def _tell(self, what: str, count: int = 1) -> None:
         self.steps.begin(f"{self.context:,} keys: {what}", count)
 
-    def validate(self, layouts: Sequence[SplitSpec]) -> None:
+    def validate(self, layouts: Sequence[SplitSpec]) -> ContextResult:
         """Fill, decode with every layout, and compare."""
-        fixed, result = self.context - STEPS, self.result
+        every = list(dict.fromkeys(layouts))
+        fixed, result = self.context - STEPS, ContextResult(self.context, self.dtype)
         blocks, keys = -(-fixed // BLOCK), -(-self.context // REFERENCE_BLOCK)
-        self.steps.total = len(self.layers) * (blocks + keys) + len(layouts) * STEPS
+        self.steps.total = len(self.layers) * (blocks + keys) + len(every) * STEPS
         try:
             with self.cache:
-                self._check_room()
+                if self.device.info.kind in ("cpu", "integrated"):  # whose memory is the host's
+                    pages = -(-self.context // self.options.page_size)
+                    per_token = sum(layer.shape.kv_bytes_per_token(self.dtype) for layer in self.layers)
+                    needed = pages * self.options.page_size * per_token
+                    check_memory(needed, f"keys and values of {self.context:,} tokens")
                 self.cache.allocate(self.model.dtype)
-                whole = fixed // self.page_size * self.page_size  # forks share full pages, and write the rest anew
+                whole = fixed - fixed % self.options.page_size  # forks share full pages, and write the rest anew
                 begin = perf_counter()
                 self._fill(self.cache, 0, whole)
                 result.fill_s = perf_counter() - begin
-                base, first = self._decode(layouts[0], whole, None)
+                base, first = self._decode(every[0], whole, None)
                 result.layouts.append(first)
-                result.layouts += [self._decode(layout, whole, base)[1] for layout in layouts[1:]]
+                result.layouts += [self._decode(layout, whole, base)[1] for layout in every[1:]]
             begin = perf_counter()
             result.layers += [self._error(layer, base) for layer in self.layers]
             result.reference_s = perf_counter() - begin
         except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
             result.refused = str(error) or "no room in host memory"
-
-    def _check_room(self) -> None:
-        """Refuse what the host cannot hold where the device's memory is the host's."""
-        if self.device.info.kind in ("cpu", "integrated"):
-            pages = -(-self.context // self.page_size)
-            per_token = sum(layer.shape.kv_bytes_per_token(self.dtype) for layer in self.layers)
-            check_memory(pages * self.page_size * per_token, f"keys and values of {self.context:,} tokens")
+        return result
 
     def _values(self, layer: Any, begin: int, end: int) -> Iterator[tuple[F32, F32]]:
         """Seeded k and v of tokens [begin, end) in pieces, which the cache rounds to its dtype."""
         for block in range(begin // BLOCK, -(-end // BLOCK)):
-            rng = np.random.default_rng([self.seed, layer.index, block])
+            rng = np.random.default_rng([self.options.seed, layer.index, block])
             sizes = (layer.shape.head_dim, layer.shape.v_head_dim)
             k, v = (rng.standard_normal((BLOCK, layer.shape.kv_heads, size), np.float32) for size in sizes)
             part = slice(max(begin - block * BLOCK, 0), min(end - block * BLOCK, BLOCK))
@@ -223,7 +200,7 @@ class _Context:
         import torch
 
         vocab = self.model.config.vocab_size
-        ids = np.random.default_rng([self.seed, STEPS]).integers(0, vocab, STEPS).tolist()
+        ids = np.random.default_rng([self.options.seed, STEPS]).integers(0, vocab, STEPS).tolist()
         self.cache.set_layout(layout.num_splits, layout.split_size)
         twin, trace, seconds = self.cache.fork(), AttentionTrace(keep=True), list[float]()
         try:
@@ -238,15 +215,10 @@ class _Context:
         finally:
             twin.reset()
         part = first_difference(trace.steps, base.steps) if base else None
-        status = part.status if part else "equal" if base else "baseline"
+        status, text = (part.status, part.text) if part else ("equal" if base else "baseline", None)
+        splits = layout.plan(self.context, self.layers[0].shape, self.device.info.layout_facts, self.dtype).num_splits
         step_ms, attention_ms = (1e3 * float(np.median(x)) for x in (seconds, trace.steps_s))
-        text = part.text if part else None
-        return trace, LayoutResult(layout.label, self._splits(layout), status, step_ms, attention_ms, text)
-
-    def _splits(self, layout: SplitSpec) -> int:
-        info = self.device.info
-        shape: AttnShape = self.layers[0].shape
-        return layout.plan(self.context, shape, info.layout_facts, self.dtype).num_splits
+        return trace, LayoutResult(layout.label, splits, status, step_ms, attention_ms, text)
 
     def _stored(self, layer: Any, calls: Sequence[Call]) -> Iterator[tuple[F32, F32]]:
         """The values that the layer's cache holds, in pieces: the seeded ones, then the decoded tokens'."""
@@ -261,20 +233,47 @@ class _Context:
     def _error(self, layer: Any, base: AttentionTrace) -> LayerError:
         """The error of all modules that attend the layer's keys and values: in some models several share them."""
         calls = [[call for call in step.calls if call.layer == layer.index] for step in base.steps[:STEPS]]
-        limits = np.arange(self.context - STEPS, self.context) + 1
         largest = squares = norm = 0.0
-        share = 0.0 if on_matrices(self.arithmetic, 1, layer.shape) else None
+        share = 0.0 if on_matrices(self.options.arithmetic, 1, layer.shape) else None
         for mine in zip(*calls, strict=True):
             q, got = (np.concatenate([getattr(call, name) for call in mine]) for name in ("q", "out"))
-            options = mine[0].options
-            arguments = {"window": options.window, "softcap": options.softcap, "sinks": options.sinks}
+            options = {name: getattr(mine[0].options, name) for name in ("scale", "window", "softcap", "sinks")}
             stored = self._stored(layer, [one[0] for one in calls])
             if share is None:
-                want = blockwise_attention(q, stored, limits, options.scale, **arguments)
+                want = blockwise_attention(q, stored, self.context, **options)
             else:
                 k, v = map(np.concatenate, zip(*stored, strict=True))
-                bounded = truth(q, k, v, "f32", None, {**arguments, "scale": options.scale})
+                bounded = truth(q, k, v, "f32", None, options)
                 share, want = max(share, bounded.out_share(got)), bounded.out
             largest = max(largest, float(np.abs(got - want).max()))
             squares, norm = squares + float(np.sum((got - want) ** 2)), norm + float(np.sum(want**2))
         return LayerError(layer.index, largest, math.sqrt(squares / norm) if norm else float(largest > 0), share)
+
+
+def blockwise_attention(
+    q: F32,
+    blocks: Iterable[tuple[F32, F32]],
+    tokens: int,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: F32 | None = None,
+) -> NDArray[np.float64]:
+    """``reference.attention`` of the last rows of ``tokens`` keys, which come in blocks: (n, q_heads, v_head_dim).
+
+    q: (n, q_heads, head_dim). blocks: pairs of k (size, kv_heads, head_dim) and v (size, kv_heads, v_head_dim),
+    consecutive from position 0.
+    """
+    limits = np.arange(tokens - len(q), tokens)[:, None] + 1  # row i sees the keys below limits[i]
+    parts, begin = [], 0
+    for k, v in blocks:
+        position = begin + np.arange(len(k))
+        seen = (position < limits) & (position >= limits - (window or tokens))
+        if seen.any():
+            parts.append(reference.attention(q, k, v, scale=scale, causal=False, softcap=softcap, mask=seen))
+        begin += len(k)
+    lses = [lse for _, lse in parts] + ([] if sinks is None else [np.tile(sinks.astype(np.float64), (len(q), 1))])
+    total = np.logaddexp.reduce(lses)
+    made: NDArray[np.float64] = np.sum([out * np.exp(lse - total)[..., None] for out, lse in parts], axis=0)
+    return made
