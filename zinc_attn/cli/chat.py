@@ -84,7 +84,7 @@ def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generat
     say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s: {rate} tokens/s")
     if figures["decode_tokens_s"] is not None:
         say(
-            f"decode   {plural(len(made.steps_s), 'token')} in {made.decode_s:.3g} s: "
+            f"decode   {plural(len(made.steps_s), 'token')} in {figures['decode_s']:.3g} s: "
             f"{figure(figures['decode_tokens_s'])} tokens/s, median {figure(figures['median_step_ms'])} ms; "
             f"attention {100 * figures['attention_share']:.3g} %"
         )

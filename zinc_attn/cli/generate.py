@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
 
 from ..errors import ArgumentError
 from ..tools import generate
@@ -22,7 +21,7 @@ from .arguments import (
     parse_numbers,
 )
 from .chat import run_chat, say_figures
-from .checkpoint import COMPILING, opened
+from .checkpoint import COMPILING, named, opened
 from .terminal import need, new_table, print_json, print_table, progress_bar, say
 
 
@@ -109,8 +108,7 @@ def run_generate(args: argparse.Namespace) -> int:
             with progress_bar() as progress:
                 checks = generate.selfcheck(host, device, prompt, settings, made, traced, progress)
         if args.json:
-            record: dict[str, Any] = {"model": host.name, "device": device.info.name, "driver": device.info.driver}
-            record |= {"runtime": device.runtime.name, "settings": {**asdict(settings), "dtype": made.dtype}}
+            record = named(host, device) | {"settings": {**asdict(settings), "dtype": made.dtype}}
             record |= {"ids": made.ids, "text": "".join(pieces) if tokenizer else None, "stopped": made.stopped}
             print_json([record | made.figures | {"selfcheck": [asdict(one) for one in checks] or None}])
     if checks and not args.json:

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..checks import check_int
 from ..dtypes import storage_dtype
@@ -23,7 +22,7 @@ from .arguments import (
     add_device_arguments,
     add_shared,
 )
-from .checkpoint import opened
+from .checkpoint import named, opened
 from .terminal import arithmetic_text, need, new_table, print_json, print_table, progress_bar
 
 
@@ -73,8 +72,7 @@ def run_perplexity(args: argparse.Namespace) -> int:
             found = generate.measure_perplexity(
                 host, device, ids, dtypes, args.page_size, progress, arithmetic=args.arithmetic
             )
-        about = {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
-        about["arithmetic"] = args.arithmetic
+        about = named(host, device) | {"arithmetic": args.arithmetic}
     if args.json:
         print_json(about | {"text": args.text.name, "context": len(ids)} | asdict(one) for one in found)
         return 0
@@ -86,13 +84,12 @@ def run_perplexity(args: argparse.Namespace) -> int:
 
 def print_perplexities(found: Sequence[generate.Perplexity]) -> None:
     """A line per cache, beside eager attention."""
-    eager = found[0].perplexity
     table = new_table("cache", "perplexity", "change", "KL divergence\nin nats", "same best\ntoken", left=1)
     for one in found:
-        cells: tuple[Any, ...] = (MISSING, MISSING, MISSING)
+        cells = [MISSING] * 3
         if one.kl is not None and one.same_best is not None:
-            change = 100 * (one.perplexity / eager - 1)
-            cells = f"{change:+.4f} %", f"{one.kl:.2e}", f"{100 * one.same_best:.2f} %"
+            change = 100 * (one.perplexity / found[0].perplexity - 1)
+            cells = [f"{change:+.4f} %", f"{one.kl:.2e}", f"{100 * one.same_best:.2f} %"]
         table.add_row(one.cache, f"{one.perplexity:.4f}", *cells)
     print_table(table)
     print("KL divergence: of the next token's distribution from that of eager attention, the mean over all tokens.")

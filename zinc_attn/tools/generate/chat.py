@@ -87,9 +87,7 @@ class Conversation:
         made = None
         chunks = self._settings.chunks(len(ids) - kept)
         try:
-            made = continue_text(
-                self._model, self._cache, ids[kept:], room, self._sampler, on_token=on_token, chunks=chunks
-            )
+            made = continue_text(self._model, self._cache, ids[kept:], room, self._sampler, on_token, chunks)
         except KeyboardInterrupt:
             pass
         finally:  # a token enters the cache only after on_token had it

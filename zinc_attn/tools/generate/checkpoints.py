@@ -10,7 +10,7 @@ import io
 import os
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...errors import ArgumentError, UnsupportedError
 from ...files import check_entries
@@ -18,6 +18,8 @@ from ..harness.progress import Progress
 from ..models import read_config
 from .gguf_file import check_scaling, find_gguf, read_header, reading
 from .hf_model import HFModel, check_memory, integration, quiet, refusing
+
+LOCAL: Final = {"local_files_only": True, "trust_remote_code": False}  # nothing is downloaded, no other code is run
 
 
 def load_checkpoint(
@@ -52,6 +54,36 @@ def load_model(path: str | Path, *, float32: bool = False) -> HFModel:
     return load_checkpoint(path, float32=float32, tokenizer=False)[0]
 
 
+def load_tokenizer(path: str | Path) -> Any | None:
+    """The tokenizer of the checkpoint at ``path``; None where it has none. ArgumentError: its files are broken."""
+    given = Path(path)
+    if (file := find_gguf(given)) is None:
+        names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
+        return _tokenizer(given) if any((given / name).is_file() for name in names) else None
+    with reading(file):
+        return _tokenizer(file.parent, gguf_file=file.name) if read_header(file).has_tokenizer else None
+
+
+def build_model(path: str | Path, seed: int = 0) -> HFModel:
+    """A model with seeded random weights from a Hugging Face config.json. Errors as ``load_checkpoint``."""
+    file = Path(path)
+    file = file / "config.json" if os.path.isdir(file) else file
+    _model_type(file)
+    integration()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), refusing(f"config: cannot build a model from {file}"):
+        config = _read_config(file)
+        dtype = config.dtype or torch.float32
+        check_memory(_weights_bytes(config, dtype), "random weights")
+        options = {"attn_implementation": _implementation(config), "dtype": dtype}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, **options)
+        return _attending(file.resolve().parent.name if file.name == "config.json" else file.stem, model)
+
+
 def _load_folder(folder: Path, float32: bool) -> HFModel:
     _model_type(folder / "config.json")
     check_entries(folder, "regular files")
@@ -66,13 +98,10 @@ def _load_folder(folder: Path, float32: bool) -> HFModel:
 
     with quiet(), refusing(f"model: cannot load {folder}"):
         config = _read_config(folder)
-        if float32:
-            check_memory(_weights_bytes(config, torch.float32), "its weights as float32")
-        else:
-            check_memory(sum(file.stat().st_size for file in files), "its weights")
-        return _loaded(
-            folder, folder.resolve().name, config, dtype=torch.float32 if float32 else "auto", use_safetensors=True
-        )
+        stored = sum(file.stat().st_size for file in files)
+        check_memory(_weights_bytes(config, torch.float32) if float32 else stored, "its weights")
+        options = {"dtype": torch.float32 if float32 else "auto", "use_safetensors": True}
+        return _loaded(folder, folder.resolve().name, config, **options)
 
 
 def _load_gguf(file: Path) -> HFModel:
@@ -94,20 +123,27 @@ def _load_gguf(file: Path) -> HFModel:
 
 
 def _loaded(folder: Path, name: str, config: Any, **options: Any) -> HFModel:
-    """The model of ``config`` with the weights in ``folder``, every one of which must be there."""
+    """The model of ``config`` with the weights in ``folder``, every one of which must be there, in its shape."""
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
         attn_implementation=_implementation(config),
-        local_files_only=True,
-        trust_remote_code=False,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # _check_weights refuses them by name
+        ignore_mismatched_sizes=True,  # they are refused by name
+        **LOCAL,
         **options,
     )
-    _check_weights(type(model).__name__, report)
+    if wrong := sorted(report["mismatched_keys"]):
+        first, got, expected = wrong[0]
+        raise ArgumentError(
+            f"it has {len(wrong)} weights of other shapes than its config says, the first {first}: "
+            f"got {tuple(got)}, expected {tuple(expected)}"
+        )
+    if lacking := sorted(report["missing_keys"]):
+        kind = type(model).__name__
+        raise ArgumentError(f"it lacks {len(lacking)} weights of {kind}, the first {lacking[0]}; expected all of them")
     return _attending(name, model)
 
 
@@ -125,56 +161,12 @@ def _attending(name: str, model: Any) -> HFModel:
     return HFModel(name, model.eval())
 
 
-def _check_weights(architecture: str, report: dict[str, Any]) -> None:
-    """Refuse weights that are missing or have other shapes than the config says."""
-    if wrong := sorted(report["mismatched_keys"]):
-        name, got, expected = wrong[0]
-        raise ArgumentError(
-            f"it has {len(wrong)} weights of other shapes than its config says, the first {name}: "
-            f"got {tuple(got)}, expected {tuple(expected)}"
-        )
-    if lacking := sorted(report["missing_keys"]):
-        raise ArgumentError(
-            f"it lacks {len(lacking)} weights of {architecture}, the first {lacking[0]}; expected all of them"
-        )
-
-
-def build_model(path: str | Path, seed: int = 0) -> HFModel:
-    """A model with seeded random weights from a Hugging Face config.json. Errors as ``load_model``."""
-    file = Path(path)
-    file = file / "config.json" if os.path.isdir(file) else file
-    _model_type(file)
-    integration()
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with quiet(), refusing(f"config: cannot build a model from {file}"):
-        config = _read_config(file)
-        dtype = config.dtype or torch.float32
-        check_memory(_weights_bytes(config, dtype), "random weights")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=_implementation(config), dtype=dtype)
-        return _attending(file.resolve().parent.name if file.name == "config.json" else file.stem, model)
-
-
-def load_tokenizer(path: str | Path) -> Any | None:
-    """The tokenizer of the checkpoint at ``path``; None where it has none. ArgumentError: its files are broken."""
-    given = Path(path)
-    file = find_gguf(given)
-    if file is None:
-        names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
-        return _tokenizer(given) if any((given / name).is_file() for name in names) else None
-    with reading(file):
-        return _tokenizer(file.parent, gguf_file=file.name) if read_header(file).has_tokenizer else None
-
-
 def _tokenizer(folder: Path, **options: Any) -> Any:
     integration()
     from transformers import AutoTokenizer
 
     with quiet(), refusing(f"model: cannot load the tokenizer in {folder / options.get('gguf_file', '')}"):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+        return AutoTokenizer.from_pretrained(folder, **LOCAL, **options)
 
 
 def _model_type(path: Path) -> str:
@@ -188,14 +180,13 @@ def _model_type(path: Path) -> str:
 def _read_config(path: Path) -> Any:
     """The config of a folder or file, of a model that a ZincCache serves."""
     import transformers
-    from transformers import CONFIG_MAPPING, AutoConfig
 
-    if (kind := _model_type(path)) not in CONFIG_MAPPING:
+    if (kind := _model_type(path)) not in transformers.CONFIG_MAPPING:
         raise UnsupportedError(
             f"got model_type {kind!r}, which transformers {transformers.__version__} does not know; a checkpoint's own "
             "code is never run"
         )
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(path, **LOCAL)
     _check_config(config)
     return config
 

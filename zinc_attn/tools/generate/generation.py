@@ -45,16 +45,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         arithmetic_name(self.arithmetic)
-        check_int("max_new_tokens", self.max_new_tokens, 1)
         check_int("seed", self.seed, 0, (1 << 64) - 1)
+        least = dict.fromkeys(("max_new_tokens", "prefill_chunk", "num_splits", "split_size", "capacity"), 1)
+        for name, bound in {**least, "page_size": 16}.items():
+            if (value := getattr(self, name)) is not None or getattr(Settings, name) is not None:
+                check_int(name, value, bound)
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
             raise ArgumentError(f"temperature: got {self.temperature!r}, expected a finite number of at least 0")
-        for name in ("prefill_chunk", "num_splits", "split_size", "capacity"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), 1)
         if self.num_splits is not None and self.split_size is not None:
             raise ArgumentError("num_splits, split_size: got both, expected at most one")
-        check_int("page_size", self.page_size, 16)
         if self.dtype is not None:
             storage_dtype(self.dtype)
 
@@ -97,24 +96,19 @@ class Generation:
     warm_up_s: float = 0.0
 
     @property
-    def decode_s(self) -> float:
-        """The time of all steps."""
-        return sum(self.steps_s)
-
-    @property
     def figures(self) -> dict[str, Any]:
         """Tokens per second and attention's share of decode; None where nothing was decoded."""
-        decoded = len(self.steps_s)
+        decoded, decode_s = len(self.steps_s), sum(self.steps_s)
         return {
             "warm_up_s": self.warm_up_s,
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": len(self.ids),
             "prefill_s": self.prefill_s,
             "prefill_tokens_s": self.prompt_tokens / self.prefill_s,
-            "decode_s": self.decode_s,
-            "decode_tokens_s": decoded / self.decode_s if decoded else None,
+            "decode_s": decode_s,
+            "decode_tokens_s": decoded / decode_s if decoded else None,
             "median_step_ms": 1e3 * float(np.median(self.steps_s)) if decoded else None,
-            "attention_share": self.decode_attention_s / self.decode_s if decoded else None,
+            "attention_share": self.decode_attention_s / decode_s if decoded else None,
         }
 
 
@@ -138,13 +132,11 @@ class Sampler:
 
     def choose(self, logits: Any) -> tuple[int, float]:
         """A token id, and by how much the best logit led."""
-        import torch
-
         best = logits.topk(2).values
-        margin = float(best[0] - best[1])
-        if self.temperature == 0:
-            return int(logits.argmax()), margin
-        return int(torch.multinomial(torch.softmax(logits / self.temperature, -1), 1, generator=self.generator)), margin
+        token = logits.argmax()
+        if self.temperature:
+            token = (logits / self.temperature).softmax(-1).multinomial(1, generator=self.generator)
+        return int(token), float(best[0] - best[1])
 
 
 def generate_ids(
@@ -176,16 +168,7 @@ def generate_ids(
         if warm is not None:
             with warm:
                 warm_up_s = warm_up(model, cache, settings.layout, sizes)
-        made = continue_text(
-            model,
-            cache,
-            prompt,
-            settings.max_new_tokens,
-            Sampler(settings),
-            on_token=on_token,
-            trace=trace,
-            chunks=sizes,
-        )
+        made = continue_text(model, cache, prompt, settings.max_new_tokens, Sampler(settings), on_token, sizes, trace)
     return replace(made, warm_up_s=warm_up_s)
 
 
@@ -204,12 +187,11 @@ def continue_text(
     prompt: Sequence[int],
     max_new_tokens: int,
     sampler: Sampler,
-    *,
     on_token: Callable[[int], None],
-    trace: AttentionTrace | None = None,
     chunks: Sequence[int],
+    trace: AttentionTrace | None = None,
 ) -> Generation:
-    """Prefill ``prompt`` behind the tokens that ``cache`` has, then decode until a stop id or max_new_tokens.
+    """Prefill ``prompt`` in chunks behind the tokens that ``cache`` has, then decode until a stop id or max_new_tokens.
 
     A new id is handed to ``on_token`` before it enters the cache, and the last one never does.
     """
@@ -221,7 +203,7 @@ def continue_text(
     with torch.no_grad(), quiet():
         while not ids or (len(ids) < max_new_tokens and ids[-1] not in model.stop_ids):
             with trace.timed(steps_s if ids else prefill_s):
-                for part in (torch.tensor([[ids[-1]]]),) if ids else parts:
+                for part in [torch.tensor([[ids[-1]]])] if ids else parts:
                     logits = model.logits(part, cache)
                 trace.end_step(logits)
                 token, margin = sampler.choose(logits)

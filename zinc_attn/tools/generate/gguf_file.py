@@ -64,14 +64,15 @@ def read_header(file: Path) -> GGUFHeader:
         raise ArgumentError(f"model: cannot read {file}: {error.strerror}; expected a GGUF file") from error
     try:
         reader = gguf.GGUFReader(os.path.join(file.parent, file.name))  # as transformers spells it
-        found = _fields(reader)
-        architecture = str(found["general.architecture"])
+        fields = reader.fields.values()
+        found: dict[str, Any] = {one.name: one.contents() if len(one.data) == 1 else None for one in fields}
+        architecture, parts = str(found["general.architecture"]), int(found.get("split.count", 1))
     except Exception as error:  # whatever reading beyond the end, or of other bytes, comes to
         raise ArgumentError(
             f"model: {file} is truncated or damaged: got {size:,} bytes that are no whole GGUF file; expected a "
             "complete one, so copy or download it again"
         ) from error
-    if (parts := int(found.get("split.count", 1))) > 1:
+    if parts > 1:
         raise UnsupportedError(
             f"model: {file} is one of the {parts} parts of a checkpoint, expected a whole one; join them with "
             "llama.cpp's llama-gguf-split --merge"
@@ -132,27 +133,20 @@ def check_scaling(header: GGUFHeader, config: Any) -> None:
         )
 
 
-def _fields(reader: Any) -> dict[str, Any]:
-    """The fields of a GGUF file, without the contents of arrays."""
-    fields = reader.fields.values()
-    return {field.name: field.contents() if len(field.data) == 1 else None for field in fields}
-
-
 def _scaling(found: dict[str, Any], architecture: str, tensors: set[str]) -> str:
     """The field or tensor that scales the rotary positions, or an empty string."""
     prefix = f"{architecture}.rope."
-    if found.get(f"{prefix}scaling.type", "none") != "none":
-        return f"{prefix}scaling.type = {found[f'{prefix}scaling.type']}"
+    if (kind := found.get(f"{prefix}scaling.type", "none")) != "none":
+        return f"{prefix}scaling.type = {kind}"
     for name in (f"{prefix}scaling.factor", f"{prefix}scale_linear"):
         if found.get(name, 1) not in (0, 1):  # llama.cpp takes 0 for none
             return f"{name} = {found[name]:g}"
-    return next(iter(sorted(name for name in tensors if name.startswith(("rope_freqs", "rope_factors")))), "")
+    return min((name for name in tensors if name.startswith(("rope_freqs", "rope_factors"))), default="")
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:
     """The rope types that a config states; in some models there is one per layer type."""
-    if isinstance(parameters, dict):
-        if "rope_type" in parameters:
-            yield parameters["rope_type"]
-        for value in parameters.values():
-            yield from _rope_types(value)
+    for key, value in parameters.items() if isinstance(parameters, dict) else ():
+        if key == "rope_type":
+            yield value
+        yield from _rope_types(value)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...checks import check_int
 from ...errors import ArgumentError
 from ...planning.arithmetic import Arithmetic
@@ -41,27 +44,13 @@ class Perplexity:
     same_best: float | None = None
 
 
-@dataclass
-class _Sums:
-    """What adds up over the positions of a run."""
+def _sums(found: Any, eager: Any, targets: Any) -> NDArray[np.float64]:
+    """Summed over positions: loss, KL divergence from eager, and how often the best token is eager's.
 
-    cache: str
-    loss: float = 0.0
-    kl: float = 0.0
-    same: int = 0
-
-    def add(self, found: Any, eager: Any, targets: Any) -> None:
-        """Add positions with these float64 log-probabilities (n, vocab), and the token ids (n,) that come next."""
-        self.loss -= float(found.gather(1, targets[:, None]).sum())
-        self.kl += float((eager.exp() * (eager - found)).sum())
-        self.same += int((found.argmax(1) == eager.argmax(1)).sum())
-
-    def over(self, positions: int) -> Perplexity:
-        """The means."""
-        value = math.exp(self.loss / positions)
-        if self.cache == EAGER:
-            return Perplexity(EAGER, value)
-        return Perplexity(self.cache, value, self.kl / positions, self.same / positions)
+    found, eager: float64 log-probabilities (n, vocab); targets: the token ids (n,) that come next.
+    """
+    loss = -found.gather(1, targets[:, None]).sum()
+    return np.array([loss, (eager.exp() * (eager - found)).sum(), (found.argmax(1) == eager.argmax(1)).sum()])
 
 
 def text_ids(tokenizer: Any, text: str, context: int) -> list[int]:
@@ -98,9 +87,9 @@ def measure_perplexity(
     model.check_selectable("perplexity")
     model.check_positions(len(ids), "context")
     hf, tokens = integration(), torch.tensor([list(ids)])
-    reference, runs = _Sums(EAGER), [_Sums(dtype) for dtype in dtypes]
+    sums = np.zeros((1 + len(dtypes), 3))
     chunks = even_chunks(len(ids) - 1, CHUNK)  # the last token has no next one
-    steps = Steps(progress, len(chunks) * (1 + len(runs)))
+    steps = Steps(progress, len(chunks) * (1 + len(dtypes)))
     with ExitStack() as stack, torch.no_grad(), quiet():
         options = {"device": device, "page_size": page_size, "arithmetic": arithmetic}
         caches = [hf.ZincCache(model.model.config, len(ids), dtype=dtype, **options) for dtype in dtypes]
@@ -112,8 +101,10 @@ def measure_perplexity(
             steps.begin(EAGER)
             with model.eager_attention():
                 eager = model.all_logits(part, eager_cache).double().log_softmax(1)
-            reference.add(eager, eager, following)
-            for run, cache in zip(runs, caches, strict=True):
-                steps.begin(run.cache)
-                run.add(model.all_logits(part, cache).double().log_softmax(1), eager, following)
-    return [run.over(len(ids) - 1) for run in (reference, *runs)]
+            sums[0] += _sums(eager, eager, following)
+            for i, cache in enumerate(caches):
+                steps.begin(dtypes[i])
+                sums[1 + i] += _sums(model.all_logits(part, cache).double().log_softmax(1), eager, following)
+    eager_run, *runs = (sums / (len(ids) - 1)).tolist()
+    found = [Perplexity(dtype, math.exp(loss), kl, same) for dtype, (loss, kl, same) in zip(dtypes, runs, strict=True)]
+    return [Perplexity(EAGER, math.exp(eager_run[0])), *found]
