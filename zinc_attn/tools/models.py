@@ -47,7 +47,7 @@ class ModelPreset:
 
 def _presets() -> dict[str, ModelPreset]:
     """Those of models.json. NAME-latent has the absorbed form of NAME, which caches the compressed rows."""
-    data = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+    data = read_json(Path(__file__).with_name("models.json"), "the package's presets")
     return {name: ModelPreset(name, AttnShape.parse(one.pop("shape")), **one) for name, one in data.items()}
 
 
