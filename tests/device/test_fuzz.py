@@ -328,6 +328,9 @@ class Machine(RuleBasedStateMachine):
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[which % max(len(world.models), 1) :] + world.models[: which % max(len(world.models), 1)]
         if which % 3 and models:
+            if which % 3 == 2 and len(models) < MOST and len(set(models[0].lengths)) == 1:
+                models.append(Model(models[0].sequence.fork(), list(models[0].held)))
+                world.models.append(models[-1])
             last = models[0].sequence.pages.pages[-1:]
             models = [one for one in models if set(last) <= set(one.sequence.pages.pages)]
         models = [model for model in models if self.legal(model, layer, n)][: 1 + pick % 6]
