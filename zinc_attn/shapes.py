@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,35 +57,35 @@ class AttnShape:
                 "shape's V is the begin of its K"
             )
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.q_heads // self.kv_heads
 
-    @property
+    @cached_property
     def k_dim(self) -> int:
         """head_dim as devices hold it: q and K are filled up with zeros, which changes no sum."""
         whole = _filled(self.head_dim, K_DIMS)
         return max(whole, _filled(self.v_dim, K_DIMS)) if self.latent else whole
 
-    @property
+    @cached_property
     def v_dim(self) -> int:
         """v_head_dim as devices hold it: whole slices of a lane."""
         return _filled(self.v_head_dim, max(self.value_slice, V_DIMS))
 
-    @property
+    @cached_property
     def value_slice(self) -> int:
         """Consecutive dimensions of V per lane where one pass covers a value row: the least power of two, from 2 on,
         that the lanes of a wave can do with."""
         return max(2, 1 << (-(-self.v_head_dim // WAVE) - 1).bit_length())
 
-    @property
+    @cached_property
     def head_chunks(self) -> int:
         """Workgroups (grid z) that share one KV head, so that the accumulators fit the registers."""
         most = min(MAX_HEADS_PER_WORKGROUP, MAX_ACCUMULATORS // (WAVE * self.value_slice))
         return -(-self.group // most)
 
-    @property
+    @cached_property
     def heads_per_workgroup(self) -> int:
         """Query heads that one workgroup serves; the last chunk of a group may have fewer."""
         return -(-self.group // self.head_chunks)

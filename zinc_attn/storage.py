@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Final
 
 from .limits import BLOCK
@@ -26,7 +27,7 @@ class StorageType:
     fifth_bits: bool = False
     head_scale: bool = False
 
-    @property
+    @cached_property
     def quantized(self) -> bool:
         """Whether rows are rounded to what the type has, whatever their dtype."""
         return self.halves > 0 or self.head_scale
@@ -60,6 +61,7 @@ STORAGE: Final = {
 }
 
 
+@lru_cache(maxsize=256)
 def storage_types(dtype: str) -> tuple[StorageType, StorageType]:
     """The types of K and of V. dtype: a name that ``storage_dtype`` made."""
     k, _, v = dtype.partition("/")

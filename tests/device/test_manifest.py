@@ -14,7 +14,7 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
-from zinc_attn.planning.call import RecordingKey
+from zinc_attn.planning.submission import RecordingKey
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools import export

@@ -64,7 +64,7 @@ def test_a_batch_and_a_prompt_of_several_submissions(device: za.Device, rng: np.
     q = [values(rng, n, 4, 64) for n in (1, 2, 2500)]
     with za.KVCache(device, SHAPE, 1, 16384, "f32") as cache:
         sizes: list[int] = []
-        attn = za.Attention(cache, num_splits=64, observer=lambda submission, _: sizes.append(submission.query_rows))
+        attn = za.Attention(cache, num_splits=64, observer=lambda submission, _: sizes.append(len(submission.rows)))
         sequences = [cache.new_sequence() for _ in q]
         everywhere = np.full((2503 * 4 * 65,), 7, np.float32)
         outs, lses, at = [], [], 0
@@ -183,7 +183,7 @@ def test_a_failed_call_has_written_nothing(device: za.Device, rng: np.random.Gen
         submitted: list[int] = []
 
         def fails(submission: Any, _: Any) -> None:
-            submitted.append(submission.query_rows)
+            submitted.append(len(submission.rows))
             if sum(submitted) == len(q):
                 raise errors.DeviceMemoryError("injected")
 

@@ -260,7 +260,7 @@ def test_a_prompt_on_a_cpu_has_a_split_per_leaf_in_several_submissions() -> None
     for rows, tokens, each in ((32, 1024, 32), (1024, 1024, 256), (100, 8192, 32), (100, 8193, 100)):
         table = np.arange(-(-tokens // 256), dtype=np.uint32)
         made = plan_call([Request(rows, tokens, rows, table)], options, facts).submissions
-        assert [one.query_rows for one in made] == [each] * (rows // each) + [rows % each] * (rows % each > 0)
+        assert [len(one.rows) for one in made] == [each] * (rows // each) + [rows % each] * (rows % each > 0)
         assert all(one.items["leaves_per_state"].max() == (1 if tokens <= 8192 else 8) for one in made)
     tables = np.arange(48, dtype=np.uint32).reshape(3, 16)
     made = plan_call([Request(48, 4096, 48, table) for table in tables], options, facts).submissions

@@ -12,10 +12,10 @@ from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning import call
 from zinc_attn.planning.call import CallPlan, plan_call
-from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request, steady_key
+from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
 from zinc_attn.planning.items import Mask
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
-from zinc_attn.planning.steady import SteadyWords
+from zinc_attn.planning.steady import SteadyWords, steady_key
 from zinc_attn.shapes import AttnShape
 
 SHAPE = AttnShape(4, 2, 64)

@@ -1,17 +1,14 @@
 """Attention over sequences of a KVCache: append the new rows, attend, merge, in one submission per call.
 
-A call goes in five steps: ``requests`` checks the arguments, ``planning.call`` plans, ``workspace`` fills, ``runner``
-submits and waits, and the cache commits the new rows. On any exception before the commit nothing has happened.
+A call goes in the five steps of ``Attention._walk``. On any exception before the last one nothing has happened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
+from typing import Any
 
 from ..cache.kv_cache import KVCache
 from ..cache.sequence import Sequence
@@ -22,16 +19,13 @@ from ..kernels.tuning import LayoutFacts
 from ..planning.arithmetic import Arithmetic
 from ..planning.layouts import PlanFunction, SplitLayouts, fixed_layouts, split_rule_layouts
 from ..runtime.protocol import HostSequences
-from .arithmetic import check_arithmetic, check_half_range
+from .arithmetic import check_arithmetic
 from .host_sequence import RecordedAttention, RecordOptions
-from .partial import NodeRange, attend_nodes
+from .partial import NodeRange, PartialCall
 from .pending import PendingAttention
-from .requests import CallArguments, CallBatch, CallRequest, Checked, check_requests, reserve_rows
-from .runner import CallRunner, Observer
+from .requests import CallBatch, reserve_rows
+from .runner import AttentionCall, CallRunner, Observer
 from .scoring import LayerScorings, Scoring, check_alibi, check_scale, check_softcap
-
-F32 = NDArray[np.float32]
-T = TypeVar("T")
 
 
 class Attention:
@@ -119,7 +113,7 @@ class Attention:
 
     def window_of(self, layer: int) -> int | None:
         """Keys that a row of a layer sees at most, None for all."""
-        return self._runner.scorings.of(layer).window
+        return self._runner.scorings.by_layer[layer].window
 
     @property
     def keys_read(self) -> int:
@@ -193,15 +187,9 @@ class Attention:
         ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
         has rows that others lack.
         """
-        batch = CallBatch.checked(seq, q, k, v, out, lse, mask)
-        arguments = CallArguments.checked(batch, return_lse, allow_empty, causal)
-
-        def attend(requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
-            arguments.attach_masks(requests, self.window_of(layer))
-            return self._runner.attend(requests, layer)
-
+        batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty, causal)
         with self.cache.lock:
-            return arguments.shaped(self._run(batch, layer, attend))
+            return self._walk(batch, layer)
 
     def submit(  # noqa: PLR0913  (as a call)
         self,
@@ -224,19 +212,9 @@ class Attention:
         call of the cache, of any sequence, completes this one first; the next call of the device waits for it. With
         Kompute, whose submission cannot be waited for later, the device has finished when ``submit`` returns.
         """
-        batch, cache = CallBatch.checked(seq, q, k, v, out, lse, mask), self.cache
-        arguments = CallArguments.checked(batch, return_lse, allow_empty, causal)
-        with cache.lock:
-            layer, checked = self._begin(batch, layer)
-            try:
-                held = reserve_rows(cache, checked.requests, layer)
-                arguments.attach_masks(checked.requests, self.window_of(layer))
-                collect = self._runner.start(checked.requests, layer)
-                pending = PendingAttention(cache, lambda: arguments.shaped(collect()), held, checked.largest)
-                cache.unfinished = pending
-            except BaseException:
-                cache.end()
-                raise
+        batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty, causal)
+        with self.cache.lock:
+            pending: PendingAttention = self._walk(batch, layer, wait=False)
             return pending
 
     def partial(  # noqa: PLR0913  (public; all but q, seq and layer have a default)
@@ -261,35 +239,39 @@ class Attention:
         ArgumentError: tokens, nodes and ``seq`` do not fit each other.
         """
         span = NodeRange.checked(nodes, tokens, within)
-        batch = CallBatch.checked([seq], [q], None if k is None else [k], None if v is None else [v])
-
-        def attend(requests: list[CallRequest], layer: int) -> PartialState:
-            return attend_nodes(self._runner, requests[0], layer, span, mask)
-
+        k, v, mask = [None if x is None else [x] for x in (k, v, mask)]
+        batch = CallBatch.checked([seq], [q], k, v, mask=mask, allow_empty=True)
         with self.cache.lock:
-            return self._run(batch, layer, attend)
+            found: PartialState = self._walk(batch, layer, partial(PartialCall, nodes=span))
+            return found
 
-    def _run(self, batch: CallBatch, layer: int, attend: Callable[[list[CallRequest], int], T]) -> T:
-        """Check the arguments, hold places for the new rows, ``attend``, and let the rows count."""
-        cache = self.cache
-        layer, checked = self._begin(batch, layer)
+    def _walk(
+        self, batch: CallBatch, layer: int, check: Callable[..., AttentionCall] = AttentionCall, wait: bool = True
+    ) -> Any:
+        """The five steps of a call, and what it returns; without ``wait`` the PendingAttention that takes the last."""
+        cache, runner = self.cache, self._runner
+        cache.begin()  # completes what was submitted before, also where the call has no sequence
+        runner.begin()
+        call = check(runner, batch, cache.check_layer(layer))  # 1. check
         try:
-            held = reserve_rows(cache, checked.requests, layer)
-            found = attend(checked.requests, layer)
-            cache.commit(held, checked.largest)
-        finally:
+            places = reserve_rows(cache, call.requests, call.layer)
+            plan = call.plan()  # 2. plan
+            if plan.upload_first:
+                runner.append(call)
+            for submission in plan.submissions:
+                call.take()  # what this submission writes over
+                call.last = runner.fill(submission, call, plan.steady is not None)  # 3. fill
+                runner.run(call.last, call.layer)  # 4. run
+            if not wait:
+                cache.unfinished = PendingAttention(cache, call.results, places, call.largest)
+                return cache.unfinished
+            found = call.results()
+            cache.commit(places, call.largest)  # 5. commit
+        except BaseException:
             cache.end()
+            raise
+        cache.end()
         return found
-
-    def _begin(self, batch: CallBatch, layer: int) -> tuple[int, Checked]:
-        """Complete what was submitted before, also where the call has no sequence, and check the arguments."""
-        self.cache.begin()
-        self._runner.begin()
-        layer = self.cache.check_layer(layer)
-        checked = check_requests(self.cache, batch, self.scale, layer)
-        if self.arithmetic != "canonical":
-            check_half_range(self.arithmetic, checked.largest_q, self.cache.largest.joined(checked.largest))
-        return layer, checked
 
     def record(  # noqa: PLR0913  (public; all but the tensors, seq and layer have a default)
         self,

@@ -15,7 +15,7 @@ from ..canonical.arguments import key_ranges
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
 from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
-from ..kernels.records import WorkBuffer, out_and_lse
+from ..kernels.records import WorkBuffer
 from ..limits import WAVE
 from ..planning.arithmetic import Arithmetic, on_matrices
 from ..planning.items import Mask, Visible, item_records, row_records
@@ -26,6 +26,7 @@ from ..shapes import AttnShape, filled_up, row_format
 from ..storage import storage_types
 from .arithmetic import ARRAYS, check_arithmetic, workgroup_on
 from .scoring import Scoring, check_scale
+from .workspace import out_and_lse
 
 F32 = NDArray[np.float32]
 DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}

@@ -15,11 +15,12 @@ from ..canonical.constants import KEYS_PER_NODE, LEAVES_PER_NODE
 from ..checks import check_int
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels.declarations import Build
-from ..planning.call import RecordingKey, RowSlice, SubmissionPlanner
+from ..planning.call import SubmissionPlanner
 from ..planning.inputs import CallOptions, Request, SplitLayout
 from ..planning.items import Mask
 from ..planning.sizes import padded, power_of_two
 from ..planning.splits import SplitPlan, first_seen, plan_on
+from ..planning.submission import RecordingKey, RowSlice
 from ..runtime.protocol import HostSequences, Use
 from .requests import check_mask_bytes, check_seen, mask_words
 from .runner import CallRunner
@@ -62,7 +63,7 @@ class RecordedAttention:
         self.max_tokens = check_int("max_tokens", most if options.max_tokens is None else options.max_tokens, 1, most)
         self.mask_keys = check_int("mask_keys", options.mask_keys, 0, self.max_tokens)
         check_mask_bytes("mask_keys", self.q_len * self.mask_keys, cache)
-        self.window = runner.scorings.of(layer).window
+        self.window = runner.scorings.by_layer[layer].window
         key = self._key()
         words, owned = TensorWords.of(key, cache), []
         try:
@@ -70,8 +71,8 @@ class RecordedAttention:
             owned.append(runtime.buffer(4 * words.out, Use.OUTPUT))
             new_rows = None if rows is None else runtime.host_tensor(rows)
             tensors = Tensors(runtime.host_tensor(q), owned[0], owned[1], new_rows)
-            self._workspace = Workspace.make(key, cache, runner.scorings.of(layer), tensors)
-            dispatches = self._workspace.dispatches(layer, runner.scorings.of(layer))
+            self._workspace = Workspace.make(key, cache, runner.scorings.by_layer[layer], tensors)
+            dispatches = self._workspace.dispatches(layer, runner.scorings.by_layer[layer])
             self._recording = runtime.record_into(sequence, dispatches)
         except BaseException:
             for buffer in owned:
@@ -177,8 +178,7 @@ class RecordedAttention:
         options = CallOptions(self.runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
         planner = SubmissionPlanner([request], [layout], options, self.runner.facts)
         submission = planner.plan((RowSlice(0, 0, self.q_len),), (0,) if self.count else (), two_pass=True)
-        self._workspace.fill(submission)
-        self._workspace.upload_words(self.layer)
+        self._workspace.fill(submission, self.layer)
 
     def close(self) -> None:
         """Free the algorithms and tensors; the host's sequence must not be evaluated afterwards."""

@@ -22,8 +22,8 @@ from ..shapes import AttnShape
 from .arithmetic import ARRAYS, check_arithmetic, check_half_range
 from .axes import attention_shape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
-from .requests import check_seen, mask_words
-from .scoring import Scoring, check_alibi, check_scale, check_score_bound, check_sinks, check_softcap
+from .requests import check_score_bound, check_seen, mask_words
+from .scoring import Scoring, check_alibi, check_scale, check_sinks, check_softcap
 from .targets import Target, check_targets
 
 F32 = NDArray[np.float32]

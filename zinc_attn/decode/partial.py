@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,13 @@ from ..canonical.state import empty_state
 from ..checks import check_int, shown
 from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
-from ..planning.call import UPLOAD_ROWS, RowSlice, SubmissionPlanner
-from ..planning.inputs import CallOptions, Request, SplitLayout
+from ..planning.call import UPLOAD_ROWS, CallPlan, SubmissionPlanner
+from ..planning.inputs import CallOptions, SplitLayout
 from ..planning.items import Indices
 from ..planning.splits import SplitPlan
-from .requests import CallRequest, set_mask
-from .runner import CallRunner
-from .scoring import Scoring
+from ..planning.submission import RowSlice
+from .requests import CallBatch
+from .runner import AttentionCall, CallRunner
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,43 +54,87 @@ class NodeRange:
         return cls(held, None if tokens is None else check_int("tokens", tokens, 0, MAX_CONTEXT), within)
 
 
-def attend_nodes(runner: CallRunner, request: CallRequest, layer: int, nodes: NodeRange, mask: Any) -> PartialState:
-    """The states of a request's rows over the nodes that its sequence holds; its new rows are appended.
+class PartialCall(AttentionCall):
+    """A call of ``Attention.partial``, on one sequence.
 
-    mask: of the last keys of the whole sequence, or None.
+    tokens: of the whole sequence; span: its nodes [first, end) that some row sees; begin, last: of the nodes that the
+    sequence holds, the numbers [begin, last) of those to attend.
     """
-    scoring, there, q_len = runner.scorings.of(layer), request.tokens, len(request.q)
-    held, tokens = _held_nodes(nodes, there)
-    set_mask(request, mask, tokens)
-    firsts, limits = key_ranges(tokens, q_len, True, scoring.window)
-    span = int(firsts.min()) // KEYS_PER_NODE, -(-int(limits.max()) // KEYS_PER_NODE)
-    within = span if nodes.within is None else nodes.within
-    first, end = max(span[0], within[0]), min(span[1], within[1])
-    begin, last = np.searchsorted(held, (first, max(first, end)))
-    found = _empty(runner, request, tokens, scoring, held[begin:last], span)
-    if begin == last:
-        runner.append(request, layer)
-        return found
-    mine = found.nodes
 
-    def held_before(positions: NDArray[Any]) -> Any:
+    def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, *, nodes: NodeRange) -> None:
+        super().__init__(runner, batch, layer, nodes.tokens)
+        (self.request,) = self.requests
+        self._held, self.tokens = _held_nodes(nodes, self.request.tokens)
+        self._firsts, self._limits = key_ranges(self.tokens, len(self.request.q), True, self.scoring.window)
+        self.span = int(self._firsts.min()) // KEYS_PER_NODE, -(-int(self._limits.max()) // KEYS_PER_NODE)
+        within = self.span if nodes.within is None else nodes.within
+        first, end = max(self.span[0], within[0]), min(self.span[1], within[1])
+        begin, last = np.searchsorted(self._held, (first, max(first, end)))
+        self.begin, self.last_node, self._mine = int(begin), int(last), self._held[begin:last]
+        self._parts: list[tuple[NDArray[np.float32], ...]] = []
+
+    def plan(self) -> CallPlan:
+        """A state per node, in the submissions that scratch allows."""
+        runner, request, facts = self.runner, self.request, self.runner.facts
+        planned, there, q_len = request.planned(), request.tokens, len(request.q)
+        upload = 0 < planned.new_rows <= UPLOAD_ROWS
+        if not self._mine.size:
+            return CallPlan((), planned.new_rows > 0)
+        planned = planned._replace(
+            visible=(self._held_before(self._firsts), np.minimum(self._held_before(self._limits), there)),
+            end=self.tokens,
+            shifts=(self._held - np.arange(self._held.size)) * KEYS_PER_NODE,
+        )
+        first, stop = self.begin * KEYS_PER_NODE, min(self.last_node * KEYS_PER_NODE, there)
+        edges = (*range(first, stop, KEYS_PER_NODE), stop)
+        plan = SplitPlan(stop, runner.cache.shape, edges, LEAVES_PER_NODE, q_len, first)
+        options = CallOptions(runner.layout, None, False, runner.scorings.number[self.layer], runner.arithmetic)
+        layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
+        planner = SubmissionPlanner([planned], [layout], options, facts)
+        room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
+        slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
+        uploads = [(0,) if upload and not one.begin else () for one in slices]
+        made = [planner.plan((one,), new, partial=True) for one, new in zip(slices, uploads, strict=True)]
+        return CallPlan(tuple(made), planned.new_rows > UPLOAD_ROWS)
+
+    def _held_before(self, positions: Indices) -> Indices:
         """Keys of this sequence that lie before absolute positions."""
-        inside = np.clip(positions[:, None] - mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
-        return inside.sum(axis=1) + begin * KEYS_PER_NODE
+        inside = np.clip(positions[:, None] - self._mine * KEYS_PER_NODE, 0, KEYS_PER_NODE)
+        return np.asarray(inside.sum(axis=1) + self.begin * KEYS_PER_NODE)
 
-    planned = request.planned()._replace(
-        visible=(held_before(firsts), np.minimum(held_before(limits), there)),
-        end=tokens,
-        shifts=(held - np.arange(held.size)) * KEYS_PER_NODE,
-    )
-    stop = min(int(last) * KEYS_PER_NODE, there)
-    edges = (*range(int(begin) * KEYS_PER_NODE, stop, KEYS_PER_NODE), stop)
-    plan = SplitPlan(stop, runner.cache.shape, edges, LEAVES_PER_NODE, q_len, int(begin) * KEYS_PER_NODE)
-    states = _submit_rows(runner, request, planned, layer, plan)
-    seen = (mine * KEYS_PER_NODE < limits[:, None]) & ((mine + 1) * KEYS_PER_NODE > firsts[:, None])
-    for target, source in zip((found.m, found.l, found.o), states, strict=True):
-        target[seen] = source[seen]
-    return found
+    def take(self, copy: bool = True) -> None:
+        """Take the states of the last submission."""
+        if self.last is not None and self.last.submission is not None:
+            self._parts.append(self.last.states(len(self.last.submission.rows), self._mine.size))
+            self.last = None
+
+    def results(self) -> PartialState:
+        """The states of all rows; empty where a row sees no key of a node."""
+        self.take()
+        found, mine = self._empty(), self._mine
+        if self._parts:
+            seen = (mine * KEYS_PER_NODE < self._limits[:, None]) & ((mine + 1) * KEYS_PER_NODE > self._firsts[:, None])
+            for target, parts in zip((found.m, found.l, found.o), zip(*self._parts, strict=True), strict=True):
+                target[seen] = np.concatenate(parts)[seen]
+        return found
+
+    def _empty(self) -> PartialState:
+        """Empty states, with the identity of the call: states of one call fold together."""
+        cache, request, scoring, q_len = self.runner.cache, self.request, self.scoring, len(self.request.q)
+        empty = empty_state((q_len, len(self._mine), cache.shape.q_heads), cache.shape.v_head_dim)
+        text = f"{cache.shape} {self.tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r}"
+        text += f" {cache.dtype}"
+        if self.runner.arithmetic != "canonical":
+            text += f" {self.runner.arithmetic}"
+        if scoring.scales is not None:
+            text += f" {scoring.scales.tobytes().hex()}"
+        sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
+        biases = b"" if scoring.alibi is None else b"alibi" + scoring.alibi.tobytes()
+        if request.mask is not None:
+            biases += f"mask {request.mask.begin} ".encode() + request.mask.words.tobytes()
+        q = np.ascontiguousarray(request.q, np.float32).tobytes()
+        identity = hashlib.sha256(text.encode() + b"\0" + sinks + biases + q).hexdigest()
+        return PartialState(self._mine, empty.m, empty.l, empty.o, self.span, identity, scoring.sinks)
 
 
 def _held_nodes(nodes: NodeRange, there: int) -> tuple[Indices, int]:
@@ -105,47 +148,3 @@ def _held_nodes(nodes: NodeRange, there: int) -> tuple[Indices, int]:
             f"of {there}; expected as many"
         )
     return held, tokens
-
-
-def _empty(
-    runner: CallRunner, request: CallRequest, tokens: int, scoring: Scoring, mine: Indices, span: tuple[int, int]
-) -> PartialState:
-    """The empty states of nodes ``mine``, with the identity of the call: states of one call fold together."""
-    cache, q_len = runner.cache, len(request.q)
-    empty = empty_state((q_len, len(mine), cache.shape.q_heads), cache.shape.v_head_dim)
-    text = f"{cache.shape} {tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r} {cache.dtype}"
-    if runner.arithmetic != "canonical":
-        text += f" {runner.arithmetic}"
-    if scoring.scales is not None:
-        text += f" {scoring.scales.tobytes().hex()}"
-    sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
-    biases = b"" if scoring.alibi is None else b"alibi" + scoring.alibi.tobytes()
-    if request.mask is not None:
-        biases += f"mask {request.mask.begin} ".encode() + request.mask.words.tobytes()
-    q = np.ascontiguousarray(request.q, np.float32).tobytes()
-    identity = hashlib.sha256(text.encode() + b"\0" + sinks + biases + q).hexdigest()
-    return PartialState(mine, empty.m, empty.l, empty.o, span, identity, scoring.sinks)
-
-
-def _submit_rows(
-    runner: CallRunner, request: CallRequest, planned: Request, layer: int, plan: SplitPlan
-) -> tuple[NDArray[np.float32], ...]:
-    """m, l (rows, nodes, q_heads) and o (rows, nodes, q_heads, v_head_dim), in the submissions that scratch allows.
-
-    planned: what the plan needs to know of the request.
-    """
-    facts, q_len = runner.facts, len(request.q)
-    upload = request.new_rows and request.new_rows <= UPLOAD_ROWS
-    if request.new_rows and not upload:
-        runner.append(request, layer)
-    options = CallOptions(runner.layout, None, False, runner.scorings.number[layer], runner.arithmetic)
-    layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
-    planner = SubmissionPlanner([planned], [layout], options, facts)
-    room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
-    parts: list[Seq[NDArray[np.float32]]] = []
-    for row in range(0, q_len, room):
-        rows = RowSlice(0, row, min(row + room, q_len))
-        submission = planner.plan((rows,), (0,) if upload and row == 0 else (), partial=True)
-        workspace = runner.submit(submission, [request], layer)
-        parts.append(workspace.states(rows.end - rows.begin, plan.states))
-    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

@@ -1,4 +1,4 @@
-"""Step 1 of a call: the caller's arrays become requests, or a typed refusal."""
+"""Step 1 of a call: the caller's arrays become requests, or a typed refusal; then their new rows get places."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
 from ..cache.unseen import examine
 from ..canonical.arguments import check_mask, key_ranges
+from ..canonical.constants import MAX_SCORE
 from ..checks import check_array, check_bool
-from ..errors import ArgumentError, LimitError, ShapeError
+from ..errors import ArgumentError, LimitError, ShapeError, ValueRangeError
 from ..kernels import declarations
 from ..limits import MAX_CONTEXT
 from ..planning.inputs import Request
 from ..planning.items import Mask
-from .scoring import check_score_bound
+from .scoring import Scoring
 from .targets import NEW_ARRAYS, Target, check_targets
 
 F32 = NDArray[np.float32]
@@ -29,44 +30,34 @@ F32 = NDArray[np.float32]
 
 @dataclass(eq=False, slots=True)
 class CallRequest:
-    """The rows of one sequence of a call.
+    """The rows of one sequence of a call, checked.
 
-    q: (q_len, q_heads, head_dim) checked values; new: k and v of the new rows, (n, kv_heads, head_dim) stored values,
-    or None; tokens: of the sequence's layer, the new rows included; reservation: the places of the new rows; causal,
-    mask: see ``planning.call.Request``; target: where the results go.
+    q: (q_len, q_heads, head_dim) checked values; tokens: of the sequence's layer, the new rows included; new: k and v
+    of the new rows, (n, kv_heads, head_dim) stored values, or None; causal, mask: see ``planning.inputs.Request``;
+    target: where the results go; reservation: the places of the new rows, from ``reserve_rows`` on.
     """
 
     sequence: Sequence
     q: NDArray[Any]
+    tokens: int
     new: tuple[NDArray[Any], NDArray[Any]] | None = None
-    tokens: int = 0
-    reservation: Reservation | None = None
-    target: Target = NEW_ARRAYS
     causal: bool = True
     mask: Mask | None = None
-
-    @property
-    def new_rows(self) -> int:
-        """Rows that the call appends."""
-        return 0 if self.new is None else len(self.new[0])
+    target: Target = NEW_ARRAYS
+    reservation: Reservation | None = None
 
     def planned(self) -> Request:
         """What the plan of the call needs to know of this request."""
-        table = self.sequence.table(self.reservation)
-        return Request(len(self.q), self.tokens, self.new_rows, table, self.sequence.stamp, self.causal, self.mask)
-
-
-@dataclass(frozen=True, eq=False)
-class Checked:
-    """The requests of a call, the largest |q| of them, and the largest magnitudes of its new rows."""
-
-    requests: list[CallRequest]
-    largest_q: float
-    largest: Largest
+        sequence, new_rows = self.sequence, 0 if self.new is None else len(self.new[0])
+        table = sequence.table(self.reservation)
+        return Request(len(self.q), self.tokens, new_rows, table, sequence.stamp, self.causal, self.mask)
 
 
 class CallBatch(NamedTuple):
-    """A call's arguments with an entry per sequence; None for those that are not given. single: not a batch."""
+    """A call's arguments: lists with an entry per sequence, None for those that are not given, and flags.
+
+    single: not a batch.
+    """
 
     sequences: list[Any]
     q: Seq[Any]
@@ -76,22 +67,39 @@ class CallBatch(NamedTuple):
     lse: Seq[Any] | None
     mask: Seq[Any] | None
     single: bool
+    return_lse: bool = False
+    allow_empty: bool = False
+    causal: bool = True
 
     @classmethod
-    def checked(
-        cls, seq: Any, q: Any, k: Any = None, v: Any = None, out: Any = None, lse: Any = None, mask: Any = None
+    def checked(  # noqa: PLR0913  (the arguments of a call)
+        cls,
+        seq: Any,
+        q: Any,
+        k: Any = None,
+        v: Any = None,
+        out: Any = None,
+        lse: Any = None,
+        mask: Any = None,
+        return_lse: Any = False,
+        allow_empty: Any = False,
+        causal: Any = True,
     ) -> CallBatch:
         """The arguments of a call of one sequence, or, where ``seq`` is a list, of a batch."""
-        single = not isinstance(seq, (list, tuple))
-        if single:
-            q, (k, v, out, lse, mask) = [q], (None if x is None else [x] for x in (k, v, out, lse, mask))
-        sequences = [seq] if single else list(seq)
+        flags = (
+            check_bool("return_lse", return_lse),
+            check_bool("allow_empty", allow_empty),
+            check_bool("causal", causal),
+        )
+        if not isinstance(seq, (list, tuple)):
+            k, v, out, lse, mask = [None if x is None else [x] for x in (k, v, out, lse, mask)]
+            return cls([seq], [q], k, v, out, lse, mask, True, *flags)
         for name, column in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("mask", mask)):
-            if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(sequences)):
-                raise ArgumentError(f"{name}: expected a list of {len(sequences)} arrays, one per sequence")
+            if column is not None and (not isinstance(column, (list, tuple)) or len(column) != len(seq)):
+                raise ArgumentError(f"{name}: expected a list of {len(seq)} arrays, one per sequence")
         if q is None:
-            raise ArgumentError(f"q: got None, expected a list of {len(sequences)} arrays, one per sequence")
-        return cls(sequences, q, k, v, out, lse, mask, single)
+            raise ArgumentError(f"q: got None, expected a list of {len(seq)} arrays, one per sequence")
+        return cls(list(seq), q, k, v, out, lse, mask, False, *flags)
 
     def check_new(self, latent: bool) -> None:
         """Refuse k without v, and v without k, but for a latent cache, which takes no v."""
@@ -100,67 +108,81 @@ class CallBatch(NamedTuple):
         if (self.k is None) != (self.v is None) and not latent:
             raise ArgumentError(f"{'v' if self.v is None else 'k'}: got None, expected both k and v, or neither")
 
+    def check_mask(self, i: int, q_len: int, tokens: int, window: int | None, cache: KVCache) -> Mask | None:
+        """The mask of sequence number ``i``, of ``tokens`` keys, as words, or None.
 
-class CallArguments(NamedTuple):
-    """A call's arguments as they were given, with an entry per sequence."""
+        Rows that see no key are refused, but with ``allow_empty``.
+        """
+        mask = None
+        if self.mask is not None:
+            mask = mask_words(self.mask[i], q_len, tokens)
+            check_mask_bytes("mask", 0 if mask is None else mask.words.size, cache)
+        if not self.allow_empty:
+            check_seen(q_len, tokens, self.causal, mask, window)
+        return mask
 
-    batch: CallBatch
-    return_lse: bool
-    allow_empty: bool
-    causal: bool = True
-
-    @classmethod
-    def checked(cls, batch: CallBatch, return_lse: Any, allow_empty: Any, causal: Any) -> CallArguments:
-        """The arguments of a call on a KVCache, as far as they can be checked without it."""
-        if batch.single and not isinstance(batch.sequences[0], Sequence):
-            given = type(batch.sequences[0]).__name__
-            raise ArgumentError(f"seq: got {given}, expected a Sequence or a list of them")
-        flags = {"return_lse": return_lse, "allow_empty": allow_empty, "causal": causal}
-        return cls(batch, **{name: check_bool(name, x) for name, x in flags.items()})
-
-    def attach_masks(self, requests: list[CallRequest], window: int | None) -> None:
-        """Check and keep the masks of the requests, whose tokens are known, and refuse rows that see no key."""
-        for i, request in enumerate(requests):
-            request.causal = self.causal
-            set_mask(request, None if self.batch.mask is None else self.batch.mask[i], request.tokens)
-            if not self.allow_empty:
-                check_seen(len(request.q), request.tokens, self.causal, request.mask, window)
-
-    def shaped(self, found: tuple[list[F32], list[F32]]) -> Any:
-        """What the call returns, of its results (q_len, ...) of each sequence."""
-        outs, lses = (
-            list(map(shaped_like, self.batch.q, results)) if given is None else list(given)
-            for given, results in zip((self.batch.out, self.batch.lse), found, strict=True)
-        )
-        if self.batch.single:
-            return (outs[0], lses[0]) if self.return_lse else outs[0]
-        return (outs, lses) if self.return_lse else outs
+    def shaped(self, outs: Seq[F32], lses: Seq[F32]) -> Any:
+        """What the call returns, of its results (q_len, ...) of each sequence, or of the caller's arrays with them."""
+        found = [
+            [x[0] if np.ndim(q) == 2 else x for q, x in zip(self.q, results, strict=True)]
+            if given is None
+            else list(given)
+            for given, results in ((self.out, outs), (self.lse, lses))
+        ]
+        if self.single:
+            return (found[0][0], found[1][0]) if self.return_lse else found[0][0]
+        return (found[0], found[1]) if self.return_lse else found[0]
 
 
-def check_requests(cache: KVCache, batch: CallBatch, scale: float, layer: int) -> Checked:
-    """The requests of a call of a layer, whose bound on scores counts all rows that its sequences have there. Typed
-    refusals name the argument."""
+class Checked(NamedTuple):
+    """The requests of a call, the largest |q| of them, and the largest magnitudes of its new rows."""
+
+    requests: list[CallRequest]
+    largest_q: float
+    largest: Largest
+
+
+def check_requests(cache: KVCache, batch: CallBatch, layer: int, scoring: Scoring, whole: int | None = None) -> Checked:
+    """The requests of a call of a layer, whose bound on scores counts all rows that its sequences have there.
+
+    whole: tokens of the sequence of which the one given is a shard, None where it is not. Typed refusals name the
+    argument; only what the cache has no room for is refused later, by ``reserve_rows``.
+    """
     requests, q_max, new_max = [], 0.0, Largest()
-    sequences, q, k, v, out, lse, *_ = batch
     batch.check_new(cache.shape.latent)
-    for i, sequence in enumerate(sequences):
-        examine(cache.check_sequence(sequence), layer)
-        if k is not None:
-            check_once(sequences, i)
-        rows, largest = _check_q(cache, q[i])
-        q_max = max(q_max, largest)
-        new = None
-        if k is not None:
-            *new, largest_new = cache.check_rows(k[i], None if v is None else v[i], layer)
-            new_max = new_max.joined(largest_new)
-        requests.append(CallRequest(sequence, rows, None if new is None else (new[0], new[1])))
-    check_score_bound(q_max, cache.largest.joined(new_max).k, cache.shape.head_dim, scale)
-    if out is not None or lse is not None:
-        dims = cache.shape.v_head_dim
-        shapes = [(*request.q.shape[3 - np.ndim(x) : 2], dims) for request, x in zip(requests, q, strict=True)]
-        for request, target in zip(requests, check_targets(shapes, out, lse), strict=True):
+    if batch.single and not isinstance(batch.sequences[0], Sequence):
+        raise ArgumentError(f"seq: got {type(batch.sequences[0]).__name__}, expected a Sequence or a list of them")
+    for i, sequence in enumerate(batch.sequences):
+        if cache.check_sequence(sequence).unseen:
+            examine(sequence, layer)
+        q, largest = check_q(cache, batch.q[i])
+        q_max, new = max(q_max, largest), None
+        if batch.k is not None:
+            check_once(batch.sequences, i)
+            k, v, largest_new = cache.check_rows(batch.k[i], None if batch.v is None else batch.v[i], layer)
+            new, new_max = (k, v), new_max.joined(largest_new)
+            tokens = sequence.pages.check_append(layer, len(k)) + len(k)
+        else:
+            tokens = sequence.pages.length(layer)
+        seen = tokens if whole is None else whole
+        mask = batch.check_mask(i, len(q), seen, scoring.window, cache)
+        requests.append(CallRequest(sequence, q, tokens, new, batch.causal, mask))
+    check_score_bound(q_max, cache.largest.joined(new_max).k, cache.shape.head_dim, scoring.scale)
+    if batch.out is not None or batch.lse is not None:
+        shapes = [(*np.shape(q)[:-1], cache.shape.v_head_dim) for q in batch.q]
+        for request, target in zip(requests, check_targets(shapes, batch.out, batch.lse), strict=True):
             request.target = target
     return Checked(requests, q_max, new_max)
+
+
+def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
+    """Refuse inputs whose scores could overflow float32."""
+    bound = q_max * k_max * head_dim * max(1.0, abs(scale) * 1.5)
+    if bound > MAX_SCORE:
+        raise ValueRangeError(
+            f"q, k: got max|q| = {q_max:g}, max|k| = {k_max:g}, scale = {scale:g} at head_dim {head_dim}; expected "
+            "max|q| * max|k| * head_dim * scale of at most 2**96"
+        )
 
 
 def check_once(sequences: Seq[Any], i: int) -> None:
@@ -170,13 +192,6 @@ def check_once(sequences: Seq[Any], i: int) -> None:
             f"seq: items {sequences.index(sequences[i])} and {i} are the same sequence, expected each once where k and "
             "v are given; fork() it"
         )
-
-
-def set_mask(request: CallRequest, mask: Any, tokens: int) -> None:
-    """Check a request's mask of the last keys of a sequence of ``tokens`` keys, and keep it as words."""
-    request.mask = mask_words(mask, len(request.q), tokens)
-    if request.mask is not None:
-        check_mask_bytes("mask", request.mask.words.size, request.sequence.cache)
 
 
 def check_mask_bytes(name: str, words: int, cache: KVCache) -> None:
@@ -218,16 +233,16 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
 def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction:
     """Reserve the places of the requests' new rows, and copy the shared pages that they would be written to."""
     transaction = cache.transaction()
+    if len(requests) > 1:  # short ones first: fewer copies
+        requests = sorted(requests, key=lambda one: one.sequence.pages.length(layer))
     for request in requests:
-        request.tokens = request.sequence.pages.length(layer) + request.new_rows
-    for request in sorted(requests, key=lambda one: one.tokens - one.new_rows):  # short ones first: fewer copies
         if request.new is not None:
-            request.reservation = transaction.reserve(request.sequence.pages, layer, request.new_rows)
+            request.reservation = transaction.reserve(request.sequence.pages, layer, len(request.new[0]))
             cache.copy_pages(request.reservation.copies)
     return transaction
 
 
-def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
+def check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
     """(q_len, q_heads, head_dim) values and the largest magnitude; indices in errors are as the caller counts them."""
     array, shape = check_array("q", q), cache.shape
     want = (shape.q_heads, shape.head_dim)
@@ -237,8 +252,3 @@ def _check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
         raise ShapeError(f"q: got {len(array):,} rows, expected at most {MAX_CONTEXT:,}")
     values, largest = checked_values("q", check_array("q", array, ("float32", "float16", "bfloat16")))
     return (values if array.ndim == 3 else values[None]), largest
-
-
-def shaped_like(q: Any, out: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Results (q_len, ...) without the first axis where the caller's q has no row axis."""
-    return out[0] if np.ndim(q) == 2 else out

@@ -1,13 +1,13 @@
-"""Steps 2 to 4 of a call: plan its submissions, fill a workspace for each, submit, wait and read.
+"""Steps 2 to 4 of a call: plan its submissions, and fill and run a workspace for each.
 
-A steady call is one that a plan holds for that was made for a call before, see ``planning.inputs.steady_key``: the
-workspace that has it is given the new lengths, and its recording replayed.
+A steady call is one that a plan holds for that was made for a call before, see ``planning.steady``. Plans are kept, so
+that it is planned no more; where its workspace has the plan's words still, they are given the new lengths alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +15,22 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import Arithmetic
-from ..planning.call import RecordingKey, Submission, plan_call
+from ..planning.call import CallPlan, plan_call
 from ..planning.growth import growth_keys
-from ..planning.inputs import CallOptions, DeviceFacts, SteadyKey, steady_key
+from ..planning.inputs import CallOptions, DeviceFacts
 from ..planning.layouts import SplitLayouts
+from ..planning.steady import SteadyKey, steady_key
+from ..planning.submission import RecordingKey, Submission
 from ..runtime.protocol import Recording
-from .requests import CallRequest
+from .arithmetic import check_half_range
+from .requests import CallBatch, check_requests
 from .scoring import LayerScorings
-from .workspace import SharedTensors, SteadyState, Tensors, Workspace
+from .targets import NEW_ARRAYS
+from .workspace import SharedTensors, Tensors, Workspace
 
 F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
-Collect = Callable[[], tuple[list[F32], list[F32]]]
-_STEADY_CALLS: Final = 256  # steady calls whose workspaces are remembered
+_KEPT: Final = 64  # plans of steady calls
 
 
 class CallRunner:
@@ -66,14 +69,13 @@ class CallRunner:
         self._counted = 0  # keys read by the submissions before ``last``
         self._workspaces: dict[RecordingKey, Workspace] = {}
         self._tensors = SharedTensors(cache.device)
-        self._steady: dict[SteadyKey, Workspace] = {}  # of the last call of each key
         self._growth: dict[tuple[CallOptions, int, int, int], set[RecordingKey]] = {}  # and by ``prepare``'s arguments
 
     def close(self) -> None:
         """Free the recordings, workspaces and tensors; a later call makes them anew."""
         recordings, workspaces, tensors = self.recordings, self._workspaces, self._tensors
         # forgotten before they are closed, users before what they use: an interrupt leaves nothing closed in use
-        self.recordings, self._steady = {}, {}
+        self.recordings = {}
         self._workspaces, self._tensors = {}, SharedTensors(self.cache.device)
         for recording in recordings.values():
             recording.close()
@@ -84,6 +86,7 @@ class CallRunner:
     def replan(self, cascade: bool | None) -> None:
         """Plan the next calls anew, where ``layout`` gives others now; recordings are kept."""
         self.cascade = cascade
+        self._plans: dict[SteadyKey, CallPlan] = {}
         self._options = [
             CallOptions(self.layout, one.window, cascade, number, self.arithmetic)
             for number, one in enumerate(self.scorings.distinct)
@@ -109,9 +112,8 @@ class CallRunner:
             for key in self._growth_keys(layer, tokens, batch, q_len):
                 if (key, storage.number) not in self.recordings:
                     nothing = Submission(key, (), no_records(ITEM), no_records(ROW), np.zeros(0, np.uint32), ())
-                    workspace = self._workspace(nothing)
-                    workspace.fill(nothing)
-                    workspace.upload_words(layer)
+                    workspace = self._workspace(key)
+                    workspace.fill(nothing, layer)
                     self.cache.device.runtime.run(self._recording(workspace, layer))
 
     def _growth_keys(self, layer: int, tokens: int, batch: int, q_len: int) -> set[RecordingKey]:
@@ -122,94 +124,54 @@ class CallRunner:
             self._growth[arguments] = growth_keys(tokens, batch, q_len, options, self.facts, self.layout.unit)
         return self._growth[arguments]
 
-    # --- attention ----------------------------------------------------------------------------------------
+    # --- the steps of a call ------------------------------------------------------------------------------
 
-    def attend(self, requests: list[CallRequest], layer: int) -> tuple[list[F32], list[F32]]:
-        """out (q_len, q_heads, head_dim) and lse (q_len, q_heads) of every request, in order."""
-        return self.start(requests, layer)()
+    def plan(self, call: AttentionCall) -> CallPlan:
+        """The submissions of a call: a plan made before, where one holds for it."""
+        options = self._options[self.scorings.number[call.layer]]
+        requests = [request.planned() for request in call.requests]
+        key = steady_key(requests, options, self.facts)
+        plan = None if key is None else self._plans.get(key)
+        if plan is None:
+            plan = plan_call(requests, options, self.facts)
+            if plan.steady is not None:
+                if len(self._plans) >= _KEPT:
+                    self._plans = {}
+                self._plans[plan.steady] = plan
+        return plan
 
-    def start(self, requests: list[CallRequest], layer: int) -> Collect:
-        """Submit a call. What is returned gives ``attend``'s results, for which it waits.
+    def append(self, call: AttentionCall) -> None:
+        """Append the new rows of a call in submissions of their own."""
+        for request in call.requests:
+            if request.reservation is not None and request.new is not None:
+                self.cache.write_values(request.sequence, call.layer, request.reservation, *request.new)
 
-        Where there are several submissions, all but the last have finished.
-        """
-        if not requests:
-            return lambda: ([], [])
-        results, options = _Results(requests), self._options[self.scorings.number[layer]]
-        planned = [request.planned() for request in requests]
-        steady = steady_key(planned, options, self.facts)
-        known = None if steady is None else self._steady.get(steady)
-        if known is not None and known.steady is not None and known.steady.key == steady:
-            last = self._replay(known, known.steady, requests, layer)
-            return lambda: results.delivered(last, known)
-        plan = plan_call(planned, options, self.facts)
-        if plan.upload_first:
-            for request in requests:
-                self.append(request, layer)
-        *earlier, last = plan.submissions
-        for submission in earlier:
-            workspace = self.submit(submission, requests, layer)
-            results.take(submission, *workspace.results(submission.query_rows, copy=True))
-        workspace = self.submit(last, requests, layer, plan.steady)
-        return lambda: results.delivered(last, workspace)
-
-    def append(self, request: CallRequest, layer: int) -> None:
-        """Append the new rows of a request in submissions of their own."""
-        if request.reservation is not None and request.new is not None:
-            self.cache.write_values(request.sequence, layer, request.reservation, *request.new)
-
-    def submit(
-        self, submission: Submission, requests: list[CallRequest], layer: int, steady: SteadyKey | None = None
-    ) -> Workspace:
-        """Fill the workspace of a planned submission and start it. steady: of the plan that it is all of."""
-        workspace = self._workspace(submission)
-        workspace.fill(submission)
-        self._upload(workspace, submission, requests, layer)
-        workspace.upload_words(layer)
-        if steady is not None:
-            words = workspace.steady_words(submission, self.scorings.of(layer).window)
-            workspace.steady = SteadyState(steady, tuple(request.tokens for request in requests), words)
-            if len(self._steady) >= _STEADY_CALLS:
-                self._steady = {}
-            self._steady[steady] = workspace
-        self._run(workspace, submission, layer)
+    def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
+        """A workspace that holds a submission of a call. steady: the plan was, or will be, another call's, too."""
+        workspace, requests = self._workspace(submission.key), call.requests
+        workspace.fill(submission, call.layer, tuple([one.tokens for one in requests]) if steady else None)
+        rows = [requests[one.request].q[one.begin : one.end] for one in submission.slices]
+        workspace.upload_q(rows[0] if len(rows) == 1 else np.concatenate(rows))
+        if submission.uploads:
+            new = [requests[at].new for at in submission.uploads]
+            workspace.upload_rows([one for one in new if one is not None], call.layer)
         return workspace
 
-    def _replay(self, workspace: Workspace, state: SteadyState, requests: list[CallRequest], layer: int) -> Submission:
-        """A steady call: set the lengths, start the recording."""
-        submission, lengths = state.words.submission, tuple(request.tokens for request in requests)
-        changed = lengths != state.lengths
-        if changed:
-            workspace.steady = None  # an interrupted call leaves words that the next one must fill again
-            state.words.set(lengths)
-        self._upload(workspace, submission, requests, layer)
-        if changed:
-            workspace.upload_words(layer)
-            workspace.steady = state._replace(lengths=lengths)
-        else:
-            workspace.rebind_layer(layer)
-        self._run(workspace, submission, layer)
-        return submission
+    def run(self, workspace: Workspace, layer: int) -> None:
+        """Submit what a workspace holds."""
+        recording = self._recording(workspace, layer)
+        if self.observer is not None and workspace.submission is not None:
+            self.observer(workspace.submission, workspace)
+        workspace.queued = self.cache.device.submit(recording)
+        self.last, self.shared = workspace, self.shared or workspace.shared is not None
 
-    # --- a submission -------------------------------------------------------------------------------------
-
-    def _workspace(self, submission: Submission) -> Workspace:
+    def _workspace(self, key: RecordingKey) -> Workspace:
         if self.last is not None:  # count it before its words are written again
             self._counted, self.last = self.keys_read, None
-        key = submission.key
         if key not in self._workspaces:
             tensors = Tensors.shared(key, self.cache, self._tensors)
             self._workspaces[key] = Workspace.make(key, self.cache, self.scorings.distinct[key.scoring], tensors)
         return self._workspaces[key]
-
-    def _upload(self, workspace: Workspace, submission: Submission, requests: list[CallRequest], layer: int) -> None:
-        first = submission.slices[0]
-        q = requests[first.request].q[first.begin : first.end]
-        if len(submission.slices) > 1:
-            q = np.concatenate([requests[one.request].q[one.begin : one.end] for one in submission.slices])
-        workspace.upload_q(q)
-        if submission.uploads:
-            workspace.upload_rows([new for at in submission.uploads if (new := requests[at].new) is not None], layer)
 
     def _recording(self, workspace: Workspace, layer: int) -> Recording:
         key = workspace.key, self.cache.layers[layer].number
@@ -218,47 +180,53 @@ class CallRunner:
             self.recordings[key] = self.cache.device.runtime.record(dispatches)
         return self.recordings[key]
 
-    def _run(self, workspace: Workspace, submission: Submission, layer: int) -> None:
-        recording = self._recording(workspace, layer)
-        if self.observer is not None:
-            self.observer(submission, workspace)
-        workspace.submission = self.cache.device.start(recording)
-        self.last, self.shared = workspace, self.shared or workspace.shared is not None
 
+class AttentionCall:
+    """A call of ``Attention``, checked, and its results, gathered from submissions in any order.
 
-class _Results:
-    """The rows of every request, gathered from submissions in any order.
-
-    delivers: whether all of them are written to arrays of the caller's, so that the rows of the last submission can be
-    taken where they lie.
+    requests: one per sequence; largest: the largest magnitudes of the new rows; last: what was submitted, and whose
+    results are not taken yet.
     """
 
-    def __init__(self, requests: list[CallRequest]) -> None:
-        self.delivers = all(request.target.out is not None for request in requests)
-        self.out: list[F32] = [np.empty(0, np.float32)] * len(requests)
-        self.lse: list[F32] = [np.empty(0, np.float32)] * len(requests)
-        self._requests = requests
+    def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, whole: int | None = None) -> None:
+        """Check the arguments; ``whole``: see ``check_requests``."""
+        self.runner, self.batch, self.layer = runner, batch, layer
+        self.scoring = runner.scorings.by_layer[layer]
+        checked = check_requests(runner.cache, batch, layer, self.scoring, whole)
+        self.requests, largest_q, self.largest = checked
+        if runner.arithmetic != "canonical":
+            check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
+        self.last: Workspace | None = None
+        self._outs: list[F32 | None] = [None] * len(self.requests)
+        self._lses: list[F32 | None] = [None] * len(self.requests)
 
-    def take(self, submission: Submission, out: F32, lse: F32) -> None:
-        """The rows of a submission's slices, one behind the other."""
+    def plan(self) -> CallPlan:
+        """Plan the call."""
+        return self.runner.plan(self)
+
+    def take(self, copy: bool = True) -> None:
+        """Take the results of the last submission, for which this waits; without ``copy`` until the next one alone."""
+        if self.last is None or self.last.submission is None:
+            return
+        out, lse = self.last.results(copy)
         at = 0
-        for one in submission.slices:
-            n, rows = one.end - one.begin, len(self._requests[one.request].q)
+        for request, begin, end in self.last.submission.slices:
+            rows, n = len(self.requests[request].q), end - begin
             if n == rows:
-                self.out[one.request], self.lse[one.request] = out[at : at + n], lse[at : at + n]
+                self._outs[request], self._lses[request] = out[at : at + n], lse[at : at + n]
             else:
-                if not self.out[one.request].size:
-                    self.out[one.request] = np.empty((rows, *out.shape[1:]), np.float32)
-                    self.lse[one.request] = np.empty((rows, *lse.shape[1:]), np.float32)
-                self.out[one.request][one.begin : one.end] = out[at : at + n]
-                self.lse[one.request][one.begin : one.end] = lse[at : at + n]
+                for found, part in ((self._outs, out), (self._lses, lse)):
+                    if (whole := found[request]) is None:
+                        whole = found[request] = np.empty((rows, *part.shape[1:]), np.float32)
+                    whole[begin:end] = part[at : at + n]
             at += n
 
-    def delivered(self, last: Submission, workspace: Workspace) -> tuple[list[F32], list[F32]]:
-        """The results, with those of the last submission, in the caller's arrays where there are some."""
-        self.take(last, *workspace.results(last.query_rows, copy=not self.delivers))
-        for request, out, lse in zip(self._requests, self.out, self.lse, strict=True):
-            request.target.write(out, lse)
-        if self.delivers:  # what lies in the device's memory is not handed out
-            return [], [lse.copy() for lse in self.lse]
-        return self.out, self.lse
+    def results(self) -> Any:
+        """What the call returns. It may be called again, where it was interrupted."""
+        delivers = self.batch.out is not None  # so nothing that lies in the device's memory is handed out
+        self.take(copy=not delivers)
+        outs, lses = [[one for one in found if one is not None] for found in (self._outs, self._lses)]
+        for request, out, lse in zip(self.requests, outs, lses, strict=True):
+            if request.target is not NEW_ARRAYS:
+                request.target.write(out, lse)
+        return self.batch.shaped(outs, [lse.copy() for lse in lses] if delivers else lses)

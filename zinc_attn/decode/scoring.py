@@ -13,25 +13,14 @@ from ..cache.head_scales import kernel_scales
 from ..cache.kv_cache import KVCache
 from ..cache.rows import checked_values
 from ..canonical import arguments
-from ..canonical.constants import MAX_SCORE
 from ..canonical.emulate import alibi_slopes, score_scale
 from ..canonical.state import sink_scores
 from ..checks import check_array
-from ..errors import ArgumentError, ValueRangeError
+from ..errors import ArgumentError
 from ..kernels import declarations
 from ..kernels.records import HeadTables
 
 F32 = NDArray[np.float32]
-
-
-def check_score_bound(q_max: float, k_max: float, head_dim: int, scale: float) -> None:
-    """Refuse inputs whose scores could overflow float32."""
-    bound = q_max * k_max * head_dim * max(1.0, abs(scale) * 1.5)
-    if bound > MAX_SCORE:
-        raise ValueRangeError(
-            f"q, k: got max|q| = {q_max:g}, max|k| = {k_max:g}, scale = {scale:g} at head_dim {head_dim}; expected "
-            "max|q| * max|k| * head_dim * scale of at most 2**96"
-        )
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
@@ -110,10 +99,7 @@ class LayerScorings:
                 found[key] = len(self.distinct)
                 self.distinct.append(replace(common, window=one, sinks=row, scales=scales))
             self.number.append(found[key])
-
-    def of(self, layer: int) -> Scoring:
-        """The scoring of a layer."""
-        return self.distinct[self.number[layer]]
+        self.by_layer = [self.distinct[number] for number in self.number]
 
 
 def _windows(window: Any, num_layers: int) -> list[int | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,14 @@ from ..kernels.dispatches import (
     matrix_call,
     merge_call,
 )
-from ..kernels.records import ROW, Records, WorkBuffer, out_and_lse
-from ..planning.call import RecordingKey, Submission
-from ..planning.inputs import SteadyKey
+from ..kernels.records import ROW, Records, WorkBuffer
 from ..planning.items import item_keys
 from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
-from ..runtime.device import Device
+from ..planning.submission import RecordingKey, Submission
+from ..runtime.device import Device, QueuedRecordings
 from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
-from ..runtime.submission import DeviceSubmission
-from ..shapes import filled_up
+from ..shapes import AttnShape, filled_up
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]
@@ -118,21 +116,13 @@ class TensorWords:
         )
 
 
-class SteadyState(NamedTuple):
-    """What the work words and their buffers hold: the submission of the plan that holds for calls of ``key``, with
-    these lengths."""
-
-    key: SteadyKey
-    lengths: tuple[int, ...]
-    words: SteadyWords
-
-
 @dataclass(eq=False)
 class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
-    steady: None while the words are written, and where no later call can use them. first_page: that of the layer for
-    which the buffers hold the words; None while they are written. submission: the last one.
+    submission: whose words it was given last; queued: what ran them. steady: the words that a steady call sets; None
+    while words are written, and where no later call can use them. first_page: that of the layer for which the buffers
+    hold the words; None while they are written.
     """
 
     key: RecordingKey
@@ -140,11 +130,13 @@ class Workspace:
     tensors: Tensors
     work: WorkBuffer
     shared: WorkBuffer | None
+    window: int | None
     work_buffers: list[Buffer] = field(default_factory=list)
     shared_buffers: list[Buffer] = field(default_factory=list)
-    steady: SteadyState | None = None
+    submission: Submission | None = None
+    queued: QueuedRecordings | None = None
+    steady: SteadyWords | None = None
     first_page: int | None = None
-    submission: DeviceSubmission | None = None
     row_words: Words = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @classmethod
@@ -154,7 +146,7 @@ class Workspace:
         work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
         heads = scoring.heads._replace(sinks=None)  # which pass 2 alone reads
         shared = WorkBuffer(key.shared, key.rows, 0, key.tables, heads, key.masks) if key.shared else None
-        made = cls(key, cache, tensors, work, shared)
+        made = cls(key, cache, tensors, work, shared, scoring.window)
         for one in (work, shared):
             if one is not None:
                 cache.layout.set_header(one, cache.layers[0].slices[0])
@@ -179,9 +171,29 @@ class Workspace:
 
     # --- filling ------------------------------------------------------------------------------------------
 
-    def fill(self, submission: Submission) -> None:
-        """Take the records of a submission that fits the key."""
-        self.steady = None
+    def fill(self, submission: Submission, layer: int, lengths: tuple[int, ...] | None = None) -> None:
+        """Make the words, in the buffers too, those of a submission that fits the key, in a layer.
+
+        lengths: the keys of each sequence, where the submission is all of a plan that holds for steady calls: of one
+        that was filled before only the words that depend on them are written.
+        """
+        steady, self.steady = self.steady, None  # an interrupted call leaves words that the next one must fill again
+        if steady is None or steady.submission is not submission or lengths is None:
+            self.submission = submission
+            self._take(submission)
+            rows = [one.rows for one in (self.work, self.shared) if one is not None]
+            steady = SteadyWords.of(submission, self.window, self.work.items, self.work.appends, rows)
+        if lengths == steady.lengths:
+            self._rebind_layer(layer)
+            self.steady = steady
+            return
+        if lengths is not None:
+            steady.set(lengths)
+        self._upload_words(layer)
+        self.steady = None if lengths is None else steady
+
+    def _take(self, submission: Submission) -> None:
+        """Write the records of a submission on the host."""
         work = self.work
         work.tables[: len(submission.tables)] = submission.tables
         _set_items(work, submission.items)
@@ -200,31 +212,26 @@ class Workspace:
                 one.masks[: len(submission.masks)] = submission.masks
                 one.rows["mask"] += np.uint32(one.masks_at)
 
-    def steady_words(self, submission: Submission, window: int | None) -> SteadyWords:
-        """Those of a submission that was filled in."""
-        rows = [one.rows for one in (self.work, self.shared) if one is not None]
-        return SteadyWords.of(submission, window, self.work.items, self.work.appends, rows)
-
-    def upload_words(self, layer: int) -> None:
+    def _upload_words(self, layer: int) -> None:
         """Write the work words for the head slices of ``layer``."""
         runtime, storage = self.cache.device.runtime, self.cache.layers[layer]
         self.first_page = None
         for work, buffers in ((self.work, self.work_buffers), (self.shared, self.shared_buffers)):
             if work is None:
                 continue
-            work.set(first_page=storage.first_page)
+            work.header["first_page"] = storage.first_page
             for one, buffer in zip(storage.slices, buffers, strict=True):
                 if len(buffers) > 1:
                     self.cache.layout.set_header(work, one)
                 runtime.write(buffer, work.words)
         self.first_page = storage.first_page
 
-    def rebind_layer(self, layer: int) -> None:
+    def _rebind_layer(self, layer: int) -> None:
         """Write the one word in which the call of another layer differs from the one before, where it does."""
         first_page = self.cache.layers[layer].first_page
         if first_page != self.first_page:
             self.first_page = None
-            self.work.set(first_page=first_page)
+            self.work.header["first_page"] = first_page
             word = self.work.words[FIRST_PAGE : FIRST_PAGE + 1]
             for buffer in (*self.work_buffers, *self.shared_buffers):
                 self.cache.device.runtime.write(buffer, word, FIRST_PAGE)
@@ -232,8 +239,9 @@ class Workspace:
 
     def upload_q(self, q: NDArray[Any]) -> None:
         """Write the query rows, (rows, q_heads, head_dim)."""
-        words = filled_up(q, self.cache.shape.k_dim).reshape(-1).view(np.uint32)
-        self.cache.device.runtime.write(self.tensors.q, words)
+        if q.dtype != np.float32 or q.shape[-1] != self.cache.shape.k_dim or not q.flags.c_contiguous:
+            q = filled_up(q, self.cache.shape.k_dim)
+        self.cache.device.runtime.write(self.tensors.q, q.reshape(-1).view(np.uint32))
 
     def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]], layer: int) -> None:
         """Write the new rows of a layer, stored values k and v (n, kv_heads, head_dim) of each request in order."""
@@ -256,28 +264,28 @@ class Workspace:
 
     # --- results ------------------------------------------------------------------------------------------
 
-    def results(self, rows: int, copy: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) of the last submission.
+    def results(self, copy: bool = True) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) of the submission's query rows.
 
         Without ``copy`` they are valid until the next submission.
         """
-        runtime = self._sent()
+        runtime, rows = self._ran(), 0 if self.submission is None else len(self.submission.rows)
         words = (runtime.read if copy else runtime.peek)(self.tensors.out)
         out, lse = out_and_lse(words, self.key.rows, self.cache.shape)
         return out[:rows], lse[:rows]
 
-    def states(self, rows: int, units: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """m and l (rows, units, q_heads), o (rows, units, q_heads, v_head_dim) of a partial submission."""
+    def states(self, rows: int, nodes: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """m and l (rows, nodes, q_heads), o (rows, nodes, q_heads, v_head_dim) of a partial submission."""
         shape = self.cache.shape
         heads, dim = shape.q_heads, shape.v_dim
-        words = self._sent().read(self.tensors.states).view(np.float32)
-        o = words[: rows * units * heads * dim].reshape(rows, units, heads, dim)[..., : shape.v_head_dim]
-        pairs = words[self.key.states * heads * dim :][: 2 * rows * units * heads].reshape(rows, units, heads, 2)
+        words = self._ran().read(self.tensors.states).view(np.float32)
+        o = words[: rows * nodes * heads * dim].reshape(rows, nodes, heads, dim)[..., : shape.v_head_dim]
+        pairs = words[self.key.states * heads * dim :][: 2 * rows * nodes * heads].reshape(rows, nodes, heads, 2)
         return pairs[..., 0], pairs[..., 1], o
 
-    def _sent(self) -> Runtime:
-        if self.submission is not None:
-            self.submission.send()
+    def _ran(self) -> Runtime:
+        if self.queued is not None:
+            self.queued.send()
         return self.cache.device.runtime
 
     # --- dispatches ---------------------------------------------------------------------------------------
@@ -327,6 +335,14 @@ class Workspace:
             return attend_call(alone, key.items, kv_heads, target)
         states = "states" if key.walks else None
         return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target, states)
+
+
+def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) in the words of an out buffer for ``rows`` rows."""
+    heads, dim = shape.q_heads, shape.v_dim
+    found, size = words.view(np.float32), rows * heads * dim
+    out = found[:size].reshape(rows, heads, dim)[..., : shape.v_head_dim]
+    return out, found[size : size + rows * heads].reshape(rows, heads)
 
 
 def _set_items(work: WorkBuffer, items: Records) -> None:

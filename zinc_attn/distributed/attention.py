@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
-from ..checks import check_bool
 from ..decode.attention import Attention
-from ..decode.requests import CallArguments, CallBatch, check_seen, mask_words
+from ..decode.requests import CallBatch, check_seen, mask_words
 from ..decode.targets import check_targets
 from ..errors import ArgumentError
 from ..planning.arithmetic import Arithmetic
@@ -94,21 +93,20 @@ class ShardedAttention:
         lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
         failed call leaves the cache, out and lse as they were.
         """
-        return_lse, allow_empty = check_bool("return_lse", return_lse), check_bool("allow_empty", allow_empty)
         with self.cache.call("attend") as call:
-            batch = CallBatch.checked(seq, q, k, v, out, lse, mask)
+            batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty)
             batch.check_new(self.cache.shape.latent)
             call.append(batch.sequences, layer, batch.k, batch.v)
-            parts = self._attend(call, batch, allow_empty)
+            parts = self._attend(call, batch)
             shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in batch.q]
             targets = check_targets(shapes, batch.out, batch.lse)
             folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
         outs, lses = [one for one, _ in folded], [one for _, one in folded]
-        return CallArguments(batch, return_lse, allow_empty).shaped((outs, lses))
+        return batch.shaped(outs, lses)
 
-    def _attend(self, call: Call, batch: CallBatch, allow_empty: bool) -> list[list[PartialState]]:
+    def _attend(self, call: Call, batch: CallBatch) -> list[list[PartialState]]:
         """Attend on every local shard, and return the partial states of each shard, one per sequence."""
         masks = [None] * len(batch.q) if batch.mask is None else batch.mask
         given = list(zip(batch.q, masks, batch.sequences, call.pieces, call.ends, strict=True))
@@ -123,7 +121,7 @@ class ShardedAttention:
             ]
 
         parts = list(call.run_on_shards(attend).values())
-        if allow_empty:
+        if batch.allow_empty:
             return parts
         window = next(iter(self._attention.values())).window_of(call.layer)
         for mask, state, end in zip(masks, parts[0], call.ends, strict=True):

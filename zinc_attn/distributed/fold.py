@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from ..canonical.constants import LEAVES_PER_NODE
 from ..canonical.partial import PartialState, gather
+from ..decode.workspace import out_and_lse
 from ..errors import ArgumentError, ClosedError, ShapeError
 from ..kernels.dispatches import merge_call
-from ..kernels.records import HeadTables, WorkBuffer, out_and_lse
+from ..kernels.records import HeadTables, WorkBuffer
 from ..kernels.tuning import SCRATCH_BYTES
 from ..planning.sizes import padded
 from ..runtime.device import Device

@@ -40,14 +40,6 @@ def no_records(dtype: np.dtype[Any]) -> Records:
     return np.zeros(0, dtype)
 
 
-def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """out (rows, q_heads, v_head_dim) and lse (rows, q_heads) in the words of an out buffer for ``rows`` rows."""
-    heads, dim = shape.q_heads, shape.v_dim
-    found, size = words.view(np.float32), rows * heads * dim
-    out = found[:size].reshape(rows, heads, dim)[..., : shape.v_head_dim]
-    return out, found[size : size + rows * heads].reshape(rows, heads)
-
-
 class HeadTables(NamedTuple):
     """float32 per head, None where there are none: sinks (q_heads,), scores in log2 units (see
     ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of

@@ -1,13 +1,13 @@
 """A call of attention as a plan: requests in, submissions out. Pure: no device, no clock, no environment.
 
 ``plan_call`` cuts the query rows of all requests into submissions that the device can hold. A ``Submission`` has the
-records of its rows, in which is all that changes from token to token, and the ``RecordingKey`` of a recording for it.
+work records of its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,78 +15,24 @@ from numpy.typing import NDArray
 
 from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
-from ..kernels.declarations import BUILDS, Build
+from ..kernels.declarations import BUILDS
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, NEVER, Records, no_records
 from ..kernels.tuning import shared_rows
 from .arithmetic import on_matrices
-from .inputs import CallOptions, DeviceFacts, Request, SplitLayout, SteadyKey, steady_key
+from .inputs import CallOptions, DeviceFacts, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
 from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
+from .steady import SteadyKey, steady_key
+from .submission import RecordingKey, RowSlice, Submission
 from .walks import row_cost, walk_pays, walking_rows
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
 LEAST_ITEMS: Final = 16  # work items, and states
 LEAST_PAGES: Final = 64
-
-
-class RowSlice(NamedTuple):
-    """Query rows [begin, end) of request number ``request`` of a call."""
-
-    request: int
-    begin: int
-    end: int
-
-
-class RecordingKey(NamedTuple):
-    """The sizes and programs that a recorded submission has; it serves every submission of the same key.
-
-    Sizes are rounded up to powers of two, and are LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at
-    once.
-    """
-
-    build: Build
-    single_pass: bool  # every row has at most one state, or a workgroup that walks, and pass 1 writes the output
-    from_upload: bool  # attend reads the new rows from the upload, and append writes them to the cache afterwards
-    items: int
-    rows: int
-    states: int
-    appends: int  # 0: nothing is appended
-    tables: int
-    scoring: int = 0
-    partial: bool = False  # pass 1 alone; the host reads the states
-    shared: int = 0  # items of keys that rows share; 0: none
-    shared_rows: int = 1  # query rows that one workgroup of them serves
-    shared_build: Build = "single"
-    masks: int = 0  # words of masks; 0: there is none
-    matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
-    walks: bool = False  # its workgroups keep their rows' totals where the states would be
-
-
-@dataclass(frozen=True, eq=False)
-class Submission:
-    """One submission of a call. Page tables lie one behind the other in ``tables``; ``page_table`` words count from its
-    begin, and the rows' ``mask`` words from that of ``masks``. ``spans`` are the items of each slice; ``uploads`` the
-    requests whose new rows it uploads, in order."""
-
-    key: RecordingKey
-    slices: tuple[RowSlice, ...]
-    items: Records
-    rows: Records
-    tables: NDArray[np.uint32]
-    spans: tuple[slice, ...]
-    uploads: tuple[int, ...] = ()
-    appends: Records = field(default_factory=lambda: no_records(APPEND))
-    shared_items: Records = field(default_factory=lambda: no_records(ITEM))
-    masks: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
-
-    @property
-    def query_rows(self) -> int:
-        """Query rows, over all slices."""
-        return sum(one.end - one.begin for one in self.slices)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from .call import RecordingKey, Submission, plan_call
+from .call import plan_call
 from .inputs import CallOptions, DeviceFacts, Request
 from .layouts import UnitFunction
 from .splits import first_seen
+from .submission import RecordingKey, Submission
 
 Keys = list[RecordingKey]  # of the submissions of a call, in order
 TURNS: Final = (-1, 0, 1, 2)  # keys beyond whole leaves that the row before a cut sees at the lengths planned around it

@@ -1,27 +1,21 @@
-"""What the plan of a call depends on, all of it: requests, options and the device; and for which calls it holds.
-
-A plan holds for the calls of its ``steady_key``, once ``steady.SteadyWords`` has set their lengths in it.
-"""
+"""What the plan of a call depends on, all of it: requests, options and the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.declarations import Build
 from ..kernels.matrix import NO_MATRICES, MatrixFacts
 from ..kernels.tuning import SCRATCH_BYTES
 from ..shapes import AttnShape
 from .arithmetic import Arithmetic
 from .items import Indices, Mask, Visible
-from .splits import SplitPlan, first_seen
-
-SteadyKey = tuple[Hashable, ...]
+from .splits import SplitPlan
 
 
 class Request(NamedTuple):
@@ -106,25 +100,3 @@ class CallOptions:
     cascade: bool | None = None
     scoring: int = 0
     arithmetic: Arithmetic = "canonical"
-
-
-def steady_key(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> SteadyKey | None:
-    """What calls have in common that one plan serves: decode steps, of one query row and at most one new row each.
-
-    They differ in ``tokens`` alone, within the same leaves: the one with a sequence's last key, with a window also that
-    with the first key seen, and, where nothing is appended, as many whole leaves, since only those are shared (a page
-    that gets a new row is no other request's). Every other field of the requests, the options and the device are those
-    of the key. A layout that is not the split rule's may be that of another of these lengths; no bit depends on it.
-    None for calls that are planned each for itself.
-    """
-    key: list[Hashable] = [options, facts]
-    for request in requests:
-        q_len, tokens, new_rows, _, stamp, causal, mask, visible, end, shifts = request  # all of its fields
-        if q_len != 1 or new_rows > 1 or stamp is None:
-            return None
-        if visible is not None or mask is not None or shifts is not None:
-            return None
-        first = 0 if options.window is None else first_seen(tokens, 1, options.window) // KEYS_PER_LEAF
-        whole = 0 if new_rows else tokens // KEYS_PER_LEAF
-        key.append((-(-tokens // KEYS_PER_LEAF), first, whole, new_rows, stamp, causal, end))
-    return tuple(key)

@@ -1,22 +1,49 @@
-"""The words of a plan's records in which the calls that it holds for differ: all that a steady call writes."""
+"""For which calls a plan holds, and the words of its records in which they differ: all that a steady call writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import Records
-from .call import Submission
+from .inputs import CallOptions, DeviceFacts, Request
+from .submission import Submission
 
 Words = NDArray[np.uint32]
+SteadyKey = tuple[Hashable, ...]
 
 
-class SteadyWords(NamedTuple):
+def steady_key(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> SteadyKey | None:
+    """What calls have in common that one plan serves: decode steps, of one query row and at most one new row each.
+
+    They differ in ``tokens`` alone, within the same leaves: the one with a sequence's last key, with a window also that
+    with the first key seen, and, where nothing is appended, as many whole leaves, since only those are shared (a page
+    that gets a new row is no other request's). Every other field of the requests, the options and the device are those
+    of the key. A layout that is not the split rule's may be that of another of these lengths; no bit depends on it.
+    None for calls that are planned each for itself.
+    """
+    key: list[Hashable] = [options, facts]
+    for request in requests:
+        q_len, tokens, new_rows, _, stamp, causal, mask, visible, end, shifts = request  # all of its fields
+        if q_len != 1 or new_rows > 1 or stamp is None:
+            return None
+        if visible is not None or mask is not None or shifts is not None:
+            return None
+        first = 0 if options.window is None else max(tokens - options.window, 0) // KEYS_PER_LEAF
+        whole = 0 if new_rows else tokens // KEYS_PER_LEAF
+        key.append((-(-tokens // KEYS_PER_LEAF), first, whole, new_rows, stamp, causal, end))
+    return tuple(key)
+
+
+@dataclass(slots=True, eq=False)
+class SteadyWords:
     """Views of the words of a submission that a steady call sets: of each slice's items, of the new rows, and of the
-    query rows wherever they are kept. firsts, uploads: None where the calls have none."""
+    query rows wherever they are kept. firsts, uploads: None where the calls have none; lengths: of the call for which
+    they were set last."""
 
     submission: Submission
     window: int | None
@@ -25,6 +52,7 @@ class SteadyWords(NamedTuple):
     uploads: list[Words] | None
     appends: Words
     rows: list[Words]
+    lengths: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -45,16 +73,17 @@ class SteadyWords(NamedTuple):
             [one["position"] for one in rows],
         )
 
-    def set(self, lengths: Sequence[int]) -> None:
+    def set(self, lengths: tuple[int, ...]) -> None:
         """Make them those of requests of so many keys, for calls of the plan's ``steady_key``."""
         for at, one in enumerate(self.submission.slices):
             length = lengths[one.request]
             self.limits[at][...] = length
             for positions in self.rows:
-                positions[at] = length - 1
+                positions[at] = (length - 1) % 2**32  # -1 of an empty sequence
             if self.firsts is not None and self.window is not None:
                 self.firsts[at][...] = max(length - self.window, 0)
             if self.uploads is not None:
                 self.uploads[at][...] = length - 1
         for at, request in enumerate(self.submission.uploads):
             self.appends[at] = lengths[request] - 1
+        self.lengths = lengths

@@ -19,7 +19,6 @@ from . import devices as machine
 from .kompute import KomputeRuntime, load_kp
 from .primitives import check_primitives
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
-from .submission import DeviceSubmission
 from .vulkan import VulkanRuntime
 
 SPIRV = Path(__file__).parents[1] / "spirv"
@@ -30,6 +29,38 @@ RUNTIMES = tuple(_DISPATCHERS)
 def list_devices() -> list[DeviceInfo]:
     """The Vulkan devices of this machine, in the loader's order. NoVulkanError where there is none."""
     return machine.list_devices()
+
+
+class QueuedRecordings:
+    """Recordings of one submission, which is made by ``send``, or before its first result is read: see ``together``."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._recordings: list[Recording] = []
+        self._sent = False
+        self._failure: Callable[[], ZincAttnError] | None = None
+
+    def add(self, recording: Recording) -> None:
+        """Submit ``recording`` with the others."""
+        self._recordings.append(recording)
+
+    def send(self) -> None:
+        """Submit; a second call does nothing, or raises the error of the first. After Ctrl-C it may be made again."""
+        if self._failure is not None:
+            raise self._failure()
+        if self._recordings and not self._sent:
+            try:
+                self._runtime.start(*self._recordings)
+            except ZincAttnError as error:
+                kind, text = type(error), str(error)
+                self._failure = lambda: kind(text)  # the error itself holds frames, and what their calls were given
+                raise
+        self._sent = True
+
+    @property
+    def open(self) -> bool:
+        """Whether it can take more recordings."""
+        return not self._sent and self._failure is None
 
 
 class Device:
@@ -47,7 +78,7 @@ class Device:
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
         self._checked = False  # whether the driver computes the float functions of the kernels rightly
-        self._together: DeviceSubmission | None = None
+        self._together: QueuedRecordings | None = None
         self._closed = False
 
     @classmethod
@@ -109,22 +140,22 @@ class Device:
         within the block, what was submitted until then goes first. Other threads' calls wait for the block's end.
         """
         with self.lock:
-            outer, self._together = self._together, DeviceSubmission(self.runtime)
+            outer, self._together = self._together, QueuedRecordings(self.runtime)
             try:
                 yield
                 self._together.send()
             finally:
                 self._together = outer
 
-    def start(self, recording: Recording) -> DeviceSubmission:
+    def submit(self, recording: Recording) -> QueuedRecordings:
         """Submit a recording, or leave that to the ``together`` block around the call."""
         if self._together is None:
-            made = DeviceSubmission(self.runtime)
+            made = QueuedRecordings(self.runtime)
             made.add(recording)
             made.send()
             return made
         if not self._together.open:
-            self._together = DeviceSubmission(self.runtime)
+            self._together = QueuedRecordings(self.runtime)
         self._together.add(recording)
         return self._together
 

@@ -32,16 +32,16 @@ class _RuntimeTie(weakref.ref[Any]):
 
 
 _runtimes: Final[set[_RuntimeTie]] = set()  # those of open runtimes
-_collected: Final[deque[_RuntimeTie]] = deque()  # those of runtimes that were dropped without being closed
+collected: Final[deque[_RuntimeTie]] = deque()  # those of runtimes that were dropped without being closed
 
 
 def close_collected() -> None:
     """Destroy what runtimes left that were dropped without being closed."""
-    for tie in tuple(_collected):
+    for tie in tuple(collected):
         if os.getpid() == tie.handles.pid:
             tie.handles.close()
         with suppress(ValueError):  # another thread was faster
-            _collected.remove(tie)
+            collected.remove(tie)
 
 
 class Handles:
@@ -49,7 +49,7 @@ class Handles:
 
     The death of an object is noted by a callback without bytecode, which Ctrl-C cannot cut short; finalizers run
     anywhere, also within a call, so it is the next call that destroys (``purge``). While a submission may use a
-    handle, nothing is destroyed: that is left to ``clear``.
+    handle, nothing is destroyed: that is left to ``clear``. dropped: what ``purge`` has to release.
     """
 
     def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock, runtime: object) -> None:
@@ -59,15 +59,15 @@ class Handles:
         self.undo: dict[int, Undo] = {}  # per open object; below 0: closed while it may be in use
         self._keys = itertools.count(1)
         self._ties: dict[int, _Tie] = {}
-        self._dropped: deque[_Tie] = deque()
-        self._runtime = _RuntimeTie(runtime, _collected.append)
+        self.dropped: deque[_Tie] = deque()
+        self._runtime = _RuntimeTie(runtime, collected.append)
         self._runtime.handles = self
         _runtimes.add(self._runtime)
 
     def add(self, owned: Owned) -> int:
         """A key for a new object, with an empty undo list."""
         key = self.temporary()
-        tie = _Tie(owned, self._dropped.append)
+        tie = _Tie(owned, self.dropped.append)
         tie.key = key
         self._ties[key] = tie
         return key
@@ -99,8 +99,8 @@ class Handles:
     def purge(self) -> None:
         """Release what was dropped since the last call, other runtimes included."""
         close_collected()
-        while self._dropped:
-            self.release(self._dropped.popleft().key)
+        while self.dropped:
+            self.release(self.dropped.popleft().key)
 
     def clear(self) -> None:
         """Destroy everything, the youngest first."""

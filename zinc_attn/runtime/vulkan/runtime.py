@@ -28,7 +28,7 @@ from ..refusals import (
 )
 from .commands import BoundStep, Commands
 from .device import LogicalDevice, Undo, destroy
-from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected
+from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
 from .memory import allocate_buffer, allocate_staging
 from .pipelines import Pipelines, VulkanKernel
 from .queue import ComputeQueue
@@ -56,7 +56,8 @@ def _entered(
                 self._queue.finish()
             if self._device.lost:
                 raise was_lost(self.info)
-            self._handles.purge()
+            if self._handles.dropped or collected:
+                self._handles.purge()
             try:
                 return method(self, *args, **kwargs)
             except MemoryError as error:
@@ -190,7 +191,7 @@ class VulkanRuntime:
     def _own_buffer(self, buffer: object, name: str = "buffer") -> VulkanBuffer:
         if not isinstance(buffer, VulkanBuffer) or buffer.runtime is not self:
             raise ArgumentError(f"{name}: got {buffer!r}, expected a buffer of this runtime")
-        if buffer.closed:
+        if buffer.key not in self._handles.undo:
             raise ClosedError(f"{name}: the {buffer.use.value} buffer of {buffer.nbytes} bytes was closed")
         return buffer
 
@@ -267,7 +268,7 @@ class VulkanRuntime:
     def _own_recording(self, recording: object) -> VulkanRecording:
         if not isinstance(recording, VulkanRecording) or recording.runtime is not self:
             raise ArgumentError(f"recording: got {recording!r}, expected a recording of this runtime")
-        if recording.closed:
+        if recording.key not in self._handles.undo:
             raise ClosedError("recording: it, or a buffer that it uses, was closed")
         return recording
 

@@ -19,11 +19,12 @@ from ...kernels.records import Records
 from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts
 from ...limits import MAX_CONTEXT
 from ...planning.arithmetic import Arithmetic, on_matrices
-from ...planning.call import Submission, cut_call
+from ...planning.call import cut_call
 from ...planning.inputs import CallOptions, DeviceFacts, Request
 from ...planning.items import item_keys
 from ...planning.layouts import split_rule_layouts
 from ...planning.splits import SplitPlan, plan_splits
+from ...planning.submission import Submission
 from ...shapes import AttnShape
 from .assumptions import CACHED_RATE
 from .cards import Card
@@ -64,7 +65,7 @@ class PlannedCall:
         """Those of pass 1: first the keys that rows share, if there are any, then the others."""
         shape, card, key, found = self.shape, self.card, made.key, []
         if key.matrix:
-            group = MatrixGroup.of(card, shape, key.matrix, made.query_rows)
+            group = MatrixGroup.of(card, shape, key.matrix, len(made.rows))
             return [Dispatch(group, _leaves(made.items) * (shape.kv_heads * key.matrix.blocks(shape.group)))]
         if len(made.shared_items):
             together = Workgroup(card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype)

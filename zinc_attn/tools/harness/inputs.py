@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...cache.rows import checked_values
 from ...checks import check_int, parse_digits, shown
 from ...decode.one_shot import check_arrays
-from ...decode.scoring import check_scale, check_score_bound
+from ...decode.requests import check_score_bound
+from ...decode.scoring import check_scale
 from ...errors import ArgumentError, ShapeError
 from ...files import CONTENT_BYTES, ZIP, content_of, open_regular, refusing
 from ...limits import MAX_CONTEXT

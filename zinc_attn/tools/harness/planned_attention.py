@@ -12,8 +12,8 @@ from ...cache.sequence import Sequence
 from ...decode.attention import Attention
 from ...decode.workspace import Workspace
 from ...kernels.tuning import LayoutFacts
-from ...planning.call import Submission
 from ...planning.splits import SplitPlan
+from ...planning.submission import Submission
 from .bits import F32, Output
 
 PlanRule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and window to a plan

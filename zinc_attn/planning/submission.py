@@ -1,0 +1,67 @@
+"""A submission of a call: its work records, and the key under which what was recorded for it can be used again.
+
+All that changes from token to token is in the records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.declarations import Build
+from ..kernels.matrix import MatrixWorkgroup
+from ..kernels.records import APPEND, ITEM, Records, no_records
+
+
+class RowSlice(NamedTuple):
+    """Query rows [begin, end) of request number ``request`` of a call."""
+
+    request: int
+    begin: int
+    end: int
+
+
+class RecordingKey(NamedTuple):
+    """The sizes and programs that a recorded submission has; it serves every submission of the same key.
+
+    Sizes are rounded up to powers of two, and are LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at
+    once.
+    """
+
+    build: Build
+    single_pass: bool  # every row has at most one state, or a workgroup that walks, and pass 1 writes the output
+    from_upload: bool  # attend reads the new rows from the upload, and append writes them to the cache afterwards
+    items: int
+    rows: int
+    states: int
+    appends: int  # 0: nothing is appended
+    tables: int
+    scoring: int = 0
+    partial: bool = False  # pass 1 alone; the host reads the states
+    shared: int = 0  # items of keys that rows share; 0: none
+    shared_rows: int = 1  # query rows that one workgroup of them serves
+    shared_build: Build = "single"
+    masks: int = 0  # words of masks; 0: there is none
+    matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
+    walks: bool = False  # its workgroups keep their rows' totals where the states would be
+
+
+@dataclass(frozen=True, eq=False)
+class Submission:
+    """One submission of a call. Page tables lie one behind the other in ``tables``; ``page_table`` words count from its
+    begin, and the rows' ``mask`` words from that of ``masks``. ``spans`` are the items of each slice; ``uploads`` the
+    requests whose new rows it uploads, in order."""
+
+    key: RecordingKey
+    slices: tuple[RowSlice, ...]
+    items: Records
+    rows: Records
+    tables: NDArray[np.uint32]
+    spans: tuple[slice, ...]
+    uploads: tuple[int, ...] = ()
+    appends: Records = field(default_factory=lambda: no_records(APPEND))
+    shared_items: Records = field(default_factory=lambda: no_records(ITEM))
+    masks: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
