@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,11 @@ class RowFormat:
     v_values: int
     k_scales: int
     v_scales: int
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each of the four begins and ends in a row."""
+        return list(pairwise(accumulate((0, self.k_values, self.v_values, self.k_scales, self.v_scales))))
 
     @property
     def k_words(self) -> int:

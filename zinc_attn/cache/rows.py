@@ -13,7 +13,6 @@ times the scale of the head.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -180,7 +179,7 @@ def encode_into(
 
 def row_parts(words: Words, shape: AttnShape, dtype: str) -> list[Words]:
     """The views of K values, V values, K scales and V scales of rows."""
-    return np.split(words, np.cumsum(astuple(row_format(shape, dtype))[:-1]), axis=2)
+    return [words[..., begin:end] for begin, end in row_format(shape, dtype).spans]
 
 
 def write_part(out: Words, shared: Words, x: NDArray[Any], kind: StorageType, scale: F32 | None) -> None:
