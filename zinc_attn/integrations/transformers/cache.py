@@ -34,7 +34,7 @@ from .layer import AttendedCall, ZincLayer
 from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
-from .step import StepStart
+from .step import Step, cut
 from .tensors import DTYPES, F32, batch_row_numbers
 from .upstream import Cache, torch
 
@@ -238,35 +238,28 @@ class ZincCache(Cache):
             yield
             return
         self._check_open()
-        self._batch.origin = None
-        start = StepStart.of(self._attention_layers, self._other_layers, self._batch)
+        step = Step(self._attention_layers, self._other_layers, self._batch)
         self._in_step = True
         try:
             yield
         except BaseException:
             try:
-                self._roll_back(start)
+                self._roll_back(step)
             except BaseException:  # an interrupt: every part of the rollback can be done twice
-                self._roll_back(start)
+                self._roll_back(step)
                 raise
             raise
         finally:
-            self._in_step, self._batch.origin = False, None
+            self._in_step = False
+            step.end()
 
-    def _roll_back(self, start: StepStart) -> None:
-        """Make the cache what it was at ``start``, or note why that is impossible."""
-        if self._closed:
-            return
-        if start.lost(self._attention_layers, self._batch):
+    def _roll_back(self, step: Step) -> None:
+        """Make the cache what it was when ``step`` began, or note why that is impossible."""
+        if not self._closed and not step.roll_back():
             self._broken = (
-                f"ZincCache: a call failed that had cropped or reordered the {start.columns} tokens from before it, "
+                f"ZincCache: a call failed that had cropped or reordered the {step.columns} tokens from before it, "
                 "which cannot be put back; reset() the cache, or use a fork() that was made before"
             )
-            return
-        start.restore(self._other_layers)
-        if start.rows < 0:
-            self._batch.free()
-        self._cut(start.columns)
 
     def check_rows(self, layer: ZincLayer, key: Any) -> None:
         """Refuse new rows that do not fit the batch, and rows for a layer that is ahead of another."""
@@ -341,20 +334,14 @@ class ZincCache(Cache):
         for layer in self._other_layers:
             if count or getattr(layer, "record_past", False):
                 layer.crop(-count)
-        self._cut(target)
-
-    def _cut(self, columns: int) -> None:
-        """Keep the first ``columns`` columns of the attention layers."""
-        self._batch.truncate(columns)
-        for layer in self._attention_layers:
-            layer.cut(columns)
+        cut(self._attention_layers, self._batch, target)
 
     def reset(self) -> None:
         """Forget all tokens, and keep the memory."""
         for layer in self._other_layers:
             layer.reset()
         self._batch.free()
-        self._cut(0)
+        cut(self._attention_layers, self._batch, 0)
         self._broken = ""
 
     def reorder_cache(self, beam_idx: Any) -> None:

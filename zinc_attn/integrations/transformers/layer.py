@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from ...errors import ClosedError, ShapeError, UnsupportedError
 from .config import LayerSpec
@@ -15,9 +16,6 @@ from .masks import MaskPattern
 from .rows import CompressedRows, ZincRows
 from .tensors import F32, dense_tensor
 from .upstream import CacheLayerMixin, torch
-
-if TYPE_CHECKING:
-    from .cache import ZincCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +38,27 @@ class AttendedCall:
     pattern: MaskPattern
 
 
+class LayerCache(Protocol):
+    """A ZincCache, as its layers see it."""
+
+    observer: Callable[[AttendedCall], None] | None
+
+    @property
+    def max_cache_len(self) -> int:
+        """Tokens per batch row."""
+
+    def allocate(self, dtype: Any) -> None:
+        """Take the device memory for keys of a torch dtype."""
+
+    def check_rows(self, layer: ZincLayer, key: Any) -> None:
+        """Refuse new rows that do not fit the batch, or the layer now."""
+
+    def attend(
+        self, layer: ZincLayer, query: Any, rows: ZincRows, pattern: MaskPattern, options: AttentionOptions
+    ) -> F32:
+        """Append the layer's pending rows, then attend those of ``query``."""
+
+
 class ZincLayer(CacheLayerMixin):
     """One attention layer of a ZincCache.
 
@@ -49,7 +68,7 @@ class ZincLayer(CacheLayerMixin):
     is_compileable: ClassVar[bool] = False
     is_croppable: ClassVar[bool] = True
 
-    def __init__(self, cache: ZincCache, spec: LayerSpec) -> None:
+    def __init__(self, cache: LayerCache, spec: LayerSpec) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
         self.spec, self.shape, self.expanded = spec, spec.shape, spec.expanded
@@ -60,7 +79,7 @@ class ZincLayer(CacheLayerMixin):
         self.serial = 0  # counts update() and crops, so that older rows are recognized
 
     @property
-    def cache(self) -> ZincCache:
+    def cache(self) -> LayerCache:
         """The cache that this is a layer of."""
         cache = self._cache()
         if cache is None:
@@ -69,7 +88,7 @@ class ZincLayer(CacheLayerMixin):
             )
         return cache
 
-    def forked_to(self, cache: ZincCache) -> ZincLayer:
+    def forked_to(self, cache: LayerCache) -> ZincLayer:
         """Return the layer of a fork of the cache, which has seen the same columns."""
         made = ZincLayer(cache, self.spec)
         made.columns, made.is_initialized = self.columns, self.is_initialized

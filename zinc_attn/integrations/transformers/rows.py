@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from ...errors import UnsupportedError
 from .tensors import NAME
 from .upstream import torch
-
-if TYPE_CHECKING:
-    from .layer import ZincLayer
 
 _KEPT: Final = frozenset({"to", "contiguous"})  # what returns the same rows, perhaps on another torch device
 # What changes no row by another row's values. Most of these move values; linear computes along the last axis.
@@ -25,12 +22,12 @@ class ZincRows(torch.Tensor):
     model may move them to another torch device.
     """
 
-    layer: ZincLayer
+    layer: Any  # the ZincLayer whose update() returned them
     serial: int  # of the update() that returned them
     allowed: ClassVar[frozenset[str]] = _KEPT
 
     @classmethod
-    def of(cls, x: Any, layer: ZincLayer, serial: int) -> ZincRows:
+    def of(cls, x: Any, layer: Any, serial: int) -> ZincRows:
         """``x`` as rows of ``layer``'s update number ``serial``."""
         with torch._C.DisableTorchFunctionSubclass():
             rows: ZincRows = x.as_subclass(cls)

@@ -1,40 +1,51 @@
-"""What rolls a failed forward back: the state of a ZincCache before a step."""
+"""A step of a ZincCache: what it adds stays, or the cache is rolled back to what it was before."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 from .batch import BatchRows
 from .layer import ZincLayer
 
 
-@dataclass(frozen=True)
-class StepStart:
-    """A ZincCache as it was when a step began.
+class Step:
+    """What a ZincCache was when a step began, and how it becomes that again.
 
-    columns: that every attention layer had; rows: of the batch, -1 for none; states: copies of the attributes of
-    transformers' own layers, whose recurrent states cannot be computed back.
+    layers: the attention layers; others: transformers' own, whose recurrent states cannot be computed back, so that
+    their attributes are copied; columns: that every attention layer had.
     """
 
-    columns: int
-    rows: int
-    states: list[dict[str, Any]]
+    def __init__(self, layers: list[ZincLayer], others: list[Any], batch: BatchRows) -> None:
+        """Begin a step."""
+        batch.origin = None
+        self._layers, self._others, self._batch = layers, others, batch
+        self.columns, self._rows = min(layer.columns for layer in layers), batch.size
+        self._states = [copy.deepcopy(vars(layer)) for layer in others]
 
-    @classmethod
-    def of(cls, layers: list[ZincLayer], others: list[Any], batch: BatchRows) -> StepStart:
-        """Take note of attention layers, of transformers' own layers, and of the batch."""
-        columns = min(layer.columns for layer in layers)
-        return cls(columns, batch.size, [copy.deepcopy(vars(layer)) for layer in others])
+    def end(self) -> None:
+        """End the step, whether what it added stays or not."""
+        self._batch.origin = None
 
-    def lost(self, layers: list[ZincLayer], batch: BatchRows) -> bool:
-        """Whether tokens from before the step are gone or in other rows, so that it cannot be rolled back."""
-        moved = batch.size != self.rows or batch.moved()
-        return (self.columns > 0 and moved) or min(layer.columns for layer in layers) < self.columns
+    def roll_back(self) -> bool:
+        """Whether the cache is what it was; not so where tokens from before the step are gone or in other rows.
 
-    def restore(self, others: list[Any]) -> None:
-        """Give transformers' own layers the attributes that they had. This can be done more than once."""
-        for layer, state in zip(others, self.states, strict=True):
+        This can be done more than once, where an interrupt cut it short.
+        """
+        moved = self._batch.size != self._rows or self._batch.moved()
+        if (self.columns > 0 and moved) or min(layer.columns for layer in self._layers) < self.columns:
+            return False
+        for layer, state in zip(self._others, self._states, strict=True):
             vars(layer).clear()
             vars(layer).update(state)
+        if self._rows < 0:
+            self._batch.free()
+        cut(self._layers, self._batch, self.columns)
+        return True
+
+
+def cut(layers: list[ZincLayer], batch: BatchRows, columns: int) -> None:
+    """Keep the first ``columns`` columns of the attention layers."""
+    batch.truncate(columns)
+    for layer in layers:
+        layer.cut(columns)
