@@ -167,7 +167,9 @@ ACTIONS: dict[str, Action] = {
     "dropped": lambda cache, seq, fork: _dropped(cache, fork),
 }
 BOOKS = files("distributed/nodes.py", "distributed/sequence.py", "runtime/registry.py")
-WHERE = {name: BOOKS for name in ACTIONS} | {"append": BOOKS | files("distributed/cache.py", "distributed/call.py")}
+WHERE = {name: BOOKS for name in ACTIONS} | {
+    "append": BOOKS | files("distributed/cache.py", "distributed/call.py", "distributed/shards.py")
+}
 
 
 @pytest.mark.parametrize("name", ACTIONS)

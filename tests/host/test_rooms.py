@@ -1,8 +1,9 @@
-"""The folders of the package are layers: imports point one way, and no module hides a public function."""
+"""Folders are layers: imports point one way, between files, too, and no module hides a public function."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FunctionType
 
@@ -34,17 +35,22 @@ ROOMS = (
 FACADES = {"reference": "canonical", "export": "tools"}  # public modules at the top, by the room that they show
 
 
+FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+# A cache makes its sequences, and these name its type, as what saves and examines them does.
+KNOWN = {("sequence", "kv_cache"), ("files", "kv_cache"), ("files", "sequence"), ("unseen", "sequence")}
+
+
 def imported(path: Path) -> set[str]:
-    """Rooms that a module imports from."""
+    """Files, as modules, that a file imports from, for types alone, too; a package is its ``__init__``."""
     package = path.relative_to(PACKAGE.parent).with_suffix("").parts[:-1]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
-            names = [base[1]] if len(base) > 1 and base[1] else [alias.name for alias in node.names]
-            found.update(name for name in names if not name.startswith("__"))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zinc_attn."):
-            found.add(str(node.module).split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join((*(package[: len(package) - node.level + 1] if node.level else ()), node.module or ""))
+            base = base.rstrip(".")
+            for name in (f"{base}.{alias.name}" for alias in node.names):
+                known = (one for one in (name, f"{name}.__init__", base, f"{base}.__init__") if one in FILES)
+                found.update(list(known)[:1])
     return found
 
 
@@ -53,8 +59,16 @@ def test_imports_point_one_way(path: Path) -> None:
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if room == "__init__" or room in FACADES:
         return
-    for name in (FACADES.get(name, name) for name in imported(path)):
+    rooms = {one.split(".")[1] for one in imported(path) - {"zinc_attn.__init__"}}
+    for name in (FACADES.get(one, one) for one in rooms):
         assert ROOMS.index(name) <= ROOMS.index(room), f"{path} imports from {name}"
+
+
+def test_no_circle_of_files() -> None:
+    known = {tuple(f"zinc_attn.cache.{one}" for one in pair) for pair in KNOWN}
+    graph = {name: {one for one in imported(path) if (name, one) not in known} for name, path in FILES.items()}
+    assert len(graph) > 200 and sum(map(len, graph.values())) > 1000
+    TopologicalSorter(graph).prepare()  # an error with the circle where there is one
 
 
 def test_no_module_hides_a_public_function() -> None:

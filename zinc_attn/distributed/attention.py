@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
 from ..decode.attention import Attention
-from ..decode.requests import CallBatch, check_seen, mask_words
-from ..decode.targets import check_targets
+from ..decode.requests import CallBatch, check_q
+from ..decode.targets import Target, check_targets
 from ..errors import ArgumentError
 from ..planning.arithmetic import Arithmetic
 from .cache import ShardedKVCache
@@ -93,18 +93,27 @@ class ShardedAttention:
         lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
         failed call leaves the cache, out and lse as they were.
         """
-        with self.cache.call("attend") as call:
+        with Call.of(self.cache, "attend") as call:
             batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty)
             batch.check_new(self.cache.shape.latent)
-            call.append(batch.sequences, layer, batch.k, batch.v)
+            call.check(batch.sequences, layer, batch.k, batch.v)
+            targets = self._check(call, batch)
+            call.reserve()
             parts = self._attend(call, batch)
-            shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in batch.q]
-            targets = check_targets(shapes, batch.out, batch.lse)
             folded = [self.fold(one) for one in self._exchanged(call, parts)]
             for target, found in zip(targets, folded, strict=True):
                 target.write(*found)
         outs, lses = [one for one, _ in folded], [one for _, one in folded]
         return batch.shaped(outs, lses)
+
+    def _check(self, call: Call, batch: CallBatch) -> list[Target]:
+        """Check queries and masks, which every shard checks too, but without refusing rows that see no key of it."""
+        shard, attention = next(iter(self._attention.items()))
+        cache, window = self.cache.shards[shard], attention.window_of(call.layer)
+        for i, (q, end) in enumerate(zip(batch.q, call.ends, strict=True)):
+            batch.check_mask(i, len(check_q(cache, q)[0]), end, window, cache)
+        shapes = [(*np.shape(x)[:-1], self.cache.shape.v_head_dim) for x in batch.q]
+        return check_targets(shapes, batch.out, batch.lse)
 
     def _attend(self, call: Call, batch: CallBatch) -> list[list[PartialState]]:
         """Attend on every local shard, and return the partial states of each shard, one per sequence."""
@@ -120,13 +129,7 @@ class ShardedAttention:
                 for q, mask, seq, new, end in given
             ]
 
-        parts = list(call.run_on_shards(attend).values())
-        if batch.allow_empty:
-            return parts
-        window = next(iter(self._attention.values())).window_of(call.layer)
-        for mask, state, end in zip(masks, parts[0], call.ends, strict=True):
-            check_seen(len(state.o), end, True, mask_words(mask, len(state.o), end), window)
-        return parts
+        return list(call.run_on_shards(attend).values())
 
     def _exchanged(self, call: Call, parts: list[list[PartialState]]) -> list[tuple[PartialState, ...]]:
         """The partial states of each sequence from the shards of every rank."""

@@ -7,11 +7,8 @@ which shard holds a node: they are those of one device that holds the whole sequ
 from __future__ import annotations
 
 import hashlib
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
-from threading import RLock
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -20,24 +17,23 @@ from numpy.typing import NDArray
 
 from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import MAX_LAYERS, KVCache
-from ..cache.pages import CapacityError
+from ..cache.sequence import check_kept
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, described, shown
 from ..dtypes import storage_dtype
-from ..errors import ArgumentError, ClosedError
+from ..errors import ArgumentError
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
 from ..runtime.registry import Registry
 from ..shapes import AttnShape
 from .call import Call
-from .descriptors import CallDescriptor
-from .nodes import NodeAllocator, deal
-from .ranks import TIMEOUT_S, RankError, Ranks, RemoteCapacityError, check_timeout
+from .ranks import TIMEOUT_S, Ranks, check_timeout
 from .sequence import ShardedSequence
+from .shards import Shards
 
 
-class ShardedKVCache:
+class ShardedKVCache(Shards):
     """A KVCache whose sequences lie on several devices.
 
     devices: open Devices, of one vendor or of several; weights: shares of the nodes, None for the devices' free memory
@@ -90,31 +86,25 @@ class ShardedKVCache:
         if comm is not None and len(devices) != 1:
             raise ArgumentError(f"devices: got {len(devices)} with a communicator, expected this rank's one")
         dtype, rounds = storage_dtype(dtype), check_bool("round_rows", round_rows)
-        self.devices, self.shape, self.dtype = list(devices), shape, dtype
-        self.num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
-        scales = check_head_scales(dtype, shape, self.num_layers, k_scale, v_scale)
-        self._capacity = capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
+        self.devices, self.dtype = list(devices), dtype
+        num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
+        scales = check_head_scales(dtype, shape, num_layers, k_scale, v_scale)
+        capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
         page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
         shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")
-        self.ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
-        if self.ranks is not None:
+        ranks = comm if comm is None or isinstance(comm, Ranks) else Ranks(comm, timeout_s)
+        if ranks is not None:
             setup = f"{shape} layers={num_layers} capacity={capacity} {dtype} page_size={page_size} round_rows={rounds}"
             setup += "" if scales is None else f" scales={hashlib.sha256(scales.tobytes()).hexdigest()}"
-            shares = self.ranks.agree(setup, shares[0])
-        self.allocator = NodeAllocator(shares, deferred=self.ranks is not None)
-        self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)  # the shards of a sequence that fills the cache
-        self.allocator.capacity[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
-        self.made = 0  # how many sequences were made; they are numbered in this order
-        self.shards: dict[int, KVCache] = {}
-        self.lock, self._open = RLock(), True
+            shares = ranks.agree(setup, shares[0])
+        super().__init__(shape, num_layers, capacity, shares, ranks)
         self.users: Registry[Any] = Registry()  # what close() must close first
-        self._touched: tuple[weakref.ReferenceType[ShardedSequence], ...] = ()  # what the current call changes
-        mine = range(len(shares)) if self.ranks is None else [self.ranks.rank]
+        mine = range(len(shares)) if ranks is None else [ranks.rank]
         try:
             options = {"round_rows": rounds, "k_scale": k_scale, "v_scale": v_scale}
-            with self.call("ShardedKVCache()") as call:
+            with Call.of(self, "ShardedKVCache()") as call:
                 for device, shard in zip(devices, mine, strict=True):
                     tokens = int(self.allocator.capacity[shard]) * KEYS_PER_NODE
                     arguments = (device, shape, num_layers, tokens, dtype, page_size)
@@ -123,11 +113,6 @@ class ShardedKVCache:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def capacity(self) -> int:
-        """Tokens over all sequences, as the cache was made for; it holds whole nodes of 512."""
-        return self._capacity
 
     @property
     def free_tokens(self) -> int:
@@ -156,24 +141,14 @@ class ShardedKVCache:
             self.begin()
             return ShardedSequence(self)
 
-    def check_open(self) -> None:
-        """ClosedError after ``close``."""
-        if not self._open:
-            raise ClosedError("ShardedKVCache: used after close()")
-
-    def check_sequence(self, seq: Any) -> None:
-        """ArgumentError unless ``seq`` is a sequence of this cache; ClosedError after its ``free``."""
-        if not isinstance(seq, ShardedSequence) or seq.cache is not self:
-            raise ArgumentError(f"seq: got {type(seq).__name__}, expected a ShardedSequence of this cache")
-        seq.lengths_of.check_open()
-
     def append(self, seq: ShardedSequence, layer: int, k: Any, v: Any = None) -> None:
         """Append tokens to one layer, as ``KVCache.append`` does. Each shard takes the tokens of its nodes.
 
         A failed call changes nothing.
         """
-        with self.call("append") as call:
-            call.append([seq], layer, [k], None if v is None else [v])
+        with Call.of(self, "append") as call:
+            call.check([seq], layer, [k], None if v is None else [v])
+            call.reserve()
 
             def append(shard: int) -> None:
                 rows_k, rows_v = call.pieces[0][shard]
@@ -183,70 +158,11 @@ class ShardedKVCache:
             call.run_on_shards(append)
             call.exchange()
 
-    # --- calls, and what becomes of one that fails ----------------------------------------------------------
-
-    @contextmanager
-    def call(self, name: str) -> Iterator[Call]:
-        """Begin a call that every rank makes; the end of the block commits it.
-
-        Where the block fails, the sequences are as before, and the other ranks are told.
-        """
-        with self.lock:
-            call = Call(self, name)
-            try:
-                self.check_open()
-                self.begin()
-                yield call
-                call.transaction.commit()
-                if call.moved:  # the nodes behind what is kept are given up
-                    self.end()
-                self._touched = ()
-            except BaseException as error:
-                try:
-                    self.end()
-                finally:
-                    self._tell(error, call)
-                if isinstance(error, RemoteCapacityError):
-                    raise CapacityError(str(error)) from None
-                raise
-
-    def touch(self, seq: ShardedSequence) -> None:
-        """Note, under the lock, that the current call is going to change ``seq``."""
-        self._touched = (*self._touched, weakref.ref(seq))
-
-    def begin(self) -> None:
-        """Settle, under the lock and before a call looks at sequences, what an interrupted call left."""
-        if self._touched:
-            self.end()
-
-    def end(self) -> None:
-        """Settle the sequences that the current call touched. An interrupt leaves it to the next call."""
-        for reference in self._touched:
-            seq = reference()
-            if seq is not None and (self._open or seq.lengths_of.closed):
-                seq.settle()
-        self._touched = ()
-
-    def _tell(self, error: BaseException, call: Call) -> None:
-        """Tell the other ranks that ``call`` failed here; an error that came from them they know already."""
-        if self.ranks is None or isinstance(error, RankError):
-            return
-        if isinstance(error, CapacityError):
-            self.ranks.full(error)
-        else:
-            self.ranks.fail(error, str(call.descriptor()) if call.exchanged else "")
-
-    def exchange(self, data: bytes, call: CallDescriptor) -> list[bytes]:
-        """Return the ``data`` of every rank, by rank; see ``Ranks.exchange``.
-
-        The same exchange tells which sequences each rank has garbage collected. Those that all have are discarded.
-        """
-        if self.ranks is None:
-            return [data]
-        serials = " ".join(map(str, self.allocator.collected()))
-        found = [one.split(b"\n", 1) for one in self.ranks.exchange(serials.encode() + b"\n" + data, call)]
-        self.allocator.discard(set.intersection(*(set(map(int, one.split())) for one, _ in found)))
-        return [one for _, one in found]
+    def keep_rows(self, seq: ShardedSequence, rows: Any, last: int) -> None:
+        """See ``ShardedSequence.keep``."""
+        with Call.of(self, "keep") as call:
+            seq.lengths_of.check_open()
+            call.keep(seq, check_kept(seq.lengths_of, rows, last))
 
     def close(self) -> None:
         """Free the device memory of the local shards, and every sequence."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,59 +18,103 @@ from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int
 from ..decode.requests import check_once
+from ..errors import ArgumentError
 from .descriptors import CallDescriptor, SequenceDescriptor
+from .ranks import RankError, RemoteCapacityError
 from .sequence import ShardedSequence
-
-if TYPE_CHECKING:
-    from .cache import ShardedKVCache
+from .shards import Shards
 
 T = TypeVar("T")
 Rows = tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]
 
 
 class Call:
-    """One call of a ShardedKVCache, from ``ShardedKVCache.call``, which commits it or undoes it.
+    """One call of a ShardedKVCache, from ``of``, which commits it or undoes it.
 
     pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: what
     the ranks compare of each sequence; ends: the length of the layer in each sequence, with the new rows; exchanged:
     whether the exchange of this call is over; moved: whether tokens of a sequence were moved or given up.
     """
 
-    def __init__(self, cache: ShardedKVCache, name: str) -> None:
+    def __init__(self, cache: Shards, name: str) -> None:
         self.cache, self.name, self.exchanged, self.moved = cache, name, False, False
         self.layer, self.pieces, self.ends = 0, list[dict[int, Rows]](), list[int]()
         self.sequences: list[SequenceDescriptor] = []
+        self._new: list[tuple[ShardedSequence, tuple[NDArray[Any], NDArray[Any]] | None]] = []
         self.transaction = Transaction()
+
+    @classmethod
+    @contextmanager
+    def of(cls, cache: Shards, name: str) -> Iterator[Call]:
+        """Begin a call that every rank makes; the end of the block commits it.
+
+        Where the block fails, the sequences are as before, and the other ranks are told.
+        """
+        with cache.lock:
+            call = cls(cache, name)
+            try:
+                cache.check_open()
+                cache.begin()
+                yield call
+                call.transaction.commit()
+                if call.moved:  # the nodes behind what is kept are given up
+                    cache.end()
+                cache.committed()
+            except BaseException as error:
+                try:
+                    cache.end()
+                finally:
+                    call._tell(error)
+                if isinstance(error, RemoteCapacityError):
+                    raise CapacityError(str(error)) from None
+                raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the other ranks that the call failed here; an error that came from them they know already."""
+        ranks = self.cache.ranks
+        if ranks is None or isinstance(error, RankError):
+            return
+        if isinstance(error, CapacityError):
+            ranks.full(error)
+        else:
+            ranks.fail(error, str(self.descriptor()) if self.exchanged else "")
 
     def descriptor(self) -> CallDescriptor:
         """What the ranks compare of this call."""
         return CallDescriptor(self.name, self.layer, self.sequences, self.cache.made)
 
-    def append(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
-        """Reserve the places of the rows k, v of each sequence; None stands for no rows.
+    def check(self, sequences: Seq[Any], layer: int, k: Seq[Any] | None, v: Seq[Any] | None) -> None:
+        """Check the new rows k, v of each sequence; None stands for no rows.
 
-        Every rank checks all rows, so an error names a row as the caller counts them. CapacityError beyond the capacity
-        of the cache; StepError as for a Sequence.
+        Every rank checks all rows, so an error names a row as the caller counts them.
         """
         self.layer = layer = check_int("layer", layer, 0, self.cache.num_layers - 1)
         for i, sequence in enumerate(sequences):
-            self.cache.check_sequence(sequence)
+            if not isinstance(sequence, ShardedSequence) or sequence.cache is not self.cache:
+                raise ArgumentError(f"seq: got {type(sequence).__name__}, expected a ShardedSequence of this cache")
+            sequence.lengths_of.check_open()
             if k is not None:
                 check_once(sequences, i)
+        shard = next(iter(self.cache.shards.values()))
         for i, sequence in enumerate(sequences):
-            if k is None:
-                begin = sequence.lengths[layer]
-                self.pieces.append(dict.fromkeys(self.cache.shards, (None, None)))
-                self.sequences.append(SequenceDescriptor(sequence.serial, begin))
-                self.ends.append(begin)
-            else:
-                self._append(sequence, k[i], None if v is None else v[i])
+            new = None if k is None else shard.check_rows(k[i], None if v is None else v[i], layer)[:2]
+            self._new.append((sequence, new))
+            self.ends.append(sequence.lengths[layer] + (0 if new is None else len(new[0])))
 
-    def _append(self, seq: ShardedSequence, k: Any, v: Any) -> None:
-        """Reserve the places of the rows k, v of one sequence, and allocate the nodes that they need."""
-        cache, begin = self.cache, seq.lengths[self.layer]
-        keys, values, _ = next(iter(cache.shards.values())).check_rows(k, v, self.layer)
-        end = begin + len(keys)
+    def reserve(self) -> None:
+        """Reserve the places of the new rows, and allocate the nodes that they need.
+
+        CapacityError beyond the capacity of the cache; StepError as for a Sequence.
+        """
+        for (seq, new), end in zip(self._new, self.ends, strict=True):
+            if new is None:
+                self.pieces.append(dict.fromkeys(self.cache.shards, (None, None)))
+                self.sequences.append(SequenceDescriptor(seq.serial, end))
+            else:
+                self._reserve(seq, *new, end)
+
+    def _reserve(self, seq: ShardedSequence, keys: NDArray[Any], values: NDArray[Any], end: int) -> None:
+        cache, begin = self.cache, end - len(keys)
         cache.touch(seq)
         self.transaction.reserve(seq.lengths_of, self.layer, len(keys))
         room = len(cache.owners) * KEYS_PER_NODE
@@ -88,7 +133,6 @@ class Call:
         self.pieces.append(
             {i: (keys[x], None if latent else values[x]) if x.any() else (None, None) for i, x in mine.items()}
         )
-        self.ends.append(end)
         rows = owners = 0
         if cache.ranks is not None:
             rows = zlib.crc32(values.tobytes(), zlib.crc32(keys.tobytes()))

@@ -2,28 +2,26 @@
 
 The layer lengths of a sequence are the only truth about its tokens, and they change by one store: that of the commit
 of an append, or of a truncation. The tokens that each shard holds, and the nodes, follow from them. A call therefore
-names the sequences that it changes first (``ShardedKVCache.touch``), and where it fails, or an interrupt cuts it short
+names the sequences that it changes first (``Shards.touch``), and where it fails, or an interrupt cuts it short
 between any two bytecodes, ``settle`` brings the shards and the nodes back to what the lengths say.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.pages import MAX_PAGE_SIZE, PagePool
-from ..cache.sequence import Sequence, check_kept, sequence_text
+from ..cache.sequence import Sequence, sequence_text
 from ..cache.sequence_pages import SequencePages
 from ..cache.transaction import Transaction
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_int, described
 from ..limits import MAX_CONTEXT
 from .nodes import Node
-
-if TYPE_CHECKING:
-    from .cache import ShardedKVCache
+from .shards import Shards
 
 
 class LayerLengths(SequencePages):
@@ -49,7 +47,7 @@ class ShardedSequence:
     serial: its number among the sequences of the cache. A sequence that is garbage collected gives its pages back.
     """
 
-    def __init__(self, cache: ShardedKVCache, parent: ShardedSequence | None = None) -> None:
+    def __init__(self, cache: Shards, parent: ShardedSequence | None = None) -> None:
         """See the class."""
         self.cache, self.serial = cache, cache.made
         length = len(parent) if parent else 0
@@ -76,6 +74,11 @@ class ShardedSequence:
     def lengths(self) -> list[int]:
         """The tokens of each layer. They differ only while a step goes through the layers."""
         return self.lengths_of.lengths
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``free`` was called."""
+        return self.lengths_of.closed
 
     @property
     def held(self) -> tuple[Node, ...]:
@@ -140,9 +143,7 @@ class ShardedSequence:
 
         A row that moves to a node of another shard travels through the host.
         """
-        with self.cache.call("keep") as call:
-            self.cache.check_sequence(self)
-            call.keep(self, check_kept(self.lengths_of, rows, last))
+        self.cache.keep_rows(self, rows, last)
 
     def free(self) -> None:
         """Give the pages back. Every rank calls it. The sequence cannot be used any more."""

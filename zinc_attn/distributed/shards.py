@@ -1,0 +1,96 @@
+"""What a sharded cache, its sequences and its calls have in common, and how a call that failed is undone."""
+
+from __future__ import annotations
+
+import weakref
+from threading import RLock
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..cache.kv_cache import KVCache
+from ..canonical.constants import KEYS_PER_NODE
+from ..errors import ClosedError
+from ..shapes import AttnShape
+from .descriptors import CallDescriptor
+from .nodes import NodeAllocator, deal
+from .ranks import Ranks
+
+
+class Changing(Protocol):
+    """A sequence that a call changes."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was freed."""
+
+    def settle(self) -> None:
+        """Give up what a call that was not committed has changed."""
+
+
+class Shards:
+    """The local shards of a sharded cache, the nodes of its sequences, and which of these the current call changes.
+
+    shards: the local ones, by number; owners: the shards of a sequence that fills the cache; made: how many sequences
+    were made, which are numbered in this order; ranks: None where all shards are local. A call holds ``lock``, looks at
+    sequences behind ``begin``, names each that it changes (``touch``), and calls ``end`` unless it was committed.
+    """
+
+    def __init__(
+        self, shape: AttnShape, num_layers: int, capacity: int, shares: list[float], ranks: Ranks | None
+    ) -> None:
+        self.shape, self.num_layers, self.ranks, self._capacity = shape, num_layers, ranks, capacity
+        self.allocator = NodeAllocator(shares, deferred=ranks is not None)
+        self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)
+        self.allocator.capacity[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
+        self.shards: dict[int, KVCache] = {}
+        self.made = 0
+        self.lock, self._open = RLock(), True
+        self._touched: tuple[weakref.ReferenceType[Changing], ...] = ()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens over all sequences, as the cache was made for; it holds whole nodes of 512."""
+        return self._capacity
+
+    def check_open(self) -> None:
+        """ClosedError after ``close``."""
+        if not self._open:
+            raise ClosedError("ShardedKVCache: used after close()")
+
+    def touch(self, seq: Changing) -> None:
+        """Note, under the lock, that the current call is going to change ``seq``."""
+        self._touched = (*self._touched, weakref.ref(seq))
+
+    def begin(self) -> None:
+        """Settle, under the lock and before a call looks at sequences, what an interrupted call left."""
+        if self._touched:
+            self.end()
+
+    def end(self) -> None:
+        """Settle the sequences that the current call touched. An interrupt leaves it to the next call."""
+        for reference in self._touched:
+            seq = reference()
+            if seq is not None and (self._open or seq.closed):
+                seq.settle()
+        self._touched = ()
+
+    def committed(self) -> None:
+        """The current call was committed: what it changed stays."""
+        self._touched = ()
+
+    def keep_rows(self, seq: Any, rows: Any, last: int) -> None:
+        """``ShardedSequence.keep``; a call, which knows of sequences."""
+        raise NotImplementedError
+
+    def exchange(self, data: bytes, call: CallDescriptor) -> list[bytes]:
+        """Return the ``data`` of every rank, by rank; see ``Ranks.exchange``.
+
+        The same exchange tells which sequences each rank has garbage collected. Those that all have are discarded.
+        """
+        if self.ranks is None:
+            return [data]
+        serials = " ".join(map(str, self.allocator.collected()))
+        found = [one.split(b"\n", 1) for one in self.ranks.exchange(serials.encode() + b"\n" + data, call)]
+        self.allocator.discard(set.intersection(*(set(map(int, one.split())) for one, _ in found)))
+        return [one for _, one in found]
