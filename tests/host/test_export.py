@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support import GPU
 
 from zinc_attn import limits
 from zinc_attn.cache import blocks, rows
@@ -26,7 +27,7 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import LayoutFacts, chunks_ahead, merge_lanes
+from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
@@ -295,13 +296,15 @@ def recorded(plan, scoring):
 
     def record(steps, timestamps):
         log.steps = steps
+        return SimpleNamespace(close=lambda: None)
 
     runtime = SimpleNamespace(
         buffer=lambda nbytes, use: SimpleNamespace(nbytes=nbytes, use=use, close=lambda: None),
         write=write,
         record=record,
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
-        info=SimpleNamespace(kind="discrete", layout_facts=LayoutFacts(64), attend_lanes=32),
+        info=GPU,
+        orders_cache_writes=True,
     )
     kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
     with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing

@@ -1,38 +1,44 @@
-"""Attention on K and V of one sequence that lie contiguously on a device: what a one-shot call and the sweep run."""
+"""Attention on K and V of one sequence that lie contiguously on a device: what a one-shot call and the sweep run.
+
+They are a cache of one page, so that a call is planned and its workspace filled as one on a KVCache.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.head_scales import check_head_scales, kernel_scales
+from ..cache.layer_storage import HeadSlice, LayerStorage
+from ..cache.mover import PageGeometry
 from ..cache.rows import pack_k, pack_v, stored_values, tiles
-from ..canonical.arguments import key_ranges
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
-from ..kernels.dispatches import AttendVariant, KernelCall, MatrixVariant, attend_call, matrix_call, merge_call
 from ..kernels.records import WorkBuffer
 from ..limits import WAVE
-from ..planning.arithmetic import Arithmetic, on_matrices
-from ..planning.items import Mask, Visible, item_records, row_records
+from ..planning.arithmetic import Arithmetic
+from ..planning.call import SubmissionPlanner
+from ..planning.inputs import CallOptions, Request, SplitLayout
+from ..planning.items import Mask
 from ..planning.splits import SplitPlan
+from ..planning.submission import RowSlice
 from ..runtime.device import Device
-from ..runtime.protocol import Buffer, Recording, Use, Words
-from ..shapes import AttnShape, filled_up, row_format
+from ..runtime.protocol import Use, Words
+from ..shapes import AttnShape, row_format
 from ..storage import storage_types
-from .arithmetic import ARRAYS, check_arithmetic, workgroup_on
+from .arithmetic import ARRAYS, check_arithmetic
 from .scoring import Scoring, check_scale
-from .workspace import out_and_lse
+from .workspace import PagedStorage, Tensors, Workspace, device_facts
 
 F32 = NDArray[np.float32]
 DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-_USES: Final = {"work": Use.INPUT, "q": Use.INPUT, "states": Use.SCRATCH, "out": Use.OUTPUT}
 PIECE: Final = 16 * WAVE  # bytes that a workgroup of the benchmark's yardstick reads at once
-_ONE_PAGE: Final = 31  # page_shift with which every tile lies in page 0
+_EVERY_TILE: Final = 31  # page_shift with which every tile lies in page 0
 
 
 def whole_pieces(nbytes: int) -> int:
@@ -79,6 +85,15 @@ class ContiguousKV:
         self.v.close()
 
 
+@dataclass(frozen=True)
+class _OnePage(PageGeometry):
+    """A page that holds every tile, however many these are."""
+
+    def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
+        super().set_header(work, one)
+        work.set(page_shift=_EVERY_TILE)
+
+
 class RecordedCall:
     """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
 
@@ -99,120 +114,66 @@ class RecordedCall:
         heads_per_workgroup: int | None = None,
         arithmetic: Arithmetic = "canonical",
     ) -> None:
-        shape, runtime, info = plan.shape, kv.device.runtime, kv.device.info
-        per_workgroup = shape.heads_per_workgroup
+        shape, device = plan.shape, kv.device
         if heads_per_workgroup is not None:
-            per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, per_workgroup)
-        self.plan, self.runtime = plan, runtime
+            most = shape.heads_per_workgroup
+            heads_per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, most)
+        self.plan, self.runtime = plan, device.runtime
         scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
-        visible = key_ranges(plan.context_len, plan.q_len, causal, scoring.window)
-        variant = AttendVariant(
-            shape,
-            kv.dtype,
-            plan.build_on(info.layout_facts, kv.dtype),
-            info.kind,
-            KEYS_PER_LEAF,
-            softcap=scoring.softcap is not None,
-            alibi=scoring.alibi is not None,
-            mask=mask is not None,
-            heads=per_workgroup,
-            lanes=info.attend_lanes,
+        ones = check_head_scales(kv.dtype, shape, 1, None, None)
+        scoring = replace(scoring, scales=kernel_scales(ones))
+        arithmetic = check_arithmetic(arithmetic, device, shape, kv.dtype, ARRAYS)
+        splits = SplitLayout.of(plan, plan.build_on(device.info.layout_facts, kv.dtype))
+        options = CallOptions(lambda *_: splits, scoring.window, cascade=False, arithmetic=arithmetic)
+        request = Request(plan.q_len, kv.tokens, 0, np.zeros(1, np.uint32), causal=causal, mask=mask)
+        planner = SubmissionPlanner([request], [splits], options, device_facts(device, shape, KEYS_PER_LEAF))
+        submission = planner.plan((RowSlice(0, 0, plan.q_len),), ())
+        key = submission.key._replace(  # for this one call alone: nothing is rounded up
+            items=len(submission.items),
+            states=plan.states * plan.q_len,
+            rows=plan.q_len,
+            tables=1,
+            masks=len(submission.masks),
         )
-        matrix = _matrix_variant(kv, plan, arithmetic, variant)
-        work = _work_buffer(kv, plan, scoring, visible, mask, 1 if matrix is None else matrix.rows)
-        vectors = plan.q_len * shape.q_heads
-        out_bytes = 4 * vectors * (shape.v_dim + 1)
-        sizes = (4 * work.words.size, 4 * vectors * shape.k_dim, max(plan.scratch_bytes, 4), out_bytes)
-        self._buffers: dict[str, Buffer] = {}
-        self._recording: Recording | None = None
+        layout = _OnePage(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1), 0)
+        pages = PagedStorage(device, layout, [LayerStorage(0, 0, (HeadSlice(0, shape.kv_heads, kv.k, kv.v),))])
+        self._made = ExitStack()
         try:
-            for name, nbytes in zip(_USES, sizes, strict=True):
-                self._buffers[name] = runtime.buffer(nbytes, _USES[name])
-            runtime.write(self._buffers["work"], work.words)
-            calls: list[KernelCall] = []
-            if len(work.items):
-                size = len(work.items), shape.kv_heads, "out" if plan.passes == 1 else "states"
-                calls.append(attend_call(variant, *size) if matrix is None else matrix_call(matrix, *size))
-            if plan.passes == 2:
-                calls.append(merge_call(shape, info.kind, plan.q_len))
-            bound = {**self._buffers, "k": kv.k, "v": kv.v}
-            self._recording = runtime.record([kv.device.dispatch(call, bound) for call in calls], timestamps)
+            tensors = Tensors.own(key, pages, self._made)
+            self._workspace = Workspace.make(key, pages, scoring, tensors)
+            self._made.callback(self._workspace.close)
+            self._workspace.fill(submission, 0)
+            dispatches = self._workspace.dispatches(0, scoring, heads_per_workgroup)
+            self._recording = self.runtime.record(dispatches, timestamps)
+            self._made.callback(self._recording.close)
         except BaseException:
             self.close()
             raise
 
     def write_q(self, q: NDArray[Any]) -> None:
         """Set the query rows: (q_len, q_heads, head_dim), checked float32 or float16 values."""
-        self.runtime.write(self._buffers["q"], filled_up(q, self.plan.shape.k_dim).reshape(-1).view(np.uint32))
+        self._workspace.upload_q(q)
 
     def run(self) -> None:
         """Submit and wait."""
-        assert self._recording is not None
         self.runtime.run(self._recording)
 
     def timings(self) -> list[tuple[float, float]]:
         """Begin and end of each pass on the device's clock; for a step made with timestamps."""
-        assert self._recording is not None
         return self.runtime.timings(self._recording)
 
     def poison(self) -> None:
         """Fill the output with NaN, so that an element which no kernel writes cannot pass a comparison."""
-        words = np.full(self._buffers["out"].nbytes // 4, 0x7FC0DEAD, np.uint32)
-        self.runtime.write(self._buffers["out"], words)
+        out = self._workspace.tensors.out
+        self.runtime.write(out, np.full(out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
     def result(self, copy: bool = True) -> tuple[F32, F32]:
         """out (q_len, q_heads, v_head_dim) and lse (q_len, q_heads) of the last run.
 
         Without ``copy`` they are valid until the next run or ``close``.
         """
-        words = (self.runtime.read if copy else self.runtime.peek)(self._buffers["out"])
-        return out_and_lse(words, self.plan.q_len, self.plan.shape)
+        return self._workspace.results(copy)
 
     def close(self) -> None:
         """Free the step's buffers and command buffers."""
-        if self._recording is not None:
-            self._recording.close()
-        for buffer in self._buffers.values():
-            buffer.close()
-
-
-def _matrix_variant(
-    kv: ContiguousKV, plan: SplitPlan, arithmetic: Arithmetic, canonical: AttendVariant
-) -> MatrixVariant | None:
-    """Pass 1 with matrix units where ``arithmetic`` asks for them, None where the canonical one runs."""
-    info, shape = kv.device.info, plan.shape
-    if not on_matrices(check_arithmetic(arithmetic, kv.device, shape, kv.dtype, ARRAYS), plan.q_len, shape):
-        return None
-    tile, workgroup = info.matrix.tile, workgroup_on(info, shape, plan.q_len * shape.group)
-    assert tile is not None and workgroup is not None, "check_arithmetic refuses these"
-    return MatrixVariant.of(canonical, tile, workgroup)
-
-
-def _work_buffer(
-    kv: ContiguousKV, plan: SplitPlan, scoring: Scoring, visible: Visible, mask: Mask | None, rows_each: int
-) -> WorkBuffer:
-    """The call's work buffer; page 0 holds everything. rows_each: query rows of a work item at most."""
-    single_pass, ranges = plan.passes == 1, np.array(plan.leaf_ranges())
-    items = item_records(visible, ranges, plan.leaves_per_state, keep_empty=single_pass, rows_each=rows_each)
-    ones = check_head_scales(kv.dtype, plan.shape, 1, None, None)
-    heads = scoring.heads._replace(scales=kernel_scales(ones))
-    work = WorkBuffer(len(items), plan.q_len, 0, 1, heads, 0 if mask is None else mask.words.size)
-    work.set_shape(plan.shape, plan.shape.kv_heads)
-    work.set(
-        **scoring.header(plan.shape.head_dim),
-        state_stride=plan.states * plan.q_len,
-        page_shift=_ONE_PAGE,
-        page_tiles=max(tiles(kv.tokens), 1),
-        rows=plan.q_len,
-        single_pass=int(single_pass),
-    )
-    work.items[:] = items
-    work.items["page_table"] = work.tables_at
-    work.rows[:] = row_records(visible, plan)
-    work.rows["position"] = (kv.tokens - plan.q_len + np.arange(plan.q_len)).astype(np.uint32)
-    if mask is not None:
-        width = mask.words.shape[1]
-        work.rows["mask"] = work.masks_at + np.arange(plan.q_len) * width
-        work.rows["mask_begin"], work.rows["mask_end"] = mask.begin, mask.begin + width
-        work.masks[:] = mask.words.reshape(-1)
-    return work
+        self._made.close()

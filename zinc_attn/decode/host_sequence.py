@@ -24,7 +24,7 @@ from ..planning.submission import RecordingKey, RowSlice
 from ..runtime.protocol import HostSequences, Use
 from .requests import check_mask_bytes, check_seen, mask_words
 from .runner import CallRunner
-from .workspace import Tensors, TensorWords, Workspace
+from .workspace import PagedStorage, Tensors, TensorWords, Workspace
 
 
 class RecordOptions(NamedTuple):
@@ -65,13 +65,14 @@ class RecordedAttention:
         check_mask_bytes("mask_keys", self.q_len * self.mask_keys, cache)
         self.window = runner.scorings.by_layer[layer].window
         key = self._key()
-        words, owned = TensorWords.of(key, cache), []
+        pages, owned = PagedStorage.of(cache), []
+        words = TensorWords.of(key, pages)
         try:
             owned.append(runtime.chained_buffer(4 * max(words.states, 1)))
             owned.append(runtime.buffer(4 * words.out, Use.OUTPUT))
             new_rows = None if rows is None else runtime.host_tensor(rows)
             tensors = Tensors(runtime.host_tensor(q), owned[0], owned[1], new_rows)
-            self._workspace = Workspace.make(key, cache, runner.scorings.by_layer[layer], tensors)
+            self._workspace = Workspace.make(key, pages, runner.scorings.by_layer[layer], tensors)
             dispatches = self._workspace.dispatches(layer, runner.scorings.by_layer[layer])
             self._recording = runtime.record_into(sequence, dispatches)
         except BaseException:

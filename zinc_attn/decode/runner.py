@@ -17,7 +17,7 @@ from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import Arithmetic
 from ..planning.call import CallPlan, plan_call
 from ..planning.growth import growth_keys
-from ..planning.inputs import CallOptions, DeviceFacts
+from ..planning.inputs import CallOptions
 from ..planning.layouts import SplitLayouts
 from ..planning.steady import SteadyKey, steady_key
 from ..planning.submission import RecordingKey, Submission
@@ -26,7 +26,7 @@ from .arithmetic import check_half_range
 from .requests import CallBatch, check_requests
 from .scoring import LayerScorings
 from .targets import NEW_ARRAYS
-from .workspace import SharedTensors, Tensors, Workspace
+from .workspace import PagedStorage, SharedTensors, Tensors, Workspace, device_facts
 
 F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
@@ -49,20 +49,10 @@ class CallRunner:
         observer: Observer | None,
         arithmetic: Arithmetic = "canonical",
     ) -> None:
-        info, runtime = cache.device.info, cache.device.runtime
         self.cache, self.scorings, self.observer = cache, scorings, observer
         self.layout, self.arithmetic = layout, arithmetic
         self.replan(cascade)
-        self.facts = DeviceFacts(
-            cache.shape,
-            info.kind,
-            info.compute_units,
-            info.max_workgroups,
-            info.max_buffer_bytes,
-            cache.pool.page_size,
-            not runtime.orders_cache_writes,
-            info.matrix,
-        )
+        self.facts = device_facts(cache.device, cache.shape, cache.pool.page_size)
         self.recordings: dict[tuple[RecordingKey, int], Recording] = {}  # the int: LayerStorage.number
         self.last: Workspace | None = None  # of the last submission of the last call
         self.shared = False  # whether the last call read keys for several rows at once
@@ -154,7 +144,7 @@ class CallRunner:
         workspace.upload_q(rows[0] if len(rows) == 1 else np.concatenate(rows))
         if submission.uploads:
             new = [requests[at].new for at in submission.uploads]
-            workspace.upload_rows([one for one in new if one is not None], call.layer)
+            workspace.upload_rows([one for one in new if one is not None], call.layer, self.cache.encode_into)
         return workspace
 
     def run(self, workspace: Workspace, layer: int) -> None:
@@ -169,8 +159,9 @@ class CallRunner:
         if self.last is not None:  # count it before its words are written again
             self._counted, self.last = self.keys_read, None
         if key not in self._workspaces:
-            tensors = Tensors.shared(key, self.cache, self._tensors)
-            self._workspaces[key] = Workspace.make(key, self.cache, self.scorings.distinct[key.scoring], tensors)
+            pages = PagedStorage.of(self.cache)
+            tensors = Tensors.shared(key, pages, self._tensors)
+            self._workspaces[key] = Workspace.make(key, pages, self.scorings.distinct[key.scoring], tensors)
         return self._workspaces[key]
 
     def _recording(self, workspace: Workspace, layer: int) -> Recording:

@@ -7,15 +7,19 @@ other, so workspaces of different keys share the larger tensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.device_encoding import encodes_on_device, upload_values, value_words
 from ..cache.kv_cache import KVCache
+from ..cache.layer_storage import LayerStorage
+from ..cache.mover import PageGeometry
 from ..kernels import declarations
 from ..kernels.dispatches import (
     AttendVariant,
@@ -28,6 +32,7 @@ from ..kernels.dispatches import (
     merge_call,
 )
 from ..kernels.records import ROW, Records, WorkBuffer
+from ..planning.inputs import DeviceFacts
 from ..planning.items import item_keys
 from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
@@ -38,7 +43,36 @@ from ..shapes import AttnShape, filled_up
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]
+Encode = Callable[[Words, NDArray[Any], NDArray[Any], int], None]  # as ``KVCache.encode_into``
 FIRST_PAGE: Final = declarations.HEADER.index("first_page")
+
+
+class PagedStorage(NamedTuple):
+    """Where K and V of layers lie, in the pages of a KVCache or in one of a ContiguousKV."""
+
+    device: Device
+    layout: PageGeometry
+    layers: Seq[LayerStorage]
+
+    @classmethod
+    def of(cls, cache: KVCache) -> PagedStorage:
+        """That of a cache."""
+        return cls(cache.device, cache.layout, cache.layers)
+
+
+def device_facts(device: Device, shape: AttnShape, page_size: int) -> DeviceFacts:
+    """What plans depend on of a device and a cache."""
+    info = device.info
+    return DeviceFacts(
+        shape,
+        info.kind,
+        info.compute_units,
+        info.max_workgroups,
+        info.max_buffer_bytes,
+        page_size,
+        not device.runtime.orders_cache_writes,
+        info.matrix,
+    )
 
 
 class SharedTensors:
@@ -77,9 +111,19 @@ class Tensors:
     values: Buffer | None = None
 
     @classmethod
-    def shared(cls, key: RecordingKey, cache: KVCache, tensors: SharedTensors) -> Tensors:
+    def own(cls, key: RecordingKey, pages: PagedStorage, made: ExitStack) -> Tensors:
+        """Those of one call that appends nothing, which ``made`` closes."""
+        words, runtime = TensorWords.of(key, pages), pages.device.runtime
+
+        def buffer(size: int, use: Use) -> Buffer:
+            return made.enter_context(closing(runtime.buffer(4 * max(size, 1), use)))
+
+        return cls(buffer(words.q, Use.INPUT), buffer(words.states, Use.SCRATCH), buffer(words.out, Use.OUTPUT), None)
+
+    @classmethod
+    def shared(cls, key: RecordingKey, pages: PagedStorage, tensors: SharedTensors) -> Tensors:
         """Those of a call of the package's own."""
-        words = TensorWords.of(key, cache)
+        words = TensorWords.of(key, pages)
         name, use = ("partials", Use.OUTPUT) if key.partial else ("states", Use.SCRATCH)
         rows = ("encoded", Use.SCRATCH) if words.values else ("rows", Use.INPUT)
         return cls(
@@ -102,16 +146,17 @@ class TensorWords:
     values: int
 
     @classmethod
-    def of(cls, key: RecordingKey, cache: KVCache) -> TensorWords:
+    def of(cls, key: RecordingKey, pages: PagedStorage) -> TensorWords:
         """Those of a key."""
-        heads, dim, values = cache.shape.q_heads, cache.shape.v_dim, value_words(cache.shape, key.appends)
-        if not encodes_on_device(cache.dtype, key.appends) or 4 * values > cache.device.info.max_buffer_bytes:
+        layout = pages.layout
+        heads, dim, values = layout.shape.q_heads, layout.shape.v_dim, value_words(layout.shape, key.appends)
+        if not encodes_on_device(layout.dtype, key.appends) or 4 * values > pages.device.info.max_buffer_bytes:
             values = 0
         return cls(
-            q=key.rows * heads * cache.shape.k_dim,
+            q=key.rows * heads * layout.shape.k_dim,
             states=0 if key.single_pass and not key.walks else key.states * heads * (dim + 2),
             out=key.rows * heads * (dim + 1),
-            rows=key.appends * cache.row_words,
+            rows=key.appends * layout.row_words,
             values=values,
         )
 
@@ -126,7 +171,7 @@ class Workspace:
     """
 
     key: RecordingKey
-    cache: KVCache
+    pages: PagedStorage
     tensors: Tensors
     work: WorkBuffer
     shared: WorkBuffer | None
@@ -140,23 +185,24 @@ class Workspace:
     row_words: Words = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @classmethod
-    def make(cls, key: RecordingKey, cache: KVCache, scoring: Scoring, tensors: Tensors) -> Workspace:
+    def make(cls, key: RecordingKey, pages: PagedStorage, scoring: Scoring, tensors: Tensors) -> Workspace:
         """A workspace with new work buffers. A failed call leaves none."""
-        shape, runtime = cache.shape, cache.device.runtime
+        layout, slices, runtime = pages.layout, pages.layers[0].slices, pages.device.runtime
         work = WorkBuffer(key.items, key.rows, key.appends, key.tables, scoring.heads, key.masks)
         heads = scoring.heads._replace(sinks=None)  # which pass 2 alone reads
         shared = WorkBuffer(key.shared, key.rows, 0, key.tables, heads, key.masks) if key.shared else None
-        made = cls(key, cache, tensors, work, shared, scoring.window)
+        made = cls(key, pages, tensors, work, shared, scoring.window)
         for one in (work, shared):
             if one is not None:
-                cache.layout.set_header(one, cache.layers[0].slices[0])
-                one.set(**scoring.header(shape.head_dim), state_stride=key.states, rows=key.rows)
+                layout.set_header(one, slices[0])
+                one.set(**scoring.header(layout.shape.head_dim), state_stride=key.states, rows=key.rows)
         work.set(single_pass=int(key.single_pass))
+        heads_each = layout.shape.kv_heads
         encoded = 0 if tensors.values is not None else key.appends  # by the host
-        made.row_words = np.zeros((encoded, shape.kv_heads, cache.row_words // shape.kv_heads), np.uint32)
+        made.row_words = np.zeros((encoded, heads_each, layout.row_words // heads_each), np.uint32)
         try:
             for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
-                for _ in cache.layers[0].slices:
+                for _ in slices:
                     if one is not None:
                         buffers.append(runtime.buffer(4 * one.words.size, Use.INPUT))
         except BaseException:
@@ -214,7 +260,7 @@ class Workspace:
 
     def _upload_words(self, layer: int) -> None:
         """Write the work words for the head slices of ``layer``."""
-        runtime, storage = self.cache.device.runtime, self.cache.layers[layer]
+        runtime, storage = self.pages.device.runtime, self.pages.layers[layer]
         self.first_page = None
         for work, buffers in ((self.work, self.work_buffers), (self.shared, self.shared_buffers)):
             if work is None:
@@ -222,43 +268,44 @@ class Workspace:
             work.header["first_page"] = storage.first_page
             for one, buffer in zip(storage.slices, buffers, strict=True):
                 if len(buffers) > 1:
-                    self.cache.layout.set_header(work, one)
+                    self.pages.layout.set_header(work, one)
                 runtime.write(buffer, work.words)
         self.first_page = storage.first_page
 
     def _rebind_layer(self, layer: int) -> None:
         """Write the one word in which the call of another layer differs from the one before, where it does."""
-        first_page = self.cache.layers[layer].first_page
+        first_page = self.pages.layers[layer].first_page
         if first_page != self.first_page:
             self.first_page = None
             self.work.header["first_page"] = first_page
             word = self.work.words[FIRST_PAGE : FIRST_PAGE + 1]
             for buffer in (*self.work_buffers, *self.shared_buffers):
-                self.cache.device.runtime.write(buffer, word, FIRST_PAGE)
+                self.pages.device.runtime.write(buffer, word, FIRST_PAGE)
             self.first_page = first_page
 
     def upload_q(self, q: NDArray[Any]) -> None:
         """Write the query rows, (rows, q_heads, head_dim)."""
-        if q.dtype != np.float32 or q.shape[-1] != self.cache.shape.k_dim or not q.flags.c_contiguous:
-            q = filled_up(q, self.cache.shape.k_dim)
-        self.cache.device.runtime.write(self.tensors.q, q.reshape(-1).view(np.uint32))
+        k_dim = self.pages.layout.shape.k_dim
+        if q.dtype != np.float32 or q.shape[-1] != k_dim or not q.flags.c_contiguous:
+            q = filled_up(q, k_dim)
+        self.pages.device.runtime.write(self.tensors.q, q.reshape(-1).view(np.uint32))
 
-    def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]], layer: int) -> None:
+    def upload_rows(self, new: Seq[tuple[NDArray[Any], NDArray[Any]]], layer: int, encode: Encode) -> None:
         """Write the new rows of a layer, stored values k and v (n, kv_heads, head_dim) of each request in order."""
-        runtime, at = self.cache.device.runtime, 0
+        runtime, at = self.pages.device.runtime, 0
         if self.tensors.rows is None:
             return
         if self.tensors.values is not None:
-            upload_values(runtime, self.tensors.values, self.cache.shape, self.key.appends, new)
+            upload_values(runtime, self.tensors.values, self.pages.layout.shape, self.key.appends, new)
             return
         for keys, values in new:
-            self.cache.encode_into(self.row_words[at : at + len(keys)], keys, values, layer)
+            encode(self.row_words[at : at + len(keys)], keys, values, layer)
             at += len(keys)
         runtime.write(self.tensors.rows, self.row_words[:at].reshape(-1))
 
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
-        shape, matrix = self.cache.shape, self.key.matrix
+        shape, matrix = self.pages.layout.shape, self.key.matrix
         total = (shape.head_chunks if matrix is None else matrix.blocks(shape.group)) * item_keys(self.work.items)
         return total + (item_keys(self.shared.items) if self.shared is not None else 0)
 
@@ -271,12 +318,12 @@ class Workspace:
         """
         runtime, rows = self._ran(), 0 if self.submission is None else len(self.submission.rows)
         words = (runtime.read if copy else runtime.peek)(self.tensors.out)
-        out, lse = out_and_lse(words, self.key.rows, self.cache.shape)
+        out, lse = out_and_lse(words, self.key.rows, self.pages.layout.shape)
         return out[:rows], lse[:rows]
 
     def states(self, rows: int, nodes: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """m and l (rows, nodes, q_heads), o (rows, nodes, q_heads, v_head_dim) of a partial submission."""
-        shape = self.cache.shape
+        shape = self.pages.layout.shape
         heads, dim = shape.q_heads, shape.v_dim
         words = self._ran().read(self.tensors.states).view(np.float32)
         o = words[: rows * nodes * heads * dim].reshape(rows, nodes, heads, dim)[..., : shape.v_head_dim]
@@ -286,51 +333,53 @@ class Workspace:
     def _ran(self) -> Runtime:
         if self.queued is not None:
             self.queued.send()
-        return self.cache.device.runtime
+        return self.pages.device.runtime
 
     # --- dispatches ---------------------------------------------------------------------------------------
 
-    def dispatches(self, layer: int, scoring: Scoring) -> list[Dispatch]:
+    def dispatches(self, layer: int, scoring: Scoring, heads: int | None = None) -> list[Dispatch]:
         """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload. Encode comes
         first where the device encodes them.
 
-        They are those of every layer that shares ``layer``'s K and V buffers.
+        They are those of every layer that shares ``layer``'s K and V buffers. heads: see ``AttendVariant``.
         """
-        key, cache, info = self.key, self.cache, self.cache.device.info
+        key, layout, device = self.key, self.pages.layout, self.pages.device
         alone = AttendVariant(
-            cache.shape,
-            cache.dtype,
+            layout.shape,
+            layout.dtype,
             key.build,
-            info.kind,
-            cache.tile,
+            device.info.kind,
+            layout.tile,
             softcap=scoring.softcap is not None,
             alibi=scoring.alibi is not None,
             mask=key.masks > 0,
             from_upload=key.from_upload,
-            lanes=info.attend_lanes,
+            heads=heads,
+            lanes=device.info.attend_lanes,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
-        dispatch, tensors = cache.device.dispatch, {"work": self.work_buffers[0], **vars(self.tensors)}
+        dispatch, tensors = device.dispatch, {"work": self.work_buffers[0], **vars(self.tensors)}
         encodes, appends, attends = list[Dispatch](), list[Dispatch](), list[Dispatch]()
         if self.tensors.values is not None:
-            encodes.append(dispatch(encode_call(cache.shape, cache.dtype, key.appends), tensors))
-        for i, one in enumerate(cache.layers[layer].slices):
+            encodes.append(dispatch(encode_call(layout.shape, layout.dtype, key.appends), tensors))
+        for i, one in enumerate(self.pages.layers[layer].slices):
             bound = {**tensors, "work": self.work_buffers[i], "k": one.k, "v": one.v}
             if key.appends:
-                call = append_call(cache.shape, cache.dtype, cache.tile, key.appends, one.heads)
+                call = append_call(layout.shape, layout.dtype, layout.tile, key.appends, one.heads)
                 appends.append(dispatch(call, bound))
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]
                 attends.append(dispatch(attend_call(together, key.shared, one.heads, target, "shared"), bound))
-            attends.append(dispatch(self._pass_1(alone, one.heads, target), bound))
+            if key.items:
+                attends.append(dispatch(self._pass_1(alone, one.heads, target), bound))
         if not key.single_pass and not key.partial:
-            attends.append(dispatch(merge_call(cache.shape, info.kind, key.rows), tensors))
+            attends.append(dispatch(merge_call(layout.shape, device.info.kind, key.rows), tensors))
         return [*encodes, *attends, *appends] if key.from_upload else [*encodes, *appends, *attends]
 
     def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
         """Pass 1 over the items of single rows, or, by matrix units, over all items."""
-        key, mat = self.key, self.cache.device.info.matrix.tile
+        key, mat = self.key, self.pages.device.info.matrix.tile
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
         states = "states" if key.walks else None
