@@ -30,7 +30,7 @@ from zinc_attn.errors import (
     ValueRangeError,
 )
 from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
-from zinc_attn.planning import call, inputs, walks
+from zinc_attn.planning import call, inputs, whole_context
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
@@ -109,25 +109,28 @@ def test_walks(
     text: str,
     options: dict[str, Any],
 ) -> None:
-    """Workgroups that walk all nodes of their rows have the bits of partial states, and more rows fit a submission."""
+    """Workgroups that attend their rows' whole context have the bits of partial states; more rows fit a submission."""
     shape, tokens, rows = za.AttnShape.parse(text), 1700, 150
     q, k, v = make(rng, shape, rows, tokens)
     want = attend(matrix_device, shape, q, k, v, num_splits=2, **options)
-    every, some = 1 << 27, 4 * 8 * (shape.v_dim + 2) * walks.ROOM * 64  # room for all rows; for 64 that walk
+    every, some = (
+        1 << 27,
+        4 * 8 * (shape.v_dim + 2) * whole_context.ROOM * 64,
+    )  # room for all rows; for 64 that have no splits
     planned: list[bool] = []
 
     def observe(one: Any, _: object) -> None:
-        planned.append(one.key.walks)
+        planned.append(one.key.whole_context)
 
     with filled(matrix_device, shape, k, v) as (cache, seq):
         attention = za.Attention(cache, arithmetic="matrix", observer=observe, **options)
-        for walkers, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
-            monkeypatch.setattr(walks, "WALKERS", walkers)
+        for workgroups, room, submissions in ((1, every, 1), (1, some, 3), (10**6, every, 1)):
+            monkeypatch.setattr(whole_context, "WORKGROUPS", workgroups)
             monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
             planned.clear()
             for got, right in zip(attention(q, seq, 0, return_lse=True), want, strict=True):
                 assert not differing(got, right)
-            assert planned == [walkers == 1] * submissions
+            assert planned == [workgroups == 1] * submissions
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))

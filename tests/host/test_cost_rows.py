@@ -14,7 +14,7 @@ from zinc_attn import AttnShape, plan_splits
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import MATRIX
-from zinc_attn.planning import sharing, walks
+from zinc_attn.planning import sharing, whole_context
 from zinc_attn.planning.arithmetic import Arithmetic
 from zinc_attn.tools.cost import CARDS, calls, matrix, predict, predict_call, predict_cascade, predict_rows
 from zinc_attn.tools.rdna4 import compiler
@@ -112,7 +112,7 @@ def test_rows_that_walk_are_faster(text: str, monkeypatch: pytest.MonkeyPatch) -
     for context in (2048, 8192, 32768, 131072):
         walking = predict_rows(shape, R9700, 2048, context, "f16", "matrix")
         with monkeypatch.context() as patch:
-            patch.setattr(walks, "WALKERS", 10**6)
+            patch.setattr(whole_context, "WORKGROUPS", 10**6)
             split = predict_rows(shape, R9700, 2048, context, "f16", "matrix")
         assert walking.merge_us == walking.partial_us == 0 < split.merge_us
         assert walking.submissions <= split.submissions

@@ -18,7 +18,7 @@ from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
 from zinc_attn.planning.items import Visible, item_records
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan, plan_splits
-from zinc_attn.planning.walks import WORK, row_cost
+from zinc_attn.planning.whole_context import WORK, row_cost
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS, TILE
 
@@ -149,7 +149,7 @@ def test_rows_walk_where_they_make_enough_workgroups(rows: int) -> None:
     request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
     options = CallOptions(split_rule_layouts(shape, "f16", device), arithmetic="matrix")
     made = plan_call([request], options, facts).submissions
-    assert all(one.key.walks == one.key.single_pass == (rows >= 1024) for one in made)
+    assert all(one.key.whole_context == one.key.single_pass == (rows >= 1024) for one in made)
     if rows < 1024:
         return
     assert [len(one.rows) for one in made] == ([1024] if rows == 1024 else [1250, 1250])
@@ -161,6 +161,6 @@ def test_rows_walk_where_they_make_enough_workgroups(rows: int) -> None:
         replace(options, arithmetic="canonical"),
         replace(options, layout=fixed_layouts(shape, "f16", device, num_splits=4, split_size=None)),
     ):
-        assert not any(one.key.walks for one in plan_call([request], other, facts).submissions)
+        assert not any(one.key.whole_context for one in plan_call([request], other, facts).submissions)
     shard = request._replace(end=9000, shifts=np.zeros(16, np.int64))
-    assert not any(one.key.walks for one in plan_call([shard], options, facts).submissions)
+    assert not any(one.key.whole_context for one in plan_call([shard], options, facts).submissions)

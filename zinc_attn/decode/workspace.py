@@ -154,7 +154,7 @@ class TensorWords:
             values = 0
         return cls(
             q=key.rows * heads * layout.shape.k_dim,
-            states=0 if key.single_pass and not key.walks else key.states * heads * (dim + 2),
+            states=0 if key.single_pass and not key.whole_context else key.states * heads * (dim + 2),
             out=key.rows * heads * (dim + 1),
             rows=key.appends * layout.row_words,
             values=values,
@@ -382,7 +382,7 @@ class Workspace:
         key, mat = self.key, self.pages.device.info.matrix.tile
         if key.matrix is None or mat is None:
             return attend_call(alone, key.items, kv_heads, target)
-        states = "states" if key.walks else None
+        states = "states" if key.whole_context else None
         return matrix_call(MatrixVariant.of(alone, mat, key.matrix), key.items, kv_heads, target, states)
 
 

@@ -140,7 +140,7 @@ class MatrixVariant:
 def matrix_call(
     variant: MatrixVariant, items: int, kv_heads: int, target: str, states: str | None = None
 ) -> KernelCall:
-    """Pass 1 with matrix units; see ``attend_call``. states: where workgroups that walk keep totals, if they do."""
+    """Pass 1 with matrix units; see ``attend_call``. states: where totals of whole contexts are kept."""
     decl, spec = variant.program()
     blocks = variant.workgroup.blocks(variant.shape.group)
     buffers = ("work", "q", "k", "v", states or target, target, "work")

@@ -27,7 +27,7 @@ from .sizes import padded, power_of_two
 from .splits import CPU_ROWS, MAX_CPU_STATES, sharing_pays
 from .steady import SteadyKey, steady_key
 from .submission import RecordingKey, RowSlice, Submission
-from .walks import row_cost, walk_pays, walking_rows
+from .whole_context import even_rows, row_cost, whole_context_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
@@ -65,18 +65,18 @@ def cut_call(
     layouts = [_layout(*one, options, facts) for one in zip(requests, by_matrix, strict=True)]
     order = _sharing_order(requests, layouts, options)
     cut: list[tuple[RowSlice, ...]] = []
-    for kind in ((False, False), (True, False), (True, True)):  # by matrix units, walking
-        cut += _cut(requests, layouts, [i for i in order if (by_matrix[i], layouts[i].walks) == kind], facts)
+    for kind in ((False, False), (True, False), (True, True)):  # by matrix units, over the whole context
+        cut += _cut(requests, layouts, [i for i in order if (by_matrix[i], layouts[i].whole_context) == kind], facts)
     return SubmissionPlanner(requests, layouts, options, facts), cut
 
 
 def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: DeviceFacts) -> SplitLayout:
-    """The layout of a request. Keys of a shard are not all that its rows see, so these rows do not walk."""
+    """The layout of a request. Keys of a shard are not all that its rows see, so these rows have splits."""
     layout = options.layout(request.tokens, request.q_len, options.window)
     if not by_matrix or not layout.by_rule or request.shifts is not None:
         return layout
-    pays = walk_pays(layout.plan, request.q_len, facts.matrix, facts.compute_units, facts.kind)
-    return layout.walked() if pays else layout
+    pays = whole_context_pays(layout.plan, request.q_len, facts.matrix, facts.compute_units, facts.kind)
+    return layout.without_splits() if pays else layout
 
 
 def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], options: CallOptions) -> list[int]:
@@ -99,7 +99,7 @@ def _cut(
     states = items = rows = 0
     for at in order:
         layout, row = layouts[at], 0
-        cost = row_cost(layout.plan, facts.max_states) if layout.walks else max(layout.plan.states, 1)
+        cost = row_cost(layout.plan, facts.max_states) if layout.whole_context else max(layout.plan.states, 1)
         width = len(layout.ranges)
         while row < requests[at].q_len:
             left = requests[at].q_len - row
@@ -110,11 +110,11 @@ def _cut(
                 left,
                 _rows_at_once(requests[at], layout, facts, states),
             )
-            if (row or room < (left if layout.walks else 1)) and found[-1]:
+            if (row or room < (left if layout.whole_context else 1)) and found[-1]:
                 found.append([])
                 states = items = rows = 0
                 continue
-            room = max(walking_rows(room, left) if layout.walks else room, 1)
+            room = max(even_rows(room, left) if layout.whole_context else room, 1)
             found[-1].append(RowSlice(at, row, row + room))
             states, items, rows = states + room * cost, items + room * width, rows + room
             row += room
@@ -123,7 +123,9 @@ def _cut(
 
 def _rows_at_once(request: Request, layout: SplitLayout, facts: DeviceFacts, states: int) -> int:
     """Rows of a request that a submission with so many states has room for; a CPU's caches are to hold all of them."""
-    many = layout.by_rule and not layout.walks and layout.plan.leaves_per_state == 1 and request.q_len > CPU_ROWS
+    many = (
+        layout.by_rule and not layout.whole_context and layout.plan.leaves_per_state == 1 and request.q_len > CPU_ROWS
+    )
     if facts.kind != "cpu" or not many:
         return facts.max_workgroups[2]
     return max((MAX_CPU_STATES - states) // max(layout.plan.states, 1), 0 if states else 1)
@@ -156,15 +158,15 @@ class SubmissionPlanner:
         matrix units, or none.
         """
         facts, layouts = self.facts, [self.layouts[one.request] for one in slices]
-        walks = layouts[0].walks
-        single_pass = walks or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
+        whole = layouts[0].whole_context
+        single_pass = whole or (not (partial or two_pass) and all(layout.plan.states == 1 for layout in layouts))
         matrix = self._matrix_workgroup(slices)
         shared, attended, rows_each = self._share(slices, layouts, single_pass or partial or matrix is not None)
         placement = self._placement(slices, uploads)
         items, rows, spans = self._records(slices, layouts, placement, single_pass, attended, matrix)
         masks = self._place_rows(rows, slices)
         self._place_shared(shared, slices, placement)
-        counts = (1 if walks else layout.plan.states for layout in layouts)
+        counts = (1 if whole else layout.plan.states for layout in layouts)
         states = sum((one.end - one.begin) * count for one, count in zip(slices, counts, strict=True))
         key = RecordingKey(
             build=max((layout.build for layout in layouts), key=BUILDS.index, default="single"),
@@ -182,7 +184,7 @@ class SubmissionPlanner:
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
             masks=power_of_two(len(masks)) if len(masks) else 0,
             matrix=matrix,
-            walks=walks,
+            whole_context=whole,
         )
         return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)
 
@@ -239,13 +241,13 @@ class SubmissionPlanner:
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (one, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(one), None if attended is None else attended[i]
-            leaves = LEAVES_PER_NODE if layout.walks else layout.plan.leaves_per_state
+            leaves = LEAVES_PER_NODE if layout.whole_context else layout.plan.leaves_per_state
             rows_each = 1 if matrix is None else matrix.rows(self.facts.shape.group)
             mine = item_records(
                 visible, layout.ranges, leaves, keep_empty=single_pass, shared=shared, rows_each=rows_each
             )
             mine["row"] += np.uint32(row)
-            if layout.walks:
+            if layout.whole_context:
                 mine = mine[::-1]  # the longest items begin first
             if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
                 mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]

@@ -45,24 +45,24 @@ class Request(NamedTuple):
 class SplitLayout(NamedTuple):
     """A split plan with its leaf ranges (splits, 2) and the build of pass 1 that it wants.
 
-    by_rule: it is the split rule's, so a call may go without splits; walks: it does: a workgroup by matrix units walks
-    all keys of its rows.
+    by_rule: it is the split rule's, so a call may go without splits; whole_context: it does: a workgroup by matrix
+    units attends all keys of its rows.
     """
 
     plan: SplitPlan
     ranges: Indices
     build: Build
     by_rule: bool = False
-    walks: bool = False
+    whole_context: bool = False
 
     @classmethod
     def of(cls, plan: SplitPlan, build: Build, *, by_rule: bool = False) -> SplitLayout:
         """The layout of a plan, run by ``build``."""
         return cls(plan, np.array(plan.leaf_ranges()), build, by_rule)
 
-    def walked(self) -> SplitLayout:
+    def without_splits(self) -> SplitLayout:
         """The same nodes as one range."""
-        return self._replace(ranges=np.array([[0, self.ranges.max()]]), walks=True)
+        return self._replace(ranges=np.array([[0, self.ranges.max()]]), whole_context=True)
 
 
 @dataclass(frozen=True, eq=False)

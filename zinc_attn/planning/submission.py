@@ -32,7 +32,7 @@ class RecordingKey(NamedTuple):
     """
 
     build: Build
-    single_pass: bool  # every row has at most one state, or a workgroup that walks, and pass 1 writes the output
+    single_pass: bool  # every row has at most one state, or its whole context, and pass 1 writes the output
     from_upload: bool  # attend reads the new rows from the upload, and append writes them to the cache afterwards
     items: int
     rows: int
@@ -46,7 +46,7 @@ class RecordingKey(NamedTuple):
     shared_build: Build = "single"
     masks: int = 0  # words of masks; 0: there is none
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
-    walks: bool = False  # its workgroups keep their rows' totals where the states would be
+    whole_context: bool = False  # its workgroups keep their rows' totals where the states would be
 
 
 @dataclass(frozen=True, eq=False)

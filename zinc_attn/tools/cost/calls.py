@@ -122,7 +122,7 @@ def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
     """Of one submission. before: keys that the sequence has before the call's first row."""
     made, kv_bytes = call.submission(at), (before + call.cut[at][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
     work, states = call.dispatches(made), call.states(made)
-    return submission_terms(work, states, call.card, call.dtype, kv_bytes, made.key.walks)
+    return submission_terms(work, states, call.card, call.dtype, kv_bytes, made.key.whole_context)
 
 
 def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:

@@ -1,4 +1,4 @@
-"""Rows by matrix units whose workgroups walk all keys of their rows, so that there are no partial states to merge."""
+"""Rows by matrix units whose workgroups attend the whole context, so that there are no partial states to merge."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..kernels.matrix import MatrixFacts, matrix_workgroup
 from ..shapes import AttnShape
 from .splits import SplitPlan
 
-WALKERS: Final = 4  # workgroups for every compute unit from which they keep a device busy without splits
+WORKGROUPS: Final = 4  # for every compute unit, from which they keep a device busy without splits
 ROOM: Final = 4  # states as which a row's total counts at least, so that q and the output stay small, too
 # Query vectors times leaves of a submission at most: a fraction of a second on a card, which drivers allow.
 WORK: Final = 1 << 28
 
 
-def walk_pays(plan: SplitPlan, rows: int, units: MatrixFacts, compute_units: int, kind: str) -> bool:
-    """Whether ``rows`` rows of a sequence make enough workgroups that each walks all nodes; no bit depends on it.
+def whole_context_pays(plan: SplitPlan, rows: int, units: MatrixFacts, compute_units: int, kind: str) -> bool:
+    """Whether ``rows`` rows of a sequence make enough workgroups that each attends all nodes; no bit depends on it.
 
-    plan: that of the split rule. One row never walks: a decode step is for many splits.
+    plan: that of the split rule. One row never does: a decode step is for many splits.
     """
     shape: AttnShape = plan.shape
     if rows < 2 or plan.states < 2:
@@ -27,11 +27,11 @@ def walk_pays(plan: SplitPlan, rows: int, units: MatrixFacts, compute_units: int
     if found is None:
         return False
     workgroups = -(-rows // found.rows(shape.group)) * shape.kv_heads * found.blocks(shape.group)
-    return workgroups >= WALKERS * compute_units
+    return workgroups >= WORKGROUPS * compute_units
 
 
 def row_cost(plan: SplitPlan, max_states: int) -> int:
-    """States as which a row that walks counts, of the ``max_states`` of a submission.
+    """States as which a whole-context row counts, of the ``max_states`` of a submission.
 
     q takes its place beside the total, whose size may be smaller, and a submission has at most ``WORK``.
     """
@@ -40,6 +40,6 @@ def row_cost(plan: SplitPlan, max_states: int) -> int:
     return max(sizes, -(-max_states * shape.q_heads * leaves // WORK))
 
 
-def walking_rows(room: int, left: int) -> int:
+def even_rows(room: int, left: int) -> int:
     """Rows of the next submission, of ``left`` that are left and ``room`` that fit: the parts of a call are even."""
     return -(-left // -(-left // room)) if room > 0 else 0
