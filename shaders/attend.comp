@@ -35,7 +35,7 @@ const uint LANES = WAVE;
 #else
 const uint MEMBERS = 1u;
 const uint own = 0u;
-layout(local_size_x_id = ATTEND_SPEC_LANES, local_size_x = 32) in;
+layout(local_size_x_id = ATTEND_SPEC_WAVE_SIZE, local_size_x = 32) in;
 const uint LANES = gl_WorkGroupSize.x;  // of a wave: 32, 16 or 8
 #endif
 uint lane;  // the invocation's number in its wave

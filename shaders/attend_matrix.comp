@@ -24,7 +24,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MATRIX_SPEC_LANES, local_size_x = 128) in;
+layout(local_size_x_id = MATRIX_SPEC_WORKGROUP_SIZE, local_size_x = 128) in;
 layout(constant_id = MATRIX_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
 layout(constant_id = MATRIX_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, a multiple of 8
 layout(constant_id = MATRIX_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K

@@ -12,7 +12,7 @@
 #extension GL_EXT_control_flow_attributes : require
 #include "contract.glsl"
 
-layout(local_size_x_id = MERGE_SPEC_LANES, local_size_x = 32) in;  // 32 per wave
+layout(local_size_x_id = MERGE_SPEC_WORKGROUP_SIZE, local_size_x = 32) in;  // 32 per wave
 layout(constant_id = MERGE_SPEC_V_DIM) const uint V_DIM = 128u;
 const uint BATCH = WAVE;
 const uint ROUND = gl_WorkGroupSize.x;

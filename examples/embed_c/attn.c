@@ -186,7 +186,7 @@ static bool need_pipeline(struct za_attn *attn, int which) {
               (!(flags & CAPPED) || za_kernel_set(&kernel, "softcap", 1)) &&
               (!(flags & SLOPED) || za_kernel_set(&kernel, "alibi", 1)) &&
               (!(flags & MASKED) || za_kernel_set(&kernel, "mask", 1)) &&
-              (!few || za_kernel_set(&kernel, "lanes", WAVE)) &&
+              (!few || za_kernel_set(&kernel, "workgroup_size", WAVE)) &&
               za_pipeline_make(&attn->gpu, &kernel, &attn->pipelines[which]);
     za_kernel_free(&kernel);
     return ok;

@@ -10,7 +10,7 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 5, MAX_SPEC = 16 };
+enum { MANIFEST_VERSION = 6, MAX_SPEC = 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {

@@ -164,7 +164,7 @@ def test_bits_of_the_builds_for_gpus(
 ) -> None:
     """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
     monkeypatch.setattr(dispatches, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
-    monkeypatch.setattr(dispatches, "merge_lanes", lambda kind: 256)
+    monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda kind: 256)
     for context in (65, 1000):
         check_all_layouts(device, shape, context, dtype, "normal")
 

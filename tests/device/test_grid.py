@@ -122,11 +122,11 @@ def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> Non
 )
 def test_the_oracles_bits_in_small_waves(device: za.Device, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
-    monkeypatch.setattr(device.runtime, "info", replace(device.info, attend_lanes=8))
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, wave_size=8))
     kernel, seen = device.kernel, []
 
     def noted(decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
-        seen.append(dict(zip(decl.spec, spec, strict=True)).get("lanes"))
+        seen.append(dict(zip(decl.spec, spec, strict=True)).get("wave_size"))
         return kernel(decl, spec)
 
     monkeypatch.setattr(device, "kernel", noted)

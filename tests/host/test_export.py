@@ -27,7 +27,7 @@ from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
-from zinc_attn.kernels.tuning import chunks_ahead, merge_lanes
+from zinc_attn.kernels.tuning import chunks_ahead, merge_workgroup_size
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
@@ -96,7 +96,7 @@ def test_records_and_kernels_are_the_declarations(made):
     assert made["vulkan"]["storage_buffers_per_stage"] == 7
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     plain = {key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives")}
-    assert sizes == {**plain, "merge": ["merge_lanes", "1", "1"]}
+    assert sizes == {**plain, "merge": ["merge_workgroup_size", "1", "1"]}
 
 
 def test_the_primitives_are_those_that_the_package_asks_for(made):
@@ -186,7 +186,7 @@ def test_values_by_kind_of_device(kind):
     for k_dim in range(limits.K_DIMS, limits.MAX_HEAD_DIM + 1, limits.K_DIMS):
         names = {"kind": kind, "k_dim": k_dim}
         assert evaluate(formulas("quantities")["chunks_ahead"][0], names) == chunks_ahead(kind, k_dim)
-        assert evaluate(formulas("quantities")["merge_lanes"][0], names) == merge_lanes(kind)
+        assert evaluate(formulas("quantities")["merge_workgroup_size"][0], names) == merge_workgroup_size(kind)
 
 
 def contexts(table):
@@ -458,7 +458,7 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
     "change,message",
     (
         *(
-            ({"version": version}, f"got version {version}, expected 5; export again with the zinc-attn that reads it")
+            ({"version": version}, f"got version {version}, expected 6; export again with the zinc-attn that reads it")
             for version in (1, 2, True)
         ),
         ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),

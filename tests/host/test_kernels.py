@@ -96,7 +96,7 @@ def test_interface_of_the_spirv(decl):
     text = disassembled(decl.file)
     assert {int(n) for n in re.findall(r"OpDecorate %\w+ Binding (\d+)", text)} == set(range(len(decl.bindings)))
     node, attends = decl is kernels.ATTEND["node"], decl in kernels.ATTEND.values()
-    ids = {i for i, name in enumerate(decl.constant_names) if not (node and name == "lanes")}
+    ids = {i for i, name in enumerate(decl.constant_names) if not (node and name == "wave_size")}
     assert {int(n) for n in re.findall(r"OpDecorate %\w+ SpecId (\d+)", text)} == ids
     assert f"OpExecutionMode %main LocalSize 32 {8 if node else 1} 1" in text
     assert set(re.findall(r"OpCapability (\w+)", text)) == {"Shader"} | ({"GroupNonUniform"} if attends else set())

@@ -255,7 +255,7 @@ def test_specs_of_shapes_whose_v_is_not_like_k() -> None:
         "k_storage": 1,
         "v_storage": 1,
         "from_upload": 0,
-        "lanes": 32,
+        "wave_size": 32,
     }
     assert Spec("merge", 512).program()[1][0] == 512
 

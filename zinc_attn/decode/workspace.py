@@ -355,7 +355,7 @@ class Workspace:
             mask=key.masks > 0,
             from_upload=key.from_upload,
             heads=heads,
-            lanes=device.info.attend_lanes,
+            wave_size=device.info.wave_size,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"

@@ -147,7 +147,7 @@ ATTEND_SPEC: Final = (
     "k_storage",  # the index of K's type in storage.STORAGE
     "v_storage",  # of V's
     "from_upload",  # 1: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache
-    "lanes",  # invocations of a wave; the node build, which does not declare it, has 32
+    "wave_size",  # invocations of a wave; the node build, which does not declare it, has 32
 )
 # Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
 # one node, a leaf each, and folds them. ``loop``: a workgroup of one wave attends any range of leaves.
@@ -182,7 +182,7 @@ MATRIX: Final = KernelDecl(
         "mask",
         "k_storage",
         "v_storage",
-        "lanes",  # invocations of a workgroup
+        "workgroup_size",  # invocations of a workgroup
     ),
     extension="GL_KHR_cooperative_matrix",
 )
@@ -190,7 +190,7 @@ MERGE: Final = KernelDecl(
     "merge",
     "merge.comp",
     (Binding("work", "read"), Binding("states", "read"), Binding("out", "write")),
-    ("v_dim", "lanes"),
+    ("v_dim", "workgroup_size"),
 )
 MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two per lane
 

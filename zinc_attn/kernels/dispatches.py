@@ -17,7 +17,7 @@ from . import declarations
 from .declarations import Build, KernelDecl
 from .matrix import MatrixTile, MatrixWorkgroup
 from .sizes import value_passes
-from .tuning import attend_lanes, chunks_ahead, merge_lanes
+from .tuning import chunks_ahead, merge_workgroup_size, wave_size
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache; lanes: the fewest
+    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache; wave_size: the fewest
     invocations that the device's waves have where a workgroup is one wave.
     """
 
@@ -63,7 +63,7 @@ class AttendVariant:
     from_upload: bool = False
     rows: int = 1
     heads: int | None = None
-    lanes: int = WAVE
+    wave_size: int = WAVE
 
     @property
     def heads_per_workgroup(self) -> int:
@@ -88,7 +88,7 @@ class AttendVariant:
             "mask": int(self.mask),
             "rows_shared": self.rows,
             "from_upload": int(self.from_upload),
-            "lanes": attend_lanes(self.lanes, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
+            "wave_size": wave_size(self.wave_size, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
         }
         return decl, tuple(values[name] for name in decl.spec)
 
@@ -132,7 +132,7 @@ class MatrixVariant:
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
             "mask": int(self.mask),
-            "lanes": self.workgroup.lanes,
+            "workgroup_size": self.workgroup.size,
         }
         return decl, tuple(values[name] for name in decl.spec)
 
@@ -162,7 +162,7 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     """Pass 2: fold the states of ``rows`` query rows and divide."""
     grid = (-(-shape.v_dim // declarations.MERGE_DIMS), shape.q_heads, rows)
-    return KernelCall(declarations.MERGE, (shape.v_dim, merge_lanes(kind)), ("work", "states", "out"), grid)
+    return KernelCall(declarations.MERGE, (shape.v_dim, merge_workgroup_size(kind)), ("work", "states", "out"), grid)
 
 
 def _move_call(decl: KernelDecl, shape: AttnShape, dtype: str, tile: int, grid: tuple[int, int, int]) -> KernelCall:

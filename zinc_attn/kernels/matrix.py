@@ -15,7 +15,9 @@ HELD_DIMS: Final = 128  # dimensions of q that a GPU's subgroup holds in registe
 # Subgroups that share a strip, by V's size up to a number: as many as leave registers for several waves.
 STRIP_PARTS: Final = ((64, 1), (128, 2), (limits.MAX_HEAD_DIM, 4))
 VECTORS: Final = (8, 16, 32, 64)  # of a workgroup
-MAX_LANES: Final = KEYS_PER_LEAF * PIECE // CHUNK  # of a workgroup: each lane carries 8 values of a piece at least
+MAX_WORKGROUP_SIZE: Final = (
+    KEYS_PER_LEAF * PIECE // CHUNK
+)  # of a workgroup: each lane carries 8 values of a piece at least
 TILE_SIZES: Final = (8, 16)  # of a tile's sides
 MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which "matrix-prefill" uses matrix units
 HALF_MAX: Final = 65504.0  # the largest float16
@@ -42,11 +44,11 @@ NO_MATRICES: Final = MatrixFacts(None, 16384, 128)  # and the least that Vulkan 
 
 
 class MatrixWorkgroup(NamedTuple):
-    """vectors: query vectors; lanes: invocations; unrolled: a longer program, which keeps matrices in registers;
+    """vectors: query vectors; size: invocations; unrolled: a longer program, which keeps matrices in registers;
     waves: subgroups are waves, so each has its part of the work."""
 
     vectors: int
-    lanes: int
+    size: int
     unrolled: bool
     waves: bool
 
@@ -83,10 +85,10 @@ def matrix_workgroup(shape: AttnShape, facts: MatrixFacts, kind: str, vectors: i
     parts = next(parts for dims, parts in STRIP_PARTS if shape.v_dim <= dims)
     unrolled, found = kind != "cpu", None
     for count in VECTORS:
-        lanes = limits.WAVE * (count // facts.tile.m) * parts
+        size = limits.WAVE * (count // facts.tile.m) * parts
         fits = shared_bytes(shape, count, unrolled) <= facts.shared_bytes
-        if count % facts.tile.m == 0 and lanes <= min(facts.max_invocations, MAX_LANES) and fits:
-            found = MatrixWorkgroup(count, lanes, unrolled, kind != "cpu")
+        if count % facts.tile.m == 0 and size <= min(facts.max_invocations, MAX_WORKGROUP_SIZE) and fits:
+            found = MatrixWorkgroup(count, size, unrolled, kind != "cpu")
             if count >= vectors:
                 break
     return found

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SHARED_HEADS: Final = 16  # query heads, over all rows, that a workgroup of a GPU serves where rows share keys
 SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its scalar registers
-CPU_LANES: Final = 8  # invocations of a wave of pass 1 on a CPU device: a subgroup of 256 bits
+CPU_WAVE: Final = 8  # invocations of a wave of pass 1 on a CPU device: a subgroup of 256 bits
 CPU_SUMS: Final = 128  # of weighted values, in a lane of such a wave: the code of more is beyond an instruction cache
 SCRATCH_BYTES: Final = 128 << 20  # partial states of one submission; longer calls go in blocks of rows
 
@@ -30,17 +30,17 @@ def chunks_ahead(kind: str, k_dim: int) -> int:
     return 1 if kind == "cpu" else 4 if k_dim % (4 * constants.CHUNK) == 0 else 2
 
 
-def attend_lanes(least: int, build: str, shape: AttnShape, vectors: int, passes: int) -> int:
-    """Invocations of a wave of pass 1: ``least`` (``DeviceInfo.attend_lanes``), twice as many where a lane would have
+def wave_size(least: int, build: str, shape: AttnShape, vectors: int, passes: int) -> int:
+    """Invocations of a wave of pass 1: ``least`` (``DeviceInfo.wave_size``), twice as many where a lane would have
     more than CPU_SUMS, or 32 where fewer do not suit the build or the shape.
 
     vectors: query vectors of a workgroup; passes: over V. A CPU's driver loads what lanes have in common, the query and
     the weights, with checks and branches for every subgroup. The fewer lanes have the keys and the dimensions between
     them, the fewer of these loads there are.
     """
-    lanes = least if vectors * shape.v_dim <= least * CPU_SUMS else 2 * least
-    even = shape.v_dim // shape.value_slice % lanes == 0  # every lane has as many slices of V
-    return lanes if lanes < limits.WAVE and build != "node" and passes == 1 and even else limits.WAVE
+    size = least if vectors * shape.v_dim <= least * CPU_SUMS else 2 * least
+    even = shape.v_dim // shape.value_slice % size == 0  # every lane has as many slices of V
+    return size if size < limits.WAVE and build != "node" and passes == 1 and even else limits.WAVE
 
 
 def node_shared_bytes(heads: int) -> int:
@@ -48,7 +48,7 @@ def node_shared_bytes(heads: int) -> int:
     return 4 * constants.LEAVES_PER_NODE * heads * (constants.KEYS_PER_LEAF + 2)
 
 
-def merge_lanes(kind: str) -> int:
+def merge_workgroup_size(kind: str) -> int:
     """Invocations of a workgroup of pass 2, by device kind: 8 waves of a GPU have 256 states in flight."""
     return limits.WAVE if kind == "cpu" else 8 * limits.WAVE
 

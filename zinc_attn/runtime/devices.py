@@ -17,7 +17,7 @@ from ..canonical.constants import LEAVES_PER_NODE
 from ..checks import parse_digits, shown
 from ..errors import ArgumentError, DeviceNotFoundError, NoVulkanError
 from ..kernels.matrix import MatrixFacts, best_tile
-from ..kernels.tuning import CPU_LANES, node_shared_bytes
+from ..kernels.tuning import CPU_WAVE, node_shared_bytes
 from ..limits import MAX_HEADS_PER_WORKGROUP, WAVE
 from .loader import API_1_2, API_1_3, INSTALL_DRIVER, Heap, Vulkan, loader
 from .protocol import DeviceInfo
@@ -165,7 +165,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         max_buffer_bytes=int(min(limits.maxStorageBufferRange, sizes.maxMemoryAllocationSize)),
         max_workgroups=(*(int(n) for n in limits.maxComputeWorkGroupCount),),  # type: ignore[arg-type]
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
-        attend_lanes=_attend_lanes(kind, vk.text(props.deviceName)),
+        wave_size=_wave_size(kind, vk.text(props.deviceName)),
         node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
         matrix=_matrix_facts(vk, instance, physical, extensions, min(api, version)),
     )
@@ -185,10 +185,10 @@ def _node_workgroups(vk: Vulkan, physical: Any, extensions: set[str], api: int) 
     )
 
 
-def _attend_lanes(kind: str, name: str) -> int:
-    """32, or CPU_LANES on a CPU device whose compiler takes seconds for the larger programs, not half a minute."""
+def _wave_size(kind: str, name: str) -> int:
+    """32, or CPU_WAVE on a CPU device whose compiler takes seconds for the larger programs, not half a minute."""
     llvm = re.search(r"LLVM (\d+)", name)
-    return CPU_LANES if kind == "cpu" and llvm is not None and int(llvm[1]) >= FAST_LLVM else WAVE
+    return CPU_WAVE if kind == "cpu" and llvm is not None and int(llvm[1]) >= FAST_LLVM else WAVE
 
 
 def asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) -> bool:
@@ -216,8 +216,8 @@ def _matrix_facts(vk: Vulkan, instance: Any, physical: Any, extensions: set[str]
         features = vk.features(physical, *MATRIX_FEATURES)
         if all(getattr(one, name) for one, name in zip(features, MATRIX_FEATURES.values(), strict=True)):
             tile = best_tile(vk.matrix_tiles(instance, physical))
-    lanes = min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0]))
-    return MatrixFacts(tile, int(limits.maxComputeSharedMemorySize), lanes)
+    invocations = min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0]))
+    return MatrixFacts(tile, int(limits.maxComputeSharedMemorySize), invocations)
 
 
 def _main_heap(heaps: Sequence[Heap]) -> Heap:

@@ -42,7 +42,7 @@ class DeviceInfo:
     max_workgroups: tuple[int, int, int]
     timestamp_period_ns: float  # 0 where the compute queue has no timestamps
     node_workgroups: bool = True  # whether a workgroup can have eight waves, which attend a node's leaves side by side
-    attend_lanes: int = WAVE  # fewest invocations of a wave of pass 1, where a workgroup is one wave
+    wave_size: int = WAVE  # fewest invocations of a wave of pass 1, where a workgroup is one wave
     matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
 
     @property

@@ -29,7 +29,7 @@ from ...storage import STORAGE, storage_index, storage_types
 from .formulas import evaluate, evaluate_all, formulas, meanings
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 5
+VERSION: Final = 6
 KINDS: Final = ("gpu", "cpu")
 RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buffer
 
@@ -89,7 +89,7 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
         "bytes": len(code),
         "entry_point": "main",
         "local_size": [
-            "merge_lanes" if decl is kernels.MERGE else f"{limits.WAVE}",
+            "merge_workgroup_size" if decl is kernels.MERGE else f"{limits.WAVE}",
             f"{LEAVES_PER_NODE}" if decl is kernels.ATTEND["node"] else "1",
             "1",
         ],
@@ -148,7 +148,9 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
-        known |= {name: evaluate(formulas("quantities")[name][0], known) for name in ("chunks_ahead", "merge_lanes")}
+        known |= {
+            name: evaluate(formulas("quantities")[name][0], known) for name in ("chunks_ahead", "merge_workgroup_size")
+        }
         values: dict[str, dict[str, int]] = {}
         for decl in kernels.KERNELS:
             table = formulas(f"{family(decl)}.constants")

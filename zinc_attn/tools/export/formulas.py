@@ -24,10 +24,10 @@ from ...planning import splits
 _MODULES: Final = (constants, limits, declarations, tuning, splits, pages, storage)  # whose constants the file may name
 _DERIVED: Final[dict[str, object]] = {  # and what follows from these
     "FOUR_CHUNKS": 4 * constants.CHUNK,
-    "TWICE_CPU_LANES": 2 * tuning.CPU_LANES,
+    "TWICE_CPU_WAVE": 2 * tuning.CPU_WAVE,
     "ACCUMULATORS_PER_LANE": limits.MAX_ACCUMULATORS // limits.WAVE,
-    "CPU_MERGE_LANES": tuning.merge_lanes("cpu"),
-    "GPU_MERGE_LANES": tuning.merge_lanes("gpu"),
+    "CPU_MERGE_SIZE": tuning.merge_workgroup_size("cpu"),
+    "GPU_MERGE_SIZE": tuning.merge_workgroup_size("gpu"),
     "SINGLE_SPLIT_LEAVES": splits.SINGLE_SPLIT_KEYS // constants.KEYS_PER_LEAF,
     "NODE_LEAVES": splits.NODE_KEYS // constants.KEYS_PER_LEAF,
     "PRIMITIVE_GROUPS": primitives.ROWS // limits.WAVE,

@@ -14,7 +14,7 @@ from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
-from ...kernels.tuning import merge_lanes, shared_rows
+from ...kernels.tuning import merge_workgroup_size, shared_rows
 from ...limits import MAX_HEAD_DIM, WAVE
 from ...shapes import AttnShape
 from ...storage import STORAGE
@@ -128,7 +128,7 @@ class Spec:
     def waves(self) -> int:
         """Waves of a workgroup."""
         if self.call in ("merge", "attend_matrix"):
-            return (merge_lanes("discrete") if self.call == "merge" else self._matrix().lanes) // WAVE
+            return (merge_workgroup_size("discrete") if self.call == "merge" else self._matrix().size) // WAVE
         return LEAVES_PER_NODE if self.call == "attend_node" else 1
 
     def _matrix(self) -> MatrixWorkgroup:
