@@ -78,7 +78,7 @@ class MatrixGroup:
     @property
     def waves(self) -> int:
         """Waves of the workgroup."""
-        return self.workgroup.lanes // WAVE
+        return self.workgroup.size // WAVE
 
     @property
     def vgprs(self) -> int:
@@ -88,7 +88,7 @@ class MatrixGroup:
     @cached_property
     def parts(self) -> MatrixCounts:
         """What a leaf has beside its products."""
-        pieces, lanes = sum(-(-dims // PIECE) for dims in (self.shape.k_dim, self.shape.v_dim)), self.workgroup.lanes
+        pieces, lanes = sum(-(-dims // PIECE) for dims in (self.shape.k_dim, self.shape.v_dim)), self.workgroup.size
         return MatrixCounts(pieces * KEYS_PER_LEAF * PIECE / 8 / lanes, self.vectors * KEYS_PER_LEAF / lanes, pieces)
 
     @property
@@ -118,7 +118,7 @@ class MatrixGroup:
 
         A trip carries two values of a lane and waits once: for q, for the place of a state, or for a total.
         """
-        pairs = self.vectors / 2 / self.workgroup.lanes
+        pairs = self.vectors / 2 / self.workgroup.size
         q, state = pairs * self.shape.k_dim, pairs * self.shape.v_dim * nodes
         merged = pairs * self.shape.v_dim * (nodes - 1)
         wait = self.card.near_ns * self.card.clock_ghz + TRIP_CYCLES

@@ -11,7 +11,7 @@ from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...errors import KernelError
 from ...kernels import declarations as kernels
-from ...kernels.tuning import merge_lanes
+from ...kernels.tuning import merge_workgroup_size
 from ...planning.splits import SplitPlan
 from ...runtime.device import build_record
 from ...shapes import AttnShape
@@ -24,7 +24,7 @@ LABEL: Final = "modeled"
 
 # Instructions for a wave's 32 states before its turn, by leaves per state: gfx1201's program.
 MERGE_ISSUE: Final = {1: 738, LEAVES_PER_NODE: 390}
-MERGE_WAVES: Final = merge_lanes("discrete") // 32  # a round: a batch of 32 states per wave
+MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
 
 
 @lru_cache(maxsize=1)
