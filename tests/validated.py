@@ -45,6 +45,8 @@ CALLS = (
     "test_storage.py::test_encoded_rows_are_attended_as_their_values[vulkan-q5_1/iq4_nl]",
     "test_storage.py::test_scales_are_a_heads_and_a_layers[kompute]",
     "test_submit.py",
+    "test_pipeline_cache.py",
+    "test_vulkan_failures.py",
     "test_vulkan_runtime.py",
 )
 # Tests that the layer cannot be under, or would take minutes for, by a word of their names.

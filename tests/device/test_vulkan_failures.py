@@ -1,0 +1,289 @@
+"""The plain Vulkan dispatcher where the driver fails, Ctrl-C comes or things end: typed errors, and nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from little_kernels import GROUPS, WORDS, best_info, buffers, little, spirv, words, works
+from support import FULL
+
+from zinc_attn.errors import (
+    ClosedError,
+    DeviceLostError,
+    DeviceMemoryError,
+    ForkedProcessError,
+    KernelError,
+    NoVulkanError,
+    ZincAttnError,
+)
+from zinc_attn.runtime import loader as libvulkan
+from zinc_attn.runtime.protocol import Dispatch, Use
+from zinc_attn.runtime.vulkan import VulkanRuntime
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
+    made = VulkanRuntime(best_info())
+    yield made
+    made.close()
+
+
+class FailingLibrary:
+    """libvulkan, of which one function returns a chosen VkResult and does nothing."""
+
+    def __init__(self, lib, function, result):
+        self._lib, self._function, self._result = lib, function, result
+
+    def __getattr__(self, name):
+        return (lambda *args: self._result) if name == self._function else getattr(self._lib, name)
+
+
+class World:
+    """A recording with its buffers, and every call that a runtime which is closed, lost or forked refuses."""
+
+    def __init__(self, runtime):
+        self.x, self.out = buffers(runtime, Use.INPUT, Use.OUTPUT)
+        spirv("reverse")  # a forked child starts no compiler
+        self.recording = runtime.record([Dispatch(little(runtime), (self.x, self.out), GROUPS)])
+        self.calls = [
+            lambda: runtime.run(self.recording),
+            lambda: runtime.read(self.out),
+            lambda: runtime.write(self.x, words(0)),
+            lambda: runtime.buffer(64, Use.INPUT),
+            lambda: little(runtime, "reverse"),
+            lambda: runtime.record([]),
+            lambda: runtime.timings(self.recording),
+            runtime.empty_submit,
+        ]
+
+    def refuses(self, error, text=None):
+        for call in self.calls:
+            with pytest.raises(error, match=text):
+                call()
+
+
+# --- calls of the driver that fail -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "result", "error"),
+    [
+        ("vkCreateFence", -1, DeviceMemoryError),
+        ("vkCreateDevice", -2, DeviceMemoryError),
+        ("vkCreateDevice", -3, NoVulkanError),
+        ("vkCreateDevice", -4, DeviceLostError),
+        ("vkCreateDevice", -10, DeviceMemoryError),
+        ("vkCreateInstance", -9, NoVulkanError),
+        ("vkEnumeratePhysicalDevices", -3, NoVulkanError),
+        ("vkCreateCommandPool", -13, ZincAttnError),
+        ("vkCreatePipelineCache", -2, DeviceMemoryError),
+    ],
+)
+def test_opening_fails(monkeypatch, function, result, error):
+    vk = libvulkan.loader()
+    monkeypatch.setattr(vk, "lib", FailingLibrary(vk.lib, function, result))
+    with pytest.raises(error, match=f"{function}|listing"):
+        VulkanRuntime(best_info())
+    monkeypatch.undo()
+    VulkanRuntime(best_info()).close()
+
+
+@pytest.mark.parametrize(
+    ("function", "result", "error"),
+    [
+        *(("vkAllocateMemory", result, DeviceMemoryError) for result in (-1, -2, -10)),
+        ("vkBindBufferMemory", -2, DeviceMemoryError),
+        ("vkCreateBuffer", -1, DeviceMemoryError),
+        ("vkMapMemory", -5, DeviceMemoryError),
+        ("vkCreateComputePipelines", -3, KernelError),
+        ("vkCreateComputePipelines", -13, KernelError),
+        ("vkCreateComputePipelines", -2, DeviceMemoryError),
+    ],
+)
+def test_making_fails(runtime, function, result, error):
+    """A buffer, or a kernel."""
+    lib, before, compiles = runtime._device.lib, dict(runtime._handles.undo), "Pipelines" in function
+    runtime._device.lib = FailingLibrary(lib, function, result)
+    with pytest.raises(error, match=r"^compiling kernel double on " if compiles else None):
+        little(runtime, c=5) if compiles else runtime.buffer(4096, Use.OUTPUT)
+    runtime._device.lib = lib
+    assert runtime._handles.undo == before
+    works(runtime)
+
+
+@pytest.mark.parametrize("function", ["queue_submit", "wait_fences"])
+def test_device_lost(runtime, function):
+    world = World(runtime)
+    runtime.run(world.recording)
+    if function == "wait_fences":
+        runtime._queue.queue_submit = lambda *args: 0
+    setattr(runtime._queue, function, lambda *args: -4)
+    with pytest.raises(DeviceLostError, match=r"^a submission on .*: VK_ERROR_DEVICE_LOST; open a new"):
+        runtime.run(world.recording)
+    world.refuses(DeviceLostError, r" was lost earlier; open a new Device$")
+    world.recording.close()
+    runtime.close()
+    again = VulkanRuntime(best_info())
+    again.empty_submit()
+    again.close()
+
+
+def test_submission_without_memory(runtime):
+    real, runtime._queue.queue_submit = runtime._queue.queue_submit, lambda *args: -1
+    with pytest.raises(DeviceMemoryError, match=r"^a submission on .*: VK_ERROR_OUT_OF_HOST_MEMORY$"):
+        runtime.empty_submit()
+    runtime._queue.queue_submit = real
+    works(runtime)
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------------------
+
+
+def test_interrupt_during_the_wait(runtime):
+    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
+    runtime.write(x, words(0))
+    rounds = 1000
+    while True:  # long enough for the signal to arrive within the wait
+        recording = runtime.record([Dispatch(little(runtime, "spin", rounds), (x, out), GROUPS)])
+        runtime.run(recording)  # a driver may compile in the first run
+        begin = time.perf_counter()
+        runtime.run(recording)
+        if (elapsed := time.perf_counter() - begin) > 0.5:
+            break
+        rounds = int(rounds * min(10, max(1.5, 0.7 / elapsed)))
+    expected = runtime.read(out)
+    runtime.write(out, np.zeros(WORDS, np.uint32))
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            runtime.run(recording)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not runtime._queue.in_flight
+    np.testing.assert_array_equal(runtime.read(out), expected)  # it finished all the same
+    works(runtime)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_interrupt_around_the_submission(runtime, moment):
+    real = runtime._queue.queue_submit
+
+    def interrupted(*args):
+        if moment == "after":
+            real(*args)
+        raise KeyboardInterrupt
+
+    runtime._queue.queue_submit = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        runtime.empty_submit()
+    runtime._queue.queue_submit = real
+    works(runtime)
+
+
+# --- the end of things -------------------------------------------------------------------------------------
+
+
+def test_after_close():
+    runtime = VulkanRuntime(best_info())
+    world = World(runtime)
+    runtime.close()
+    runtime.close()
+    world.refuses(ClosedError, r": used after close\(\); open it again with Device.open\(\)$")
+    world.recording.close()
+    world.x.close()
+    assert world.x.closed and world.x.nbytes == 4 * WORDS and world.x.use is Use.INPUT
+    assert runtime.info is best_info()
+
+
+def test_close_one_by_one(runtime):
+    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
+    step = Dispatch(little(runtime), (x, out), GROUPS)
+    first, second = runtime.record([step]), runtime.record([step])
+    for closed, others in ((first, [second]), (x, [])):
+        closed.close()
+        closed.close()
+        with pytest.raises(ClosedError, match=r"^recording: it, or a buffer that it uses, was closed$"):
+            runtime.run(first if others else second)
+        for other in others:
+            runtime.run(other)
+    with pytest.raises(ClosedError, match=r"^steps\[0\]\.buffers a: the input buffer of 65536 bytes was"):
+        runtime.record([step])
+    out.close()
+    assert not runtime._handles.undo
+    works(runtime)
+
+
+def test_dropped_objects_are_freed(runtime):
+    works(runtime)
+    gc.collect()
+    runtime.empty_submit()
+    assert not runtime._handles.undo
+
+
+def test_a_dropped_runtime_is_closed_by_the_next_call(runtime):
+    dropped = VulkanRuntime(best_info())
+    handles, buffer = dropped._handles, dropped.buffer(64, Use.DATA)
+    del dropped
+    gc.collect()
+    runtime.empty_submit()
+    assert not handles.closed  # its buffer keeps it alive
+    del buffer
+    gc.collect()
+    assert not handles.closed  # no bytecode has run, in which Ctrl-C would be lost
+    runtime.empty_submit()
+    assert handles.closed and not handles.undo and not handles.device.own
+
+
+def test_forked_child(runtime):
+    world = World(runtime)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork with the driver's threads is the point
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            world.refuses(ForkedProcessError)
+            runtime._device.lib = runtime._device.ffi = None  # closing must not call Vulkan
+            world.recording.close()
+            world.x.close()
+            runtime.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    works(runtime)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_opening_and_closing_leaves_nothing():
+    def cycles(count):
+        for _ in range(count):
+            runtime = VulkanRuntime(best_info())
+            x, out, _ = buffers(runtime, Use.INPUT, Use.OUTPUT, Use.DATA)
+            runtime.run(runtime.record([Dispatch(little(runtime, c=5), (x, out), GROUPS)], timestamps=True))
+            runtime.close()
+        gc.collect()
+
+    cycles(20)
+    files, before = len(os.listdir("/proc/self/fd")), resident_bytes()
+    cycles(1000 if FULL else 100)
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert resident_bytes() - before < 8 * MIB

@@ -1,0 +1,82 @@
+"""Kernels of one line, for tests of the plain Vulkan dispatcher itself, with the buffers that they read and write."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zinc_attn.kernels.declarations import Binding, KernelDecl
+from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.protocol import Dispatch, Use
+from zinc_attn.runtime.vulkan import VulkanKernel, VulkanRuntime
+
+if shutil.which("glslangValidator") is None:
+    pytest.skip("glslangValidator is not installed", allow_module_level=True)
+
+HEAD = """#version 450
+layout(local_size_x = 32) in;
+layout(constant_id = 0) const uint C = 0;
+layout(binding = 0) buffer A { uint a[]; };
+layout(binding = 1) buffer B { uint b[]; };
+"""
+SOURCES = {
+    "double": "void main() { uint i = gl_GlobalInvocationID.x; b[i] = a[i] * 2 + C; }",
+    # reads what other workgroups of the step before wrote
+    "reverse": "void main() { uint i = gl_GlobalInvocationID.x; b[i] = a[a.length() - 1 - i] + C; }",
+    "update": "void main() { uint i = gl_GlobalInvocationID.x; b[i] = b[i] * 3 + a[i] + C; }",
+    "spin": """void main() {
+        uint i = gl_GlobalInvocationID.x, x = a[i];
+        for (uint n = 0; n < C; n++) x = x * 1664525u + (x >> 7);
+        b[i] = x;
+    }""",
+}
+WORDS = 1 << 14
+GROUPS = (WORDS // 32, 1, 1)
+
+
+@cache
+def spirv(name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "one.comp"), Path(folder, "one.spv")
+        source.write_text(HEAD + SOURCES[name])
+        command = ["glslangValidator", "--target-env", "vulkan1.1", "-V", str(source), "-o", str(target)]
+        subprocess.run(command, check=True, capture_output=True)
+        return target.read_bytes()
+
+
+@cache
+def best_info() -> Any:
+    return machine.choose(machine.list_devices())
+
+
+def declared(name: str) -> KernelDecl:
+    return KernelDecl(name, "", (Binding("a", "read"), Binding("b", "write")), ("C",))
+
+
+def little(runtime: VulkanRuntime, name: str = "double", c: int = 0) -> VulkanKernel:
+    """A kernel of SOURCES, which reads a and writes b, with its constant."""
+    return runtime.kernel(declared(name), spirv(name), [c])
+
+
+def words(seed: int, count: int = WORDS) -> Any:
+    return np.random.default_rng(seed).integers(0, 1 << 32, count, dtype=np.uint32)
+
+
+def buffers(runtime: VulkanRuntime, *uses: Use) -> list[Any]:
+    return [runtime.buffer(4 * WORDS, use) for use in uses]
+
+
+def works(runtime: VulkanRuntime, c: int = 5) -> None:
+    """The runtime computes."""
+    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
+    data = words(99 + c)
+    runtime.write(x, data)
+    runtime.run(runtime.record([Dispatch(little(runtime, c=c), (x, out), GROUPS)]))
+    np.testing.assert_array_equal(runtime.read(out), data * 2 + c)
