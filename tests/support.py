@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,13 @@ def differing(got: NDArray[Any], want: NDArray[Any]) -> str:
     a, b = got.reshape(-1).view(np.uint32), want.reshape(-1).view(np.uint32)
     at = np.flatnonzero(a != b)
     return "" if at.size == 0 else f"{at.size} differ, first at {at[0]}: got {a[at[0]]:#x}, expected {b[at[0]]:#x}"
+
+
+def same(got: Iterable[Any], want: Iterable[Any], what: object = None) -> None:
+    """Assert that arrays have the bits of others, for example out and lse."""
+    for one, right in zip(got, want, strict=True):
+        difference = differing(np.ascontiguousarray(one), np.ascontiguousarray(right))
+        assert not difference, (what, difference)
 
 
 def _swiftshader_reason() -> str | None:

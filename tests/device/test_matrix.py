@@ -1,38 +1,30 @@
 """Arithmetic "matrix": its bits on one device depend on q, k and v alone, and its error stays within the bound.
 
-lavapipe has matrix units from Mesa 26 on. Where no device has them, the tests of bits skip and say so; those of what is
-refused run everywhere.
+lavapipe has matrix units from Mesa 26 on. Where no device has them, the tests skip and say so; what is refused for lack
+of them is in tests/host/test_arithmetic.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import FULL, differing
+from support import FULL, differing, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import decode
 from zinc_attn.canonical.matrix_bound import matrix_bound
-from zinc_attn.decode import arithmetic as rules
-from zinc_attn.decode.arithmetic import check_arithmetic
 from zinc_attn.errors import (
     ArgumentError,
-    DTypeError,
-    RuntimeUnavailableError,
-    UnsupportedError,
     ValueRangeError,
 )
-from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
 from zinc_attn.planning import call, inputs, whole_context
 from zinc_attn.planning.splits import plan_splits
-from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 
 F32 = NDArray[np.float32]
 SHAPES = ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent", "71/1/64", "4/4/20/12", "6/2/64/256")
@@ -87,8 +79,7 @@ def test_error_layouts_chunks_and_pages(matrix_device: za.Device, rng: np.random
         for units in (8, 64)
     ]
     for options in ({"num_splits": 1}, {"split_size": 64}, {"page_size": 16}, *({"plan": plan} for plan in gpu)):
-        for got, right in zip(attend(matrix_device, shape, q, k, v, **options), want, strict=True):
-            assert not differing(got, right), options
+        same(attend(matrix_device, shape, q, k, v, **options), want, options)
     with za.KVCache(matrix_device, shape, 1, 4096, "f16", 256) as cache:
         attention, seq = za.Attention(cache, arithmetic="matrix"), cache.new_sequence()
         cache.append(seq, 0, k[: tokens - rows], None if shape.latent else v[: tokens - rows])
@@ -128,8 +119,7 @@ def test_walks(
             monkeypatch.setattr(whole_context, "WORKGROUPS", workgroups)
             monkeypatch.setattr(inputs, "SCRATCH_BYTES", room)
             planned.clear()
-            for got, right in zip(attention(q, seq, 0, return_lse=True), want, strict=True):
-                assert not differing(got, right)
+            same(attention(q, seq, 0, return_lse=True), want)
             assert planned == [workgroups == 1] * submissions
 
 
@@ -172,8 +162,7 @@ def test_options(matrix_device: za.Device, rng: np.random.Generator, options: di
         options = {"mask": np.where(rng.random(mask.shape) < 0.8, mask, -np.inf).astype(np.float32)}
     out, lse = attend(matrix_device, shape, q, k, v, **options)
     check_bound((out, lse), q, k, v, **options)
-    for got, right in zip(attend(matrix_device, shape, q, k, v, **options, num_splits=3), (out, lse), strict=True):
-        assert not differing(got, right)
+    same(attend(matrix_device, shape, q, k, v, **options, num_splits=3), (out, lse))
 
 
 def test_exact_products_have_the_canonical_bits(matrix_device: za.Device, rng: np.random.Generator) -> None:
@@ -183,8 +172,7 @@ def test_exact_products_have_the_canonical_bits(matrix_device: za.Device, rng: n
     k = rng.integers(-2, 3, (tokens, 2, 256)).astype(np.float16)
     v = rng.integers(-8, 9, (tokens, 2, 256)).astype(np.float16)
     want = za.reference.emulate(q, k, v, causal=True)
-    for got, right in zip(attend(matrix_device, shape, q, k, v), want, strict=True):
-        assert not differing(got, right)
+    same(attend(matrix_device, shape, q, k, v), want)
 
 
 def test_storage_types_of_the_same_values(matrix_device: za.Device, rng: np.random.Generator) -> None:
@@ -195,17 +183,10 @@ def test_storage_types_of_the_same_values(matrix_device: za.Device, rng: np.rand
     k[..., ::32] = v[..., ::32] = -8  # the scale of a q4_0 block is then 1
     want = attend(matrix_device, shape, q, k, v)
     for dtype, given in (("bf16", ml_dtypes.bfloat16), ("q4_0", np.float32), ("fp8_e4m3", np.float32)):
-        for got, right in zip(
-            attend(matrix_device, shape, q, k.astype(given), v.astype(given), dtype=dtype), want, strict=True
-        ):
-            assert not differing(got, right), dtype
+        same(attend(matrix_device, shape, q, k.astype(given), v.astype(given), dtype=dtype), want, dtype)
     k[..., ::32] = v[..., ::32] = 127  # and that of a q8_0 block
-    for got, right in zip(
-        attend(matrix_device, shape, q, k.astype(np.float32), v.astype(np.float32), dtype="q8_0"),
-        attend(matrix_device, shape, q, k, v),
-        strict=True,
-    ):
-        assert not differing(got, right)
+    wide = k.astype(np.float32), v.astype(np.float32)
+    same(attend(matrix_device, shape, q, *wide, dtype="q8_0"), attend(matrix_device, shape, q, k, v))
 
 
 def test_quantized_rows_stay_within_the_bound(matrix_device: za.Device, rng: np.random.Generator) -> None:
@@ -225,14 +206,12 @@ def test_batches_prefixes_and_partial_states(matrix_device: za.Device, rng: np.r
         other, twin = cache.new_sequence(), seq.fork()
         cache.append(other, 0, k[:77], v[:77])
         outs, lses = attention([q[:5], q, q], [other, twin, seq], 0, return_lse=True)
-        for got, right in ((outs[1], want[0]), (lses[1], want[1]), (outs[2], want[0])):
-            assert not differing(got, right)
+        same((outs[1], lses[1], outs[2]), (*want, want[0]))
         for cascade in (True, False):
             got = za.Attention(cache, arithmetic="matrix", cascade=cascade)([q, q], [seq, twin], 0)
             assert not differing(got[1], want[0])
         parts = [attention.partial(q, seq, 0, within=within) for within in ((0, 1), (1, 3))]
-        out, lse = za.fold(parts)
-        assert not differing(out, want[0]) and not differing(lse, want[1])
+        same(za.fold(parts), want)
 
 
 def test_shards(matrix_device: za.Device, rng: np.random.Generator) -> None:
@@ -242,8 +221,7 @@ def test_shards(matrix_device: za.Device, rng: np.random.Generator) -> None:
     with za.ShardedKVCache([matrix_device] * 2, shape, 1, 2048, "f16", 64) as cache:
         seq = cache.new_sequence()
         attention = za.ShardedAttention(cache, window=700, arithmetic="matrix")
-        for got, right in zip(attention(q, seq, 0, k=k, v=v, return_lse=True), want, strict=True):
-            assert not differing(got, right)
+        same(attention(q, seq, 0, k=k, v=v, return_lse=True), want)
 
 
 def test_matrix_prefill_is_chosen_by_request(matrix_device: za.Device, rng: np.random.Generator) -> None:
@@ -291,8 +269,7 @@ def test_the_unrolled_program(
         return made and made._replace(unrolled=True)
 
     monkeypatch.setattr(call, "matrix_workgroup", unrolled)
-    for got, right in zip(attend(matrix_device, shape, q, k, v), want, strict=True):
-        assert not differing(got, right)
+    same(attend(matrix_device, shape, q, k, v), want)
 
 
 @pytest.mark.parametrize("kind", ("one key", "none", "extreme", "subnormal"))
@@ -324,64 +301,24 @@ def test_steady_decode(matrix_device: za.Device, rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("name", "qkv")
-def test_beyond_float16(matrix_device: za.Device, rng: np.random.Generator, name: str) -> None:
+def test_beyond_float16(matrix_device, rng, name):
+    """Refused in the cache or in q, and among new rows, after which the cache's largest values are as before."""
     shape = za.AttnShape(8, 2, 64)
-    q, k, v = (x.astype(np.float32) for x in make(rng, shape, 3, 40))
-    {"q": q, "k": k, "v": v}[name].reshape(-1)[5] = 70000.0
+    given = dict(zip("qkv", (x.astype(np.float32) for x in make(rng, shape, 3, 40)), strict=True))
+    beyond = {name: given[name].copy()}
+    beyond[name].reshape(-1)[5] = 70000.0
+    q, k, v = (given | beyond).values()
     with filled(matrix_device, shape, k, v, "bf16", round_rows=True) as (cache, seq):
         attention = za.Attention(cache, arithmetic="matrix")
         with pytest.raises(ValueRangeError, match=rf"^{name}: got .* with arithmetic='matrix', expected at most 65504"):
             attention(q, seq, 0)
         za.Attention(cache)(q, seq, 0)
-
-
-def test_a_failed_call_leaves_the_largest_values(matrix_device: za.Device, rng: np.random.Generator) -> None:
-    shape = za.AttnShape(8, 2, 64)
-    q, k, v = (x.astype(np.float32) for x in make(rng, shape, 3, 40))
-    with filled(matrix_device, shape, k, v, "bf16", round_rows=True) as (cache, seq):
+    with filled(matrix_device, shape, given["k"], given["v"], "bf16", round_rows=True) as (cache, seq):
         attention = za.Attention(cache, arithmetic="matrix")
-        want = attention(q, seq, 0)
-        v[0, 0, 0] = 70000.0
-        with pytest.raises(ValueRangeError, match="v: got a cache with a magnitude of 70144"):
+        want = attention(given["q"], seq, 0)
+        with pytest.raises(ValueRangeError, match=rf"^{name}: got a.* magnitude of 70"):
             attention(q, seq, 0, k=k, v=v)
-        assert len(seq) == 40 and not differing(attention(q, seq, 0), want)
-
-
-# --- what is refused, on any device -------------------------------------------------------------------------------
-
-
-def facts_of(device: za.Device, monkeypatch: pytest.MonkeyPatch, facts: MatrixFacts, units: bool = True) -> None:
-    """Let the device seem to have these matrix units."""
-    info = replace(device.info, matrix=facts)
-    monkeypatch.setattr(type(device.runtime), "info", property(lambda _: info), raising=False)
-    monkeypatch.setattr(type(device.runtime), "has_matrix_units", property(lambda _: units))
-
-
-@pytest.mark.parametrize(
-    ("facts", "units", "dtype", "error", "says"),
-    (
-        (NO_MATRICES, False, "f16", UnsupportedError, "does not offer VK_KHR_cooperative_matrix"),
-        (RDNA4_UNITS, False, "f16", RuntimeUnavailableError, "runtime='vulkan'"),
-        (RDNA4_UNITS, True, "f32", DTypeError, "K or V in f32"),
-        (RDNA4_UNITS._replace(shared_bytes=8192), True, "f16", UnsupportedError, "8,192 bytes of the shared"),
-        (RDNA4_UNITS._replace(max_invocations=16), True, "f16", UnsupportedError, "do not fit"),
-    ),
-)
-def test_refused(
-    device: za.Device,
-    monkeypatch: pytest.MonkeyPatch,
-    facts: MatrixFacts,
-    units: bool,
-    dtype: str,
-    error: type[Exception],
-    says: str,
-) -> None:
-    facts_of(device, monkeypatch, facts, units)
-    monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
-    for arithmetic in ("matrix", "matrix-prefill"):
-        with pytest.raises(error, match=says):
-            check_arithmetic(arithmetic, device, za.AttnShape(8, 1, 64), dtype)
-    assert check_arithmetic("canonical", device, za.AttnShape(8, 1, 64), dtype) == "canonical"
+        assert len(seq) == 40 and not differing(attention(given["q"], seq, 0), want)
 
 
 def test_other_words(device: za.Device) -> None:

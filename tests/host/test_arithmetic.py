@@ -50,8 +50,12 @@ def test_refusals(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
             rules.check_arithmetic(arithmetic, fake_device(), SHAPE, dtype)
     with pytest.raises(DTypeError, match=r"pass k and v in float16, for example k\.astype"):
         rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f32", rules.ARRAYS)
-    with pytest.raises(UnsupportedError, match="do not fit in 8,192 bytes of the shared memory"):
-        rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(shared_bytes=8192)), SHAPE, "f16")
+    for facts, said in (
+        ({"shared_bytes": 8192}, "do not fit in 8,192 bytes of the shared"),
+        ({"max_invocations": 16}, "do not fit"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(**facts)), SHAPE, "f16")
 
 
 def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
