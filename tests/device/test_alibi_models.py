@@ -8,7 +8,6 @@ its best logit leads by more than that. Falcon's is sdpa: its eager attention ad
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -54,7 +53,7 @@ ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 
 
 @pytest.fixture(autouse=True)
-def _quiet(one_thread: None) -> Iterator[None]:
+def _quiet(one_thread):
     with torch.no_grad():
         yield
 
@@ -92,7 +91,7 @@ def generate(model: Any, ids: Any, **options: Any) -> tuple[Any, Any]:
 @UNCACHED
 @ONE
 @ARCHITECTURES
-def test_logits_are_the_models_own_in_chunks(name: str, device: za.Device) -> None:
+def test_logits_are_the_models_own_in_chunks(name, device):
     """A prompt in chunks, then single tokens; and the whole prompt without a cache of ours."""
     ids, model = prompt(75), adapted(name)
     want = own(name)(ids).logits
@@ -106,7 +105,7 @@ def test_logits_are_the_models_own_in_chunks(name: str, device: za.Device) -> No
 
 @ONE
 @ARCHITECTURES
-def test_text_of_a_padded_batch_is_the_models_own(name: str, device: za.Device) -> None:
+def test_text_of_a_padded_batch_is_the_models_own(name, device):
     ids, mask = prompt(40, 3), torch.ones(3, 40, dtype=torch.long)
     for row, pad in enumerate((0, 12, 31)):
         ids[row, :pad], mask[row, :pad] = 0, 0
@@ -120,7 +119,7 @@ def test_text_of_a_padded_batch_is_the_models_own(name: str, device: za.Device) 
 
 
 @ONE
-def test_layouts_change_no_bit(device: za.Device) -> None:
+def test_layouts_change_no_bit(device):
     ids, model, found = prompt(75), adapted("bloom"), []
     for options in ({"num_splits": 1}, {"num_splits": 3}, {"page_size": 16}):
         with cache_of(model, device, **options) as held:
@@ -129,7 +128,7 @@ def test_layouts_change_no_bit(device: za.Device) -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-def test_slopes_are_the_models() -> None:
+def test_slopes_are_the_models():
     """Falcon rounds them to bfloat16, as the paper's for 32 heads, 2**(-k / 4), are not."""
     model = made("falcon", num_attention_heads=32)
     hf.adapt(model)
@@ -143,7 +142,7 @@ def test_slopes_are_the_models() -> None:
 
 
 @ONE
-def test_padding_behind_tokens(device: za.Device) -> None:
+def test_padding_behind_tokens(device):
     """BLOOM counts tokens, as this does; MPT counts columns."""
     ids, mask = prompt(20), torch.ones(1, 20, dtype=torch.long)
     mask[0, 7:11] = 0
@@ -161,7 +160,7 @@ def test_padding_behind_tokens(device: za.Device) -> None:
 
 
 @ONE
-def test_4d_masks_of_mpt(device: za.Device) -> None:
+def test_4d_masks_of_mpt(device):
     """MptModel turns a mask that is added into one that is True where a key is hidden."""
     ids, mask = prompt(20), torch.ones(1, 1, 20, 20).tril()
     mask[..., 12:, 3:9] = 0
@@ -175,7 +174,7 @@ def test_4d_masks_of_mpt(device: za.Device) -> None:
             model(ids, attention_mask=torch.zeros_like(mask), past_key_values=held)
 
 
-def test_adapting_twice_and_copies() -> None:
+def test_adapting_twice_and_copies():
     model = copy.deepcopy(adapted("bloom"))
     first = model.transformer.h[0].self_attention
     assert first.forward.args[0] is first
@@ -184,7 +183,7 @@ def test_adapting_twice_and_copies() -> None:
     assert first.forward is before
 
 
-def test_models_that_compute_their_attention_themselves_are_refused() -> None:
+def test_models_that_compute_their_attention_themselves_are_refused():
     """Selected by name, "zinc" would be a mask that these models add to their own scores."""
     hf.register()
     for name, advice in (("bloom", r"call adapt\(model\)"), ("mpt", r"call adapt\(model\)")):
@@ -198,7 +197,7 @@ def test_models_that_compute_their_attention_themselves_are_refused() -> None:
         transformers.CodeGenForCausalLM(config)(prompt(5))
 
 
-def test_what_adapt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_adapt_refuses(monkeypatch):
     with pytest.raises(errors.ArgumentError, match="model: got int, expected a transformers model"):
         hf.adapt(3)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**UNTIED))
@@ -228,7 +227,7 @@ def test_what_adapt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
             hf.adapt(made("mpt"))
 
 
-def test_training_and_weights_are_refused() -> None:
+def test_training_and_weights_are_refused():
     model = made("bloom")
     hf.adapt(model)
     with pytest.raises(errors.UnsupportedError, match="BloomAttention: got output_attentions, which"):

@@ -31,7 +31,7 @@ def random_mask(rows: int, keys: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.both_dispatchers
-def test_steady_decode_moves_the_rows_position(device: za.Device) -> None:
+def test_steady_decode_moves_the_rows_position(device):
     """Calls that are patched, not planned, over the end of a leaf; and a masked one between them."""
     with za.KVCache(device, SHAPE, 1, 512, "f16", 64) as cache:
         attn, seq = za.Attention(cache, alibi=SLOPES), cache.new_sequence()
@@ -44,7 +44,7 @@ def test_steady_decode_moves_the_rows_position(device: za.Device) -> None:
 
 @pytest.mark.both_dispatchers
 @pytest.mark.parametrize("alibi", (None, SLOPES), ids=("plain", "alibi"))
-def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device: za.Device, alibi: Any) -> None:
+def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, alibi):
     with za.KVCache(device, SHAPE, 1, 4096, "f16", 64) as cache:
         attn, seq = za.Attention(cache, cascade=True, alibi=alibi), cache.new_sequence()
         cache.append(seq, 0, K[:900], V[:900])
@@ -64,7 +64,7 @@ def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device: za.D
 
 
 @pytest.mark.parametrize("mask", (None, random_mask(5, 900)), ids=("none", "mask"))
-def test_shards_know_the_positions_of_the_whole_sequence(device: za.Device, mask: Any) -> None:
+def test_shards_know_the_positions_of_the_whole_sequence(device, mask):
     with za.KVCache(device, SHAPE, 1, 2048, "f16", 64) as cache:
         attn, even, odd = za.Attention(cache, alibi=SLOPES), cache.new_sequence(), cache.new_sequence()
         cache.append(even, 0, *(np.concatenate([x[:512], x[1024:]]) for x in (K, V)))
@@ -78,7 +78,7 @@ def test_shards_know_the_positions_of_the_whole_sequence(device: za.Device, mask
             za.fold([parts[0], other])
 
 
-def test_of_one_call(any_device: za.Device) -> None:
+def test_of_one_call(any_device):
     """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
     hidden = random_mask(5, 130) > 0
     hidden[2] = False
@@ -93,7 +93,7 @@ def test_of_one_call(any_device: za.Device) -> None:
 
 
 @pytest.mark.parametrize("causal", (True, False))
-def test_rows_before_the_first_key_have_negative_positions(device: za.Device, causal: bool) -> None:
+def test_rows_before_the_first_key_have_negative_positions(device, causal):
     """Their distances are in the lse, and next to a sink in the output."""
     options = {"alibi": SLOPES, "sinks": np.linspace(-2, 2, 6, dtype=np.float32)}
     call = {"causal": causal, "return_lse": True, "allow_empty": True}
@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_masks_leave_the_cache_as_it_was(device: za.Device, name: str) -> None:
+def test_refused_masks_leave_the_cache_as_it_was(device, name):
     mask, error, text = REFUSED[name]
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
         attn, seq = za.Attention(cache), cache.new_sequence()
@@ -134,7 +134,7 @@ def test_refused_masks_leave_the_cache_as_it_was(device: za.Device, name: str) -
         assert len(seq) == 125
 
 
-def test_a_mask_that_hides_a_window_is_refused(device: za.Device) -> None:
+def test_a_mask_that_hides_a_window_is_refused(device):
     """The mask leaves the keys before it, which the window does not reach."""
     mask = np.zeros((1, 20), bool)
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
@@ -148,7 +148,7 @@ def test_a_mask_that_hides_a_window_is_refused(device: za.Device) -> None:
         assert np.any(za.Attention(cache, window=21)(Q[0], seq, 0, mask=mask))
 
 
-def test_refused_slopes_and_rows(device: za.Device) -> None:
+def test_refused_slopes_and_rows(device):
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
         for slopes, error in ((SLOPES[:5], errors.ShapeError), (SLOPES * np.nan, errors.ValueRangeError)):
             with pytest.raises(error, match="alibi: got"):

@@ -72,11 +72,7 @@ def table() -> list[Any]:
                     if driver[0] == "default" or context < 16384 or shape == "16/2/256":
                         rows.append(
                             pytest.param(
-                                driver,
-                                shape,
-                                dtype,
-                                context,
-                                id=f"{'-'.join(driver)}-{shape}-{dtype}-{context}",
+                                driver, shape, dtype, context, id=f"{'-'.join(driver)}-{shape}-{dtype}-{context}"
                             )
                         )
     return rows
@@ -126,7 +122,7 @@ def check_all_layouts(device: za.Device, text: str, context: int, dtype: str, ki
 
 
 @pytest.mark.parametrize(("any_device", "shape", "dtype", "context"), table(), indirect=["any_device"])
-def test_bits_equal_the_oracle(any_device: za.Device, shape: str, dtype: str, context: int) -> None:
+def test_bits_equal_the_oracle(any_device, shape, dtype, context):
     parsed, limit = za.AttnShape.parse(shape), any_device.info.max_buffer_bytes
     if context * parsed.kv_bytes_per_token(dtype) // 2 > limit:
         _, k, v = make_inputs(parsed, context, dtype)
@@ -140,16 +136,13 @@ def test_bits_equal_the_oracle(any_device: za.Device, shape: str, dtype: str, co
 @pytest.mark.parametrize("dtype", ("f16", "f32"))
 @pytest.mark.parametrize("shape", ("16/2/256", "9/3/64") if FULL else ("9/3/64",))
 @pytest.mark.parametrize("context", (1, 65, 1000) if FULL else (65,))
-def test_bits_on_awkward_values(any_device: za.Device, shape: str, dtype: str, context: int, kind: str) -> None:
+def test_bits_on_awkward_values(any_device, shape, dtype, context, kind):
     check_all_layouts(any_device, shape, context, dtype, kind)
 
 
-def test_bits_at_131072_keys(device: za.Device) -> None:
+def test_bits_at_131072_keys(device):
     def plans(context: int, shape: za.AttnShape) -> dict[str, SplitPlan]:
-        kept = {
-            "auto": plan_splits(context, shape, 64),
-            "splits=1": SplitPlan.fixed(context, shape, num_splits=1),
-        }
+        kept = {"auto": plan_splits(context, shape, 64), "splits=1": SplitPlan.fixed(context, shape, num_splits=1)}
         return kept | {"auto cpu": plan_splits(context, shape, 2, kind="cpu")}
 
     check_all_layouts(device, "16/2/256" if FULL else "8/1/256", 131072, "f16", "normal", plans)
@@ -159,9 +152,7 @@ FOR_GPUS = [("4/2/256", "f16"), ("9/3/80", "f16"), *((("16/2/256", "f16"), ("11/
 
 
 @pytest.mark.parametrize(("shape", "dtype"), FOR_GPUS)
-def test_bits_of_the_builds_for_gpus(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
-) -> None:
+def test_bits_of_the_builds_for_gpus(device, monkeypatch, shape, dtype):
     """Of 8 heads, which leave registers for fewer value rows: on SwiftShader, in test_cascade.py."""
     monkeypatch.setattr(dispatches, "chunks_ahead", lambda kind, head_dim: 4 if head_dim % 32 == 0 else 2)
     monkeypatch.setattr(dispatches, "merge_workgroup_size", lambda kind: 256)
@@ -169,7 +160,7 @@ def test_bits_of_the_builds_for_gpus(
         check_all_layouts(device, shape, context, dtype, "normal")
 
 
-def test_f16_storage_gives_the_bits_of_the_same_f32_values(any_device: za.Device) -> None:
+def test_f16_storage_gives_the_bits_of_the_same_f32_values(any_device):
     shape = za.AttnShape(9, 3, 64)
     q, k, v = make_inputs(shape, 700, "f16")
     half = za.attention(q, k, v, device=any_device)
@@ -178,7 +169,7 @@ def test_f16_storage_gives_the_bits_of_the_same_f32_values(any_device: za.Device
 
 
 @pytest.mark.both_dispatchers
-def test_several_rows_with_a_causal_limit(any_device: za.Device) -> None:
+def test_several_rows_with_a_causal_limit(any_device):
     shape = za.AttnShape(9, 3, 64)
     rng = np.random.default_rng(3)
     _, k, v = make_inputs(shape, 70, "f16")
@@ -196,7 +187,7 @@ def test_several_rows_with_a_causal_limit(any_device: za.Device) -> None:
     assert np.all(want_lse > -np.inf)
 
 
-def test_rows_that_see_no_key_are_refused_unless_asked_for(device: za.Device) -> None:
+def test_rows_that_see_no_key_are_refused_unless_asked_for(device):
     q, k, v = make_inputs(za.AttnShape(4, 2, 64), 3, "f32")
     for rows, keys, causal, blind in ((5, 3, True, 2), (1, 0, True, 1), (2, 0, False, 2)):
         many, part = np.repeat(q[None], rows, axis=0), (k[:keys], v[:keys])
@@ -213,7 +204,7 @@ def test_rows_that_see_no_key_are_refused_unless_asked_for(device: za.Device) ->
     za.attention(np.repeat(q[None], 5, axis=0), k, v, device=device, causal=False)  # every row sees all three
 
 
-def test_a_row_of_several_has_the_bits_of_decode(device: za.Device) -> None:
+def test_a_row_of_several_has_the_bits_of_decode(device):
     shape = za.AttnShape(16, 2, 256)
     _, k, v = make_inputs(shape, 200, "f16")
     q = np.random.default_rng(5).standard_normal((6, 16, 256), np.float32)
@@ -224,7 +215,7 @@ def test_a_row_of_several_has_the_bits_of_decode(device: za.Device) -> None:
 
 
 @pytest.mark.both_dispatchers
-def test_repeats_and_threads_give_one_output(device: za.Device) -> None:
+def test_repeats_and_threads_give_one_output(device):
     from concurrent.futures import ThreadPoolExecutor
 
     shape = za.AttnShape(9, 3, 64)

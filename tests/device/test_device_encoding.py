@@ -88,7 +88,7 @@ CASES = [
 
 @pytest.mark.both_dispatchers
 @pytest.mark.parametrize(("text", "dtype"), CASES, ids=lambda x: x)
-def test_the_bytes_are_those_of_the_host(any_device: za.Device, text: str, dtype: str) -> None:
+def test_the_bytes_are_those_of_the_host(any_device, text, dtype):
     shape, rng = za.AttnShape.parse(text), np.random.default_rng(7)
     parts = [("k", shape.head_dim), ("v", shape.v_head_dim)][: 1 if shape.latent else 2]
     found, given = {"v": None}, {}
@@ -105,7 +105,7 @@ def test_the_bytes_are_those_of_the_host(any_device: za.Device, text: str, dtype
         assert not differing(cache.read_rows(seq, 0, 0, TOKENS), want)
 
 
-def test_the_fitted_scales_of_iq4_nl(any_device: za.Device) -> None:
+def test_the_fitted_scales_of_iq4_nl(any_device):
     """A sum in another order changes the float16 of one scale in thousands."""
     shape, k = za.AttnShape(1, 1, 96), np.random.default_rng(5).standard_normal((2, 8192, 1, 96), np.float32)
     with za.KVCache(any_device, shape, 1, 8192, "iq4_nl") as cache:
@@ -125,7 +125,7 @@ def test_the_fitted_scales_of_iq4_nl(any_device: za.Device) -> None:
         ("bf16/f32", 4096, False),
     ],
 )
-def test_many_rows_of_a_quantized_cache_are_encoded_on_the_device(dtype: str, tokens: int, there: bool) -> None:
+def test_many_rows_of_a_quantized_cache_are_encoded_on_the_device(dtype, tokens, there):
     assert encodes_on_device(dtype, tokens) == there
 
 
@@ -141,9 +141,7 @@ def never(*_: object) -> None:
 
 @pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", ["q8_0/q5_1", "fp8_e4m3"])
-def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(
-    device: za.Device, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(device, dtype, monkeypatch):
     """In append, in a call of one sequence, and in a batch; the layers of an fp8_e4m3 cache have their own scales."""
     scales = np.array([[0.1, 0.02], [0.5, 1]], np.float32)
     given = {"k_scale": scales, "v_scale": scales[::-1]} if dtype == "fp8_e4m3" else {}
@@ -177,7 +175,7 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(
 
 
 @ONE
-def test_many_rows_go_in_several_submissions(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_go_in_several_submissions(device, monkeypatch):
     """The last of them is for one row."""
     monkeypatch.setattr(mover, "ROWS_BYTES", 4 * 2 * (64 + 96) * 64)
     with za.KVCache(device, SHAPE, 1, 512, "q4_0", 64) as cache:
@@ -189,9 +187,7 @@ def test_many_rows_go_in_several_submissions(device: za.Device, monkeypatch: pyt
 
 
 @ONE
-def test_values_that_no_buffer_holds_are_encoded_by_the_host(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_no_buffer_holds_are_encoded_by_the_host(device, monkeypatch):
     made = []
     monkeypatch.setattr(rows, "encode_into", lambda *given: (made.append(given), encode_into(*given)))
     with za.KVCache(device, SHAPE, 1, 512, "q8_0", 64) as cache:
@@ -203,7 +199,7 @@ def test_values_that_no_buffer_holds_are_encoded_by_the_host(
 
 
 @ONE
-def test_a_failed_append_changes_nothing(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_changes_nothing(device, monkeypatch):
     with za.KVCache(device, SHAPE, 1, 512, "q8_0", 64) as cache:
         attn, seq = za.Attention(cache), cache.new_sequence()
         cache.append(seq, 0, K[:70], V[:70])
@@ -245,7 +241,7 @@ void main() {
 
 
 @pytest.fixture(scope="module")
-def probe(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def probe(tmp_path_factory):
     """SPIR-V of ``PROBE``."""
     if shutil.which("glslangValidator") is None:
         pytest.skip("glslangValidator is not installed")
@@ -277,9 +273,7 @@ def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
 
 
 @pytest.mark.parametrize("count", [1 << 22 if FULL else 1 << 18])
-def test_quotients_and_narrow_floats_are_rounded_to_nearest_even(
-    any_device: za.Device, probe: bytes, count: int
-) -> None:
+def test_quotients_and_narrow_floats_are_rounded_to_nearest_even(any_device, probe, count):
     x, y = operands(np.random.default_rng(3), count)
     quotient = x / y
     small = np.abs(quotient) < 2.0**15  # what float16 holds

@@ -34,7 +34,7 @@ LIBRARIES = pytest.mark.parametrize("make", (np.asarray, as_torch), ids=("numpy"
 
 
 @LIBRARIES
-def test_of_a_call_without_a_cache(device: za.Device, make: Any) -> None:
+def test_of_a_call_without_a_cache(device, make):
     for dtype in TAKEN:
         narrow = [x.astype(dtype) for x in (Q, K, K)]
         want = za.attention(*(x.astype(np.float32) for x in narrow), device=device)
@@ -52,7 +52,7 @@ def test_of_a_call_without_a_cache(device: za.Device, make: Any) -> None:
 @LIBRARIES
 @pytest.mark.parametrize("round_rows", (False, True))
 @pytest.mark.parametrize("kind", STORAGE)
-def test_of_a_cache(device: za.Device, kind: str, round_rows: bool, make: Any) -> None:
+def test_of_a_cache(device, kind, round_rows, make):
     narrow = NARROW.get(kind)
     with za.KVCache(device, SHAPE, 1, 4096, kind, round_rows=round_rows) as cache:
         attend = za.Attention(cache)
@@ -74,7 +74,7 @@ def test_of_a_cache(device: za.Device, kind: str, round_rows: bool, make: Any) -
                 assert np.array_equal(found, attend(Q.astype(dtype).astype(np.float32), seq, 0))
 
 
-def test_magnitudes(device: za.Device) -> None:
+def test_magnitudes(device):
     cache = za.KVCache(device, SHAPE, 1, 4096, "f16", round_rows=True)
     with cache, pytest.raises(errors.ValueRangeError, match="at most 65504"):
         cache.append(cache.new_sequence(), 0, K * np.float32(1e5), K)
@@ -93,7 +93,7 @@ def test_magnitudes(device: za.Device) -> None:
                     cache.append(cache.new_sequence(), 0, np.full_like(K, value), K)
 
 
-def test_what_else_is_refused(device: za.Device) -> None:
+def test_what_else_is_refused(device):
     with pytest.raises(errors.DTypeError):
         za.attention(Q.tolist(), K, K, device=device)
     with pytest.raises(errors.ArgumentError, match=r"^k: got a Tensor"):

@@ -73,11 +73,7 @@ CASES = [
     ("v=v.astype(np.float16)", DTypeError, "v: got dtype float16, expected k's float32"),
     ("num_splits=0", ArgumentError, "num_splits: got 0, expected an int from 1 to 262144"),
     ("split_size=-1", ArgumentError, "split_size: got -1, expected an int of at least 1"),
-    (
-        "num_splits=1, split_size=1",
-        ArgumentError,
-        "num_splits, split_size: got 1, 1, expected at most one of the two",
-    ),
+    ("num_splits=1, split_size=1", ArgumentError, "num_splits, split_size: got 1, 1, expected at most one of the two"),
     *(
         (
             f"scale=np.float64({scale!r})",

@@ -23,12 +23,12 @@ SAMPLED = 12  # stories per dispatcher without --full
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     return faults.build(tmp_path_factory.mktemp("layer"))
 
 
 @pytest.fixture(params=("vulkan", "kompute"))
-def runtime(request: pytest.FixtureRequest) -> str:
+def runtime(request):
     name: str = request.param
     if name == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/build_kp.sh builds it")
@@ -47,7 +47,7 @@ TABLE = {
 }
 
 
-def test_the_known_faults(library: Path, runtime: str) -> None:
+def test_the_known_faults(library, runtime):
     """With Kompute, whose fences cannot be made new, a failed submission or wait loses the device."""
     table = [Fault(f, 20, result, carry) for f, result in TABLE for carry in ((False, True) if FULL else (False,))]
     got = dict(zip(table, faults.run_faults(library, runtime, [(f,) for f in table]), strict=True))
@@ -58,7 +58,7 @@ def test_the_known_faults(library: Path, runtime: str) -> None:
         assert outcome == expected, fault
 
 
-def test_every_fault(library: Path, runtime: str) -> None:
+def test_every_fault(library, runtime):
     every = faults.all_faults(faults.count_calls(library, runtime))
     chosen = every if FULL else random.Random(5).sample(every, SAMPLED)
     report = faults.summary(chosen, outcomes := faults.run_faults(library, runtime, chosen))
@@ -66,14 +66,14 @@ def test_every_fault(library: Path, runtime: str) -> None:
     assert set(outcomes) <= set(faults.GOOD), report
 
 
-def test_kompute_compiles_a_kernel_once(library: Path) -> None:
+def test_kompute_compiles_a_kernel_once(library):
     """Its algorithms, each with a descriptor pool of its own, share the pipelines of their kernels."""
     pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
     calls = faults.count_calls(library, "kompute")
     assert 0 < calls["vkCreateComputePipelines"] < calls["vkCreateDescriptorPool"]
 
 
-def test_a_kp_that_hides_errors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kp_that_hides_errors_is_refused(monkeypatch):
     class Unchecked:
         pass
 
@@ -208,7 +208,7 @@ print("done")
 
 
 @pytest.mark.parametrize("story", [pytest.param(FORKS, id="forks"), pytest.param(LITTLE, id="little-room")])
-def test_a_process_comes_to_its_end(library: Path, runtime: str, story: str) -> None:
+def test_a_process_comes_to_its_end(library, runtime, story):
     """With lavapipe alone; a process that hangs fails."""
     environment = faults.environment(library) | {"VK_INSTANCE_LAYERS": ""}
     command = [sys.executable, "-c", WORLD + story, runtime]

@@ -100,12 +100,12 @@ def mask_of(case: Case, rng: np.random.Generator) -> NDArray[Any] | None:
 
 
 @pytest.mark.parametrize("case", cases() if FULL else drawn(), ids=str)
-def test_the_oracles_bits(device: za.Device, case: Case) -> None:
+def test_the_oracles_bits(device, case):
     check(device, case)
 
 
 @pytest.mark.parametrize("at", range(len(cases())) if FULL else (0, 9, 12))
-def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> None:
+def test_the_oracles_bits_on_every_driver(any_device, at):
     """Sizes that are filled up, K and V of different sizes, and latent."""
     check(any_device, (cases() if FULL else drawn())[at])
 
@@ -120,7 +120,7 @@ def test_the_oracles_bits_on_every_driver(any_device: za.Device, at: int) -> Non
     ),
     ids=str,
 )
-def test_the_oracles_bits_in_small_waves(device: za.Device, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+def test_the_oracles_bits_in_small_waves(device, monkeypatch, case):
     """Which a lavapipe with a newer compiler has; the driver of these tests has waves of 32."""
     monkeypatch.setattr(device.runtime, "info", replace(device.info, wave_size=8))
     kernel, seen = device.kernel, []
@@ -181,7 +181,7 @@ def check(device: za.Device, case: Case) -> None:
             assert not differing(np.ascontiguousarray(one), expected)
 
 
-def test_every_value_of_every_axis_is_drawn() -> None:
+def test_every_value_of_every_axis_is_drawn():
     some = drawn()
     assert (
         {(c.shape.head_dim, c.shape.v_head_dim, c.shape.latent) for c in some} == set(SIZES) - set(ELSEWHERE)

@@ -28,7 +28,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("running", (False, True))
-def test_an_interrupt_right_after_eval(running: bool) -> None:
+def test_an_interrupt_right_after_eval(running):
     with open_device("default", "kompute") as device:
         runtime: Any = device.runtime
         hit, other = runtime.record([]), runtime.record([])

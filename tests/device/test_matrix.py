@@ -19,10 +19,7 @@ from support import FULL, differing, same
 import zinc_attn as za
 from zinc_attn.cache.rows import decode
 from zinc_attn.canonical.matrix_bound import matrix_bound
-from zinc_attn.errors import (
-    ArgumentError,
-    ValueRangeError,
-)
+from zinc_attn.errors import ArgumentError, ValueRangeError
 from zinc_attn.planning import call, inputs, whole_context
 from zinc_attn.planning.splits import plan_splits
 
@@ -68,7 +65,7 @@ def check_bound(got: tuple[F32, F32], q: F32, k: Any, v: Any, **options: Any) ->
 
 
 @pytest.mark.parametrize("text", SHAPES)
-def test_error_layouts_chunks_and_pages(matrix_device: za.Device, rng: np.random.Generator, text: str) -> None:
+def test_error_layouts_chunks_and_pages(matrix_device, rng, text):
     """Also rows alone, which have other neighbors in their tile, and none at all."""
     shape, tokens, rows = za.AttnShape.parse(text), 700, 37
     q, k, v = make(rng, shape, rows, tokens)
@@ -93,13 +90,7 @@ def test_error_layouts_chunks_and_pages(matrix_device: za.Device, rng: np.random
 
 @pytest.mark.parametrize("options", ({}, {"window": 600}, {"sinks": np.linspace(-2, 3, 8, dtype=np.float32)}))
 @pytest.mark.parametrize("text", ("8/2/64", "8/1/40/72"))
-def test_walks(
-    matrix_device: za.Device,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    options: dict[str, Any],
-) -> None:
+def test_walks(matrix_device, rng, monkeypatch, text, options):
     """Workgroups that attend their rows' whole context have the bits of partial states; more rows fit a submission."""
     shape, tokens, rows = za.AttnShape.parse(text), 1700, 150
     q, k, v = make(rng, shape, rows, tokens)
@@ -124,7 +115,7 @@ def test_walks(
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "9/3/64"))
-def test_a_row_is_alone_in_its_tile(matrix_device: za.Device, rng: np.random.Generator, text: str) -> None:
+def test_a_row_is_alone_in_its_tile(matrix_device, rng, text):
     """Permuted rows of all keys have permuted bits, and what else a tile holds, up to huge numbers, changes none."""
     shape, rows = za.AttnShape.parse(text), 16
     q, k, v = make(rng, shape, rows, 200)
@@ -152,7 +143,7 @@ def test_a_row_is_alone_in_its_tile(matrix_device: za.Device, rng: np.random.Gen
     ),
     ids=lambda options: next(iter(options)),
 )
-def test_options(matrix_device: za.Device, rng: np.random.Generator, options: dict[str, Any]) -> None:
+def test_options(matrix_device, rng, options):
     shape, rows, tokens = za.AttnShape(9, 3, 64), 21, 333
     q, k, v = make(rng, shape, rows, tokens)
     if options.get("mask") == "bool":
@@ -165,7 +156,7 @@ def test_options(matrix_device: za.Device, rng: np.random.Generator, options: di
     same(attend(matrix_device, shape, q, k, v, **options, num_splits=3), (out, lse))
 
 
-def test_exact_products_have_the_canonical_bits(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_exact_products_have_the_canonical_bits(matrix_device, rng):
     """Equal scores weigh 1, and small integers are summed exactly, whatever the order: no bit may differ."""
     shape, tokens = za.AttnShape(16, 2, 256), 1100
     q = np.zeros((20, 16, 256), np.float32)
@@ -175,7 +166,7 @@ def test_exact_products_have_the_canonical_bits(matrix_device: za.Device, rng: n
     same(attend(matrix_device, shape, q, k, v), want)
 
 
-def test_storage_types_of_the_same_values(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_storage_types_of_the_same_values(matrix_device, rng):
     """float16 holds what these rows of q8_0, q4_0, bf16 and fp8_e4m3 hold, and so no type shows in the bits."""
     shape, rows = za.AttnShape(8, 2, 64), 12
     q, _, _ = make(rng, shape, rows, 0)
@@ -189,7 +180,7 @@ def test_storage_types_of_the_same_values(matrix_device: za.Device, rng: np.rand
     same(attend(matrix_device, shape, q, *wide, dtype="q8_0"), attend(matrix_device, shape, q, k, v))
 
 
-def test_quantized_rows_stay_within_the_bound(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_quantized_rows_stay_within_the_bound(matrix_device, rng):
     shape = za.AttnShape(8, 2, 64)
     q, k, v = make(rng, shape, 12, 300)
     with filled(matrix_device, shape, k.astype(np.float32), v.astype(np.float32), "q8_0") as (cache, seq):
@@ -197,7 +188,7 @@ def test_quantized_rows_stay_within_the_bound(matrix_device: za.Device, rng: np.
         check_bound(got, q, *decode(cache.read_rows(seq, 0, 0, 300), shape, "q8_0", None))
 
 
-def test_batches_prefixes_and_partial_states(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_batches_prefixes_and_partial_states(matrix_device, rng):
     shape, tokens, rows = za.AttnShape(9, 3, 64), 1300, 18
     q, k, v = make(rng, shape, rows, tokens)
     with filled(matrix_device, shape, k, v) as (cache, seq):
@@ -214,7 +205,7 @@ def test_batches_prefixes_and_partial_states(matrix_device: za.Device, rng: np.r
         same(za.fold(parts), want)
 
 
-def test_shards(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_shards(matrix_device, rng):
     shape, tokens, rows = za.AttnShape(9, 3, 64), 1300, 18
     q, k, v = make(rng, shape, rows, tokens)
     want = attend(matrix_device, shape, q, k, v, window=700)
@@ -224,7 +215,7 @@ def test_shards(matrix_device: za.Device, rng: np.random.Generator) -> None:
         same(attention(q, seq, 0, k=k, v=v, return_lse=True), want)
 
 
-def test_matrix_prefill_is_chosen_by_request(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_matrix_prefill_is_chosen_by_request(matrix_device, rng):
     """16 vectors of a KV head go to the matrix units, fewer have the canonical bits, also side by side in a batch."""
     shape = za.AttnShape(8, 2, 64)
     q, k, v = make(rng, shape, 4, 400)
@@ -239,9 +230,7 @@ def test_matrix_prefill_is_chosen_by_request(matrix_device: za.Device, rng: np.r
 
 
 @pytest.mark.parametrize(("of", "size"), (("v", 1e-8), ("k", 3e-8), ("q", 1e-7)))
-def test_numbers_that_float16_hardly_holds(
-    matrix_device: za.Device, rng: np.random.Generator, of: str, size: float
-) -> None:
+def test_numbers_that_float16_hardly_holds(matrix_device, rng, of, size):
     """bfloat16 holds them with all its digits; the bound counts what the rounding to float16 takes away."""
     shape = za.AttnShape(8, 2, 64)
     given = {name: x.astype(np.float32) for name, x in zip("qkv", make(rng, shape, 3, 130), strict=True)}
@@ -255,9 +244,7 @@ def test_numbers_that_float16_hardly_holds(
 
 
 @pytest.mark.parametrize("text", ("4/1/80/72", "2/1/136/8") if FULL else ("4/1/80/72",))
-def test_the_unrolled_program(
-    matrix_device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_the_unrolled_program(matrix_device, rng, monkeypatch, text):
     """GPUs run it; its bits are those of the program with loops, with q in registers and in shared memory."""
     shape = za.AttnShape.parse(text)
     q, k, v = make(rng, shape, 5, 200)
@@ -273,7 +260,7 @@ def test_the_unrolled_program(
 
 
 @pytest.mark.parametrize("kind", ("one key", "none", "extreme", "subnormal"))
-def test_edges(matrix_device: za.Device, rng: np.random.Generator, kind: str) -> None:
+def test_edges(matrix_device, rng, kind):
     shape = za.AttnShape(8, 2, 64)
     q, k, v = make(rng, shape, 3, 130)
     if kind == "extreme":  # logits of about +-200
@@ -289,7 +276,7 @@ def test_edges(matrix_device: za.Device, rng: np.random.Generator, kind: str) ->
     check_bound(got, q, k[:count], v[:count])
 
 
-def test_steady_decode(matrix_device: za.Device, rng: np.random.Generator) -> None:
+def test_steady_decode(matrix_device, rng):
     """Single rows are padded to a tile, are replayed like canonical ones, and have the bits of the whole prompt."""
     shape, tokens = za.AttnShape(16, 2, 64), 140
     q, k, v = make(rng, shape, tokens, tokens)
@@ -321,7 +308,7 @@ def test_beyond_float16(matrix_device, rng, name):
         assert len(seq) == 40 and not differing(attention(given["q"], seq, 0), want)
 
 
-def test_other_words(device: za.Device) -> None:
+def test_other_words(device):
     with (
         za.KVCache(device, za.AttnShape(8, 1, 64), 1, 64) as cache,
         pytest.raises(ArgumentError, match="arithmetic: got 'fast', expected one of 'canonical', 'matrix', 'matrix-p"),

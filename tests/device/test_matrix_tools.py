@@ -6,7 +6,6 @@ The tests of bits need a device with VK_KHR_cooperative_matrix, and skip where t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,7 @@ MASKING: dict[str, Any] = {"window": 90, "softcap": 20.0, "sinks": np.array([1, 
 
 
 @pytest.fixture
-def without_units(device: za.Device) -> za.Device:
+def without_units(device):
     if device.info.matrix.tile is not None:
         pytest.skip(f"{device.info.name} has matrix units")
     return device
@@ -39,7 +38,7 @@ def same(got: Any, want: Any) -> bool:
     return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(got, want, strict=True))
 
 
-def test_one_shot_calls_have_the_caches_bits(matrix_device: za.Device) -> None:
+def test_one_shot_calls_have_the_caches_bits(matrix_device):
     data = Inputs.normal(SHAPE, 600, "f16", q_len=19)
     call = {"arithmetic": "matrix", "return_lse": True, **MASKING}
     want = za.attention(data.q, data.k, data.v, matrix_device, **call)
@@ -58,7 +57,7 @@ def test_one_shot_calls_have_the_caches_bits(matrix_device: za.Device) -> None:
         assert same(split(data.q, parts, 0, return_lse=True), want)
 
 
-def test_few_rows_of_matrix_prefill_are_canonical(matrix_device: za.Device) -> None:
+def test_few_rows_of_matrix_prefill_are_canonical(matrix_device):
     data = Inputs.normal(SHAPE, 200, "f16", q_len=8)
     for rows in (7, 8):  # times two heads per KV head: 14 and 16
         q = data.rows[-rows:]
@@ -67,7 +66,7 @@ def test_few_rows_of_matrix_prefill_are_canonical(matrix_device: za.Device) -> N
         assert np.array_equal(got, like)
 
 
-def test_one_shot_refusals(matrix_device: za.Device) -> None:
+def test_one_shot_refusals(matrix_device):
     data = Inputs.normal(SHAPE, 20, "f16", q_len=8)
     k, v = data.k.astype(np.float32), data.v.astype(np.float32)
     with pytest.raises(DTypeError, match=r"K or V in f32.*pass k and v in float16"):
@@ -77,7 +76,7 @@ def test_one_shot_refusals(matrix_device: za.Device) -> None:
 
 
 @pytest.mark.parametrize("page_size", [256, None])
-def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device: za.Device, page_size: int | None) -> None:
+def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_size):
     spec = SweepSpec(SHAPE, 1, [200], q_len=9, page_size=page_size, repeats=2, arithmetic="matrix")
     rows = sweep.sweep(matrix_device, spec)
     assert [(row.status, row.verified, row.arithmetic) for row in rows] == [("ok", "bound", "matrix")] * 2
@@ -97,7 +96,7 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device: za.Dev
     assert (first.status, second.status) == ("ok", "failed") and str(second.error).startswith("unlike layout auto: ")
 
 
-def test_a_benchmark_is_within_the_bound(matrix_device: za.Device) -> None:
+def test_a_benchmark_is_within_the_bound(matrix_device):
     rows = bench.bench([matrix_device], bench.BenchSpec([SHAPE], [200], repeats=2, host_rounds=2, arithmetic="matrix"))
     mine = [row for row in rows if row.arithmetic]
     assert {(row.layout, row.verified) for row in mine if row.context} == {("auto", "bound"), ("1 split", "bound")}
@@ -105,7 +104,7 @@ def test_a_benchmark_is_within_the_bound(matrix_device: za.Device) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_a_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
+def on_a_model(tmp_path_factory):
     """Runs a command by matrix units on a small random checkpoint."""
     for name in ("transformers", "torch"):
         pytest.importorskip(name)
@@ -134,13 +133,7 @@ MODEL_COMMANDS = {
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", MODEL_COMMANDS)
-def test_a_models_attention(
-    matrix_device: za.Device,
-    on_a_model: Callable[..., int],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys):
     planned, workgroup = [], planning.matrix_workgroup
     monkeypatch.setattr(planning, "matrix_workgroup", lambda *given: planned.append(given) or workgroup(*given))
     assert on_a_model(MODEL_COMMANDS[name]) == 0 and planned
@@ -152,25 +145,21 @@ def test_a_models_attention(
 
 
 @pytest.mark.parametrize("name", MODEL_COMMANDS)
-def test_a_models_attention_is_refused_without_units(
-    without_units: za.Device, on_a_model: Callable[..., int], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_models_attention_is_refused_without_units(without_units, on_a_model, name, capsys):
     assert on_a_model(MODEL_COMMANDS[name]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")
 
 
 @pytest.mark.parametrize("command", ["sweep --shape", "bench --runtimes vulkan --shapes", "check --shapes"])
-def test_a_command_is_refused_without_units(
-    without_units: za.Device, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_refused_without_units(without_units, command, capsys):
     assert cli.main([*command.split(), "4/2/64", "--contexts", "100", "--arithmetic", "matrix"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("zinc-attn: error: arithmetic: got 'matrix', but ")
     assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")
 
 
-def test_a_transformers_cache_is_refused_without_units(without_units: za.Device) -> None:
+def test_a_transformers_cache_is_refused_without_units(without_units):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     from zinc_attn.integrations import transformers as hf
 
@@ -183,7 +172,7 @@ def test_a_transformers_cache_is_refused_without_units(without_units: za.Device)
         cache.allocate(torch.float16)
 
 
-def test_a_transformers_cache_tells_how_to_round(matrix_device: za.Device) -> None:
+def test_a_transformers_cache_tells_how_to_round(matrix_device):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     from zinc_attn.integrations import transformers as hf
 

@@ -35,7 +35,7 @@ def canonical(states: algebra.State, unit: int, leaves: bool) -> algebra.State:
     ("heads", "dim", "lanes"),
     [(*size, lanes) for size in ((3, 64), (2, 80), (2, 256)) for lanes in (32, 256)] + [(3, 64, 128)],
 )
-def test_states_fold_in_the_canonical_order(any_device: za.Device, heads: int, dim: int, lanes: int) -> None:
+def test_states_fold_in_the_canonical_order(any_device, heads, dim, lanes):
     runtime, rng = any_device.runtime, np.random.default_rng(7)
     cases = [(n, unit, leaves) for leaves in (True, False) for n, unit in CASES]
     counts = [n for n, *_ in cases]

@@ -27,9 +27,7 @@ def filled(shape: tuple[int, ...]) -> Any:
 @pytest.mark.both_dispatchers
 @pytest.mark.parametrize("tokens", [1, 100, 700])
 @pytest.mark.parametrize("q_len", [None, 1, 5])
-def test_the_device_writes_there(
-    any_device: za.Device, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, q_len: int | None, tokens: int
-) -> None:
+def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):
     """Straight from the memory that the device has written: nothing is read into an array of its own."""
     k, v = values(rng, 2, tokens, 2, 64)
     q = values(rng, 6, 64) if q_len is None else values(rng, q_len, 6, 64)
@@ -59,7 +57,7 @@ def test_the_device_writes_there(
         assert not differing(sums, want[1])  # it is no view of memory that another call writes
 
 
-def test_a_batch_and_a_prompt_of_several_submissions(device: za.Device, rng: np.random.Generator) -> None:
+def test_a_batch_and_a_prompt_of_several_submissions(device, rng):
     k, v = values(rng, 2, 5000, 2, 64)
     q = [values(rng, n, 4, 64) for n in (1, 2, 2500)]
     with za.KVCache(device, SHAPE, 1, 16384, "f32") as cache:
@@ -82,7 +80,7 @@ def test_a_batch_and_a_prompt_of_several_submissions(device: za.Device, rng: np.
             assert not differing(out[rows], want[0]) and not differing(lse[rows], want[1])
 
 
-def test_torch_tensors_and_the_query_itself(device: za.Device, rng: np.random.Generator) -> None:
+def test_torch_tensors_and_the_query_itself(device, rng):
     torch = pytest.importorskip("torch")
     k, v = values(rng, 2, 70, 2, 64)
     q = values(rng, 3, 4, 64)
@@ -133,9 +131,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "error", "message"), WRONG)
-def test_what_cannot_be_written_to_is_refused(
-    device: za.Device, rng: np.random.Generator, make: Any, error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_written_to_is_refused(device, rng, make, error, message):
     q, (k, v) = values(rng, 3, 4, 64), values(rng, 2, 5, 2, 64)
     lse = filled((3, 4))
     with za.KVCache(device, SHAPE, 1, 128, "f32") as cache:
@@ -153,7 +149,7 @@ def test_what_cannot_be_written_to_is_refused(
         assert len(sequence) == 0 and np.all(lse == 7)
 
 
-def test_arrays_that_overlap_are_refused(device: za.Device, rng: np.random.Generator) -> None:
+def test_arrays_that_overlap_are_refused(device, rng):
     q, (k, v) = values(rng, 3, 4, 64), values(rng, 2, 5, 2, 64)
     memory = filled((4, 4, 64))
     with za.KVCache(device, SHAPE, 1, 128, "f32") as cache:
@@ -175,7 +171,7 @@ def test_arrays_that_overlap_are_refused(device: za.Device, rng: np.random.Gener
 
 
 @pytest.mark.both_dispatchers
-def test_a_failed_call_has_written_nothing(device: za.Device, rng: np.random.Generator) -> None:
+def test_a_failed_call_has_written_nothing(device, rng):
     """Also where one of several submissions had run before."""
     k, v = values(rng, 2, 600, 2, 64)
     q = values(rng, 600, 4, 64)

@@ -22,16 +22,11 @@ from zinc_attn.tools import generate  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = ("f32", "f16", "bf16", "q8_0")
 # llama's cost is measured in every dtype, that of models with other kernels in float32 and in one other
-COSTS = {
-    "llama": DTYPES,
-    "gemma2": ("f32", "f16"),
-    "qwen3_5_moe_text": ("f32", "bf16"),
-    "deepseek_v3": ("f32", "q8_0"),
-}
+COSTS = {"llama": DTYPES, "gemma2": ("f32", "f16"), "qwen3_5_moe_text": ("f32", "bf16"), "deepseek_v3": ("f32", "q8_0")}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Checkpoints with a tokenizer, by model type, and text.txt."""
     root = tmp_path_factory.mktemp("perplexity")
     for kind in COSTS:
@@ -47,7 +42,7 @@ def run(folder: Path, *arguments: Any, model: str = "llama") -> int:
 
 
 @pytest.mark.parametrize("model", COSTS)
-def test_the_cost_of_each_dtype(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cost_of_each_dtype(model, folder, capsys):
     """Eager's number is that of the model's own loss, f32's is eager's, and a narrower cache costs more."""
     dtypes = DTYPES if FULL else COSTS[model]
     assert run(folder, "--context", 300, "--json", "--dtypes", ",".join(dtypes), model=model) == 0
@@ -68,16 +63,14 @@ def test_the_cost_of_each_dtype(model: str, folder: Path, capsys: pytest.Capture
         assert kl["f16"] < min(kl["bf16"], kl["q8_0"])
 
 
-def test_a_wrong_attention_costs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_attention_costs(folder, monkeypatch, capsys):
     right = hf.ZincCache.attend
     monkeypatch.setattr(hf.ZincCache, "attend", lambda *arguments: right(*arguments) * 1.01)
     assert run(folder, "--context", 200, "--dtypes", "f32", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[1])["kl"] > 1e-6
 
 
-def test_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(folder, capsys):
     assert run(folder, "--context", 130, "--dtypes", "f16, q8_0") == 0
     shown = capsys.readouterr().out
     assert "llama in float32: the first 130 tokens of text.txt" in shown
@@ -95,14 +88,14 @@ def test_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--dtypes", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
     ],
 )
-def test_refused(arguments: list[Any], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(arguments, message, folder, capsys):
     (folder / "long.txt").write_text(TEXT * 130, encoding="utf-8")
     assert run(folder, *(str(one).format(folder) for one in arguments)) == 2
     error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message.format(folder)}")
 
 
-def test_a_text_is_in_the_package() -> None:
+def test_a_text_is_in_the_package():
     """The whole first chapter, which is enough for the default context of any tokenizer of words' pieces."""
     text = generate.TEXT.read_text(encoding="utf-8")
     assert text.startswith("It is a truth universally acknowledged, that a single man in possession of a good fortune")

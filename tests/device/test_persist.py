@@ -50,14 +50,14 @@ def same(got: Any, want: Any) -> bool:
 
 
 @pytest.fixture
-def cache(device: za.Device) -> Any:
+def cache(device):
     made = za.KVCache(device, SHAPE, LAYERS, 256, "f16", 16)
     yield made
     made.close()
 
 
 @pytest.fixture
-def saved(cache: za.KVCache, tmp_path: Path) -> tuple[za.Sequence, Path]:
+def saved(cache, tmp_path):
     """A sequence of 33 tokens, and its file."""
     seq, path = filled(cache, 33), tmp_path / "file"
     seq.save(path)
@@ -66,7 +66,7 @@ def saved(cache: za.KVCache, tmp_path: Path) -> tuple[za.Sequence, Path]:
 
 @pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", ("f16", "f32", "bf16", "q8_0"))
-def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device: za.Device, tmp_path: Path, dtype: str) -> None:
+def test_a_loaded_sequence_has_the_bits_of_the_saved_one(device, tmp_path, dtype):
     caches = [za.KVCache(device, SHAPE, LAYERS, 256, dtype, size) for size in (16, 64)]
     path = tmp_path / "prompt.safetensors"
     filled(caches[0], 77).save(str(path))

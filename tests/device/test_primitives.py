@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from broken_shaders import Change, break_kernels
@@ -39,22 +37,17 @@ DRIVERS = {
         Change("softcap.glsl", "size < TANH_SMALL", "size < 0.75"),
         "a hyperbolic tangent by polynomials (capped",
     ),
-    "nothing is written": (
-        Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"),
-        "0xFFFFFFFF",
-    ),
+    "nothing is written": (Change("primitives.comp", "    results[gl_", "    if (x > 1e38) results[gl_"), "0xFFFFFFFF"),
 }
 
 
 @pytest.mark.both_dispatchers
-def test_every_driver_gives_the_results(any_device: za.Device) -> None:
+def test_every_driver_gives_the_results(any_device):
     check_primitives(any_device.runtime, device_module.load_spirv(PRIMITIVES))
 
 
 @pytest.mark.parametrize("what", DRIVERS)
-def test_another_result_is_a_refusal(
-    device: za.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_another_result_is_a_refusal(device, tmp_path, monkeypatch, what):
     change, said = DRIVERS[what]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path, PRIMITIVES.name))
     with za.Device.open(device.info.index, runtime=device.runtime.name) as other:
@@ -68,7 +61,7 @@ def test_another_result_is_a_refusal(
         assert seq.lengths == (0,)
 
 
-def test_the_numbers_tell_drivers_apart() -> None:
+def test_the_numbers_tell_drivers_apart():
     """Half of the float16 are denormal, of either sign, and fused products and sums show in a weight."""
     given = primitives.numbers()
     results = primitives.results(given)

@@ -31,19 +31,19 @@ STORY = "Tell me a long story about a ship, a storm and a lighthouse."
 
 
 @pytest.fixture(scope="module")
-def file() -> Path:
+def file():
     folder = os.environ.get("ZINC_ATTN_MODELS")
     assert folder, "ZINC_ATTN_MODELS: not set, expected the folder of the checkpoint; run scripts/test --models"
     return Path(folder) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="module")
-def model(file: Path) -> generate.HFModel:
+def model(file):
     return generate.load_model(file)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(file: Path) -> Any:
+def tokenizer(file):
     return generate.load_tokenizer(file)
 
 
@@ -59,7 +59,7 @@ def prompt_of(tokenizer: Any, text: str) -> list[int]:
 # --- the text ----------------------------------------------------------------------------------------------
 
 
-def test_greedy_text_is_that_of_eager_attention(model: generate.HFModel, tokenizer: Any, device: za.Device) -> None:
+def test_greedy_text_is_that_of_eager_attention(model, tokenizer, device):
     """Plain, with prompt lookup, and with a model of its first ten layers as the assistant."""
     prompt = prompt_of(tokenizer, STORY)
     greedy = {"max_new_tokens": 220, "do_sample": False}
@@ -79,7 +79,7 @@ def test_greedy_text_is_that_of_eager_attention(model: generate.HFModel, tokeniz
         assert got[0, len(prompt) :].tolist() == want, options
 
 
-def test_the_own_runtime(file: Path) -> None:
+def test_the_own_runtime(file):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     argv = [sys.executable, ROOT / "examples" / "own_runtime.py", file, "210"]
     ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
@@ -90,7 +90,7 @@ def test_the_own_runtime(file: Path) -> None:
 # --- 4,096 tokens ------------------------------------------------------------------------------------------
 
 
-def test_4096_tokens_have_the_same_bits(model: generate.HFModel, tokenizer: Any, device: za.Device) -> None:
+def test_4096_tokens_have_the_same_bits(model, tokenizer, device):
     """Prefill and decode: every layer and the logits for two layouts and page sizes; three layers for other chunks.
 
     The model's own matrix products may round differently for other numbers of rows, so that for other chunks attention
@@ -135,7 +135,7 @@ def _replay(device: za.Device, calls: list[Any], chunks: list[int], page_size: i
 # --- the commands ------------------------------------------------------------------------------------------
 
 
-def test_chat(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat(file, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?\nAnd of Italy?\n"))
     assert run("generate", "--model", file, "--chat", "--json") == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
@@ -144,7 +144,7 @@ def test_chat(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert second["kept_tokens"] == 44 and second["prompt_tokens"] == 59
 
 
-def test_perplexity(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_perplexity(file, capsys):
     """The table of docs/transformers.md: rounding on the CPU may change the last digits, and no more."""
     assert run("perplexity", "--model", file, "--dtypes", "f32,f16,bf16,q8_0", "--json") == 0
     eager, *found = (json.loads(line) for line in capsys.readouterr().out.splitlines())
@@ -156,7 +156,7 @@ def test_perplexity(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert one["same_best"] > 0.98
 
 
-def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate(file, capsys):
     assert run("validate", "--model", file, "--contexts", "1k", "--layouts", "8,auto", "--json") == 0
     one = json.loads(capsys.readouterr().out)
     assert one["status"] == "pass" and len(one["layers"]) == 30

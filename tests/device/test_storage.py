@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def same(got: Any, want: Any) -> None:
 
 
 @pytest.mark.both_dispatchers
-def test_scales_are_a_heads_and_a_layers(device: za.Device, tmp_path: Path) -> None:
+def test_scales_are_a_heads_and_a_layers(device, tmp_path):
     """In prefill, steady decode, a batch, a cascade, partial states, and a file."""
     with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 64, **FP8) as cache:
         attn, one = za.Attention(cache), cache.new_sequence()
@@ -72,7 +71,7 @@ def test_scales_are_a_heads_and_a_layers(device: za.Device, tmp_path: Path) -> N
 
 
 @ONE
-def test_latent_values_have_the_scales_of_k(device: za.Device) -> None:
+def test_latent_values_have_the_scales_of_k(device):
     shape = za.AttnShape(4, 2, 96, 64, latent=True)
     k = RNG.standard_normal((100, 2, 96), dtype=np.float32)
     q = RNG.standard_normal((1, 4, 96), dtype=np.float32)
@@ -86,7 +85,7 @@ def test_latent_values_have_the_scales_of_k(device: za.Device) -> None:
 
 
 @ONE
-def test_scales_where_heads_have_buffers_of_their_own(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_where_heads_have_buffers_of_their_own(device, monkeypatch):
     """A layer's heads are cut over buffers where one would be beyond the device's limit."""
     monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=512 * 96))
     cache = za.KVCache(device, SHAPE, 2, 512, "fp8_e4m3", 64, **FP8)
@@ -101,7 +100,7 @@ def test_scales_where_heads_have_buffers_of_their_own(device: za.Device, monkeyp
 
 
 @ONE
-def test_states_of_other_scales_do_not_fold(device: za.Device) -> None:
+def test_states_of_other_scales_do_not_fold(device):
     parts = []
     k, v = np.concatenate([K, K]), np.concatenate([V, V])
     for scale, nodes, mine in ((1.0, [0], slice(0, 512)), (0.125, [1], slice(512, 600))):
@@ -114,9 +113,7 @@ def test_states_of_other_scales_do_not_fold(device: za.Device) -> None:
 
 
 @ONE
-def test_a_file_whose_filling_is_no_number_is_refused(
-    device: za.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_whose_filling_is_no_number_is_refused(device, tmp_path, monkeypatch):
     """The kernels multiply it by 0."""
     shape = za.AttnShape(2, 1, 20)
     with za.KVCache(device, shape, 1, 64, "f16", 16) as cache:
@@ -133,7 +130,7 @@ def test_a_file_whose_filling_is_no_number_is_refused(
 
 
 @ONE
-def test_scales_of_shards(device: za.Device) -> None:
+def test_scales_of_shards(device):
     devices = [device, device]
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, "q8_0/fp8_e4m3", 64, weights=[1, 1], v_scale=SCALES[:, 1]) as cache:
         seq, k, v, q = cache.new_sequence(), *(np.tile(x, (4, 1, 1)) for x in (K, V, Q))
@@ -152,7 +149,7 @@ def encode(x: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("pair", ["q8_0/q4_0", "q5_1/iq4_nl", "f16/q5_0", "fp8_e4m3/q4_1", "f32/f16"])
-def test_encoded_rows_are_attended_as_their_values(device: za.Device, pair: str) -> None:
+def test_encoded_rows_are_attended_as_their_values(device, pair):
     """The bytes of another cache, between appended values."""
     k_type, v_type = pair.split("/")
     k, v = (x.astype(np.float16).astype(np.float32) for x in (K, V))
@@ -178,7 +175,7 @@ PAIRS = "q8_0/q4_0 q4_1/q5_0 iq4_nl/q5_1 fp8_e4m3/q8_0"
 
 @pytest.mark.parametrize("any_device", [("swiftshader", "vulkan")], indirect=True, ids=["swiftshader"])
 @pytest.mark.parametrize("pair", [*PAIRS.split(), *("/".join(x.split("/")[::-1]) for x in PAIRS.split() if FULL)])
-def test_the_values_of_a_gpu(any_device: za.Device, pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_values_of_a_gpu(any_device, pair, monkeypatch):
     """The steps that make values on a card, on a device that says it is one; scales down to subnormal float16."""
     monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete"))
     sizes = np.exp2(RNG.integers(-20, 3, (300, 2, 1))).astype(np.float32)
@@ -192,7 +189,7 @@ def test_the_values_of_a_gpu(any_device: za.Device, pair: str, monkeypatch: pyte
 
 
 @ONE
-def test_encoded_rows_of_a_latent_cache(device: za.Device) -> None:
+def test_encoded_rows_of_a_latent_cache(device):
     shape = za.AttnShape(4, 1, 96, 64, latent=True)
     k = RNG.standard_normal((100, 1, 96), dtype=np.float32)
     q = RNG.standard_normal((1, 4, 96), dtype=np.float32)
@@ -206,7 +203,7 @@ def test_encoded_rows_of_a_latent_cache(device: za.Device) -> None:
 
 
 @ONE
-def test_files_know_both_types(device: za.Device, tmp_path: Path) -> None:
+def test_files_know_both_types(device, tmp_path):
     with za.KVCache(device, SHAPE, 1, 512, "q5_1/q4_0", 64) as cache:
         seq = cache.new_sequence()
         got = za.Attention(cache)(Q[:1], seq, 0, k=K[:100], v=V[:100], return_lse=True)
@@ -236,7 +233,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", STORAGE)
-def test_the_error_is_that_of_the_types_rounding(name: str) -> None:
+def test_the_error_is_that_of_the_types_rounding(name):
     truth, _ = reference.attention(Q[:8], K, V, causal=False)
     got, _ = reference.emulate(Q[:8], *stored(K, V, name, True), causal=False)
     assert np.sqrt(np.sum((got - truth) ** 2) / np.sum(truth**2)) <= ERRORS[name]

@@ -24,11 +24,7 @@ khronos_validation.log_filename = {log}
 def run_under_validation(tmp_path, *args):
     settings, log = tmp_path / "vk_layer_settings.txt", tmp_path / "validation.log"
     settings.write_text(SETTINGS.format(log=log))
-    env = {
-        **os.environ,
-        "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
-        "VK_LAYER_SETTINGS_PATH": str(settings),
-    }
+    env = {**os.environ, "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation", "VK_LAYER_SETTINGS_PATH": str(settings)}
     done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, cwd=HERE.parents[1])
     return done, log.read_text() if log.exists() else ""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import fake_device
@@ -29,17 +27,17 @@ SHAPE = AttnShape(16, 2, 256)
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
-def test_names(arithmetic: Any) -> None:
+def test_names(arithmetic):
     with pytest.raises(ArgumentError, match="expected one of 'canonical', 'matrix', 'matrix-prefill'"):
         rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f16")
 
 
-def test_canonical_asks_nothing_of_the_device() -> None:
+def test_canonical_asks_nothing_of_the_device():
     assert rules.check_arithmetic("canonical", None, SHAPE, "f32") == "canonical"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
-def test_refusals(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(arithmetic, monkeypatch):
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
     with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic='canonical'"):
         rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), SHAPE, "f16")
@@ -58,7 +56,7 @@ def test_refusals(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
             rules.check_arithmetic(arithmetic, fake_device(RDNA4_UNITS._replace(**facts)), SHAPE, "f16")
 
 
-def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_package_without_the_kernel(monkeypatch, tmp_path):
     """A compiler that is too old builds all but this kernel, and the refusal says so."""
     missing = {"missing": {"attend_matrix": "Glslang Version: 11:12.0.0 does not know GL_KHR_cooperative_matrix"}}
     (tmp_path / "build.json").write_text(json.dumps(missing))
@@ -67,7 +65,7 @@ def test_a_package_without_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path:
         rules.check_arithmetic("matrix", fake_device(), SHAPE, "f16")
 
 
-def test_magnitudes_beyond_float16() -> None:
+def test_magnitudes_beyond_float16():
     rules.check_half_range("matrix", 65504.0, Largest(65504.0, 65504.0))
     for name, sizes in {
         "q": (65505.0, Largest()),
@@ -78,5 +76,5 @@ def test_magnitudes_beyond_float16() -> None:
             rules.check_half_range("matrix-prefill", *sizes)
 
 
-def test_the_canonical_one_is_the_default() -> None:
+def test_the_canonical_one_is_the_default():
     assert ARITHMETICS[0] == "canonical" and [rules.arithmetic_name(name) for name in ARITHMETICS] == [*ARITHMETICS]

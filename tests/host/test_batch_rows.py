@@ -24,9 +24,7 @@ CALLS: dict[str, Callable[[BatchRows], object]] = {
 
 @pytest.mark.parametrize("error", [za.CapacityError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_fork_that_fails_leaves_no_earlier_fork(
-    monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
-) -> None:
+def test_a_fork_that_fails_leaves_no_earlier_fork(monkeypatch, name, error):
     """The rows are those of a host without a device, which have a Sequence's ``fork`` and ``free``."""
     pool, batch, fork = PagePool(16, 16), BatchRows(), SequencePages.fork
     rows = [[SequencePages(pool, 1), SequencePages(pool, 1)] for _ in SHAPES]

@@ -15,7 +15,7 @@ VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)
 BRAIN = UPPER.view(ml_dtypes.bfloat16)
 
 
-def test_each_value_has_its_bits_in_the_words_and_comes_back() -> None:
+def test_each_value_has_its_bits_in_the_words_and_comes_back():
     k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
     shape = AttnShape(2, 2, 64)
     words = rows.encode(k, v, shape, "bf16")
@@ -27,7 +27,7 @@ def test_each_value_has_its_bits_in_the_words_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
-def test_values_are_taken_as_they_are(dtype: type) -> None:
+def test_values_are_taken_as_they_are(dtype):
     """And bfloat16 arrays without a copy."""
     magnitudes = np.abs(VALUES)
     normal = BRAIN[(magnitudes >= MIN_INPUT) & (magnitudes <= MAX_INPUT)]
@@ -39,7 +39,7 @@ def test_values_are_taken_as_they_are(dtype: type) -> None:
     assert np.shares_memory(taken, given) == (dtype is ml_dtypes.bfloat16)
 
 
-def test_tiny_values_are_flushed_and_large_ones_refused() -> None:
+def test_tiny_values_are_flushed_and_large_ones_refused():
     for value, bits in zip(VALUES, UPPER, strict=True):
         given = bits.reshape(1, 1, 1).view(ml_dtypes.bfloat16)
         if np.abs(value) <= MAX_INPUT:
@@ -52,7 +52,7 @@ def test_tiny_values_are_flushed_and_large_ones_refused() -> None:
 
 
 @pytest.mark.parametrize("lower", [1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-def test_nothing_is_rounded(lower: int) -> None:
+def test_nothing_is_rounded(lower):
     """Also no tie, which lies halfway between two values."""
     between = (np.float32([1.0, -1.0, 2.0**-30]).view(np.uint32) | np.uint32(lower)).view(np.float32)
     for x in between:
@@ -60,7 +60,7 @@ def test_nothing_is_rounded(lower: int) -> None:
             rows.stored_values("k", np.full((1, 1, 1), x, np.float32), "bf16")
 
 
-def test_arrays_are_widened_where_the_caller_takes_them() -> None:
+def test_arrays_are_widened_where_the_caller_takes_them():
     given = UPPER.view(ml_dtypes.bfloat16)
     taken = check_array("q", given, ("float32", "float16", "bfloat16"))
     assert taken.dtype == np.float32 and np.array_equal(taken.view(np.uint32), VALUES.view(np.uint32))

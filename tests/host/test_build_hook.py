@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ KINDS = ["standard", "editable"]
 
 
 @pytest.fixture
-def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def hook(tmp_path, monkeypatch):
     """The hook on a small tree, whose build_shaders.py notes that it ran; PATH has no compiler."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
@@ -47,7 +46,7 @@ def compiler(root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_missing_and_stale_shaders_are_compiled(hook: Any, tmp_path: Path, kind: str) -> None:
+def test_missing_and_stale_shaders_are_compiled(hook, tmp_path, kind):
     compiler(tmp_path)
     built = tmp_path / "zinc_attn/spirv/build.json"
     hook.initialize(kind, {})
@@ -61,14 +60,14 @@ def test_missing_and_stale_shaders_are_compiled(hook: Any, tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_compiler_missing_shaders_are_an_error(hook: Any, kind: str) -> None:
+def test_without_a_compiler_missing_shaders_are_an_error(hook, kind):
     with pytest.raises(
         RuntimeError, match=r"^zinc_attn/spirv is missing or .* no glslangValidator .* install glslang-tools"
     ):
         hook.initialize(kind, {})
 
 
-def test_without_a_compiler_stale_shaders_are_packed_with_a_warning_and_never_run(hook: Any, tmp_path: Path) -> None:
+def test_without_a_compiler_stale_shaders_are_packed_with_a_warning_and_never_run(hook, tmp_path):
     built = tmp_path / "zinc_attn/spirv/build.json"
     built.parent.mkdir()
     built.touch()

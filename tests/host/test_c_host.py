@@ -8,18 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from c_host import (
-    COMPILER,
-    DTYPES,
-    EXAMPLE,
-    LIBRARY,
-    STRICT,
-    library,
-    make_case,
-    make_storage,
-    needs_compiler,
-    tables,
-)
+from c_host import COMPILER, DTYPES, EXAMPLE, LIBRARY, STRICT, library, make_case, make_storage, needs_compiler, tables
 
 from zinc_attn.cache import blocks, rows
 from zinc_attn.cache.encoded import encoded_rows, row_bytes

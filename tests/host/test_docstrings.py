@@ -41,11 +41,11 @@ PUBLIC = dict(found for name in za.__all__ for found in described(name, getattr(
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_a_docstring(name: str) -> None:
+def test_every_public_name_has_a_docstring(name):
     assert (PUBLIC[name].__doc__ or "").strip(), name
 
 
-def test_every_public_name_of_zinc_cache_has_a_docstring() -> None:
+def test_every_public_name_of_zinc_cache_has_a_docstring():
     pytest.importorskip("transformers", reason="transformers is not installed: pip install zinc-attn[transformers]")
     from zinc_attn.integrations.transformers import ZincCache
 
@@ -54,6 +54,6 @@ def test_every_public_name_of_zinc_cache_has_a_docstring() -> None:
     assert not [name for name, value in found.items() if not (value.__doc__ or "").strip()]
 
 
-def test_methods_of_classes_and_names_of_modules_are_among_them() -> None:
+def test_methods_of_classes_and_names_of_modules_are_among_them():
     wanted = {"KVCache.__init__", "KVCache.append", "Attention.__call__", "Sequence.fork", "fold", "reference.emulate"}
     assert wanted | {"errors.ShapeError"} <= set(PUBLIC) and len(PUBLIC) > 150

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,12 +60,12 @@ TABLE: dict[str, Make] = {
 }
 
 
-def test_every_public_callable_is_in_a_table() -> None:
+def test_every_public_callable_is_in_a_table():
     assert all_public() == set(TABLE) | ON_DEVICE | INNER
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_result_or_a_typed_refusal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_or_a_typed_refusal(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if name == "export.load_manifest":
         export.export("made")

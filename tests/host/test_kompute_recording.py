@@ -99,14 +99,14 @@ def recorded(text: str, into: bool = False) -> tuple[list[list[str]], KomputeRec
         ),
     ),
 )
-def test_what_orders_two_steps(steps: str, operations: list[list[str]]) -> None:
+def test_what_orders_two_steps(steps, operations):
     sequences, recording = recorded(steps)
     assert sequences == operations
     ran = [sequences[sequence][at - 1] for sequence, at in recording.spans]  # the mark before an operation is its begin
     assert ran == [f"run {step.replace('>', ' ')}" for step in steps.split(", ")]
 
 
-def test_a_hosts_sequence_takes_all_steps_or_refuses() -> None:
+def test_a_hosts_sequence_takes_all_steps_or_refuses():
     sequences, recording = recorded("in>s, s>out", into=True)
     assert sequences == [["up in", "run in s", "down s", "run s out", "down out"]] and recording.sequences == []
     with pytest.raises(

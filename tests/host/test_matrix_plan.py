@@ -63,7 +63,7 @@ def visibles() -> list[tuple[str, Visible]]:
 
 @pytest.mark.parametrize(("name", "visible"), visibles(), ids=[name for name, _ in visibles()])
 @pytest.mark.parametrize("rows_each", (2, 4, 8))
-def test_rows_meet_what_they_see(name: str, visible: Visible, rows_each: int) -> None:
+def test_rows_meet_what_they_see(name, visible, rows_each):
     tokens = int(visible[1].max())
     for splits in (1, 3):
         plan = SplitPlan.fixed(tokens, SHAPE, num_splits=splits, q_len=len(visible[0]))
@@ -75,14 +75,14 @@ def test_rows_meet_what_they_see(name: str, visible: Visible, rows_each: int) ->
         assert len(item_records(visible, np.array([[0, 11]]), 1, rows_each=rows_each)) == -(-37 // rows_each)
 
 
-def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass() -> None:
+def test_rows_that_see_nothing_have_an_item_where_there_is_one_pass():
     none = np.zeros(3, np.int64)
     (item,) = item_records((none, none), np.array([[0, 1]]), 1, keep_empty=True, rows_each=4)
     assert (item["rows"], item["leaf_begin"], item["leaf_end"], item["limit"]) == (3, 0, 1, 0)
 
 
 @pytest.mark.parametrize("text", ("16/2/256", "32/8/128", "9/3/64", "71/1/64", "20/1/576/512/latent", "1/1/1"))
-def test_workgroups(text: str) -> None:
+def test_workgroups(text):
     """As many vectors as are there and fit; 64 KiB are enough for every shape, 32 KiB for all but the largest K."""
     shape = AttnShape.parse(text)
     small = MatrixFacts(MatrixTile(8, 8, 8), 32768, 1024)
@@ -99,14 +99,14 @@ def test_workgroups(text: str) -> None:
     assert call.groups[2] * call.spec[3] >= shape.group
 
 
-def test_tiles() -> None:
+def test_tiles():
     assert best_tile([MatrixTile(8, 8, 16), MatrixTile(16, 16, 16), MatrixTile(16, 8, 16)]) == (16, 16, 16)
     assert best_tile([MatrixTile(16, 8, 16), MatrixTile(32, 32, 16)]) == (16, 8, 16)
     assert best_tile([MatrixTile(32, 8, 16), MatrixTile(4, 4, 4)]) is None
 
 
 @pytest.mark.parametrize(("rows", "matrices"), (((1, 1), False), ((4, 4), True), ((3, 4), None)))
-def test_matrix_prefill_is_for_16_vectors(rows: tuple[int, int], matrices: bool | None) -> None:
+def test_matrix_prefill_is_for_16_vectors(rows, matrices):
     """Requests on either side of it go in submissions of their own, of which the first appends."""
     layouts = split_rule_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"))
     facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4_UNITS)
@@ -118,7 +118,7 @@ def test_matrix_prefill_is_for_16_vectors(rows: tuple[int, int], matrices: bool 
     assert [one.key.matrix is not None for one in everything] == [True]
 
 
-def test_the_key_names_the_workgroup() -> None:
+def test_the_key_names_the_workgroup():
     """Two calls that need other workgroups have other recordings."""
     layouts = fixed_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"), num_splits=2, split_size=None)
     facts = DeviceFacts(SHAPE, "discrete", 64, (65535,) * 3, 1 << 30, 64, False, RDNA4_UNITS)
@@ -132,7 +132,7 @@ def test_the_key_names_the_workgroup() -> None:
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("16/2/512/64", 29127), ("16/2/256", 1 << 17), ("16/2/256", 1 << 20)])
-def test_walking_rows_are_bounded(text: str, tokens: int) -> None:
+def test_walking_rows_are_bounded(text, tokens):
     """By the size of q, where it is more than that of the output, and by the work of one submission."""
     shape = AttnShape.parse(text)
     states = SCRATCH_BYTES // (4 * shape.q_heads * (shape.v_dim + 2))
@@ -148,7 +148,7 @@ def test_walking_rows_are_bounded(text: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("rows", (1, 511, 1024, 2500))
-def test_rows_walk_where_they_make_enough_workgroups(rows: int) -> None:
+def test_rows_walk_where_they_make_enough_workgroups(rows):
     """A layout of the split rule then has an item for each block of rows, the longest first, and even parts."""
     shape = AttnShape(16, 2, 256)
     device = LayoutFacts(64, "discrete")

@@ -16,7 +16,7 @@ from zinc_attn.cli import check as check_command
 from zinc_attn.cli.arguments import refuse_arithmetic
 from zinc_attn.cli.sweep_report import sweep_notes, sweep_title
 from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError
-from zinc_attn.kernels.matrix import NO_MATRICES, MatrixFacts
+from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.bench import BenchSpec
 from zinc_attn.tools.bench.rows import LAYOUTS
@@ -45,11 +45,11 @@ def outcome(case: Case = SMALL, off: float = 0.0) -> Outcome:
 
 
 @pytest.mark.parametrize("case", [*Case.default("matrix"), SMALL], ids=str)
-def test_a_case_has_one_text(case: Case) -> None:
+def test_a_case_has_one_text(case):
     assert Case.parse(str(case)) == case and " matrix" in str(case) and case.rows > 1 and case.dtype != "f32"
 
 
-def test_the_cases_of_matrix_units() -> None:
+def test_the_cases_of_matrix_units():
     quick, default = Case.quick("matrix"), Case.default("matrix")
     assert set(quick) < set(default) and len(set(default)) == len(default)
     shapes = {str(case.shape) for case in default}
@@ -58,18 +58,18 @@ def test_the_cases_of_matrix_units() -> None:
     assert not set(map(str, default)) & set(map(str, Case.default()))  # canonical digests are never theirs
 
 
-def test_more_rows_than_keys_are_refused() -> None:
+def test_more_rows_than_keys_are_refused():
     with pytest.raises(ArgumentError, match="rows: got 70 with 10 keys, expected at most as many rows as keys"):
         Case.matrix("4/2/64", "f16", "10,1k", rows=(70,), arithmetic="matrix")
 
 
-def test_rows_are_the_last_ones_of_the_call() -> None:
+def test_rows_are_the_last_ones_of_the_call():
     data = SMALL.data()
     assert SMALL.query(data).shape == (20, 4, 64) and SMALL._replace(rows=1).query(data).shape == (4, 64)
     assert np.array_equal(data.q[:3], SMALL._replace(rows=1).data().q)
 
 
-def test_coarse_values_are_in_three_types() -> None:
+def test_coarse_values_are_in_three_types():
     found = {text: (case, data) for text, case, data in same_values(SMALL, SMALL.data())}
     assert list(found) == ["stored as bf16", "stored as q8_0"]
     for case, data in found.values():
@@ -85,7 +85,7 @@ def test_coarse_values_are_in_three_types() -> None:
 # --- bounds ------------------------------------------------------------------------------------------------
 
 
-def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
+def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
     judge.judge_bounded(good, data, {}, fake_device())
@@ -97,14 +97,14 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not() -> None:
     assert "1 of 5,120 elements are beyond the bound" in line
 
 
-def test_a_missing_number_is_beyond_every_bound() -> None:
+def test_a_missing_number_is_beyond_every_bound():
     want, result = truth(*judge.reference_arguments(SMALL, SMALL.data())), outcome().result
     assert result is not None and want.share(result) < 0.01
     result.lse[0, 0] = np.nan
     assert want.share(result) == np.inf and "lse[0, 0]: got nan" in str(want.beyond(result))
 
 
-def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys() -> None:
+def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys():
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal(s, np.float32) for s in ((3, 4, 64), (9, 2, 64), (9, 2, 64)))
     mask = np.zeros((3, 9), bool)
@@ -119,7 +119,7 @@ def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys() -> None:
 # --- records -----------------------------------------------------------------------------------------------
 
 
-def test_a_record_names_the_driver_and_is_of_no_other() -> None:
+def test_a_record_names_the_driver_and_is_of_no_other():
     mine = record.describe(fake_device(), "matrix")
     assert mine["arithmetic"] == "matrix" and mine["tile"] == {"m": 16, "n": 16, "k": 16}
     assert "arithmetic" not in record.describe(fake_device())
@@ -133,7 +133,7 @@ def test_a_record_names_the_driver_and_is_of_no_other() -> None:
     assert fault.property == 10 and "expected 0000000000000000, of the same device and driver" in fault.text
 
 
-def test_a_record_of_another_device_is_refused() -> None:
+def test_a_record_of_another_device_is_refused():
     args = SimpleNamespace(arithmetic="matrix", against="r.json")
     with pytest.raises(ArgumentError, match="the bits of matrix units are a driver's own"):
         check_command.check_sources(args, {"r.json [0], another": {}}, [fake_device()])  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_a_record_of_another_device_is_refused() -> None:
     check_command.check_sources(args, {"r.json [0], another": {}}, [fake_device()])  # type: ignore[arg-type]
 
 
-def test_the_lines_of_check() -> None:
+def test_the_lines_of_check():
     good = outcome()
     judge.judge_bounded(good, SMALL.data(), {}, fake_device())
     entry = record.make_entry({str(SMALL): good.digest}, **record.describe(fake_device(), "matrix"))
@@ -169,7 +169,7 @@ def test_the_lines_of_check() -> None:
         (RDNA4_UNITS, "vulkan", "f32", DTypeError, "K or V in f32, .* float16 holds; use the dtype f16"),
     ],
 )
-def test_refusals_are_in_a_commands_words(facts: MatrixFacts, runtime: str, dtype: str, kind: Any, text: str) -> None:
+def test_refusals_are_in_a_commands_words(facts, runtime, dtype, kind, text):
     refuse_arithmetic("canonical", fake_device(facts, runtime), dtype, SHAPE)
     for arithmetic in ("matrix", "matrix-prefill"):
         with pytest.raises(kind, match=text):
@@ -177,7 +177,7 @@ def test_refusals_are_in_a_commands_words(facts: MatrixFacts, runtime: str, dtyp
 
 
 @pytest.mark.parametrize("command", ["sweep", "bench", "plan", "generate", "perplexity", "validate", "check"])
-def test_commands_name_the_choices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_the_choices(command, capsys):
     with pytest.raises(SystemExit) as error:
         cli.main([command, "--arithmetic", "tensor"])
     assert error.value.code == 2
@@ -186,7 +186,7 @@ def test_commands_name_the_choices(command: str, capsys: pytest.CaptureFixture[s
     assert f"choose from {names}" in line.replace("'matrix', matrix-prefill", "'matrix', 'matrix-prefill'")
 
 
-def test_plan_shows_what_matrix_units_save(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_what_matrix_units_save(capsys):
     argv = ["plan", "--shape", "16/2/256", "--contexts", "32k", "--rows", "1,16", "--arithmetic"]
     assert cli.main([*argv, "matrix-prefill"]) == 0
     text = capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_plan_shows_what_matrix_units_save(capsys: pytest.CaptureFixture[str]) -
         (["--contexts", "8"], "rows: got 512 at 8 keys, expected at most as many rows as keys"),
     ],
 )
-def test_what_plan_refuses(more: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_plan_refuses(more, text, capsys):
     assert cli.main(["plan", "--shape", "16/2/256", "--arithmetic", "matrix", *more]) == 2
     assert capsys.readouterr().err == f"zinc-attn: error: {text}\n"
 
@@ -222,7 +222,7 @@ def sweep_row(**fields: Any) -> SweepRow:
     return SweepRow(**numbers | fields)
 
 
-def test_a_sweep_says_bound_where_no_oracle_has_the_bits() -> None:
+def test_a_sweep_says_bound_where_no_oracle_has_the_bits():
     notes = list(sweep_notes([sweep_row(verified="bound", arithmetic="matrix")]))
     assert notes[0].startswith("bound: out and lse are as near to float64") and not any("bits:" in n for n in notes)
     notes = list(sweep_notes([sweep_row(verified="bits"), sweep_row(verified="bound (sampled)")]))
@@ -233,7 +233,7 @@ def test_a_sweep_says_bound_where_no_oracle_has_the_bits() -> None:
     assert "arithmetic" not in sweep_title(model, [replace(spec, arithmetic="canonical")], None)
 
 
-def test_few_rows_of_matrix_prefill_have_the_oracles_bits() -> None:
+def test_few_rows_of_matrix_prefill_have_the_oracles_bits():
     spec = SweepSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
     assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
     timed = BenchSpec([SHAPE], [64], arithmetic="matrix-prefill")

@@ -27,7 +27,7 @@ class Owner:
     """Whatever holds nodes."""
 
 
-def test_dealing_keeps_the_shares() -> None:
+def test_dealing_keeps_the_shares():
     owners = deal(1000, [3.0, 1.0, 4.0])
     for n in range(1, 1000, 37):
         counts = np.bincount(owners[:n], minlength=3)
@@ -38,7 +38,7 @@ def test_dealing_keeps_the_shares() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_shard_is_filled_beyond_its_capacity_before_all_are_full(seed: int) -> None:
+def test_no_shard_is_filled_beyond_its_capacity_before_all_are_full(seed):
     rng = np.random.default_rng(seed)
     for _ in range(40):
         weights, nodes = rng.uniform(1, 3, rng.integers(1, 6)), int(rng.integers(1, 30))
@@ -57,7 +57,7 @@ def test_no_shard_is_filled_beyond_its_capacity_before_all_are_full(seed: int) -
         assert allocator.used.sum() == nodes + 1
 
 
-def test_what_an_owner_leaves_counts_until_every_rank_has_collected_it() -> None:
+def test_what_an_owner_leaves_counts_until_every_rank_has_collected_it():
     for deferred in (False, True):
         allocator = NodeAllocator([1.0, 1.0], deferred=deferred)
         owners = [Owner(), Owner(), Owner()]
@@ -173,7 +173,7 @@ WHERE = {name: BOOKS for name in ACTIONS} | {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) -> None:
+def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name):
     where, cache = WHERE[name], host_cache()
 
     def world() -> list[za.ShardedSequence]:
@@ -213,7 +213,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
     assert hits > 20
 
 
-def test_layer_lengths_start_in_step() -> None:
+def test_layer_lengths_start_in_step():
     lengths = LayerLengths(3, 700)
     assert (lengths.lengths, len(lengths), lengths.in_step) == ([700] * 3, 700, True)
     lengths.check_fork()

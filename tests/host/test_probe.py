@@ -50,7 +50,7 @@ OTHER = device(7, "thing", "other")
         ([TWIN_A, TWIN_B], 4, TWIN_B),
     ],
 )
-def test_choose(devices: list[DeviceInfo], request_: int | str | None, chosen: DeviceInfo) -> None:
+def test_choose(devices, request_, chosen):
     assert machine.choose(devices, request_) is chosen
 
 
@@ -72,27 +72,17 @@ BOTH = "0: llvmpipe (LLVM 15.0.6, 256 bits) (cpu), 1: AMD Radeon 780M (integrate
             DeviceNotFoundError,
             "device: 'h200' matches 2 devices, give an index: 3: NVIDIA H200 (discrete), 4: NVIDIA H200 (discrete)",
         ),
-        (
-            [CPU],
-            True,
-            ArgumentError,
-            "device: got True, expected None, an index or a piece of a device's name",
-        ),
-        (
-            [CPU],
-            1.0,
-            ArgumentError,
-            "device: got 1.0, expected None, an index or a piece of a device's name",
-        ),
+        ([CPU], True, ArgumentError, "device: got True, expected None, an index or a piece of a device's name"),
+        ([CPU], 1.0, ArgumentError, "device: got 1.0, expected None, an index or a piece of a device's name"),
     ],
 )
-def test_choose_refuses(devices: list[DeviceInfo], request_: Any, error: type[Exception], text: str) -> None:
+def test_choose_refuses(devices, request_, error, text):
     with pytest.raises(error) as caught:
         machine.choose(devices, request_)
     assert str(caught.value) == text
 
 
-def test_choose_among_none() -> None:
+def test_choose_among_none():
     with pytest.raises(NoVulkanError, match=r"^there is no Vulkan device: install the GPU's Vulkan driver"):
         machine.choose([], None)
 
@@ -104,7 +94,7 @@ def test_choose_among_none() -> None:
         (ImportError("vulkan"), RuntimeUnavailableError, "the Python package `vulkan` is missing: pip"),
     ],
 )
-def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[Exception], text: str) -> None:
+def test_missing_loader(monkeypatch, raised, error, text):
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +111,7 @@ def test_missing_loader(monkeypatch: pytest.MonkeyPatch, raised: Exception, erro
 @pytest.mark.parametrize(
     ("vendor", "name"), [(0x1002, "AMD"), (0x10DE, "NVIDIA"), (0x10005, "Mesa"), (0xABC, "0x0ABC")]
 )
-def test_vendor_name(vendor: int, name: str) -> None:
+def test_vendor_name(vendor, name):
     assert machine.vendor_name(vendor) == name
 
 
@@ -143,7 +133,7 @@ NODE = {"kind": 2, "invocations": 1024, "height": 1024, "shared": 65536, "subgro
         ({"height": 4}, False),
     ),
 )
-def test_node_workgroups(change: dict[str, Any], works: bool) -> None:
+def test_node_workgroups(change, works):
     facts = NODE | change
     limits = SimpleNamespace(
         maxComputeWorkGroupInvocations=facts["invocations"],

@@ -19,7 +19,7 @@ class Thing:
     """Something that dies."""
 
 
-def test_callbacks_are_methods_of_c() -> None:
+def test_callbacks_are_methods_of_c():
     """A weak reference calls ``append`` of a deque or ``pop`` of a dict, and nothing has a finalizer."""
     called = set()
     for path in PACKAGE.rglob("*.py"):
@@ -33,7 +33,7 @@ def test_callbacks_are_methods_of_c() -> None:
     assert called == {"append", "pop"}
 
 
-def test_what_is_kept_goes_with_what_needs_it() -> None:
+def test_what_is_kept_goes_with_what_needs_it():
     keeper, things, needed = Keeper(), [Thing(), Thing()], Thing()
     registry: Registry[Thing] = Registry()
     for thing in (*things, needed):

@@ -33,7 +33,7 @@ def as_float16_bits(x: float) -> int:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_rows_are_those_that_the_caller_would_have_rounded(dtype: str) -> None:
+def test_rows_are_those_that_the_caller_would_have_rounded(dtype):
     x = edges(dtype)
     x = x[(np.abs(x) < rows._F16_OVERFLOW) & (np.abs(x) <= 2.0**60) & ((np.abs(x) >= 2.0**-39) | (x == 0))].reshape(
         -1, 1, 1
@@ -46,14 +46,14 @@ def test_rows_are_those_that_the_caller_would_have_rounded(dtype: str) -> None:
     assert np.array_equal(exact.view(np.uint16), want.view(np.uint16))
 
 
-def test_ties_go_to_even() -> None:
+def test_ties_go_to_even():
     x = np.random.default_rng(0).choice(edges("f16"), 3000)
     x = x[(np.abs(x) < rows._F16_OVERFLOW) & (x != 0)]
     values, _ = rows.stored_values("k", x.reshape(-1, 1, 1), "f16", round_rows=True)
     assert values.view(np.uint16).reshape(-1).tolist() == [as_float16_bits(float(one)) for one in x]
 
 
-def test_bfloat16_rows_in_an_f16_cache_and_float16_rows_in_a_bf16_cache() -> None:
+def test_bfloat16_rows_in_an_f16_cache_and_float16_rows_in_a_bf16_cache():
     with np.errstate(invalid="ignore"):
         brain, half = (ALL_BITS.view(NARROW[name]).reshape(-1, 1, 1) for name in ("bf16", "f16"))
         wide, halves = brain.astype(np.float32), half.astype(np.float32)
@@ -67,7 +67,7 @@ def test_bfloat16_rows_in_an_f16_cache_and_float16_rows_in_a_bf16_cache() -> Non
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("value", [65520.0, 70000.0, 2.0**60])
-def test_what_overflows_float16_is_refused_by_name(value: float, sign: int) -> None:
+def test_what_overflows_float16_is_refused_by_name(value, sign):
     x = np.full((3, 2, 64), np.nextafter(np.float32(65520), np.float32(0)))
     assert np.all(rows.stored_values("v", x, "f16", round_rows=True)[0] == 65504)
     x[1, 0, 5] = sign * value
@@ -81,7 +81,7 @@ def test_what_overflows_float16_is_refused_by_name(value: float, sign: int) -> N
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.0**61])
-def test_what_no_cache_takes_is_not_rounded_either(dtype: str, value: float) -> None:
+def test_what_no_cache_takes_is_not_rounded_either(dtype, value):
     x = np.ones((3, 2, 64), np.float32)
     x[2, 1, 63] = value
     with pytest.raises(ValueRangeError, match=r"^k\[2, 1, 63\]: got .*, expected a finite value of at most 2\*\*60$"):
@@ -89,12 +89,12 @@ def test_what_no_cache_takes_is_not_rounded_either(dtype: str, value: float) -> 
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_no_other_dtype_is_rounded(dtype: str) -> None:
+def test_no_other_dtype_is_rounded(dtype):
     with pytest.raises(DTypeError, match=r"^k: got dtype float64, a b?f16 cache takes float32, float16 or bfloat16$"):
         rows.stored_values("k", np.ones((1, 1, 8)), dtype, round_rows=True)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
-def test_other_caches_take_the_same_rows_either_way(dtype: str) -> None:
+def test_other_caches_take_the_same_rows_either_way(dtype):
     x = np.random.default_rng(0).standard_normal((3, 2, 64), np.float32)
     assert np.array_equal(*(rows.stored_values("k", x, dtype, rounds)[0] for rounds in (False, True)))

@@ -25,19 +25,19 @@ KNOWN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("given", "name"), KNOWN)
-def test_a_dtype_by_any_name(given: Any, name: str) -> None:
+def test_a_dtype_by_any_name(given, name):
     assert storage_dtype(given) == name
     assert za.AttnShape(4, 2, 64).kv_bytes_per_token(given) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
 
 
-def test_the_dtypes_of_torch() -> None:
+def test_the_dtypes_of_torch():
     torch = pytest.importorskip("torch")
     assert [storage_dtype(t) for t in (torch.float32, torch.float16, torch.bfloat16)] == ["f32", "f16", "bf16"]
     with pytest.raises(ArgumentError, match=rf"^dtype: got torch\.float64, expected {EXPECTED}$"):
         storage_dtype(torch.float64)
 
 
-def test_the_tools_take_the_same_names() -> None:
+def test_the_tools_take_the_same_names():
     shape, card = za.AttnShape(9, 3, 64), find_card("R9700")
     plan = za.plan_splits(1000, shape)
     assert SweepSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
@@ -47,6 +47,6 @@ def test_the_tools_take_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("given", ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]])
-def test_other_dtypes_are_refused(given: Any) -> None:
+def test_other_dtypes_are_refused(given):
     with pytest.raises(ArgumentError, match=f"^dtype: got .*, expected {EXPECTED}$"):
         storage_dtype(given)
