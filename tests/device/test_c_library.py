@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from c_host import (
     page_words,
     tables,
 )
-from support import differing
+from support import same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
@@ -53,6 +54,10 @@ def address(array):
     return array.ctypes.data_as(c.c_void_p)
 
 
+class Refused(Exception):
+    """A call of the library that returned false, with its za_error()."""
+
+
 class Library:
     """The library, opened for a shape and its types, with a cache and two sets of arguments.
 
@@ -82,7 +87,7 @@ class Library:
         return self.c.za_error().decode()
 
     def run(self, q, k, v, table, tokens, layer=1, **more):
-        """out and lse of a call, or None where it is refused. Arrays in ``more`` are float32."""
+        """out and lse of a call. Arrays in ``more`` are float32."""
         q, k, v, table = (np.ascontiguousarray(x) for x in (q, k, v, np.array(table, np.uint32)))
         out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
         call = Call(layer=layer, tokens=tokens, new_rows=len(k), q_len=len(q), scale=0.125)
@@ -90,7 +95,15 @@ class Library:
         call.out, call.lse = address(out), address(lse)
         for name, value in more.items():
             setattr(call, name, address(value) if isinstance(value, np.ndarray) else value)
-        return (out, lse) if self.c.za_run(self.attn, self.cache, c.byref(call)) else None
+        if not self.c.za_run(self.attn, self.cache, c.byref(call)):
+            raise Refused(self.error)
+        return out, lse
+
+    def make_cache(self, layers=LAYERS, pages=PAGES, *scales):
+        """The error of a cache that is not made."""
+        scales = [x if x is None else address(x) for x in (*scales, None, None)[:2]]
+        assert not self.c.za_cache_make(self.attn, layers, pages, *scales)
+        return self.error
 
     def words(self):
         trace = self.c.za_trace(self.attn)
@@ -119,28 +132,25 @@ def opened(tmp_path_factory, device):
 def page_call(opened, inputs, layer=1, encoded=False, **more):
     """The call of the page: the first 127 tokens are there, the last two are new."""
     q, k, v = inputs
-    assert opened.run(q[:0], k[:-NEW], v[:-NEW], (11, 10), TOKENS - NEW, layer, encoded=encoded), opened.error
+    opened.run(q[:0], k[:-NEW], v[:-NEW], (11, 10), TOKENS - NEW, layer, encoded=encoded)
     return opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, layer, encoded=encoded, **more)
 
 
 # --- docs/c-hosts.md -----------------------------------------------------------------------------------------
 
 
-def words_of_page(section=None, size=0):
-    """The words of the page's call, and those that a later section of the page fills in."""
-    plain = page_words("A call in words")
-    changed = page_words(section) if section else plain[:0]
-    both = zip(plain, changed, strict=False)
-    assert not any(old and new for old, new in both)  # they only fill in words that are 0
-    found = np.zeros(max(len(plain), size), np.uint32)
-    found[: len(plain)] = plain
-    found[: len(changed)] |= changed
+def words_of_page(section, size):
+    """The words of the page's call, with those that a later section of the page fills in where they are 0."""
+    found = np.zeros(size, np.uint32)
+    for words in map(page_words, ("A call in words", section)):
+        assert not np.any((found[: len(words)] != 0) & (words != 0))
+        found[: len(words)] |= words
     return found.tolist()
 
 
 def words_of_call(biased):
     """With slopes and a mask, where they differ."""
-    return words_of_page("Slopes and masks", 111) if biased else words_of_page()
+    return words_of_page("Slopes and masks", 111) if biased else page_words("A call in words").tolist()
 
 
 @pytest.mark.parametrize("biased", (False, True))
@@ -176,10 +186,9 @@ def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, biased):
     """And its bits are the oracle's; the calls of two layers differ in one word."""
     words, options = [], {"alibi": PAGE_SLOPES, "mask": PAGE_MASK} if biased else {}
     for layer in range(LAYERS):
-        out, lse = page_call(opened, inputs, layer, **options, mask_keys=2 * biased)
+        found = page_call(opened, inputs, layer, **options, mask_keys=2 * biased)
         words.append(opened.words())
-        want, want_lse = za.reference.emulate(*inputs, **options)
-        assert np.array_equal(out, want) and np.array_equal(lse, want_lse)
+        same(found, za.reference.emulate(*inputs, **options))
     assert words[1].tolist() == words_of_call(biased)
     assert np.flatnonzero(words[0] != words[1]).tolist() == [kernels.HEADER.index("first_page")]
     trace = opened.c.za_trace(opened.attn)
@@ -190,7 +199,7 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
     """With the words of the page; what the fork's page holds is attended in both layers."""
     q, k, v = inputs
     page_call(opened, inputs, 0)
-    out, lse = page_call(opened, inputs, 1)
+    before = page_call(opened, inputs, 1)
     assert opened.c.za_copy_page(opened.attn, opened.cache, 9, 8), opened.error
     words = opened.words()
     assert words.tolist() == page_words("Forks").tolist()
@@ -198,9 +207,8 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
     copies.copies["source"], copies.copies["target"] = (9, 21), (8, 20)
     assert [words[i] for i in (12, 20, 21, 22, 23)] == [copies.words[i] for i in (12, 20, 21, 22, 23)]
     for layer in range(LAYERS):
-        assert opened.run(q[:0], -k[-1:], -v[-1:], (11, 10, 9), TOKENS, layer)  # which the fork does not see
-        found = opened.run(q, k[:0], v[:0], (11, 10, 8), TOKENS, layer)
-        assert np.array_equal(found[0], out) and np.array_equal(found[1], lse)
+        opened.run(q[:0], -k[-1:], -v[-1:], (11, 10, 9), TOKENS, layer)  # which the fork does not see
+        same(opened.run(q, k[:0], v[:0], (11, 10, 8), TOKENS, layer), before)
 
 
 def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
@@ -249,18 +257,13 @@ def test_biases_masks_and_rows_that_are_not_causal(opened, inputs, rng, splits, 
         keys = 0 if mask is None else mask.shape[1]
         more |= {"noncausal": not causal, "mask_keys": keys, "splits": splits}
         found = opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS, **more)
-        assert found is not None, opened.error
-        want = za.reference.emulate(q, k, v, causal=causal, **options)
-        assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), (causal, alibi is None, keys)
+        same(found, za.reference.emulate(q, k, v, causal=causal, **options), (causal, alibi is None, keys))
 
 
 def test_a_scale_of_0_is_the_default_one(opened, inputs):
     """As every other 0 of a call; a negative scale is a scale."""
     for scale, meant in ((0.0, None), (-0.0, None), (-0.125, -0.125), (0.5, 0.5)):
-        found = page_call(opened, inputs, scale=scale)
-        assert found is not None, opened.error
-        want = za.reference.emulate(*inputs, scale=meant)
-        assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), scale
+        same(page_call(opened, inputs, scale=scale), za.reference.emulate(*inputs, scale=meant), scale)
 
 
 def test_more_rows_than_keys(opened, inputs, rng):
@@ -271,9 +274,7 @@ def test_more_rows_than_keys(opened, inputs, rng):
         options = {"alibi": SLOPES, "mask": mask}
         more = {"mask_keys": 2, **options} if mask is not None else {"alibi": SLOPES}
         found = opened.run(q, k, v, (5,), 3, noncausal=not causal, **more)
-        assert found is not None, opened.error
-        want = za.reference.emulate(q, k, v, causal=causal, **options)
-        assert all(not differing(a, b) for a, b in zip(found, want, strict=True)), (causal, mask)
+        same(found, za.reference.emulate(q, k, v, causal=causal, **options), (causal, mask))
 
 
 # --- storage types -------------------------------------------------------------------------------------------
@@ -298,9 +299,7 @@ def test_scales_of_heads(scaled, inputs):
     work = WorkBuffer(items=5, rows=2, appends=NEW, tables=3, heads=heads)
     page = words_of_page("Scales of heads", 107)
     for given, encoded in (((k, v), False), (codes, True)):
-        found = page_call(scaled, make_case.Values(q, *given), encoded=encoded)
-        assert found is not None, scaled.error
-        assert all(np.array_equal(a, b) for a, b in zip(found, want, strict=True))
+        same(page_call(scaled, make_case.Values(q, *given), encoded=encoded), want)
         assert scaled.words().tolist() == page
     assert page[103:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 103
 
@@ -309,26 +308,24 @@ def test_what_scales_refuse(scaled, opened, inputs):
     """By name; a row that its scale does not fit leaves what the cache holds."""
     q, k, v = (x.astype(np.float32) for x in inputs)
     before = page_call(scaled, make_case.Values(q, k, v))
-    too_large = v[-NEW:].copy()
+    too_large, nan = v[-NEW:].copy(), np.full((NEW, 2, 64), 0x7F, np.uint8)
     too_large[1, 1, 3] = 449 * PAGE_SCALES[1][1]
-    assert scaled.run(q, k[-NEW:], too_large, (11, 10, 9), TOKENS) is None
-    assert "v[1, 1, 3]: got 898, expected at most 448 times the head's scale, 2; give a larger one in" in scaled.error
-    nan = np.full((NEW, 2, 64), 0x7F, np.uint8)
-    assert scaled.run(q, nan, nan, (11, 10, 9), TOKENS, encoded=True) is None
-    assert scaled.error.startswith("k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0")
-    after = scaled.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
-    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    at_most = r"^v\[1, 1, 3\]: got 898, expected at most 448 times the head's scale, 2; give a larger one in"
+    with pytest.raises(Refused, match=at_most):
+        scaled.run(q, k[-NEW:], too_large, (11, 10, 9), TOKENS)
+    with pytest.raises(Refused, match=r"^k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0"):
+        scaled.run(q, nan, nan, (11, 10, 9), TOKENS, encoded=True)
+    same(scaled.run(q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
     good = np.ones((LAYERS, 2), np.float32)
     for bad in (np.nan, 0.0, -1.0, 2.0**52):
         scales = good.copy()
         scales[1, 0] = bad
-        assert not scaled.c.za_cache_make(scaled.attn, LAYERS, PAGES, address(good), address(scales))
         want = f"v_scales[1, 0]: got {bad:g}, expected a scale from 4.65661e-10 to 2.2518e+15"
-        assert scaled.error == want
-    assert not scaled.c.za_cache_make(scaled.attn, LAYERS, PAGES, None, address(good))
-    assert scaled.error.startswith("k_scales: got NULL, expected (2, 2) scales of layers and KV heads for fp8_e4m3")
-    assert not opened.c.za_cache_make(opened.attn, LAYERS, PAGES, None, address(good))
-    assert opened.error == "v_scales: got some for f16, expected NULL; only fp8_e4m3 has scales of heads"
+        assert scaled.make_cache(LAYERS, PAGES, good, scales) == want
+    missing = "k_scales: got NULL, expected (2, 2) scales of layers and KV heads for fp8_e4m3"
+    assert scaled.make_cache(LAYERS, PAGES, None, good).startswith(missing)
+    needless = "v_scales: got some for f16, expected NULL; only fp8_e4m3 has scales of heads"
+    assert opened.make_cache(LAYERS, PAGES, None, good) == needless
 
 
 def test_a_latent_shape_has_no_v(scaled, tmp_path):
@@ -389,26 +386,26 @@ def test_what_a_call_refuses(opened, inputs, change, message):
             arguments[name].reshape(-1)[1] = value
         else:
             arguments[name] = value
-    assert opened.run(**arguments) is None
-    assert message in opened.error
-    after = opened.run(inputs.q, k[:0], v[:0], (11, 10, 9), TOKENS)
-    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    with pytest.raises(Refused, match=re.escape(message)):
+        opened.run(**arguments)
+    same(opened.run(inputs.q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
 
 
 def test_too_large_a_key_does_not_stay(opened, inputs):
     """The bound on scores counts the keys of calls that succeeded."""
     q, k, v = (x.copy() for x in inputs)
     k[-1, 0, 0] = 65504
-    assert opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22) is None
-    assert page_call(opened, inputs)
+    with pytest.raises(Refused, match="scores may overflow"):
+        opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22)
+    page_call(opened, inputs)
 
 
 def test_other_refusals(opened, tmp_path):
     assert not opened.c.za_copy_page(opened.attn, opened.cache, 3, 12)
     assert opened.error == "source, target: got pages 3 and 12, expected ones below 12"
-    assert not opened.c.za_cache_make(opened.attn, 1000, 1 << 20, None, None)
-    assert "cache: got 1000 layers of 1048576 pages, " in opened.error and "make a cache of at most 0" in opened.error
-    assert not opened.c.za_cache_make(opened.attn, 0, 1, None, None)
+    too_large = opened.make_cache(1000, 1 << 20)
+    assert "cache: got 1000 layers of 1048576 pages, " in too_large and "make a cache of at most 0" in too_large
+    assert opened.make_cache(0, 1)
     for *sizes, types, message in (
         (0, 2, 64, 0, False, (2, 0), "got shape 0/2/64, expected numbers from 1 on"),
         (4, 2, 64, 0, False, (0, 0), "got dtype 0 and v_dtype 0, expected a za_dtype, 1 to 10; v_dtype 0 is K's"),
@@ -438,15 +435,18 @@ def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):
     opened = Library(tmp_path, device, library(tmp_path, [*LIBRARY, SHIM], *WRAP))
     want = za.reference.emulate(*inputs)
     monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:2:-2")
-    assert page_call(opened, inputs) is None
-    assert opened.error == "vkQueueSubmit: out of device memory (VkResult -2)"
-    assert all(np.array_equal(a, b) for a, b in zip(page_call(opened, inputs), want, strict=True))
+    with pytest.raises(Refused, match=r"^vkQueueSubmit: out of device memory \(VkResult -2\)$"):
+        page_call(opened, inputs)
+    same(page_call(opened, inputs), want)
     monkeypatch.setenv("EMBED_FAIL", "vkWaitForFences:5:-2")  # four submissions were counted
     q, k, v = inputs
-    for reason in ("vkWaitForFences: out of device memory (VkResult -2)", "an earlier submission did not end; open it"):
-        assert opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS) is None
-        assert reason in opened.error
+    for reason in (
+        r"vkWaitForFences: out of device memory \(VkResult -2\)",
+        "an earlier submission did not end; open it",
+    ):
+        with pytest.raises(Refused, match=reason):
+            opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
     opened.close()
     opened.open()
-    assert all(np.array_equal(a, b) for a, b in zip(page_call(opened, inputs), want, strict=True))
+    same(page_call(opened, inputs), want)
     opened.close()
