@@ -13,6 +13,7 @@ import ctypes
 import faulthandler
 import functools
 import gc
+import itertools
 import json
 import os
 import random
@@ -61,14 +62,8 @@ def build(folder: Path) -> Path:
     source = Path(__file__).with_name("device") / "fault_layer.c"
     command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared", "-fPIC"]
     subprocess.run([*command, "-fvisibility=hidden", str(source), "-o", str(library)], check=True)
-    layer = {
-        "name": LAYER,
-        "type": "GLOBAL",
-        "library_path": str(library),
-        "api_version": "1.3.0",
-        "implementation_version": "1",
-        "description": "makes one Vulkan call fail",
-    }
+    layer = {"name": LAYER, "type": "GLOBAL", "library_path": str(library), "api_version": "1.3.0"}
+    layer |= {"implementation_version": "1", "description": "makes one Vulkan call fail"}
     (folder / "fault_layer.json").write_text(json.dumps({"file_format_version": "1.2.0", "layer": layer}))
     return library
 
@@ -97,32 +92,26 @@ class Layer:
         self._lib = ctypes.CDLL(str(library))
         self._lib.fault_function.restype = self._lib.fault_kind.restype = ctypes.c_char_p
         self._lib.fault_calls.restype = self._lib.fault_live.restype = ctypes.c_long
-        self.functions = [name.decode() for name in self._names(self._lib.fault_function)]
-        self._kinds = list(self._names(self._lib.fault_kind))
+        self.disarm = self._lib.fault_disarm
 
     @staticmethod
-    def _names(function: Any) -> Iterator[bytes]:
-        at = 0
-        while name := function(at):
-            yield name
-            at += 1
+    def _each(name_of: Any, count: Any) -> dict[str, int]:
+        names = iter(map(name_of, itertools.count()).__next__, None)
+        return {name.decode(): int(count(name)) for name in names}
 
     def arm(self, fault: Fault) -> None:
-        function, nth, result, carry_out, persistent = fault
-        self._lib.fault_arm(function.encode(), ctypes.c_long(nth), result, carry_out, persistent)
-
-    def disarm(self) -> None:
-        self._lib.fault_disarm()
+        function, nth, *rest = fault
+        self._lib.fault_arm(function.encode(), ctypes.c_long(nth), *map(int, rest))
 
     def fired(self) -> int:
         return int(self._lib.fault_fired())
 
     def calls(self) -> dict[str, int]:
-        return {name: int(self._lib.fault_calls(name.encode())) for name in self.functions}
+        return self._each(self._lib.fault_function, self._lib.fault_calls)
 
     def live(self) -> dict[str, int]:
         """Living objects per kind, where there are any."""
-        counts = {kind.decode(): int(self._lib.fault_live(kind)) for kind in self._kinds}
+        counts = self._each(self._lib.fault_kind, self._lib.fault_live)
         return {kind: count for kind, count in counts.items() if count}
 
 
@@ -149,6 +138,11 @@ def _expected(seed: int, rows: tuple[tuple[int, int], ...]) -> Any:
 
 class WrongBits(AssertionError):
     """A result that is neither right nor an error."""
+
+
+def _check(got: Any, want: Any, what: str) -> None:
+    if not all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(got, want, strict=True)):
+        raise WrongBits(what)
 
 
 class Story:
@@ -202,11 +196,8 @@ class Story:
         for i, (name, out, lse) in enumerate(zip(names, outs, lses, strict=True)):
             if n:
                 self.held[name][layer].append((n, seed + i))
-            want, want_lse = _expected(seed, tuple(self.held[name][layer]))
-            if not np.array_equal(out.view(np.uint32), want.view(np.uint32)) or not np.array_equal(
-                lse.view(np.uint32), want_lse.view(np.uint32)
-            ):
-                raise WrongBits(f"sequence {name}, layer {layer}, query {seed}")
+            want = _expected(seed, tuple(self.held[name][layer]))
+            _check((out, lse), want, f"sequence {name}, layer {layer}, query {seed}")
 
     def save_and_load(self, name: str) -> None:
         if self.held[name][0] != self.held[name][1]:
@@ -225,14 +216,9 @@ class Story:
         step.write_q(_query(3)[None])
         step.run()
         step.timings()
-        out, _ = step.result()
-        if not np.array_equal(out[0].view(np.uint32), za.reference.emulate(_query(3), k, v)[0].view(np.uint32)):
-            raise WrongBits("the timed step")
+        _check([x[0] for x in step.result()], za.reference.emulate(_query(3), k, v), "the timed step")
         step.close()
         kv.close()
-
-    def empty_submit(self) -> None:
-        self.device.runtime.empty_submit()
 
     def steps(self) -> Iterator[Callable[[], object]]:
         for layer in range(LAYERS):
@@ -251,7 +237,7 @@ class Story:
         yield lambda: self.save_and_load("b")
         yield lambda: "loaded" in self.named and self.attend(["loaded"], 1, 41)
         yield self.timed
-        yield self.empty_submit
+        yield self.device.runtime.empty_submit
         for call in range(MORE_CALLS):
             layer = call % LAYERS
             if call % 5 == 4 and "b" in self.named:
@@ -286,7 +272,8 @@ def outcome(layer: Layer, runtime: str, folder: Path, faults: Sequence[Fault]) -
     try:
         story.tell()
         opened = story.cache is not None
-        lost = opened and not story.attempt(story.device.runtime.empty_submit) and _is_lost(story.errors[-1])
+        lost = opened and not story.attempt(story.device.runtime.empty_submit)
+        lost = lost and isinstance(story.errors[-1], DeviceLostError)
         story.close()
     except BaseException as error:
         story.close()
@@ -303,10 +290,6 @@ def outcome(layer: Layer, runtime: str, folder: Path, faults: Sequence[Fault]) -
     if lost:
         return "device lost"
     return "one call failed" if story.errors else "right"
-
-
-def _is_lost(error: ZincAttnError) -> bool:
-    return isinstance(error, DeviceLostError)
 
 
 def tell_stories(library: Path, runtime: str, plan: Path) -> None:
@@ -331,34 +314,35 @@ def tell_stories(library: Path, runtime: str, plan: Path) -> None:
 # --- the campaign: all faults, told in few processes -------------------------------------------------------
 
 
-def run_faults(library: Path, runtime: str, faults: Sequence[Faults], limit_s: float = 3600) -> list[str]:
+def told(library: Path, runtime: str, faults: Sequence[Faults], limit_s: float = 3600) -> tuple[list[str], int, str]:
+    """The lines that a process prints which tells these stories, its exit status and what it says of an error."""
+    plan = library.parent / f"plan-{runtime}.json"
+    plan.write_text(json.dumps(faults))
+    command = [sys.executable, __file__, "--stories", str(library), runtime, str(plan)]
+    done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=limit_s)
+    lines = done.stdout.splitlines()
+    if done.returncode and not any(line.startswith("start") for line in lines):
+        raise RuntimeError(f"the undisturbed story ended with {done.returncode}: {done.stderr[-3000:]}")
+    return lines, done.returncode, done.stderr
+
+
+def run_faults(library: Path, runtime: str, faults: Sequence[Faults]) -> list[str]:
     """The outcome of each story. A process that ends in one goes on with the next in another process."""
     outcomes: list[str] = []
     while len(outcomes) < len(faults):
-        plan = library.parent / f"plan-{runtime}.json"
-        plan.write_text(json.dumps(faults[len(outcomes) :]))
-        command = [sys.executable, __file__, "--stories", str(library), runtime, str(plan)]
-        done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=limit_s)
-        lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-        ended = [rest for word, _, *(rest) in (line for line in lines if line[0] == "end")]
-        outcomes += [rest[0] for rest in ended]
-        if done.returncode or len(outcomes) < len(faults):
-            if not any(line[0] == "start" for line in lines):
-                raise RuntimeError(f"the undisturbed story ended with {done.returncode}: {done.stderr[-3000:]}")
-            if sum(line[0] == "start" for line in lines) > len(ended):
-                outcomes.append(f"the process ended with {done.returncode}: {done.stderr[-1500:]}")
+        lines, status, error = told(library, runtime, faults[len(outcomes) :])
+        ended = [line.split(maxsplit=2)[2] for line in lines if line.startswith("end")]
+        outcomes += ended
+        if sum(line.startswith("start") for line in lines) > len(ended):
+            outcomes.append(f"the process ended with {status}: {error[-1500:]}")
+        elif not ended:
+            raise RuntimeError(f"no story was told, and the process ended with {status}: {error[-3000:]}")
     return outcomes
 
 
 def count_calls(library: Path, runtime: str) -> dict[str, int]:
     """How often the undisturbed story calls each function."""
-    plan = library.parent / "no-faults.json"
-    plan.write_text("[]")
-    command = [sys.executable, __file__, "--stories", str(library), runtime, str(plan)]
-    done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        raise RuntimeError(f"the undisturbed story ended with {done.returncode}: {done.stderr[-3000:]}")
-    counts: dict[str, int] = json.loads(done.stdout.splitlines()[0])
+    counts: dict[str, int] = json.loads(told(library, runtime, [], 600)[0][0])
     return counts
 
 
@@ -378,24 +362,15 @@ def all_faults(calls: dict[str, int]) -> list[Faults]:
 def settling_faults() -> list[Faults]:
     """A submission or a wait that fails, and for good what would make that good."""
     found: list[Faults] = []
+    firsts = [(-1, False, False), (-4, False, False), (-13, True, False), (-1, False, True)]
+    idle = ("vkQueueWaitIdle", "vkDeviceWaitIdle", "vkGetFenceStatus")
+    each = (idle[:1], idle[:2], idle, idle[2:], ("vkGetFenceStatus", "vkCreateFence"))
     for first in ("vkQueueSubmit", "vkWaitForFences", "vkResetFences"):
-        for result, carry, persistent in (
-            (-1, False, False),
-            (-4, False, False),
-            (-13, True, False),
-            (-1, False, True),
-        ):
-            start = Fault(first, 20, result, carry, persistent)
-            for settling in (
-                ("vkQueueWaitIdle",),
-                ("vkQueueWaitIdle", "vkDeviceWaitIdle"),
-                ("vkQueueWaitIdle", "vkDeviceWaitIdle", "vkGetFenceStatus"),
-                ("vkGetFenceStatus",),
-                ("vkGetFenceStatus", "vkCreateFence"),
-            ):
+        for start in (Fault(first, 20, *one) for one in firsts):
+            for settling, result in itertools.product(each, (-1, -4)):
                 # the first fence and the first submissions are the story's own
-                numbers = {"vkCreateFence": 2}
-                found += [(start, *(Fault(f, numbers.get(f, 1), r, False, True) for f in settling)) for r in (-1, -4)]
+                good = (Fault(name, 2 if name == "vkCreateFence" else 1, result, False, True) for name in settling)
+                found.append((start, *good))
     return found
 
 
