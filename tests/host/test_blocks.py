@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from zinc_attn import errors
 from zinc_attn.cache import blocks, encoded, rows
 from zinc_attn.cache.head_scales import check_head_scales
-from zinc_attn.dtypes import storage_dtype
 from zinc_attn.shapes import AttnShape
 from zinc_attn.storage import IQ4_NL, STORAGE
 
@@ -144,27 +143,6 @@ def test_fp8_is_within_its_bounds():
     with pytest.raises(errors.ValueRangeError, match=r"v: got a magnitude of 449 in KV head 0, a fp8_e4m3 .* v_scale"):
         rows.stored_values("v", np.full((1, 1, 6), 449, np.float32), "fp8_e4m3")
     assert rows.row_format(shape, "fp8_e4m3").k_scales == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "want"),
-    [
-        ("q8_0/q4_0", "q8_0/q4_0"),
-        (("q8_0", "q4_0"), "q8_0/q4_0"),
-        (["float16", np.float32], "f16/f32"),
-        ("f16/f16", "f16"),
-        ("float8_e4m3fn", "fp8_e4m3"),
-        ("bf16/iq4_nl", "bf16/iq4_nl"),
-    ],
-)
-def test_names_of_types(given, want):
-    assert storage_dtype(given) == want
-
-
-@pytest.mark.parametrize("given", ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", None, 3, ("f16", None)])
-def test_names_that_are_none(given):
-    with pytest.raises(errors.ArgumentError, match=r"^dtype: got .*, or two of them for K and V"):
-        storage_dtype(given)
 
 
 def test_a_latent_shape_has_one_type():

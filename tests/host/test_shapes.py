@@ -20,6 +20,11 @@ KNOWN: list[tuple[Any, str]] = [
     *((name, name) for name in ("f32", "f16", "bf16", "q8_0")),
     *zip(("float32", "float16", "bfloat16"), ("f32", "f16", "bf16"), strict=True),
     *zip((np.float32, np.float16, ml_dtypes.bfloat16), ("f32", "f16", "bf16"), strict=True),
+    *((name, name) for name in ("q8_0/q4_0", "bf16/iq4_nl")),
+    (("q8_0", "q4_0"), "q8_0/q4_0"),
+    (["float16", np.float32], "f16/f32"),
+    ("f16/f16", "f16"),
+    ("float8_e4m3fn", "fp8_e4m3"),
     *((np.dtype(t), name) for t, name in ((np.float32, "f32"), (">f2", "f16"), (ml_dtypes.bfloat16, "bf16"))),
 ]
 
@@ -46,7 +51,11 @@ def test_the_tools_take_the_same_names():
     assert manifest([shape], dtype="float16") == manifest([shape], dtype="f16")
 
 
-@pytest.mark.parametrize("given", ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]])
+NONE = ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]]
+NO_PAIRS = ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", ("f16", None)]
+
+
+@pytest.mark.parametrize("given", [*NONE, *NO_PAIRS])
 def test_other_dtypes_are_refused(given):
     with pytest.raises(ArgumentError, match=f"^dtype: got .*, expected {EXPECTED}$"):
         storage_dtype(given)

@@ -19,17 +19,11 @@ def split_states(rng, parts):
 @pytest.mark.parametrize("parts", (1, 2, 5, 90, 95))
 def test_states_of_any_partition_merge_to_the_whole(rng, parts):
     (out, lse), pieces = split_states(rng, parts)
-    v = np.stack([p[0] for p in pieces])[None]
-    s = np.stack([p[1] for p in pieces])[None]
-    got_v, got_s = za.merge_states(v, s)
-    assert got_v.dtype == got_s.dtype == np.float32
-    assert np.allclose(got_v[0], out, rtol=1e-6, atol=1e-7) and np.allclose(got_s[0], lse, rtol=1e-6)
-
-
-def test_merge_state_of_two(rng):
-    (out, lse), ((va, sa), (vb, sb)) = split_states(rng, 2)
-    v, s = za.merge_state(va[None], sa[None], vb[None], sb[None])
-    assert np.allclose(v[0], out, rtol=1e-6, atol=1e-7) and np.allclose(s[0], lse, rtol=1e-6)
+    v, s = (np.stack(one)[None] for one in zip(*pieces, strict=True))
+    found = [za.merge_states(v, s), *([za.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])] if parts == 2 else [])]
+    for got_v, got_s in found:
+        assert got_v.dtype == got_s.dtype == np.float32
+        assert np.allclose(got_v[0], out, rtol=1e-6, atol=1e-7) and np.allclose(got_s[0], lse, rtol=1e-6)
 
 
 def test_empty_states_change_nothing(rng):
@@ -51,37 +45,22 @@ def test_extreme_lse_do_not_overflow():
     assert np.array_equal(got, np.ones((1, 1, 8), np.float32)) and s == 1e4
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: za.merge_states(np.zeros((1, 2, 3)), np.zeros((1, 2, 3))),
-            ShapeError,
-            "v: got shape (1, 2, 3), expected (seq, n, heads, head_dim)",
-        ),
-        (
-            lambda: za.merge_states(np.zeros((1, 2, 3, 4)), np.zeros((1, 2, 4))),
-            ShapeError,
-            "s: got shape (1, 2, 4), expected v's first three axes (1, 2, 3)",
-        ),
-        (
-            lambda: za.merge_states(np.zeros((1, 0, 3, 4)), np.zeros((1, 0, 3))),
-            ShapeError,
-            "v: got shape (1, 0, 3, 4), expected at least one state (axis n)",
-        ),
-        (
-            lambda: za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3))),
-            DTypeError,
-            "v: got dtype int64, expected float16, float32, float64 or bfloat16",
-        ),
-        (
-            lambda: za.merge_state(np.zeros((1, 2, 8)), np.zeros((1, 2)), np.zeros((1, 3, 8)), np.zeros((1, 2))),
-            ShapeError,
-            "v_b: got shape (1, 3, 8), expected v_a's (1, 2, 8)",
-        ),
-    ],
-)
-def test_refusals(call, error, message):
+REFUSED = [  # shapes of v and s, or of v_a, s_a, v_b and s_b
+    ([(1, 2, 3), (1, 2, 3)], ShapeError, "v: got shape (1, 2, 3), expected (seq, n, heads, head_dim)"),
+    ([(1, 2, 3, 4), (1, 2, 4)], ShapeError, "s: got shape (1, 2, 4), expected v's first three axes (1, 2, 3)"),
+    ([(1, 0, 3, 4), (1, 0, 3)], ShapeError, "v: got shape (1, 0, 3, 4), expected at least one state (axis n)"),
+    ([(1, 2, 8), (1, 2), (1, 3, 8), (1, 2)], ShapeError, "v_b: got shape (1, 3, 8), expected v_a's (1, 2, 8)"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "error", "message"), REFUSED)
+def test_refusals(shapes, error, message):
+    call = za.merge_states if len(shapes) == 2 else za.merge_state
     with pytest.raises(error) as caught:
-        call()
+        call(*map(np.zeros, shapes))
     assert str(caught.value) == message
+
+
+def test_integers_are_refused():
+    with pytest.raises(DTypeError, match=r"^v: got dtype int64, expected float16, float32, float64 or bfloat16$"):
+        za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3)))

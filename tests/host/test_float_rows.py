@@ -1,35 +1,83 @@
-"""Rows wider than a cache's dtype: with round_rows they become what the caller would have rounded, to nearest even."""
-
-from typing import Any
+"""Rows of 16-bit floats: bfloat16 and float16 values keep their bits, and with round_rows wider ones are rounded to
+nearest even, as the caller would have rounded them."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from zinc_attn.cache import rows
+from zinc_attn.canonical.constants import MAX_INPUT, MIN_INPUT
+from zinc_attn.checks import check_array
 from zinc_attn.errors import DTypeError, ValueRangeError
+from zinc_attn.shapes import AttnShape
 
 NARROW = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-ALL_BITS = np.arange(1 << 16, dtype=np.uint16)
+UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every 16-bit value
+BRAIN = UPPER.view(ml_dtypes.bfloat16)
+VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)  # those of BRAIN
 
 
-def edges(dtype: str) -> Any:
+def test_each_value_has_its_bits_in_the_words_and_comes_back():
+    k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
+    shape = AttnShape(2, 2, 64)
+    words = rows.encode(k, v, shape, "bf16")
+    assert np.array_equal(
+        words.view(np.uint16), np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
+    )
+    for got, given in zip(rows.decode(words, shape, "bf16"), (VALUES, VALUES[::-1]), strict=True):
+        assert np.array_equal(got.view(np.uint32).reshape(-1), given.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_values_are_taken_as_they_are(dtype):
+    """And bfloat16 arrays without a copy."""
+    magnitudes = np.abs(VALUES)
+    normal = BRAIN[(magnitudes >= MIN_INPUT) & (magnitudes <= MAX_INPUT)]
+    assert len(normal) == 2 * (100 * 128 + 1)  # 128 in each octave from 2**-40 to 2**60, of both signs
+    given = normal.astype(dtype).reshape(-1, 1, 1)
+    taken, largest = rows.stored_values("k", given, "bf16")
+    assert taken.dtype == BRAIN.dtype and largest == MAX_INPUT
+    assert np.array_equal(taken.reshape(-1).view(np.uint16), normal.view(np.uint16))
+    assert np.shares_memory(taken, given) == (dtype is ml_dtypes.bfloat16)
+
+
+def test_tiny_values_are_flushed_and_large_ones_refused():
+    sizes = np.abs(VALUES)
+    taken, largest = rows.stored_values("k", BRAIN[sizes <= MAX_INPUT].reshape(-1, 1, 1), "bf16")
+    want = np.where(sizes >= MIN_INPUT, UPPER, 0)[sizes <= MAX_INPUT]
+    assert np.array_equal(taken.reshape(-1).view(np.uint16) & 0x7FFF, want & 0x7FFF) and largest == MAX_INPUT
+    for value in BRAIN[~(sizes <= MAX_INPUT)][::97]:
+        with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: got .*, expected a finite value of at most 2"):
+            rows.stored_values("k", np.full((1, 1, 1), value), "bf16")
+
+
+@pytest.mark.parametrize("lower", [1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_nothing_is_rounded(lower):
+    """Also no tie, which lies halfway between two values."""
+    between = (np.float32([1.0, -1.0, 2.0**-30]).view(np.uint32) | np.uint32(lower)).view(np.float32)
+    for x in between:
+        with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: not a bfloat16 value"):
+            rows.stored_values("k", np.full((1, 1, 1), x, np.float32), "bf16")
+
+
+def test_arrays_are_widened_where_the_caller_takes_them():
+    taken = check_array("q", BRAIN, ("float32", "float16", "bfloat16"))
+    assert taken.dtype == np.float32 and np.array_equal(taken.view(np.uint32), VALUES.view(np.uint32))
+    with pytest.raises(DTypeError, match=r"^q: got dtype bfloat16, expected float32 or float64$"):
+        check_array("q", BRAIN, ("float32", "float64"))
+
+
+# --- wider rows --------------------------------------------------------------------------------------------
+
+
+def edges(dtype):
     """float32 values at, halfway between and beside the values of ``dtype``: ties to even go down and up."""
     with np.errstate(invalid="ignore"):
-        exact = ALL_BITS.view(NARROW[dtype]).astype(np.float32)
+        exact = UPPER.view(NARROW[dtype]).astype(np.float32)
     low = np.sort(exact[np.isfinite(exact) & (np.abs(exact) <= 2.0**60)])
     middle = ((low[1:].astype(np.float64) + low[:-1]) / 2).astype(np.float32)
     beside = [np.nextafter(one, to) for one in (low, middle) for to in (np.float32(-np.inf), np.float32(np.inf))]
     return np.concatenate([low, middle, *beside])
-
-
-def as_float16_bits(x: float) -> int:
-    """Nearest even by exact arithmetic: the float16 whose distance is the smallest, of two the even one."""
-    finite = ALL_BITS[:0x7C00]
-    values = finite.view(np.float16).astype(np.float64)
-    at = int(np.searchsorted(values, abs(x)))
-    near = [i for i in (at - 1, at) if 0 <= i < len(values)]
-    return min(near, key=lambda i: (abs(values[i] - abs(x)), i % 2)) | (0x8000 if x < 0 else 0)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -46,16 +94,9 @@ def test_rows_are_those_that_the_caller_would_have_rounded(dtype):
     assert np.array_equal(exact.view(np.uint16), want.view(np.uint16))
 
 
-def test_ties_go_to_even():
-    x = np.random.default_rng(0).choice(edges("f16"), 3000)
-    x = x[(np.abs(x) < rows._F16_OVERFLOW) & (x != 0)]
-    values, _ = rows.stored_values("k", x.reshape(-1, 1, 1), "f16", round_rows=True)
-    assert values.view(np.uint16).reshape(-1).tolist() == [as_float16_bits(float(one)) for one in x]
-
-
 def test_bfloat16_rows_in_an_f16_cache_and_float16_rows_in_a_bf16_cache():
     with np.errstate(invalid="ignore"):
-        brain, half = (ALL_BITS.view(NARROW[name]).reshape(-1, 1, 1) for name in ("bf16", "f16"))
+        brain, half = (UPPER.view(NARROW[name]).reshape(-1, 1, 1) for name in ("bf16", "f16"))
         wide, halves = brain.astype(np.float32), half.astype(np.float32)
     brain = brain[(np.abs(wide) < rows._F16_OVERFLOW) & ((np.abs(wide) >= 2.0**-39) | (wide == 0))].reshape(-1, 1, 1)
     half = half[np.isfinite(halves)].reshape(-1, 1, 1)
