@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import differing
+from support import same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -19,10 +19,6 @@ RNG = np.random.default_rng(3)
 N = 1300
 K, V = (RNG.standard_normal((N, 2, 64), dtype=np.float32).astype(np.float16) for _ in "kv")
 Q = RNG.standard_normal((5, 6, 64), dtype=np.float32)
-
-
-def equal(got: Any, want: Any) -> bool:
-    return all(not differing(np.ascontiguousarray(a), b) for a, b in zip(got, want, strict=True))
 
 
 def random_mask(rows: int, keys: int) -> NDArray[np.float32]:
@@ -39,7 +35,7 @@ def test_steady_decode_moves_the_rows_position(device):
         for n in range(121, 133):
             mask = random_mask(1, n) if n == 125 else None
             got = attn(Q[0], seq, 0, K[n - 1 : n], V[n - 1 : n], return_lse=True, mask=mask)
-            assert equal(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask)), n
+            same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
 @pytest.mark.both_dispatchers
@@ -60,7 +56,7 @@ def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, alib
             for i, one in enumerate(seqs):
                 k, v = (np.concatenate([x[:900], K[900 : len(one)]]) for x in (K, V))
                 want = reference.emulate(qs[i], k, v, alibi=alibi, mask=None if given is None else given[i])
-                assert equal((outs[i], lses[i]), want), (step, i)
+                same((outs[i], lses[i]), want, (step, i))
 
 
 @pytest.mark.parametrize("mask", (None, random_mask(5, 900)), ids=("none", "mask"))
@@ -72,7 +68,7 @@ def test_shards_know_the_positions_of_the_whole_sequence(device, mask):
         parts = [
             attn.partial(Q, one, 0, nodes=nodes, tokens=N, mask=mask) for one, nodes in ((even, [0, 2]), (odd, [1]))
         ]
-        assert equal(za.fold(parts), reference.emulate(Q, K, V, alibi=SLOPES, mask=mask))
+        same(za.fold(parts), reference.emulate(Q, K, V, alibi=SLOPES, mask=mask))
         other = attn.partial(Q, odd, 0, nodes=[1], tokens=N, mask=random_mask(5, 900))
         with pytest.raises(errors.ZincAttnError, match="different calls"):
             za.fold([parts[0], other])
@@ -86,10 +82,10 @@ def test_of_one_call(any_device):
     for mask, causal in ((hidden, True), (random_mask(5, 70).astype(np.float16), False), (None, False)):
         want = reference.emulate(Q, K[:130], V[:130], mask=mask, causal=causal, **options)
         call = {"mask": mask, "causal": causal, "return_lse": True, "allow_empty": True}
-        assert equal(za.attention(Q, K[:130], V[:130], any_device, **options, **call), want)
+        same(za.attention(Q, K[:130], V[:130], any_device, **options, **call), want)
         with za.KVCache(any_device, SHAPE, 1, 256, "f16", 64) as cache:
             attn, seq = za.Attention(cache, **options), cache.new_sequence()
-            assert equal(attn.submit(Q, seq, 0, K[:130], V[:130], **call).result(), want)
+            same(attn.submit(Q, seq, 0, K[:130], V[:130], **call).result(), want)
 
 
 @pytest.mark.parametrize("causal", (True, False))
@@ -98,9 +94,9 @@ def test_rows_before_the_first_key_have_negative_positions(device, causal):
     options = {"alibi": SLOPES, "sinks": np.linspace(-2, 2, 6, dtype=np.float32)}
     call = {"causal": causal, "return_lse": True, "allow_empty": True}
     want = reference.emulate(Q, K[:3], V[:3], causal=causal, **options)
-    assert equal(za.attention(Q, K[:3], V[:3], device, **options, **call), want)
+    same(za.attention(Q, K[:3], V[:3], device, **options, **call), want)
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
-        assert equal(za.Attention(cache, **options)(Q, cache.new_sequence(), 0, K[:3], V[:3], **call), want)
+        same(za.Attention(cache, **options)(Q, cache.new_sequence(), 0, K[:3], V[:3], **call), want)
 
 
 BEHIND = np.ones((5, 130), bool)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import same
 
 import zinc_attn as za
 from zinc_attn.cli import app as cli
@@ -34,27 +35,23 @@ def without_units(device):
     return device
 
 
-def same(got: Any, want: Any) -> bool:
-    return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(got, want, strict=True))
-
-
 def test_one_shot_calls_have_the_caches_bits(matrix_device):
     data = Inputs.normal(SHAPE, 600, "f16", q_len=19)
     call = {"arithmetic": "matrix", "return_lse": True, **MASKING}
     want = za.attention(data.q, data.k, data.v, matrix_device, **call)
-    assert same(za.attention(data.q, data.k, data.v, matrix_device, num_splits=1, **call), want)
-    assert same(za.attention(data.q[-1], data.k, data.v, matrix_device, **call), (want[0][-1], want[1][-1]))
+    same(za.attention(data.q, data.k, data.v, matrix_device, num_splits=1, **call), want)
+    same(za.attention(data.q[-1], data.k, data.v, matrix_device, **call), (want[0][-1], want[1][-1]))
     assert truth(data.q, data.k, data.v, "f16", None, MASKING).beyond(Output(*want)) is None
     with za.KVCache(matrix_device, SHAPE, 1, 1024, "f16") as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, data.k, data.v)
         attention = za.Attention(cache, arithmetic="matrix", **MASKING)
-        assert same(attention(data.q, seq, 0, return_lse=True), want)
+        same(attention(data.q, seq, 0, return_lse=True), want)
     with za.ShardedKVCache([matrix_device, matrix_device], SHAPE, 1, 1024, "f16", 256) as sharded:
         parts = sharded.new_sequence()
         sharded.append(parts, 0, data.k, data.v)
         split = za.ShardedAttention(sharded, arithmetic="matrix", **MASKING)
-        assert same(split(data.q, parts, 0, return_lse=True), want)
+        same(split(data.q, parts, 0, return_lse=True), want)
 
 
 def test_few_rows_of_matrix_prefill_are_canonical(matrix_device):
@@ -144,16 +141,15 @@ def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys
         assert last["arithmetic"] == "matrix" and 0 < last["kl"] < 1e-2
 
 
-@pytest.mark.parametrize("name", MODEL_COMMANDS)
-def test_a_models_attention_is_refused_without_units(without_units, on_a_model, name, capsys):
-    assert on_a_model(MODEL_COMMANDS[name]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")
+COMMANDS = "sweep --shape", "bench --runtimes vulkan --shapes", "check --shapes"
 
 
-@pytest.mark.parametrize("command", ["sweep --shape", "bench --runtimes vulkan --shapes", "check --shapes"])
-def test_a_command_is_refused_without_units(without_units, command, capsys):
-    assert cli.main([*command.split(), "4/2/64", "--contexts", "100", "--arithmetic", "matrix"]) == 2
+@pytest.mark.parametrize("name", [*MODEL_COMMANDS, *COMMANDS])
+def test_a_command_is_refused_without_units(without_units, request, name, capsys):
+    if name in COMMANDS:
+        assert cli.main([*name.split(), "4/2/64", "--contexts", "100", "--arithmetic", "matrix"]) == 2
+    else:
+        assert request.getfixturevalue("on_a_model")(MODEL_COMMANDS[name]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("zinc-attn: error: arithmetic: got 'matrix', but ")
     assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")

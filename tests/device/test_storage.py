@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import FULL, differing
+from support import FULL, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -26,11 +25,6 @@ V = RNG.standard_normal((300, 2, 96), dtype=np.float32)
 SCALES = np.array([[[0.1, 0.02], [0.5, 1]], [[3, 0.25], [0.03, 0.7]]], np.float32)  # (layers, K and V, KV heads)
 FP8 = {"k_scale": SCALES[:, 0], "v_scale": SCALES[:, 1]}
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)
-
-
-def same(got: Any, want: Any) -> None:
-    for one, expected in zip(got, want, strict=True):
-        assert not differing(np.ascontiguousarray(one), expected)
 
 
 @pytest.mark.both_dispatchers
@@ -68,20 +62,6 @@ def test_scales_are_a_heads_and_a_layers(device, tmp_path):
         with pytest.raises(errors.ValueRangeError, match=r"v: .* in KV head 0, .* 0\.5; give a larger v_scale"):
             cache.append(one, 0, K[:1] * 0, np.full((1, 2, 96), 225, np.float32))
         assert len(one) == 206
-
-
-@ONE
-def test_latent_values_have_the_scales_of_k(device):
-    shape = za.AttnShape(4, 2, 96, 64, latent=True)
-    k = RNG.standard_normal((100, 2, 96), dtype=np.float32)
-    q = RNG.standard_normal((1, 4, 96), dtype=np.float32)
-    with za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, k_scale=[0.1, 0.02]) as cache:
-        seq = cache.new_sequence()
-        got = za.Attention(cache)(q, seq, 0, k=k, return_lse=True)
-        held = stored(k, k[..., :64], "fp8_e4m3", latent=True, scales=cache.scales_of(0))
-    same(got, reference.emulate(q, *held))
-    with pytest.raises(errors.ArgumentError, match="v_scale: got one for a latent shape"):
-        za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, v_scale=0.1)
 
 
 @ONE
@@ -189,17 +169,23 @@ def test_the_values_of_a_gpu(any_device, pair, monkeypatch):
 
 
 @ONE
-def test_encoded_rows_of_a_latent_cache(device):
-    shape = za.AttnShape(4, 1, 96, 64, latent=True)
-    k = RNG.standard_normal((100, 1, 96), dtype=np.float32)
-    q = RNG.standard_normal((1, 4, 96), dtype=np.float32)
+def test_latent_caches(device):
+    """V is part of K: it has K's scales, and none of its own, and encoded rows are those of K."""
+    shape = za.AttnShape(4, 2, 96, 64, latent=True)
+    q, rows = (x.repeat(2, axis=2)[..., :96] for x in (Q[:1], K[:100]))
+    with za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, k_scale=[0.1, 0.02]) as cache:
+        got = za.Attention(cache)(q, cache.new_sequence(), 0, k=rows, return_lse=True)
+        held = stored(rows, rows[..., :64], "fp8_e4m3", latent=True, scales=cache.scales_of(0))
+    same(got, reference.emulate(q, *held))
     with za.KVCache(device, shape, 1, 512, "q5_0", 64) as cache:
-        seq = cache.new_sequence()
-        cache.append_encoded(seq, 0, encode(k, "q5_0"))
+        seq, given = cache.new_sequence(), encode(rows, "q5_0")
+        cache.append_encoded(seq, 0, given)
         got = za.Attention(cache)(q, seq, 0, return_lse=True)
         with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):
-            cache.append_encoded(seq, 0, encode(k, "q5_0"), encode(k, "q5_0"))
-    same(got, reference.emulate(q, *stored(k, k[..., :64], "q5_0", latent=True)))
+            cache.append_encoded(seq, 0, given, given)
+    same(got, reference.emulate(q, *stored(rows, rows[..., :64], "q5_0", latent=True)))
+    with pytest.raises(errors.ArgumentError, match="v_scale: got one for a latent shape"):
+        za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, v_scale=0.1)
 
 
 @ONE
@@ -218,18 +204,8 @@ def test_files_know_both_types(device, tmp_path):
 
 # Bounds on the output's relative L2 error against float64 on the values themselves, for 300 standard normal keys: below
 # twice the error, so that a type which lost a bit would not pass.
-ERRORS = {
-    "f32": 4e-7,
-    "f16": 5e-4,
-    "bf16": 4e-3,
-    "q8_0": 9e-3,
-    "fp8_e4m3": 5e-2,
-    "q5_1": 6e-2,
-    "q5_0": 7e-2,
-    "q4_1": 0.13,
-    "q4_0": 0.15,
-    "iq4_nl": 0.14,
-}
+ERRORS = {"f32": 4e-7, "f16": 5e-4, "bf16": 4e-3, "q8_0": 9e-3, "fp8_e4m3": 5e-2, "q5_1": 6e-2, "q5_0": 7e-2}
+ERRORS |= {"q4_1": 0.13, "q4_0": 0.15, "iq4_nl": 0.14}
 
 
 @pytest.mark.parametrize("name", STORAGE)
