@@ -25,7 +25,8 @@ SOURCES = sorted(EXAMPLE.glob("*.c"))
 LIBRARY = [path for path in SOURCES if path.name not in ("main.c", "case.c")]
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
-WRAP = [f"-Wl,--wrap={name}" for name in sorted(set(re.findall(r"(?:WRAP\(|__wrap_)(vk\w+)", SHIM.read_text())))]
+_CREATES = re.sub(r"CREATES\(([A-Z]\w+)\) ?", r"\nWRAP(vkCreate\1)", SHIM.read_text())
+WRAP = [f"-Wl,--wrap={name}" for name in sorted(set(re.findall(r"^(?:WRAP\(|\w+ __wrap_)(vk\w+)", _CREATES, re.M)))]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]

@@ -20,32 +20,25 @@ static VkResult refused(const char *name) {
 
 #define WRAP(name, parameters, arguments)       \
     VkResult __real_##name parameters;          \
-    VkResult __wrap_##name parameters;          \
     VkResult __wrap_##name parameters {         \
         VkResult result = refused(#name);       \
         return result ? result : __real_##name arguments; \
     }
 
 typedef const VkAllocationCallbacks *Allocator;
+#define CREATES(kind) \
+    WRAP(vkCreate##kind, (VkDevice d, const Vk##kind##CreateInfo *i, Allocator a, Vk##kind *o), (d, i, a, o))
+
+CREATES(CommandPool) CREATES(Fence) CREATES(Buffer) CREATES(ShaderModule) CREATES(DescriptorSetLayout)
+CREATES(PipelineLayout) CREATES(DescriptorPool)
 WRAP(vkEnumerateInstanceVersion, (uint32_t *v), (v))
 WRAP(vkCreateInstance, (const VkInstanceCreateInfo *i, Allocator a, VkInstance *o), (i, a, o))
 WRAP(vkEnumeratePhysicalDevices, (VkInstance i, uint32_t *n, VkPhysicalDevice *o), (i, n, o))
-WRAP(vkCreateCommandPool, (VkDevice d, const VkCommandPoolCreateInfo *i, Allocator a, VkCommandPool *o), (d, i, a, o))
 WRAP(vkAllocateCommandBuffers, (VkDevice d, const VkCommandBufferAllocateInfo *i, VkCommandBuffer *o), (d, i, o))
-WRAP(vkCreateFence, (VkDevice d, const VkFenceCreateInfo *i, Allocator a, VkFence *o), (d, i, a, o))
-WRAP(vkCreateBuffer, (VkDevice d, const VkBufferCreateInfo *i, Allocator a, VkBuffer *o), (d, i, a, o))
 WRAP(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *i, Allocator a, VkDeviceMemory *o), (d, i, a, o))
 WRAP(vkBindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize s), (d, b, m, s))
 WRAP(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize s, VkDeviceSize n, VkMemoryMapFlags f, void **o),
      (d, m, s, n, f, o))
-WRAP(vkCreateShaderModule, (VkDevice d, const VkShaderModuleCreateInfo *i, Allocator a, VkShaderModule *o),
-     (d, i, a, o))
-WRAP(vkCreateDescriptorSetLayout,
-     (VkDevice d, const VkDescriptorSetLayoutCreateInfo *i, Allocator a, VkDescriptorSetLayout *o), (d, i, a, o))
-WRAP(vkCreatePipelineLayout, (VkDevice d, const VkPipelineLayoutCreateInfo *i, Allocator a, VkPipelineLayout *o),
-     (d, i, a, o))
-WRAP(vkCreateDescriptorPool, (VkDevice d, const VkDescriptorPoolCreateInfo *i, Allocator a, VkDescriptorPool *o),
-     (d, i, a, o))
 WRAP(vkResetDescriptorPool, (VkDevice d, VkDescriptorPool p, VkDescriptorPoolResetFlags f), (d, p, f))
 WRAP(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o))
 WRAP(vkBeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (c, i))
@@ -59,7 +52,6 @@ WRAP(vkResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
 static int pretends(void) { return getenv("EMBED_WAVE32") != NULL; }
 
 void __real_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o);
-void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o);
 void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o) {
     __real_vkGetPhysicalDeviceProperties2(p, o);
     VkPhysicalDeviceSubgroupSizeControlProperties *sizes = o->pNext;
@@ -70,14 +62,12 @@ void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceP
 }
 
 void __real_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o);
-void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o);
 void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o) {
     __real_vkGetPhysicalDeviceFeatures2(p, o);
     if (pretends()) ((VkPhysicalDeviceSubgroupSizeControlFeatures *)o->pNext)->subgroupSizeControl = VK_TRUE;
 }
 
 VkResult __real_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o);
-VkResult __wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o);
 VkResult __wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o) {
     const VkPhysicalDeviceSubgroupSizeControlFeatures *features = i->pNext;
     VkResult result = refused("vkCreateDevice");
@@ -91,8 +81,6 @@ VkResult __wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, 
 }
 
 VkResult __real_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
-                                         const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o);
-VkResult __wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
                                          const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o);
 VkResult __wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
                                          const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o) {

@@ -74,10 +74,7 @@ def test_of_a_cache(device, kind, round_rows, make):
                 assert np.array_equal(found, attend(Q.astype(dtype).astype(np.float32), seq, 0))
 
 
-def test_magnitudes(device):
-    cache = za.KVCache(device, SHAPE, 1, 4096, "f16", round_rows=True)
-    with cache, pytest.raises(errors.ValueRangeError, match="at most 65504"):
-        cache.append(cache.new_sequence(), 0, K * np.float32(1e5), K)
+def test_small_values_are_flushed(device):
     small = np.full_like(K, 2.0**-41)
     small[0, 0, 0] = 2.0**-40
     for kind, dtype in (("f32", np.float32), ("bf16", BFLOAT16)):
@@ -88,9 +85,6 @@ def test_magnitudes(device):
             for seq in (appended, encoded):
                 keys, _ = decode(cache.read_rows(seq, 0, 0, 10), SHAPE, kind)
                 assert np.count_nonzero(keys) == 1 and keys[0, 0, 0] == 2.0**-40
-            for value in (2.0**61, np.inf, np.nan):
-                with pytest.raises(errors.ValueRangeError):
-                    cache.append(cache.new_sequence(), 0, np.full_like(K, value), K)
 
 
 def test_what_else_is_refused(device):
