@@ -118,16 +118,6 @@ def test_text_of_a_padded_batch_is_the_models_own(name, device):
     assert torch.equal(got[0], want[0]) and (got[1] - want[1]).abs().max() <= BOUND
 
 
-@ONE
-def test_layouts_change_no_bit(device):
-    ids, model, found = prompt(75), adapted("bloom"), []
-    for options in ({"num_splits": 1}, {"num_splits": 3}, {"page_size": 16}):
-        with cache_of(model, device, **options) as held:
-            parts = [model(x, past_key_values=held).logits for x in (ids[:, :70], ids[:, 70:71], ids[:, 71:])]
-            found.append(torch.cat(parts, dim=1).view(torch.int32))
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-
-
 def test_slopes_are_the_models():
     """Falcon rounds them to bfloat16, as the paper's for 32 heads, 2**(-k / 4), are not."""
     model = made("falcon", num_attention_heads=32)

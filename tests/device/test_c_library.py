@@ -1,7 +1,5 @@
 """zinc_attn.h called from outside C: what za_run refuses, what a failure leaves, and the words of docs/c-hosts.md."""
 
-from __future__ import annotations
-
 import ctypes as c
 import itertools
 import re

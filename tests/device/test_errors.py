@@ -1,7 +1,5 @@
 """Every refusal is a typed error with a message that says what was given and what was expected; none is a crash."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The driver's compiled code on disk: where it lies, and that a file that cannot be used is done without."""
 
-from __future__ import annotations
-
 import hashlib
 import pwd
 from pathlib import Path

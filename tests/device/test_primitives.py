@@ -1,7 +1,5 @@
 """A driver that computes a float function otherwise is refused before it attends anything."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from broken_shaders import Change, break_kernels

@@ -1,7 +1,5 @@
 """The device tests once under the Khronos validation layer with synchronization validation: silent."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

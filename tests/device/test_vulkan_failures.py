@@ -1,7 +1,5 @@
 """The plain Vulkan dispatcher where the driver fails, Ctrl-C comes or things end: typed errors, and nothing is left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

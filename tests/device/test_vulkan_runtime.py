@@ -1,7 +1,5 @@
 """The plain Vulkan dispatcher: what it computes, in which order, and what it refuses."""
 
-from __future__ import annotations
-
 import gc
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Refusals of arithmetic with matrix units, and the rule of "matrix-prefill", without a device."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

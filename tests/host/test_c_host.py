@@ -1,7 +1,5 @@
 """What of examples/embed_c needs no device: the codec of rows, the library's names, and what documents show."""
 
-from __future__ import annotations
-
 import ctypes as c
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The oracles: float64 attention against the formula, and float32 emulation against float64."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

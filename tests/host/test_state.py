@@ -1,7 +1,5 @@
 """merge_state and merge_states on normalized states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
