@@ -1,0 +1,229 @@
+"""What a sharded cache refuses, and that a failed or interrupted call leaves it as it was."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupts import Interrupter, files, moments
+from sharded import SHAPE, check_books
+from support import FULL, differing, open_device
+
+import zinc_attn as za
+from zinc_attn import reference
+from zinc_attn.cache.pages import CapacityError, StepError
+from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError, ShapeError, ValueRangeError
+
+
+def test_a_full_shard_is_named(device: za.Device) -> None:
+    k = np.ones((1500, 2, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 2, 1024, "f32", weights=[1.0, 1.0]) as cache:
+        attn, held = za.ShardedAttention(cache), [cache.new_sequence() for _ in range(5)]
+        for layer in range(2):
+            for seq in held[:4]:
+                cache.append(seq, layer, k[:200], k[:200])  # more sequences than nodes: each takes a page of 256
+        full = (
+            r"^shard 0 of 2: got 1 of the {} new tokens, expected what it has room for: 0 of its 2 pages of 256 tokens "
+            r"are free, and a sequence takes whole pages; truncate\(\) or free\(\) sequences, or make a larger cache$"
+        )
+        for layer in range(2):
+            with pytest.raises(CapacityError, match=full.format(1)):
+                cache.append(held[4], layer, k[:1], k[:1])
+            with pytest.raises(CapacityError, match=full.format(2)):
+                attn([k[:6, 0]] * 2, [held[3], held[4]], layer, [k[:1]] * 2, [k[:1]] * 2)
+        assert [seq.lengths for seq in held] == [[200, 200]] * 4 + [[0, 0]]
+        assert check_books(cache, held) == 4
+        held[2].free()
+        cache.append(held[4], 1, k[:1], k[:1])
+
+
+def test_the_layers_advance_together(device: za.Device) -> None:
+    """With a Sequence's errors, also where the shard that gets the tokens has none of the step."""
+    k = np.ones((1024, 2, 64), np.float32)
+    with (
+        za.KVCache(device, SHAPE, 3, 2048, "f32") as one,
+        za.ShardedKVCache([device, device], SHAPE, 3, 2048, "f32", weights=[1.0, 1.0]) as two,
+    ):
+        whole, seq, attn = one.new_sequence(), two.new_sequence(), za.ShardedAttention(two)
+        for cache, sequence in ((one, whole), (two, seq)):
+            cache.append(sequence, 0, k[:512], k[:512])
+        for layer, n in ((0, 512), (1, 100), (1, 600)):
+            with pytest.raises(StepError) as expected:
+                one.append(whole, layer, k[:n], k[:n])
+            with pytest.raises(StepError, match=f"^{re.escape(str(expected.value))}$"):
+                two.append(seq, layer, k[:n], k[:n])
+            with pytest.raises(StepError, match=f"^{re.escape(str(expected.value))}$"):
+                attn(k[:6, 0], seq, layer, k[:n], k[:n])
+        for sequence in (whole, seq):
+            with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
+                sequence.fork()
+        two.append(seq, 1, k[:512], k[:512])
+        same = r"^seq: items 0 and 1 are the same sequence, expected each once where k and v are given; fork\(\) it$"
+        with pytest.raises(ArgumentError, match=same):
+            attn([k[:6, 0]] * 2, [seq, seq], 2, [k[:512]] * 2, [k[:512]] * 2)
+        assert (seq.lengths, len(seq)) == ([512, 512, 0], 0)
+        two.append(seq, 2, k[:512], k[:512])
+        two.append(seq, 0, k[512:], k[512:])
+        seq.truncate(300)
+        assert seq.lengths == [300] * 3
+        seq.free()
+        more = (lambda: two.append(seq, 0, k, k), lambda: attn(k[:6, 0], seq, 0))
+        for call in (seq.fork, lambda: seq.truncate(0), *more):
+            with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
+                call()
+
+
+@pytest.mark.parametrize("call", ("append", "attend", "batch"))
+def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
+    """VK_ERROR_DEVICE_LOST from a submission, for good."""
+    k, q = np.ones((1400, 2, 64), np.float32), np.ones((6, 64), np.float32)
+    with open_device("swiftshader", "vulkan") as other:
+        cache = za.ShardedKVCache([device, other], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0])
+        with cache:
+            attn, seq, twin = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
+            attn(q, seq, 0, k[:700], k[:700])
+            lengths = {shard: len(one) for shard, one in seq.shards.items()}
+            other.runtime._queue.queue_submit = lambda *_: -4  # type: ignore[attr-defined]
+            for text in ("VK_ERROR_DEVICE_LOST; open a new Device", "was lost earlier; open a new Device"):
+                with pytest.raises(za.errors.DeviceLostError, match=text):
+                    if call == "append":
+                        cache.append(seq, 0, k[700:], k[700:])
+                    elif call == "attend":
+                        attn(q, seq, 0, k[700:], k[700:])
+                    else:
+                        attn([q, q], [twin, seq], 0, [k[:2], k[700:]], [k[:2], k[700:]])
+                assert (len(seq), len(twin)) == (700, 0)
+                assert {shard: len(one) for shard, one in seq.shards.items()} == lengths
+                assert check_books(cache, [seq, twin]) == 2
+            on_the_first = attn._attention[0].partial(q, seq.shards[0], 0, nodes=seq.nodes(0, 700), tokens=700)
+            assert on_the_first.nodes.tolist() == [0]
+            assert not differing(attn(q, twin, 0, k[:1], k[:1]), reference.emulate(q, k[:1], k[:1])[0])
+            seq.truncate(512)
+            assert not differing(attn(q, seq, 0), reference.emulate(q, k[:512], k[:512])[0])
+
+
+INTERRUPTED = ("append", "attend", "truncate", "fork", "keep")
+
+
+@pytest.mark.parametrize("call", INTERRUPTED)
+def test_an_interrupt_leaves_a_call_done_or_not_done(device: za.Device, call: str) -> None:
+    """At some of the bytecodes; tests/host/test_nodes.py interrupts at each of them."""
+    k = np.random.default_rng(1).standard_normal((1100, 2, 64)).astype(np.float32)
+    q = np.ones((6, 64), np.float32)
+    have = {700: k[:700], 600: np.delete(k[:700], range(300, 400), 0) if call == "keep" else k[:600]}
+    want = {n: reference.emulate(q, x, x)[0] for n, x in have.items()}
+    grown = {n: reference.emulate(q, x, x)[0] for n, x in ((n, np.concatenate([x, k[n:]])) for n, x in have.items())}
+    with za.ShardedKVCache([device, device], SHAPE, 2, 4096, "f32", weights=[1.0, 1.0]) as cache:
+        attn = za.ShardedAttention(cache)
+        calls = {
+            "append": lambda seq: cache.append(seq, 0, k[700:], k[700:]),
+            "attend": lambda seq: attn(q, seq, 0, k[700:], k[700:]),
+            "truncate": lambda seq: seq.truncate(600),
+            "fork": lambda seq: seq.fork(),
+            "keep": lambda seq: seq.keep(range(100, 400), 400),  # rows of one shard go to the other
+        }
+
+        def run(*at: int) -> Interrupter:
+            seq, interrupter = cache.new_sequence(), Interrupter(files("distributed"), *at)
+            for layer in range(2):
+                cache.append(seq, layer, k[:700], k[:700])
+            with suppress(KeyboardInterrupt):
+                interrupter.run(lambda: calls[call](seq))
+            n = len(seq)
+            assert n in ((700, 600) if call in ("truncate", "keep") else (700,)), interrupter.raised
+            assert seq.lengths in ([n, n], [1100, 700]), interrupter.raised
+            assert not differing(attn(q, seq, 1), want[n]), interrupter.raised
+            assert check_books(cache, [seq]) == (3 if seq.lengths[0] == 1100 else 2), interrupter.raised
+            for layer in [layer for layer in range(2) if seq.lengths[layer] == n]:
+                assert not differing(attn(q, seq, layer, k[n:], k[n:]), grown[n]), interrupter.raised
+            return interrupter
+
+        count = run().seen
+        hits = sum(bool(run(*at).raised) for at in moments(count, 24 if FULL else 9, INTERRUPTED.index(call)))
+        assert hits > 6
+
+
+def test_close_comes_before_other_errors(device: za.Device) -> None:
+    k = np.ones((600, 2, 64), np.float32)
+    with za.ShardedKVCache([device] * 2, SHAPE, 2, 2048, "f32", weights=[1.0, 1.0]) as cache:
+        attn, seq, even = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
+        fold = za.Fold(device, SHAPE)
+        for layer in range(2):
+            cache.append(even, layer, k, k)
+        parts = [attn._attention[i].partial(k[:6, 0], even.shards[i], 0, nodes=[i], tokens=600) for i in range(2)]
+        assert not differing(fold(parts)[0][0], attn(k[:6, 0], even, 0))
+        fold.close()
+        attn.close()
+        attn(k[:6, 0], even, 0)  # what it needs is made anew
+        assert attn.fold._workspaces
+        cache.append(seq, 0, k, k)
+    assert not attn.fold._workspaces
+    for call in (
+        lambda: cache.append(seq, 0, k, k),
+        lambda: attn(k[:6, 0], seq, 0, k, k),
+        lambda: attn([], [], 0),
+        lambda: za.ShardedAttention(cache),
+        lambda: seq.truncate(9),
+        cache.new_sequence,
+        seq.fork,
+        even.fork,
+    ):
+        with pytest.raises(ClosedError, match=r"^ShardedKVCache: used after close\(\)$"):
+            call()
+    with pytest.raises(ClosedError, match=r"^Fold: used after close\(\)$"):
+        fold(parts)
+
+
+def sharded(devices: Any, shape: Any = SHAPE, **options: Any) -> za.ShardedKVCache:
+    return za.ShardedKVCache(devices, shape, 1, 100, **options)
+
+
+REFUSED = (  # of a constructor, with the device
+    *((lambda d, x=x: sharded(x(d)), r"devices: got .*, expected a list of open Devices$")
+      for x in (lambda d: [], lambda d: d, lambda d: [d, 3], lambda d: None)),
+    *((lambda d, x=x: sharded([d], weights=x), r"weights: got .*, expected a list of positive numbers, one ")
+      for x in (1, ["1"], "1")),
+    (lambda d: sharded([d], weights=[1, 2]), r"weights: got 2, expected one per device \(1\)"),
+    (lambda d: sharded([d], "6/2/64"), "shape: got str, expected an AttnShape$"),
+    (lambda d: sharded([d], page_size=1024), "page_size: got 1024"),
+    (lambda d: sharded([d], comm=1), r"comm: got 1, expected an mpi4py communicator, such as MPI\.COMM_WORLD$"),
+    (lambda d: za.ShardedAttention(za.KVCache(d, SHAPE, 1, 600)),
+     "cache: got KVCache, expected a ShardedKVCache; Attention attends"),
+    (lambda d: za.Fold(3, SHAPE), "device: got int, expected a Device$"),
+    (lambda d: za.Fold(d, 3), "shape: got int, expected an AttnShape$"),
+    (lambda d: za.Fold(d, SHAPE)(3), "parts: got int, expected a list of the"),
+    (lambda d: za.Fold(d, SHAPE)([3]), "partial states: got int, expected a "),
+)  # fmt: skip
+
+
+def test_refusals(device: za.Device) -> None:
+    for make, text in REFUSED:
+        with pytest.raises(ArgumentError, match=f"^{text}"):
+            make(device)
+    za.ShardedKVCache([device] * 2, SHAPE, 1, 1024, weights=np.ones(2, np.float32)).close()  # type: ignore[arg-type]
+    with pytest.raises((DeviceMemoryError, LimitError)):
+        za.ShardedKVCache([device], za.AttnShape(64, 64, 512), 1000, 1 << 24, "f32")
+    with za.ShardedKVCache([device], SHAPE, 1, 600) as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        q, k = np.ones((6, 64), np.float32), np.ones((1100, 2, 64), np.float16)
+        nan = k.copy()
+        nan[600, 1, 3] = np.nan
+        assert cache.capacity == 600 and cache.free_tokens == 1024
+        beyond = r"got 1,100 tokens at length 0, expected at most 1,024 \(capacity = 600, in whole nodes of 512\); t"
+        for keys, values, error, text in (
+            (k, k, CapacityError, f"k: {beyond}"),
+            (nan, k, ValueRangeError, r"k\[600, 1, 3\]: got nan"),  # as the caller counts, not as the shard does
+            (k, k[:-1], ShapeError, r"v: got shape \(1099, 2, 64\), expected k's "),
+            (k[:0], k[:0], ShapeError, r"k: got shape \(0, 2, 64\), expected at least one token"),
+            (k[..., :8], k, ShapeError, r"k: got shape \(1100, 2, 8\), expected "),
+            (k[0, 0, 0], k, ShapeError, r"k: got shape \(\), expected "),
+        ):
+            for give in (cache.append, lambda *given: attn(q, *given)):
+                with pytest.raises(error, match=f"^{text}"):
+                    give(seq, 0, keys, values)
+        with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):
+            attn(q, seq.shards[0], 0)
+        assert seq.lengths == [0]
