@@ -74,12 +74,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def models_may_attend(one_thread: None) -> Iterator[None]:
+    """Models of transformers may name attention "zinc"; no gradients."""
+    import torch
+
+    from zinc_attn.integrations import transformers as hf
+
+    hf.register()
+    with torch.no_grad():
+        yield
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plain Vulkan for every test, and Kompute for those that are marked ``both_dispatchers``; with --full for all.
 
-    The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings.
+    The mark is for tests of what the dispatchers do differently: order, memory, errors, recordings. A file whose others
+    never differ, being far from the device, says ONE_DISPATCHER = True.
     """
-    both = FULL or metafunc.definition.get_closest_marker("both_dispatchers") is not None
+    every = FULL and not getattr(metafunc.module, "ONE_DISPATCHER", False)
+    both = every or metafunc.definition.get_closest_marker("both_dispatchers") is not None
     given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "device" in metafunc.fixturenames and "device" not in given:
         runtimes = [runtime for runtime in RUNTIMES if both or runtime == "vulkan"]

@@ -6,60 +6,26 @@ test_transformers.py. Where a mask says no more than the causal rule, the bits a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import prompt
+from zinc_models import attend, cache_of, equal, generate, hf, model_of, torch, transformers
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
-
-from tiny_models import CONFIGS, UNTIED, prompt  # noqa: E402
-
-import zinc_attn as za  # noqa: E402
-from zinc_attn import errors  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.integrations.transformers.dense_masks import DenseMask  # noqa: E402
+import zinc_attn as za
+from zinc_attn import errors
+from zinc_attn.integrations.transformers.dense_masks import DenseMask
 
 BOUND = 1e-4
 N = 45  # tokens of a text
-ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
-UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
 RNG = np.random.default_rng(4)
 LOWEST = torch.finfo(torch.float32).min
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {}),
-    "gemma2": ("Gemma2ForCausalLM", CONFIGS["gemma2"]),  # a softcap, and a window in every other layer
-    "deepseek_v3": ("DeepseekV3ForCausalLM", {**CONFIGS["deepseek_v3"], "experts_implementation": "eager"}),
-    "gemma4": ("Gemma4ForCausalLM", {**CONFIGS["gemma4_text"], "vocab_size_per_layer_input": UNTIED["vocab_size"]}),
-}
-
-
-@pytest.fixture(autouse=True)
-def _quiet(one_thread: None) -> Iterator[None]:
-    hf.register()
-    with torch.no_grad():
-        yield
-
-
-@cache
-def loaded(name: str) -> Any:
-    kind, changes = MODELS[name]
-    model = getattr(transformers, kind)
-    torch.manual_seed(11)
-    return model(model.config_class(**{**UNTIED, **changes})).eval()
-
-
-def model_of(name: str, attn: str = "zinc") -> Any:
-    model = loaded(name)
-    model.set_attn_implementation(attn)
-    return model
-
-
-def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    return hf.ZincCache(model.config, 128, device=device, page_size=64, **options)
+ONE_DISPATCHER = True
+pytestmark = [
+    pytest.mark.usefixtures("models_may_attend"),
+    pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache"),
+]
 
 
 def causal(rows: int, keys: int, window: int | None = None) -> Any:
@@ -92,10 +58,6 @@ def bias(mask: Any, fill: float = LOWEST) -> Any:
     return torch.where(mask, values, torch.full((), fill))
 
 
-def bits(x: Any) -> Any:
-    return x.contiguous().view(torch.int32)
-
-
 MASKS = {
     "prefix": (prefix(N), "sdpa"),
     "tree": (torch.cat([causal(N - 5, N), tree(5, N)], dim=2), "sdpa"),
@@ -107,8 +69,6 @@ MASKS = {
 }
 
 
-@UNCACHED
-@ONE
 @pytest.mark.parametrize("name", MASKS)
 def test_logits_are_those_of_transformers(name: str, device: za.Device) -> None:
     """The prompt in one call, then the tokens of a tree, then one token without a mask."""
@@ -130,21 +90,19 @@ def test_logits_are_those_of_transformers(name: str, device: za.Device) -> None:
         assert all((a - b).abs().max() <= BOUND for a, b in zip(parts, want, strict=True))
 
 
-@ONE
 @pytest.mark.parametrize("latent", [False, True])
 def test_latent_attention(latent: bool, device: za.Device) -> None:
     """Expanded and absorbed."""
-    ids, then, model = prompt(N), prompt(5, seed=7), model_of("deepseek_v3", "eager")
+    ids, then, model = prompt(N), prompt(5, seed=7), model_of("small deepseek_v3", "eager")
     steps = (ids, bias(prefix(N))), (then, bias(tree(5, N + 5)))
     own = transformers.DynamicCache()
     want = [model(x, attention_mask=mask, past_key_values=own).logits for x, mask in steps]
-    model = model_of("deepseek_v3")
+    model = model_of("small deepseek_v3")
     with cache_of(model, device, latent=latent) as held:
         for (x, mask), one in zip(steps, want, strict=True):
             assert (model(x, attention_mask=mask, past_key_values=held).logits - one).abs().max() <= BOUND
 
 
-@ONE
 def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
     """The bits are those of no mask; and the device gets none."""
     for mask in (causal(5, 9), torch.zeros(1, 1, 5, 9).masked_fill(~causal(5, 9), LOWEST)):
@@ -159,10 +117,9 @@ def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
         for at, end in ((0, 30), (30, 31), (31, 45)):
             want = model(ids[:, at:end], past_key_values=plain).logits
             got = model(ids[:, at:end], attention_mask=causal(end - at, end), past_key_values=held).logits
-            assert torch.equal(bits(got), bits(want))
+            assert equal(got, want)
 
 
-@ONE
 def test_masks_of_the_last_keys(device: za.Device) -> None:
     """A tree's mask of its own tokens has the bits of the whole mask."""
     ids, then, model = prompt(40), prompt(5, seed=7), model_of("llama")
@@ -171,10 +128,9 @@ def test_masks_of_the_last_keys(device: za.Device) -> None:
         with cache_of(model, device) as held:
             model(ids, past_key_values=held)
             found.append(model(then, attention_mask=mask, past_key_values=held).logits)
-    assert torch.equal(bits(found[0]), bits(found[1])) and torch.equal(bits(found[0]), bits(found[2]))
+    assert equal(found[0], found[1]) and equal(found[0], found[2])
 
 
-@ONE
 def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
     """A token that no row sees, and that sees none, is padding, as in the 2-D mask that the next call has."""
     ids, model = prompt(20, 2), model_of("llama")
@@ -184,18 +140,14 @@ def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
     with cache_of(model, device, max_batch=2) as plain, cache_of(model, device, max_batch=2) as held:
         want = model(ids, attention_mask=flat[:, :20], past_key_values=plain).logits
         got = model(ids, attention_mask=mask, past_key_values=held).logits
-        assert torch.equal(bits(got), bits(want)) and [len(one) for one in held.sequences[0]] == [20, 14]
+        assert equal(got, want) and [len(one) for one in held.sequences[0]] == [20, 14]
         more = {"attention_mask": flat}
         want, got = (model(ids[:, :1], past_key_values=one, **more).logits for one in (plain, held))
-        assert torch.equal(bits(got), bits(want))
+        assert equal(got, want)
         text = "batch row 1 sees a token that is padding in the 2-D mask, or that no row saw when the cache was given"
         with pytest.raises(errors.UnsupportedError, match=text):
             model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 22), past_key_values=held)
         model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool), past_key_values=held)
-
-
-def attend(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-    return hf.attention_forward(torch.nn.Module(), q, k, v, mask, **options)[0]
 
 
 def rows_of(n: int, batch: int = 1, heads: int = 4) -> tuple[Any, Any, Any]:
@@ -204,8 +156,6 @@ def rows_of(n: int, batch: int = 1, heads: int = 4) -> tuple[Any, Any, Any]:
     return q, kv[0], kv[1]
 
 
-@UNCACHED
-@ONE
 def test_rows_that_see_no_key_are_0(device: za.Device) -> None:
     q, k, v = rows_of(9)
     mask = causal(9, 9)
@@ -215,30 +165,26 @@ def test_rows_that_see_no_key_are_0(device: za.Device) -> None:
         cached = attend(q, *held.update(k, v, 0), mask)
     whole = attend(q, k, v, None)
     for out in (cached, attend(q, k, v, mask)):
-        assert not out[:, 4].any() and torch.equal(bits(out[:, 5:]), bits(whole[:, 5:]))
+        assert not out[:, 4].any() and equal(out[:, 5:], whole[:, 5:])
 
 
-@ONE
 def test_windows_and_masks(device: za.Device) -> None:
     """A layer's window holds besides its mask, which has to hide what the window does."""
     ids = prompt(N)
     near = torch.arange(N)[:, None] - torch.arange(N) < 24
     masks = {"full_attention": prefix(N), "sliding_attention": prefix(N) & near}
     added = {kind: torch.zeros(mask.shape).masked_fill(~mask, LOWEST) for kind, mask in masks.items()}
-    want = model_of("gemma2", "eager")(ids, attention_mask=added).logits
-    model = model_of("gemma2")
+    want = model_of("small gemma2", "eager")(ids, attention_mask=added).logits
+    model = model_of("small gemma2")
     with cache_of(model, device) as held:
         got = model(ids, attention_mask=masks, past_key_values=held).logits
         assert (got - want).abs().max() <= BOUND
         held.reset()
-        with pytest.raises(
-            errors.UnsupportedError, match="batch row 0 sees a key that a layer's sliding_window of 24 "
-        ):
+        text = "batch row 0 sees a key that a layer's sliding_window of 24 "
+        with pytest.raises(errors.UnsupportedError, match=text):
             model(ids, attention_mask=masks["full_attention"], past_key_values=held)
 
 
-@UNCACHED
-@ONE
 @pytest.mark.parametrize("kind", ["blocks", "chunks", "bidirectional"])
 def test_patterns_of_transformers(kind: str, device: za.Device) -> None:
     """Blocks that see each other, of the second batch row alone; with padding in front of it."""
@@ -264,7 +210,6 @@ def test_patterns_of_transformers(kind: str, device: za.Device) -> None:
         assert (out - exact).abs().max() < 1e-6
 
 
-@UNCACHED
 def test_packed_texts(device: za.Device) -> None:
     """Position ids that begin again make transformers separate the texts."""
     ids, positions = prompt(20), torch.cat([torch.arange(12), torch.arange(8)])[None]
@@ -273,17 +218,13 @@ def test_packed_texts(device: za.Device) -> None:
     assert (got - want).abs().max() <= BOUND
 
 
-@UNCACHED
-@ONE
 def test_gemma_4_leaves_out_rows_of_layers_that_share_keys(device: za.Device) -> None:
     """generate needs the last token's logits only, so transformers slices the mask before these layers."""
     ids = prompt(40)
-    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": None}
-    want = model_of("gemma4", "eager").generate(ids, **options)
-    model = model_of("gemma4")
+    want, model = generate(model_of("sharing gemma4", "eager"), ids, max_new_tokens=8)[0], model_of("sharing gemma4")
     with cache_of(model, device) as held:
-        assert torch.equal(model.generate(ids, past_key_values=held, **options), want)
-    assert torch.equal(model.generate(ids, **options), want)
+        assert torch.equal(generate(model, ids, past_key_values=held, max_new_tokens=8)[0], want)
+    assert torch.equal(generate(model, ids, max_new_tokens=8)[0], want)
 
 
 def test_masks_that_are_sliced_in_another_way_are_ordinary_tensors() -> None:
@@ -320,7 +261,6 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@ONE
 @pytest.mark.parametrize("name", REFUSED)
 def test_masks_that_are_refused(name: str, device: za.Device) -> None:
     mask, error, text = REFUSED[name]

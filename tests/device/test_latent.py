@@ -7,108 +7,33 @@ split layout or the page size varies: the model's and the absorption's own sums 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
-from itertools import pairwise
+import copy
 from typing import Any
 
 import pytest
+import zinc_models
+from tiny_models import UNTIED, prompt
+from zinc_models import STEPS, equal, generate, hf, in_chunks, loaded, model_of, padded, torch, transformers
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
+import zinc_attn as za
+from zinc_attn import errors
+from zinc_attn.tools.generate.trace import AttentionTrace
 
-from tiny_models import UNTIED, prompt  # noqa: E402
-
-import zinc_attn as za  # noqa: E402
-from zinc_attn import errors  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.tools.generate.trace import AttentionTrace  # noqa: E402
-
-STEPS = 64
 BOUND = 4e-5  # of logits of order 5, float32 through two layers; 0.84e-5 is the largest deviation that was measured
-ULP = 2.0**-23
-ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
-
-BASE = {
-    **{key: value for key, value in UNTIED.items() if key != "head_dim"},
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 48,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "first_k_dense_replace": 1,
-    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
-    **{"n_group": 1, "topk_group": 1},
-}
-ODD = {"q_lora_rank": None, "kv_lora_rank": 44, "qk_nope_head_dim": 40, "qk_rope_head_dim": 14, "v_head_dim": 36}
-ABSENT = object()  # takes a key of BASE out of a config
-# model class, its config beyond BASE, the shape of its layers, and that of the expanded form
-MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "deepseek_v2": ("DeepseekV2ForCausalLM", ODD, "4/1/58/44/latent", "4/4/54/36"),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", {}, "4/1/96/32/latent", "4/4/192/128"),
-    "glm4_moe_lite": (
-        "Glm4MoeLiteForCausalLM",
-        {"qk_nope_head_dim": 192, "v_head_dim": 256},
-        "4/1/96/32/latent",
-        "4/4/256",
-    ),
-    "mistral4": ("Mistral4ForCausalLM", {"qk_nope_head_dim": 64}, "4/1/96/32/latent", "4/4/128"),
-    "kimi_linear": (  # and a linear-attention layer
-        "KimiLinearForCausalLM",
-        {"layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 16, "num_experts": 4}
-        | {"first_k_dense_replace": ABSENT},
-        "4/1/96/32/latent",
-        "4/4/192/128",
-    ),
+MODELS = {  # the shape of a model's layers, and that of the expanded form
+    "deepseek_v2": ("4/1/58/44/latent", "4/4/54/36"),
+    "deepseek_v3": ("4/1/96/32/latent", "4/4/192/128"),
+    "glm4_moe_lite": ("4/1/96/32/latent", "4/4/256"),
+    "mistral4": ("4/1/96/32/latent", "4/4/128"),
+    "kimi_linear": ("4/1/96/32/latent", "4/4/192/128"),  # and a linear-attention layer
 }
 ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(one_thread: None) -> Iterator[None]:
-    hf.register()
-    with torch.no_grad():
-        yield
-
-
-def made(name: str) -> Any:
-    kind, changes, *_ = MODELS[name]
-    given = {key: value for key, value in {**BASE, **changes}.items() if value is not ABSENT}
-    torch.manual_seed(11)
-    model = getattr(transformers, kind)
-    return model(model.config_class(**given, experts_implementation="eager")).eval()
-
-
-@cache
-def loaded(name: str, dtype: Any = torch.float32) -> Any:
-    return made(name).to(dtype)
-
-
-def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
-    model = loaded(name, dtype)
-    model.set_attn_implementation(attn)
-    return model
-
-
-def padded(*lengths: int) -> dict[str, Any]:
-    n = max(lengths)
-    ids, mask = prompt(n, len(lengths)), torch.ones(len(lengths), n, dtype=torch.long)
-    for i, length in enumerate(lengths):
-        ids[i, : n - length], mask[i, : n - length] = 0, 0
-    return {"ids": ids, "attention_mask": mask}
+ONE_DISPATCHER = True
+pytestmark = pytest.mark.usefixtures("models_may_attend")
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    given = {"page_size": 64, "latent": True, **options}
-    return hf.ZincCache(model.config, given.pop("capacity", 128), device=device, **given)
-
-
-def generate(model: Any, ids: Any, **options: Any) -> Any:
-    """Tokens (batch, new) and logits (batch, new, vocab)."""
-    fixed = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": None, "eos_token_id": None}
-    got = model.generate(ids, return_dict_in_generate=True, output_logits=True, **{**fixed, **options})
-    return got.sequences[:, ids.shape[1] :], torch.stack(got.logits, dim=1)
+    return zinc_models.cache_of(model, device, **{"latent": True, "capacity": 128, **options})
 
 
 def check_tokens(want: Any, got: Any) -> None:
@@ -119,27 +44,18 @@ def check_tokens(want: Any, got: Any) -> None:
     assert (want[1] - got[1]).abs().max() <= BOUND
 
 
-def bits(x: Any) -> Any:
-    return x.contiguous().view(torch.int32)
-
-
 # --- values ------------------------------------------------------------------------------------------------
 
 
-@ONE
 @ARCHITECTURES
 def test_logits_are_eager_attentions_in_chunks(name: str, device: za.Device) -> None:
     """A prompt in chunks, then single tokens."""
     ids = prompt(75)
-    want = model_of(name, "eager")(ids).logits
-    model = model_of(name)
+    want, model = model_of(name, "eager")(ids).logits, model_of(name)
     with cache_of(model, device) as cache:
-        edges = (0, 30, 37, 70, 71, 72, 75)
-        got = [model(ids[:, at:end], past_key_values=cache).logits for at, end in pairwise(edges)]
-    assert (torch.cat(got, dim=1) - want).abs().max() <= BOUND
+        assert (in_chunks(model, ids, cache, 0, 30, 37, 70, 71, 72) - want).abs().max() <= BOUND
 
 
-@ONE
 @ARCHITECTURES
 def test_greedy_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
     ids = prompt(40)
@@ -151,7 +67,6 @@ def test_greedy_tokens_are_eager_attentions(name: str, device: za.Device) -> Non
         assert cache.get_seq_length() == ids.shape[1] + STEPS - 1
 
 
-@ONE
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"])
 def test_a_layers_output_is_near_float64s(name: str, device: za.Device) -> None:
     """The attention function on rows of one's own, against the expanded form in float64.
@@ -178,38 +93,31 @@ def test_a_layers_output_is_near_float64s(name: str, device: za.Device) -> None:
     assert (got - want).norm() <= 1e-6 * want.norm()
 
 
-@ONE
 def test_left_padded_batches(device: za.Device) -> None:
     batch = padded(40, 28, 9)
-    want = generate(model_of("deepseek_v3", "eager"), **batch, max_new_tokens=16)
-    model = model_of("deepseek_v3")
+    want, model = generate(model_of("deepseek_v3", "eager"), **batch, max_new_tokens=16), model_of("deepseek_v3")
     with cache_of(model, device, max_batch=3) as cache:
         check_tokens(want, generate(model, **batch, past_key_values=cache, max_new_tokens=16))
 
 
-@ONE
 def test_beam_search(device: za.Device) -> None:
     options = {**padded(30, 11), "num_beams": 3, "max_new_tokens": 12}
-    want = generate(model_of("deepseek_v2", "eager"), **options)[0]
-    model = model_of("deepseek_v2")
+    want, model = generate(model_of("deepseek_v2", "eager"), **options)[0], model_of("deepseek_v2")
     with cache_of(model, device, max_batch=6) as cache:
         assert torch.equal(generate(model, past_key_values=cache, **options)[0], want)
 
 
-@ONE
 @pytest.mark.parametrize(("dtype", "bound"), [("f16", 1e-3), ("bf16", 8e-3), ("q8_0", 2.4e-2)])
 def test_narrow_caches(dtype: str, bound: float, device: za.Device) -> None:
     """Each bound is three times the relative L2 deviation that was measured, 3.5e-4, 2.5e-3 and 7.9e-3."""
     ids = prompt(40)
-    want = model_of("deepseek_v3", "eager")(ids).logits
-    model = model_of("deepseek_v3")
+    want, model = model_of("deepseek_v3", "eager")(ids).logits, model_of("deepseek_v3")
     with cache_of(model, device, dtype=dtype) as cache:
         got = model(ids, past_key_values=cache).logits
         assert cache.caches[0].dtype == dtype
     assert 0 < (got - want).norm() <= bound * want.norm()
 
 
-@ONE
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 3e-3), (torch.bfloat16, 2.5e-2)])
 def test_half_precision_models(dtype: Any, bound: float, autocast: bool, device: za.Device) -> None:
@@ -222,7 +130,7 @@ def test_half_precision_models(dtype: Any, bound: float, autocast: bool, device:
         got = model(ids, past_key_values=cache).logits
         assert got.dtype == dtype
         assert cache.caches[0].dtype == {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
-    wide = made("deepseek_v3").to(dtype).float()
+    wide = copy.deepcopy(model).float()
     wide.set_attn_implementation("eager")
     want = wide(ids).logits
     assert (got - want).norm() <= bound * want.norm()
@@ -231,7 +139,6 @@ def test_half_precision_models(dtype: Any, bound: float, autocast: bool, device:
 # --- bits --------------------------------------------------------------------------------------------------
 
 
-@ONE
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
 def test_logits_have_the_same_bits_at_every_layout_and_page_size(name: str, device: za.Device) -> None:
     ids, found = prompt(90), []
@@ -239,16 +146,15 @@ def test_logits_have_the_same_bits_at_every_layout_and_page_size(name: str, devi
     for layout in ({"num_splits": 1}, {"num_splits": 3}, {}, {"page_size": 16}, {"page_size": 256}):
         with cache_of(model, device, **layout) as cache:
             found.append(generate(model, ids, past_key_values=cache, max_new_tokens=8)[1])
-    assert all(torch.equal(bits(found[0]), bits(one)) for one in found[1:])
+    assert all(equal(found[0], one) for one in found[1:])
 
 
-@ONE
 def test_crop_fork_reset_and_prepare(device: za.Device) -> None:
     """What is left gives the bits of a cache that has seen nothing else."""
     model, ids, other = model_of("deepseek_v3"), prompt(40), prompt(12, seed=4)
 
     def run(tokens: Any, held: hf.ZincCache) -> Any:
-        return bits(model(tokens, past_key_values=held).logits)
+        return model(tokens, past_key_values=held).logits
 
     with cache_of(model, device, max_batch=2) as cache:
         begin = run(ids, cache)
@@ -257,18 +163,17 @@ def test_crop_fork_reset_and_prepare(device: za.Device) -> None:
         cache.crop(-12)
         twin = cache.fork()
         run(ids[:, :9], cache)
-        assert torch.equal(run(other, twin), want)
+        assert equal(run(other, twin), want)
         cache.reset()
-        assert torch.equal(run(ids, cache), begin)
+        assert equal(run(ids, cache), begin)
 
 
 # --- memory ------------------------------------------------------------------------------------------------
 
 
-@ONE
 @ARCHITECTURES
 def test_memory_is_that_of_the_compressed_rows(name: str, device: za.Device) -> None:
-    latent, expanded = MODELS[name][2:]
+    latent, expanded = MODELS[name]
     sizes = []
     for on, text in ((True, latent), (False, expanded)):
         with cache_of(loaded(name), device, latent=on) as cache:
@@ -291,7 +196,6 @@ def test_deepseek_v3_has_576_values_per_token() -> None:
 # --- what is told, and what is refused ---------------------------------------------------------------------
 
 
-@ONE
 def test_observers_see_the_absorbed_form(device: za.Device) -> None:
     model, ids, calls, trace = model_of("deepseek_v3"), prompt(9), [], AttentionTrace(keep=True)
     with cache_of(model, device) as cache:
@@ -308,7 +212,6 @@ def test_observers_see_the_absorbed_form(device: za.Device) -> None:
     assert torch.equal(kept.k, k[0]) and kept.v is None and (kept.out == calls[0].out[0]).all()
 
 
-@ONE
 def test_rows_without_a_forward(device: za.Device) -> None:
     """append() takes k alone."""
     model, ids, calls = model_of("deepseek_v3"), prompt(9), {}
@@ -317,7 +220,7 @@ def test_rows_without_a_forward(device: za.Device) -> None:
         model(ids[:, :8], past_key_values=cache)
         filled.append(lambda layer: (calls[layer.index].new[0][0].transpose(0, 1).numpy(), None), torch.float32)
         want, got = (model(ids[:, 8:], past_key_values=one).logits for one in (cache, filled))
-    assert torch.equal(bits(got), bits(want))
+    assert equal(got, want)
 
 
 def test_configs_that_are_refused() -> None:
@@ -331,7 +234,6 @@ def test_configs_that_are_refused() -> None:
     hf.ZincCache(loaded("deepseek_v2").config, 64, latent=True, dtype="q8_0").close()
 
 
-@ONE
 def test_expanded_rows_are_refused(device: za.Device) -> None:
     """Releases of transformers that expand before the cache, and a model that does not expand after it."""
     model = model_of("deepseek_v3")
@@ -341,9 +243,8 @@ def test_expanded_rows_are_refused(device: za.Device) -> None:
         with pytest.raises(errors.ShapeError, match=r"expected the compressed rows \(batch, 1, .* without latent=True"):
             cache.update(q, wide, 0)
         rows = cache.update(torch.ones(1, 1, 3, 32), torch.ones(1, 1, 3, 64), 0)
-        with pytest.raises(
-            errors.ShapeError, match=r"key of layer 0: got shape \(1, 1, 3, 32\), expected \(batch, 4, "
-        ):
+        text = r"key of layer 0: got shape \(1, 1, 3, 32\), expected \(batch, 4, "
+        with pytest.raises(errors.ShapeError, match=text):
             hf.attention_forward(attn, q, *rows, None)
         k, v = attn.expand_kv(*rows)
         with pytest.raises(errors.ShapeError, match=r"query of layer 0: .*\(1, 4, 3, 96\), expected \(1, 4, 3, 192\)"):
@@ -357,44 +258,33 @@ class Adapted(torch.nn.Linear):
     """A layer with more than its weight."""
 
 
-def replaced(kind: Any, **options: Any) -> Any:
-    """A projection with the weight of another one, without its hooks."""
+def replaced(kind: Any, before: Any = None, **options: Any) -> Any:
+    """A projection with the weight of another one, without its hooks. before: what is done with it first."""
 
     def change(old: Any) -> Any:
         new = kind(old.in_features, old.out_features, **{"bias": False, **options})
         new.weight = old.weight
+        if before:
+            before(new, old)
         return new
 
     return change
 
 
-def hooked(old: Any) -> Any:
-    new = replaced(torch.nn.Linear)(old)
-    new.register_forward_hook(lambda module, given, out: out)
-    return new
+PLAIN = torch.nn.Linear
 
 
-def pre_hooked(old: Any) -> Any:
-    new = replaced(torch.nn.Linear)(old)
-    new.register_forward_pre_hook(lambda module, given: given)
-    return new
-
-
-def patched(old: Any) -> Any:
-    new = replaced(torch.nn.Linear)(old)
-    new.forward = old.forward
-    return new
-
-
-@ONE
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (replaced(Adapted), r"a Adapted with a weight of shape \(1024, 32\) and torch.float32"),
-        (replaced(torch.nn.Linear, bias=True), "a Linear with .* and a bias"),
-        (hooked, "a Linear with .* and hooks"),
-        (pre_hooked, "a Linear with .* and hooks"),
-        (patched, "a Linear with .* and hooks"),
+        (replaced(PLAIN, bias=True), "a Linear with .* and a bias"),
+        (replaced(PLAIN, lambda new, old: new.register_forward_hook(lambda *x: x[2])), "a Linear with .* and hooks"),
+        (
+            replaced(PLAIN, lambda new, old: new.register_forward_pre_hook(lambda *x: x[1])),
+            "a Linear with .* and hooks",
+        ),
+        (replaced(PLAIN, lambda new, old: setattr(new, "forward", old.forward)), "a Linear with .* and hooks"),
         (torch.nn.Sequential, "a Sequential"),
     ],
 )
@@ -413,7 +303,7 @@ def test_projections_that_are_refused(change: Any, text: str, device: za.Device)
         finally:
             attn.kv_b_proj = plain
         assert cache.get_seq_length() == 0
-        assert torch.equal(bits(model(ids, past_key_values=cache).logits), bits(want))
+        assert equal(model(ids, past_key_values=cache).logits, want)
 
 
 def linear(weight: Any) -> Any:
@@ -423,7 +313,6 @@ def linear(weight: Any) -> Any:
     return made
 
 
-@ONE
 @pytest.mark.parametrize(
     ("projection", "text"),
     [

@@ -1,0 +1,152 @@
+"""A forward or a generate of a ZincCache that failed anywhere can be made again, or says why it cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tiny_models import prompt
+from zinc_models import cache_of, equal, generate, model_of, torch, transformers
+
+import zinc_attn as za
+from zinc_attn import errors
+
+ONE_DISPATCHER = True
+pytestmark = pytest.mark.usefixtures("models_may_attend")
+
+
+class Broken(Exception):
+    """Raised in a model's forward by a test."""
+
+
+@contextmanager
+def failing(module: Any, error: BaseException, *, behind: bool, after: int = 0) -> Iterator[None]:
+    """``module`` raises ``error``, in front of its forward or behind it, once, when it ran ``after`` times."""
+    calls = []
+
+    def hook(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == after + 1:
+            raise error
+
+    handle = (module.register_forward_hook if behind else module.register_forward_pre_hook)(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+    assert len(calls) > after, "the module never ran"
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen3_5", "gemma4", "deepseek_v2"))
+def test_a_forward_that_failed_anywhere_can_be_made_again(name: str, device: za.Device) -> None:
+    """Every module of the model in turn, in front of it and behind it, in a decode step and in a prompt's chunk."""
+    model, ids = model_of(name), prompt(230)
+    ran: dict[str, Any] = {}
+
+    def note(module: Any, *_: Any) -> None:
+        ran.setdefault(where_is[module], module)
+
+    where_is = {module: where for where, module in model.named_modules()}
+    handles = [module.register_forward_pre_hook(note) for module in where_is]
+    with cache_of(model, device) as cache:
+        model(ids[:, :8], past_key_values=cache)
+    for handle in handles:
+        handle.remove()
+    names = [where for where in ran if not re.search(r"layers\.[12]\.", where)]
+    assert {"", "lm_head", "model.norm", "model.embed_tokens", "model.layers.0"} <= set(names), names
+    with cache_of(model, device) as cache, cache_of(model, device) as undisturbed:
+        at = 0
+        for i, where in enumerate(names):
+            for behind in (False, True):
+                step = ids[:, at : at + (3 if i % 4 == 0 else 1)]
+                want = model(step, past_key_values=undisturbed).logits
+                error: BaseException = KeyboardInterrupt() if i % 2 else Broken(where)
+                with failing(ran[where], error, behind=behind), pytest.raises(type(error)):
+                    model(step, past_key_values=cache)
+                assert cache.get_seq_length() == at, (where, behind)
+                assert {n for row in cache.sequences for one in row for n in one.lengths} <= {at}
+                assert equal(model(step, past_key_values=cache).logits, want), (where, behind)
+                at += step.shape[1]
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen3_5"))
+def test_a_generate_that_failed_can_be_made_again(name: str, device: za.Device) -> None:
+    """In the model, or behind it, in the first forward or a later one, in the first turn and the second; padded."""
+    model, few = model_of(name), {"max_new_tokens": 5}
+
+    def processor(after: int, error: BaseException) -> Any:
+        def process(input_ids: Any, scores: Any) -> Any:
+            calls.append(1)
+            if len(calls) == after + 1:
+                raise error
+            return scores
+
+        calls: list[int] = []
+        return transformers.LogitsProcessorList([process])
+
+    def turn(ids: Any, **options: Any) -> Any:
+        return generate(model, ids, attention_mask=mask[:, : ids.shape[1]], **few, **options)
+
+    ids = prompt(40, batch=2)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    with cache_of(model, device, max_batch=2) as cache, cache_of(model, device, max_batch=2) as undisturbed:
+        for at in (9, 30):
+            want = turn(ids[:, :at], past_key_values=undisturbed)
+            begin = cache.get_seq_length()
+            for after in (0, 3):
+                for error in (Broken("behind the model"), KeyboardInterrupt()):
+                    with pytest.raises(type(error)):
+                        turn(ids[:, :at], past_key_values=cache, logits_processor=processor(after, error))
+                    assert cache.get_seq_length() == begin
+                for module in (model.lm_head, model.model.layers[-1].mlp, model.model.norm):
+                    with failing(module, Broken(), behind=True, after=after), pytest.raises(Broken):
+                        turn(ids[:, :at], past_key_values=cache)
+                    assert cache.get_seq_length() == begin
+            got = turn(ids[:, :at], past_key_values=cache)
+            assert torch.equal(got[0], want[0]) and equal(got[1], want[1])
+            assert cache.get_seq_length() == undisturbed.get_seq_length()
+            assert [len(one) for one in cache.sequences[0]] == [len(one) for one in undisturbed.sequences[0]]
+            ids[:, at : at + 5] = want[0]
+
+
+def test_a_step_that_lost_tokens_from_before_it_says_so(device: za.Device) -> None:
+    model, ids = model_of("llama"), prompt(12, batch=2)
+    with cache_of(model, device, max_batch=2) as cache:
+        want = model(ids, past_key_values=cache).logits
+        for lose in (lambda: cache.crop(-2), lambda: cache.reorder_cache(torch.tensor([1, 0]))):
+            with pytest.raises(Broken), cache.step():
+                lose()
+                raise Broken
+            with pytest.raises(za.StepError, match=r"had cropped or reordered the 12 tokens .*; reset\(\) the cache"):
+                model(ids[:, :1], past_key_values=cache)
+            cache.reset()
+            assert equal(model(ids, past_key_values=cache).logits, want)
+        beams = {"num_beams": 2, "max_new_tokens": 6}
+        cache.reset()
+        tokens = generate(model, ids[:1], past_key_values=cache, **beams)[0]
+        cache.reset()
+        with failing(model.lm_head, Broken(), behind=True, after=4), pytest.raises(Broken):
+            generate(model, ids[:1], past_key_values=cache, **beams)
+        assert cache.get_seq_length() == 0 and cache.batch_size == -1
+        assert torch.equal(generate(model, ids[:1], past_key_values=cache, **beams)[0], tokens)
+
+
+def test_a_recurrent_state_is_not_rolled_back(device: za.Device) -> None:
+    model, ids = model_of("qwen3_5"), prompt(12)
+    with cache_of(model, device) as cache:
+        want = model(ids, past_key_values=cache).logits
+        twin = cache.fork()
+        text = r"got 12 tokens to be cut to 10 .* keeps no past; expected no cut"
+        with pytest.raises(errors.UnsupportedError, match=text):
+            cache.crop(-2)
+        assert cache.get_seq_length() == 12
+        first = model(ids, past_key_values=cache).logits
+        assert equal(model(ids, past_key_values=twin).logits, first)
+        cache.reset()
+        assert equal(model(ids, past_key_values=cache).logits, want)
+        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+            generate(model, ids, past_key_values=cache, prompt_lookup_num_tokens=4)

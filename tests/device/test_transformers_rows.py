@@ -1,0 +1,384 @@
+"""attn_implementation="zinc" and ZincCache on q, k, v of one's own: bits, padding, crops, capacity, and refusals."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from tiny_models import UNTIED, prompt
+from zinc_models import attend, cache_of, equal, hf, model_of, torch, transformers
+
+import zinc_attn as za
+from zinc_attn import errors, reference
+from zinc_attn.cache import rows
+
+ONE_DISPATCHER = True
+pytestmark = pytest.mark.usefixtures("models_may_attend")
+
+
+class Layer:
+    """What a model's attention modules do with a cache, on inputs of one's own: (layers, batch, heads, n, dim)."""
+
+    def __init__(self, device: za.Device, tokens: int, batch: int = 1, **options: Any) -> None:
+        self.dtype = options.pop("torch_dtype", torch.float32)
+        self.config = transformers.LlamaConfig(**UNTIED)
+        self.cache = hf.ZincCache(self.config, 256, device=device, page_size=64, max_batch=batch, **options)
+        rng = torch.Generator().manual_seed(5)
+        q, kv = (2, batch, 4, tokens, 64), (2, batch, 2, tokens, 64)
+        self.q, self.k, self.v = (torch.randn(s, generator=rng).to(self.dtype) for s in (q, kv, kv))
+
+    def step(self, begin: int, end: int, mask: Any = None, batch: slice = slice(None), **kwargs: Any) -> Any:
+        """Rows [begin, end) through both layers: (layers, batch, n, q_heads, head_dim)."""
+        if mask is not None:
+            mask = self.mask(mask, end - begin, kwargs.get("sliding_window"))
+        q, k, v = (x[:, batch, :, begin:end] for x in (self.q, self.k, self.v))
+        return torch.stack([attend(q[i], *self.cache.update(k[i], v[i], i), mask, **kwargs) for i in range(2)])
+
+    @staticmethod
+    def mask(tokens: Any, n: int, window: int | None) -> Any:
+        """What a model makes of a 2-D mask (batch, columns)."""
+        m = transformers.masking_utils
+        pattern = m.sliding_window_causal_mask_function(window) if window else m.causal_mask_function
+        columns = tokens.shape[1]
+        return hf.attention_mask(len(tokens), n, columns, columns - n, mask_function=pattern, attention_mask=tokens)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"sliding_window": 20, "softcap": 4.0, "s_aux": torch.arange(4.0)}])
+def test_chunks_of_the_prompt_never_show(device: za.Device, kwargs: Any) -> None:
+    tokens, found = 100, []
+    for chunk in (1, 7, 64, tokens):
+        layer = Layer(device, tokens)
+        with layer.cache:
+            parts = [layer.step(at, min(at + chunk, tokens), **kwargs) for at in range(0, tokens, chunk)]
+        found.append(torch.cat(parts, dim=2))
+    assert all(equal(found[0], one) for one in found[1:])
+
+
+STORED = (
+    *((torch.float32, None, "f32"), (torch.float16, None, "f16"), (torch.bfloat16, None, "bf16")),
+    *((torch.float32, "f16", "f16"), (torch.float32, "bf16", "bf16"), (torch.bfloat16, "f16", "f16")),
+    (torch.bfloat16, "q8_0", "q8_0"),
+)
+
+
+@pytest.mark.parametrize(("torch_dtype", "dtype", "stored"), STORED)
+def test_outputs_are_the_oracles_in_the_querys_dtype(
+    device: za.Device, torch_dtype: Any, dtype: str | None, stored: str
+) -> None:
+    layer = Layer(device, 40, torch_dtype=torch_dtype, dtype=dtype)
+    with layer.cache:
+        got = torch.cat([layer.step(0, 39), layer.step(39, 40)], dim=2)
+        assert layer.cache.caches[0].dtype == stored
+    assert got.dtype == torch_dtype
+    narrow = {"f16": torch.float16, "bf16": torch.bfloat16}.get(stored, torch.float32)
+    for at in range(2):
+        k, v = (x[at, 0].to(narrow).transpose(0, 1) for x in (layer.k, layer.v))
+        k, v = (x.numpy() if stored == "f16" else x.float().numpy() for x in (k, v))
+        q = layer.q[at, 0].transpose(0, 1).float().numpy()
+        want, _ = reference.emulate(q, *rows.stored(k, v, stored))
+        assert torch.equal(got[at, 0], torch.from_numpy(want).to(torch_dtype))
+
+
+def whole(layer: Layer, mask: Any = None, **kwargs: Any) -> Any:
+    """All rows without a cache of ours: keys and values as they are."""
+    return torch.stack([attend(layer.q[at], layer.k[at], layer.v[at], mask, **kwargs) for at in range(2)])
+
+
+def left_padded(tokens: int, *pads: int) -> Any:
+    """A 2-D mask of as many batch rows."""
+    return (torch.arange(tokens) >= torch.tensor(pads)[:, None]).long()
+
+
+def test_padding_in_front_never_shows(device: za.Device) -> None:
+    """Rows of a left-padded batch have the bits that they have alone; padding rows are 0."""
+    tokens, pads = 60, (0, 13, 41)
+    batch, mask = Layer(device, tokens, batch=3), left_padded(tokens, *pads)
+    with batch.cache:
+        steps = ((0, 30), (30, 55), (55, 56), (56, 60))
+        got = torch.cat([batch.step(begin, end, mask[:, :end]) for begin, end in steps], dim=2)
+        assert [len(one) for one in batch.cache.sequences[0]] == [tokens - pad for pad in pads]
+        assert batch.cache.get_seq_length() == tokens and batch.cache.get_mask_sizes(3, 0) == (tokens + 3, 0)
+    assert equal(got, whole(batch, mask))
+    for i, pad in enumerate(pads):
+        alone = Layer(device, tokens, batch=3)
+        alone.cache = hf.ZincCache(alone.config, 64, device=device)
+        with alone.cache:
+            want = alone.step(pad, tokens, batch=slice(i, i + 1))[:, 0]
+        assert equal(got[:, i, pad:], want)
+        assert not got[:, i, :pad].any()
+
+
+def test_padded_rows_are_cropped_and_reordered(device: za.Device) -> None:
+    """Also into the padding."""
+    layer, mask, order = Layer(device, 60, batch=3), left_padded(60, 0, 13, 41), [2, 0, 2]
+    with layer.cache as cache:
+        layer.step(0, 50, mask[:, :50])
+        cache.crop(-20)
+        assert [len(one) for one in cache.sequences[0]] == [30, 17, 0]
+        want = whole(layer, mask)
+        assert equal(layer.step(30, 45, mask[:, :45]), want[:, :, 30:45])
+        cache.reorder_cache(torch.tensor(order))
+        layer.q, layer.k, layer.v, mask = (*(x[:, order] for x in (layer.q, layer.k, layer.v)), mask[order])
+        assert equal(layer.step(45, 60, mask), want[:, order, 45:])
+        cache.crop(-60)
+        assert equal(layer.step(0, 60), whole(layer))
+
+
+def test_crop_reset_reorder_and_fork_give_the_bits_of_the_tokens_that_are_left(device: za.Device) -> None:
+    layer = Layer(device, 80, batch=4)
+    cache = layer.cache
+    want = whole(layer)
+    with cache:
+        assert equal(layer.step(0, 50), want[:, :, :50])
+        cache.crop(-20)
+        assert cache.get_seq_length() == 30
+        assert equal(layer.step(30, 60), want[:, :, 30:60])
+        cache.crop(0)
+        # rows 1, 1, 3, 0: then what each of them was goes on
+        cache.reorder_cache(torch.tensor([1, 1, 3, 0]))
+        picked = [1, 1, 3, 0]
+        layer.q, layer.k, layer.v = (x[:, picked] for x in (layer.q, layer.k, layer.v))
+        twin = copy.deepcopy(cache)
+        assert equal(layer.step(60, 70), want[:, picked, 60:70])
+        layer.cache = twin
+        assert twin.get_seq_length() == 60
+        assert equal(layer.step(60, 80), want[:, picked, 60:80])
+        twin.reset()
+        layer.cache = cache
+        cache.batch_select_indices([2])
+        cache.batch_repeat_interleave(2)
+        assert cache.batch_size == 2
+        again = [2, 2]
+        layer.q, layer.k, layer.v = (x[:, again] for x in (layer.q, layer.k, layer.v))
+        assert equal(layer.step(70, 80), want[:, [3, 3], 70:80])
+        cache.reset()
+        assert cache.get_seq_length() == 0 and cache.batch_size == -1
+        pages = cache.caches[0].pool
+        assert pages.free_pages == pages.num_pages
+        assert equal(layer.step(0, 80), want[:, [3, 3]])
+
+
+def test_options_of_a_layer_are_those_of_its_call(device: za.Device) -> None:
+    """Each layer has its own; a call with others is as good, and one that is refused changes nothing."""
+    layer = Layer(device, 40)
+    first: dict[str, Any] = {"s_aux": torch.ones(4), "sliding_window": 9}
+    other: dict[str, Any] = {"s_aux": torch.arange(4.0), "scaling": 0.5}
+    with layer.cache as cache:
+        layer.step(0, 20, **first)
+        used = [calls.attention for calls in cache._groups[cache.layers[0].shape].calls.values()]
+        layer.step(20, 30, **first)
+        assert used == [calls.attention for calls in cache._groups[cache.layers[0].shape].calls.values()]
+        with pytest.raises(errors.ShapeError, match="sinks"):
+            layer.step(30, 31, s_aux=torch.ones(3))
+        assert equal(layer.step(30, 35, **first), whole(layer, **first)[:, :, 30:35])
+        assert equal(layer.step(35, 38, **other), whole(layer, **other)[:, :, 35:38])
+        other["s_aux"] += 1  # as when weights are loaded
+        assert equal(layer.step(38, 40, **other), whole(layer, **other)[:, :, 38:])
+
+
+def qkv(q_len: int = 3, keys: int = 3, head_dim: int = 64, dtype: Any = torch.float32) -> list[Any]:
+    return [torch.ones(1, heads, n, head_dim, dtype=dtype) for heads, n in ((4, q_len), (2, keys), (2, keys))]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"dropout": 0.1}, r"got dropout = 0\.1, expected 0"),
+        ({"is_causal": False}, "got is_causal = False"),
+        ({"position_bias": torch.ones(1)}, "got position_bias, which"),
+        ({"head_mask": torch.ones(4)}, "got head_mask, which"),
+        ({"output_attentions": True}, "got output_attentions, which"),
+        ({"cu_seq_lens_q": torch.ones(2)}, "got cu_seq_lens_q, which"),
+        ({"query": torch.ones(1, 4, 3, 64, requires_grad=True)}, "require a gradient"),
+    ],
+)
+def test_what_is_not_supported_is_named(kwargs: dict[str, Any], match: str) -> None:
+    q, k, v = qkv()
+    given = {"query": q, "key": k, "value": v, "attention_mask": None, **kwargs}
+    with torch.enable_grad(), pytest.raises(errors.UnsupportedError, match=match):
+        hf.attention_forward(torch.nn.Module(), **given)
+
+
+def test_without_the_packages_the_import_says_so() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import zinc_attn.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "RuntimeUnavailableError" in done.stderr and "pip install torch 'zinc-attn[transformers]'" in done.stderr
+    code = "import sys, zinc_attn; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_harmless_arguments_pass(device: za.Device) -> None:
+    attend(*qkv(), position_ids=torch.arange(3), use_cache=True, head_mask=None)
+
+
+def zinc_cache(*length: Any, head_dim: int = 64, **options: Any) -> hf.ZincCache:
+    return hf.ZincCache(transformers.LlamaConfig(**{**UNTIED, "head_dim": head_dim}), *length, **options)
+
+
+CHUNKED = {"num_hidden_layers": 2, "layer_types": ["chunked_attention"] * 2}
+WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
+    (lambda: attend(*qkv(head_dim=577)), errors.ArgumentError, "head_dim: got 577, expected an int from 1 to 576"),
+    (lambda: attend(*qkv()[:2], torch.ones(1, 2, 2, 64)), errors.ShapeError,
+     r"value: got shape \(1, 2, 2, 64\), expected \(1, 2, 3\) as key's first axes, and any v_head_dim"),
+    (lambda: attend(*qkv(dtype=torch.float64)), errors.DTypeError, "float64"),
+    (lambda: attend(*qkv(5, 3)), errors.ShapeError, "3 tokens for 5 query"),
+    (lambda: zinc_cache(64, head_dim=640), errors.ArgumentError, "head_dim: got 640, expected an int from 1 to 576"),
+    (lambda: zinc_cache(64, dtype="int4"), errors.ArgumentError, "dtype: got 'int4'"),
+    (lambda: zinc_cache(64, dtype="q8_0/q9"), errors.ArgumentError, "dtype: got 'q8_0/q9'"),
+    (lambda: zinc_cache(0), errors.ArgumentError, "max_cache_len: got 0"),
+    (zinc_cache, errors.ArgumentError, "max_cache_len: got none"),
+    (lambda: zinc_cache(9, capacity=9), errors.ArgumentError, "max_cache_len: got both it and capacity"),
+    (lambda: zinc_cache(64, page_size=24), errors.ArgumentError, "page_size: got 24"),
+    (lambda: zinc_cache(64, num_splits=0), errors.ArgumentError, "num_splits: got 0"),
+    (lambda: hf.ZincCache("llama", 64), errors.ArgumentError, "config: got str"),
+    (lambda: hf.ZincCache(transformers.Llama4TextConfig(**CHUNKED), 64), errors.UnsupportedError,
+     "layer 0 is of type 'chunked_attention'"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "match"), WRONG)
+def test_wrong_arguments(make: Callable[[], Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_patterns_that_are_causal_are_found() -> None:
+    m = transformers.masking_utils
+    window, causal = m.sliding_window_causal_mask_function(3), m.causal_mask_function
+    for pattern, want in ((causal, None), (window, 3), (m.and_masks(causal, window), 3), (m.or_masks(causal), None)):
+        mask = hf.attention_mask(2, 4, 9, 5, mask_function=pattern)
+        assert tuple(mask.shape) == (2, 9) and mask.zinc.window == want
+    with pytest.raises(errors.ShapeError, match=r"got shape \(1, 4\), expected \(1, 9\)"):
+        hf.attention_mask(1, 4, 9, 5, attention_mask=torch.ones(1, 4, dtype=torch.bool))
+    with pytest.raises(errors.UnsupportedError, match="not a static one"):
+        hf.attention_mask(1, 4, 64, 0)
+
+
+def test_a_window_that_only_the_mask_has_is_refused(device: za.Device) -> None:
+    mask = hf.attention_mask(1, 5, 5, mask_function=transformers.masking_utils.sliding_window_causal_mask_function(2))
+    with pytest.raises(errors.UnsupportedError, match="got None for a layer whose mask has a window of 2"):
+        attend(*qkv(5, 5), mask)
+
+
+def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:
+    model, ids = model_of("llama", "eager"), prompt(9)
+    with cache_of(model, device) as cache:
+        with pytest.raises(errors.UnsupportedError, match="was called on the rows that update"):
+            model(ids, past_key_values=cache)
+        layer, rows_of_k = cache.layers[0], torch.ones(1, 2, 9, 64)
+        k, v = cache.update(rows_of_k, rows_of_k, 0)
+        with pytest.raises(errors.UnsupportedError, match="ZincCache: to was called"):
+            k.to(torch.float16)
+        with pytest.raises(errors.UnsupportedError, match="ZincCache: matmul was called"):
+            torch.matmul(torch.ones(1, 4, 9, 64), k)
+        assert k.to("cpu").layer is layer and v.contiguous().shape == v.shape
+        for replace in (lambda: cache.update(rows_of_k, rows_of_k, 0), lambda: cache.crop(0)):
+            k, v = cache.update(rows_of_k, rows_of_k, 0)
+            replace()
+            with pytest.raises(za.StepError, match=r"got rows of an earlier update\(\)"):
+                attend(torch.ones(1, 4, 9, 64), k, v)
+        model.set_attn_implementation("zinc")
+        model(ids, past_key_values=cache)  # nothing was appended before
+        assert cache.sequences[0][0].lengths == (9, 9)
+
+
+def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
+    layer, mask = Layer(device, 40, batch=2), left_padded(10, 0, 4)
+    with layer.cache as cache:
+        layer.step(0, 10, mask)
+        with pytest.raises(errors.UnsupportedError, match="got another padding for tokens that the cache has seen"):
+            layer.step(10, 11)
+        gap = torch.cat([mask, torch.zeros(2, 1), torch.ones(2, 2)], dim=1)
+        with pytest.raises(errors.UnsupportedError, match="row 0 has padding between its tokens"):
+            layer.step(10, 13, gap, sliding_window=8)
+        layer.step(10, 13, gap)
+        assert [len(one) for one in cache.sequences[0]] == [12, 8]
+        with pytest.raises(errors.ShapeError, match="got 1 rows, expected the 2"):
+            layer.step(13, 14, batch=slice(0, 1))
+        with pytest.raises(errors.ArgumentError, match="beam_idx: got 2"):
+            cache.reorder_cache(torch.tensor([0, 2]))
+        with pytest.raises(errors.ArgumentError, match="got 4 rows, expected 1 to max_batch = 2"):
+            cache.batch_repeat_interleave(2)
+        with pytest.raises(errors.UnsupportedError, match=r"call ZincCache\.crop"):
+            cache.layers[0].crop(-1)
+        for wrong in (1, -14):
+            with pytest.raises(errors.ArgumentError, match="tokens_to_remove: got"):
+                cache.crop(wrong)
+    with pytest.raises(errors.ClosedError, match="ZincCache: used after close"):
+        layer.step(13, 14)
+    wide = Layer(device, 4, batch=2)
+    wide.cache.max_batch = 1
+    with pytest.raises(errors.ArgumentError, match=r"got 2 rows .* at most max_batch = 1"):
+        wide.step(0, 4)
+
+
+def test_capacity_is_what_was_asked_for(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a batch row, whatever the pages and the KVCaches behind it hold."""
+    layer = Layer(device, 60, batch=2)
+    layer.cache = cache = hf.ZincCache(layer.config, capacity=50, device=device, page_size=32, max_batch=2)
+    assert repr(cache) == "ZincCache(0 of 50 tokens, 0 of 2 batch rows, 2 layers)"
+    mask = left_padded(50, 0, 20)
+    with cache:
+        layer.step(0, 50, mask)
+        assert cache.capacity == cache.layers[0].get_max_length() == 50 < cache.caches[0].capacity
+        with pytest.raises(za.CapacityError, match=r"^ZincCache: got 1 new tokens for a batch row of 50, expected at "):
+            layer.step(50, 51, torch.cat([mask, torch.ones(2, 1, dtype=torch.int64)], dim=1))
+        cache.reset()
+        mask[0, :5] = 0  # columns of padding are no tokens
+        layer.step(0, 50, mask)
+        layer.step(50, 55, torch.cat([mask, torch.ones(2, 5, dtype=torch.int64)], dim=1))
+        cache.reset()
+        layer.step(0, 50)
+        twin = cache.fork()
+        twin.crop(-50)
+        layer.cache = twin
+        with pytest.raises(za.CapacityError) as caught:
+            layer.step(0, 40)
+        assert str(caught.value) == (
+            "ZincCache: this cache and its forks have memory for max_batch = 2 rows of max_cache_len = 50 tokens "
+            "together, which is full; reset() forks, or make the ZincCache with a larger max_batch"
+        )
+        cache.reset()
+        layer.step(0, 40)
+    asked = "^max_cache_len, max_batch: got 5,000,000 tokens for each of {} batch rows, expected {}"
+    with pytest.raises(errors.LimitError, match=asked.format(4, "at most 16,777,216 tokens together, in whole pages$")):
+        hf.ZincCache(layer.config, 5_000_000, device=device, max_batch=4)
+    for error in (errors.LimitError, errors.DeviceMemoryError):
+        refuses = Mock(side_effect=error("injected"))
+        monkeypatch.setattr("zinc_attn.integrations.transformers.groups.KVCache", refuses)
+        with pytest.raises(error, match=asked.format(1, "what the device has room for: injected$")):
+            hf.ZincCache(layer.config, 5_000_000, device=device).allocate(torch.float16)
+
+
+def test_a_forward_that_stopped_is_cropped(device: za.Device) -> None:
+    layer = Layer(device, 40)
+    want = whole(layer)
+    with layer.cache as cache:
+        layer.step(0, 20)
+        k, v = cache.update(layer.k[0, :, :, 20:30], layer.v[0, :, :, 20:30], 0)
+        attend(layer.q[0, :, :, 20:30], k, v)
+        with pytest.raises(za.StepError, match=r"a forward stopped between layers; crop\(0\)"):
+            layer.step(20, 30)
+        cache.crop(0)
+        assert equal(layer.step(20, 40), want[:, :, 20:40])
+        beyond = (
+            "ZincCache: got 217 new tokens for a batch row of 40, expected at most 216 (max_cache_len = 256 tokens per "
+            "batch row); make the ZincCache with a larger max_cache_len, or crop() or reset() it"
+        )
+        with pytest.raises(za.CapacityError) as caught:
+            cache.layers[0].pending = None
+            big = torch.ones(1, 2, 217, 64)
+            k, v = cache.update(big, big, 0)
+            attend(torch.ones(1, 4, 217, 64), k, v)
+        assert str(caught.value) == beyond
+        assert cache.get_seq_length() == 40
+        cache.crop(-40)
+        cache.max_batch = 2
+        two = Layer(device, 8, batch=2)
+        two.cache = cache  # an empty cache takes any batch
+        assert equal(two.step(0, 8), whole(two))
