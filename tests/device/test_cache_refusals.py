@@ -1,0 +1,228 @@
+"""What a KVCache, its sequences and its Attention refuse, in which words, and that nothing has changed then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from cache_rows import DTYPES, SMALL, new_rows, same
+
+import zinc_attn as za
+from zinc_attn import errors, reference
+from zinc_attn.cache.pages import CapacityError, StepError
+
+
+def k_(n: int = 1, dtype: Any = np.float16, shape: tuple[int, ...] = (2, 64)) -> Any:
+    return np.ones((n, *shape), dtype)
+
+
+def q_(n: int = 1, dtype: Any = np.float32, shape: tuple[int, ...] = (4, 64)) -> Any:
+    return np.ones((n, *shape), dtype)
+
+
+class Scene:
+    """A float16 cache of 7 pages of 16: ``seq`` has 20 tokens, ``ahead`` has 3 in layer 0 and 2 in layer 1."""
+
+    def __init__(self, device: za.Device) -> None:
+        self.cache = za.KVCache(device, SMALL, 2, 100, "f16", 16, max_sequences=3)
+        self.other = za.KVCache(device, SMALL, 2, 16, "f16", 16)
+        self.attn = za.Attention(self.cache)
+        self.seq, self.ahead = self.cache.new_sequence(), self.cache.new_sequence()
+        self.foreign, self.gone = self.other.new_sequence(), self.cache.new_sequence()
+        self.gone.free()
+        rng = np.random.default_rng(0)
+        for layer in (0, 1):
+            self.cache.append(self.seq, layer, *new_rows(rng, 20, SMALL, "f16"))
+            self.cache.append(self.ahead, layer, *new_rows(rng, 2, SMALL, "f16"))
+        self.cache.append(self.ahead, 0, *new_rows(rng, 1, SMALL, "f16"))
+
+    def state(self) -> Any:
+        lives = (self.seq, self.ahead)
+        self.cache.pool.check([s.pages for s in self.cache.sequences])
+        bits = [x.tobytes() for s in lives for layer in (0, 1) for x in self.attn(q_(), s, layer, return_lse=True)]
+        return bits, self.cache.free_tokens, [s.lengths for s in lives], len(self.cache.sequences), self.cache.largest
+
+    def close(self) -> None:
+        self.cache.close()
+        self.other.close()
+
+
+FREED = "sequence: used after free()"
+FOREIGN = "seq: got a sequence of another cache, expected one of this cache"
+FULL = (
+    "k: got {} tokens at length 20, expected at most 76: 4 of 7 pages of 16 tokens are free (capacity = 100, in whole "
+    "pages); truncate() or free() a sequence, or make the cache with a larger capacity"
+)
+AHEAD = (
+    "layer 0: got 1 tokens at length 3, expected none yet, layer 1 has length 2; append 1 to every layer that is "
+    "behind first, or truncate(2)"
+)
+EARLY = (
+    "q: got {} rows for {} keys, {} of them before the first key, expected at least as many keys as rows; append k and "
+    "v first, or give allow_empty=True, with which such rows have an output of 0"
+)
+BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
+    (CapacityError, FULL.format(81), lambda s: s.cache.append(s.seq, 0, k_(81), k_(81))),
+    (CapacityError, FULL.format(77), lambda s: s.attn(q_(), s.seq, 0, k=k_(77), v=k_(77))),
+    (errors.ClosedError, FREED, lambda s: s.cache.append(s.gone, 0, k_(), k_())),
+    (errors.ClosedError, FREED, lambda s: s.attn(q_(), s.gone, 0)),
+    (errors.ClosedError, FREED, lambda s: s.gone.fork()),
+    (errors.ClosedError, FREED, lambda s: s.gone.truncate(0)),
+    (errors.ArgumentError, FOREIGN, lambda s: s.attn(q_(), s.foreign, 0)),
+    (errors.ArgumentError, FOREIGN, lambda s: s.cache.append(s.foreign, 0, k_(), k_())),
+    (errors.ArgumentError, "seq: got str, expected a Sequence of this cache",
+     lambda s: s.cache.append("seq", 0, k_(), k_())),
+    (errors.ArgumentError,
+     "seq: items 0 and 1 are the same sequence, expected each once where k and v are given; fork() it",
+     lambda s: s.attn([q_(), q_()], [s.seq, s.seq], 0, k=[k_(), k_()], v=[k_(), k_()])),
+    (errors.ArgumentError, "layer: got 2, expected an int from 0 to 1", lambda s: s.attn(q_(), s.seq, 2)),
+    (errors.ArgumentError, "layer: got -1, expected an int from 0 to 1",
+     lambda s: s.cache.append(s.seq, -1, k_(), k_())),
+    (errors.ArgumentError, "v: got None, expected both k and v, or neither", lambda s: s.attn(q_(), s.seq, 0, k=k_())),
+    (errors.ArgumentError, "k: got None, expected both k and v, or neither", lambda s: s.attn(q_(), s.seq, 0, v=k_())),
+    (errors.ArgumentError, "q: expected a list of 2 arrays, one per sequence",
+     lambda s: s.attn([q_()], [s.seq, s.ahead], 0)),
+    (errors.ArgumentError, EARLY.format(21, 20, 1), lambda s: s.attn(q_(21), s.seq, 0)),
+    (errors.ArgumentError, EARLY.format(30, 22, 8), lambda s: s.attn(q_(30), s.seq, 0, k=k_(2), v=k_(2))),
+    (errors.ArgumentError, "allow_empty: got 1, expected True or False",
+     lambda s: s.attn(q_(), s.seq, 0, allow_empty=1)),
+    (errors.ArgumentError, "n: got 21, expected an int from 0 to 20", lambda s: s.seq.truncate(21)),
+    (errors.ArgumentError, "n: got '5', expected an int", lambda s: s.seq.truncate("5")),
+    (errors.ArgumentError, "num_splits, split_size: got 2, 3, expected at most one",
+     lambda s: za.Attention(s.cache, num_splits=2, split_size=3)),
+    (errors.ArgumentError, "order: got 4 ids, expected each of 0 to 3 exactly once",
+     lambda s: za.KVCache(s.cache.device, SMALL, 2, 64, "f16", 16, page_order=[0, 1, 2, 4])),
+    (errors.ShapeError, "q: got shape (1, 6, 64), expected (4, 64) or (q_len, 4, 64)",
+     lambda s: s.attn(q_(shape=(6, 64)), s.seq, 0, k=k_(), v=k_())),
+    (errors.ShapeError, "q: got shape (0, 4, 64), expected (4, 64) or (q_len, 4, 64)",
+     lambda s: s.attn(q_(0), s.seq, 0)),
+    (errors.ShapeError, "k: got shape (1, 4, 64), expected (tokens, 2, 64)",
+     lambda s: s.cache.append(s.seq, 0, k_(shape=(4, 64)), k_(shape=(4, 64)))),
+    (errors.ShapeError, "v: got shape (1, 2, 64), expected k's tokens: (2, 2, 64)",
+     lambda s: s.cache.append(s.seq, 0, k_(2), k_(1))),
+    (errors.ShapeError, "k: got shape (0, 2, 64), expected at least one token",
+     lambda s: s.cache.append(s.seq, 0, k_(0), k_(0))),
+    (errors.DTypeError, "q: got dtype float64, expected float32, float16 or bfloat16",
+     lambda s: s.attn(q_(dtype=np.float64), s.seq, 0, k=k_(), v=k_())),
+    (errors.DTypeError,
+     "v: got dtype float32, a f16 cache takes float16; a cache made with round_rows=True rounds float32 and bfloat16",
+     lambda s: s.cache.append(s.seq, 0, k_(), k_(dtype=np.float32))),
+    (errors.ValueRangeError, "q[0, 0, 0]: got nan, expected a finite value of at most 2**60",
+     lambda s: s.attn(q_() * np.float32(np.nan), s.seq, 0, k=k_(), v=k_())),
+    (StepError, AHEAD, lambda s: s.attn([q_(), q_(30)], [s.ahead, s.seq], 0, k=[k_(), k_()], v=[k_(), k_()])),
+    (StepError, AHEAD, lambda s: s.cache.append(s.ahead, 0, k_(), k_())),
+    (StepError,
+     "layer 1: got 2 tokens at length 2, expected 1, layer 0 has length 3; append as many as it did, or truncate(2)",
+     lambda s: s.attn(q_(), s.ahead, 1, k=k_(2), v=k_(2))),
+    (StepError,
+     "fork: layer 0 has length 3, layer 1 has length 2, expected equal lengths; append to every layer first, or "
+     "truncate(2)", lambda s: s.ahead.fork()),
+    (errors.LimitError, "max_sequences: 3 sequences are live, expected at most 3; free() one",
+     lambda s: [s.seq.fork() for _ in range(2)]),
+)  # fmt: skip
+
+
+def test_bad_arguments_change_nothing(device: za.Device) -> None:
+    scene = Scene(device)
+    before = scene.state()
+    for error, message, call in BAD:
+        with np.errstate(invalid="ignore"), pytest.raises(error) as caught:
+            call(scene)
+        assert type(caught.value) is error and str(caught.value) == message
+        for seq in list(scene.cache.sequences):
+            if seq not in (scene.seq, scene.ahead):
+                seq.free()  # the first fork of two
+        assert scene.state() == before, message
+    scene.close()
+
+
+WRONG_ROWS = [
+    ("f16", np.float32, "a f16 cache takes float16; a cache made with round_rows=True rounds float32 and bfloat16"),
+    ("f32", np.float64, "a f32 cache takes float32, float16 or bfloat16"),
+    (
+        "bf16",
+        np.float64,
+        "a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with "
+        "round_rows=True rounds float32 and float16",
+    ),
+    ("q8_0", np.int8, "a q8_0 cache takes float32, float16 or bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "given", "takes"), WRONG_ROWS, ids=DTYPES)
+def test_rows_that_a_cache_does_not_take(device: za.Device, dtype: str, given: Any, takes: str) -> None:
+    cache = za.KVCache(device, SMALL, 2, 32, dtype, 16)
+    seq, good = cache.new_sequence(), k_(3, np.float16)
+    with pytest.raises(errors.DTypeError) as caught:
+        cache.append(seq, 0, k_(1, given), k_(1, given))
+    assert str(caught.value) == f"k: got dtype {np.dtype(given)}, {takes}"
+    bad = k_(3, np.float16 if dtype == "f16" else np.float32)
+    cases = [(np.inf, "inf", "expected a finite value of at most 2**60")]
+    if dtype != "f16":
+        cases.append((np.float32(2.0**61), "2.30584e+18", "expected a finite value of at most 2**60"))
+    for value, shown, expected in cases:
+        bad[1, 0, 5] = value
+        with pytest.raises(errors.ValueRangeError) as caught:
+            za.Attention(cache)(q_(), seq, 0, k=bad, v=bad)
+        assert str(caught.value) == f"k[1, 0, 5]: got {shown}, {expected}"
+    if dtype == "bf16":
+        bad[1, 0, 5] = 1 + 2.0**-8
+        with pytest.raises(errors.ValueRangeError) as caught:
+            cache.append(seq, 0, good, bad)
+        assert str(caught.value) == f"v[1, 0, 5]: not a bfloat16 value; {takes}"
+    if dtype == "q8_0":
+        bad[1, 0, 5] = 127 * 65536.0
+        with pytest.raises(errors.ValueRangeError) as caught:
+            cache.append(seq, 0, good, bad)
+        most = "a cache of q8_0 takes at most 8319008; use a bf16 or f32 cache"
+        assert str(caught.value) == f"v[1, 0, 5]: got a magnitude of up to 8323072, {most}"
+    assert cache.free_tokens == 32 and seq.lengths == (0, 0) and cache.largest == (0, 0)
+    cache.append(seq, 0, good, good)
+    cache.close()
+
+
+def test_scores_that_could_overflow_are_refused_for_what_the_cache_holds(device: za.Device) -> None:
+    cache = za.KVCache(device, SMALL, 1, 32, "f32", 16)
+    seq, attn = cache.new_sequence(), za.Attention(cache)
+    cache.append(seq, 0, k_(1, np.float32) * np.float32(2.0**59), k_(1, np.float32))
+    with pytest.raises(errors.ValueRangeError) as caught:
+        attn(q_() * np.float32(2.0**40), seq, 0)
+    assert str(caught.value) == (
+        "q, k: got max|q| = 1.09951e+12, max|k| = 5.76461e+17, scale = 0.125 at head_dim 64; expected max|q| * max|k| "
+        "* head_dim * scale of at most 2**96"
+    )
+    same(
+        attn(q_(), seq, 0, return_lse=True),
+        reference.emulate(q_(), k_(1, np.float32) * np.float32(2.0**59), k_(1, np.float32)),
+    )
+    cache.close()
+
+
+@pytest.mark.both_dispatchers
+def test_repr(device: za.Device, rng: np.random.Generator) -> None:
+    """What a debugger shows: without the lock, which another thread holds, in the middle of a step, and after close."""
+    with za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, *new_rows(rng, 7, SMALL, "f16"))
+        freed = cache.new_sequence()
+        freed.free()
+        with za.ShardedKVCache([device], SMALL, 1, 1024) as sharded, ThreadPoolExecutor(1) as other:
+            shown = [cache, seq, freed, za.Attention(cache, split_size=64), sharded, sharded.new_sequence()]
+            with cache.lock, sharded.lock:
+                texts = other.submit(lambda: list(map(repr, shown))).result(10)
+    where = f"Device({device.info.name!r}, runtime={device.runtime.name!r})"
+    said = f"KVCache(4/2/64, f16, 2 layers, 64 of 100 tokens free in pages of 64, {where})"
+    assert texts[:4] == [
+        said,
+        f"Sequence(serial={seq.serial}, 0 to 7 tokens)",
+        f"Sequence(serial={freed.serial}, 0 tokens, freed)",
+        f"Attention({said}, num_splits=None, split_size=64, canonical)",
+    ]
+    assert texts[4].startswith("ShardedKVCache(4/2/64, f16, 1 layers, capacity=1,024 tokens, 1 shards: [KVCache(4/2/64")
+    assert texts[5] == "ShardedSequence(serial=0, 0 tokens)"
+    assert repr(cache).endswith(f"{where}, closed)") and repr(sharded).endswith("closed)") and repr(seq)
+    for kind in (za.Device, *map(type, shown)):
+        assert repr(object.__new__(kind)) == f"<{kind.__name__}: AttributeError>"  # its constructor failed
