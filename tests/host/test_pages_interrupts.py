@@ -1,0 +1,188 @@
+"""An interrupt before any bytecode, or two, leaves a call on page tables done or not done, and loses no page."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from interrupts import Interrupter, files_of, moments, opcodes, signals
+from page_tables import Append, append
+from support import FULL
+
+from zinc_attn.cache.pages import CapacityError, PagePool
+from zinc_attn.cache.sequence_pages import SequencePages
+from zinc_attn.cache.transaction import Transaction
+from zinc_attn.runtime.registry import Registry
+
+WHERE = files_of(PagePool, SequencePages, Transaction, Registry)
+
+
+def _with(seq: SequencePages, fail: bool = False) -> None:
+    with Append(seq, 0, 30) as reservation:
+        assert reservation.place.copies
+        if fail:
+            reservation.rollback()
+
+
+def _batch(*seqs: SequencePages) -> None:
+    with Transaction() as transaction:
+        copies = [transaction.reserve(seq, 0, 30).copies for seq in seqs]
+        assert list(map(len, copies)) == [1, 0]
+
+
+def _keep(seq: SequencePages) -> None:
+    with Transaction() as transaction:
+        place = transaction.rewrite(seq, 12, 20)
+        assert (place.copies, place.lengths, len(place.replaced)) == ([(0, 3, 12)], (32, 32), 3)
+
+
+def _dropped(seq: SequencePages) -> None:
+    """A sequence and a reservation that die, and the next call that must notice."""
+    Append(seq.fork(), 0, 30)
+    Append(seq, 0, 1).rollback()
+
+
+INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
+    "reserve": lambda seq, fork: Append(fork, 0, 30),
+    "commit": lambda seq, fork: _with(fork),
+    "all layers": lambda seq, fork: Append(fork, 1, 30, (0,)).commit(),
+    "within a page": lambda seq, fork: Append(seq, 1, 7).commit(),
+    "rollback": lambda seq, fork: _with(fork, fail=True),
+    "batch": _batch,
+    "keep": lambda seq, fork: _keep(fork),
+    "truncate": lambda seq, fork: seq.truncate(10),
+    "retract": lambda seq, fork: seq.retract(0, 40),
+    "fork": lambda seq, fork: seq.fork(),
+    "free": lambda seq, fork: seq.free(),
+    "dropped": lambda seq, fork: _dropped(seq),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) -> None:
+    call = INTERRUPTED[name]
+
+    def world() -> tuple[PagePool, SequencePages, SequencePages]:
+        pool = PagePool(12, 16)
+        seq = SequencePages(pool, 2)
+        append(seq, 40)
+        fork = seq.fork()
+        if name in ("within a page", "retract"):  # in the middle of a step, behind the pages that the two share
+            Append(seq, 0, 7).commit()
+        return pool, seq, fork
+
+    def lengths() -> Any:
+        return [(one.lengths, one.table, one.closed) for one in (seq, fork)]
+
+    pool, seq, fork = world()
+    ends = [lengths()]
+    count = opcodes(lambda: call(seq, fork), WHERE)
+    ends.append(lengths())
+    hits = 0
+    for at in moments(count, 10**9, seed=1):
+        pool, seq, fork = world()
+        interrupter = Interrupter(WHERE, *at)
+        with suppress(KeyboardInterrupt):
+            interrupter.run(lambda seq=seq, fork=fork: call(seq, fork))
+        hits += bool(interrupter.raised)
+        assert lengths() in ends, (at, interrupter.raised)
+        live = [one for one in (seq, fork) if not one.closed]
+        pool.check(live)
+        assert pool.used_pages == len({page for one in live for page in one.table}), (at, interrupter.raised)
+        for one in live:  # and it goes on: back in step, then a token
+            one.truncate(len(one))
+            append(one, 1)
+        pool.check(live)
+        for one in (seq, fork):
+            one.free()
+        assert pool.free_pages == 12
+        pool.check([])
+    assert hits > 30
+
+
+def test_a_commit_of_many_sequences_counts_for_all_of_them_or_none() -> None:
+    for at in itertools.count():
+        pool = PagePool(40, 16)
+        seqs = [SequencePages(pool, 2) for _ in range(3)]
+        append(seqs[0], 20)
+        seqs = [*seqs, seqs[0].fork(), seqs[0].fork()]
+        batch = Transaction()
+        for seq in seqs:
+            batch.reserve(seq, 1, 20)
+        before = [seq.lengths for seq in seqs]
+        interrupter = Interrupter(WHERE, at)
+        try:
+            interrupter.run(batch.commit)
+        except KeyboardInterrupt:
+            expected = [[a, b + 20 * (batch.state == "committed")] for a, b in before]
+            assert [seq.lengths for seq in seqs] == expected, at
+            pool.check(seqs)
+            batch.commit()  # a second call ends it, and counts no row twice
+        assert [seq.lengths for seq in seqs] == [[a, b + 20] for a, b in before]
+        pool.check(seqs)
+        if not interrupter.raised:
+            break
+    assert at > 100
+
+
+def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes when its commit was made and is not settled yet, the second before its commit is made."""
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(SequencePages, "end_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Append(seq, 0, 5).commit()
+    assert seq.lengths == [5, 0]
+    reservation = Append(seq, 1, 5)
+    prepare = SequencePages.prepare
+    with monkeypatch.context() as patch:
+        patch.setattr(SequencePages, "prepare", lambda *args: interrupted(prepare(*args)))
+        with pytest.raises(KeyboardInterrupt):
+            reservation.commit()
+    reservation.rollback()
+    assert seq.lengths == [5, 0]
+    Append(seq, 1, 5).commit()
+    assert seq.lengths == [5, 5] and pool.free_pages == 3
+    pool.check([seq])
+
+
+def test_signals_at_random_times_lose_no_page() -> None:
+    """Real SIGINTs, which also hit what no trace function sees: built-in functions and callbacks of the collector."""
+    pool, rng = PagePool(256, 16), random.Random(7)
+    seqs = [SequencePages(pool, 2)]
+    with signals(20.0 if FULL else 1.0, 0.0005, 51) as came:
+        while came.go_on():
+            seqs = came.run(lambda seqs=seqs: _steps(pool, seqs, rng)) or seqs
+            pool.check(seqs)
+    assert came.raised > 50
+    for seq in seqs:
+        seq.free()
+    del seqs
+    assert pool.free_pages == 256
+    pool.check([])
+
+
+def _steps(pool: PagePool, seqs: list[SequencePages], rng: random.Random) -> list[SequencePages]:
+    """Some operations; the sequences that live on. Where an interrupt comes, those given do."""
+    for first, second in (seq.lengths for seq in seqs):
+        assert second <= first <= second + 40
+    for seq in seqs:
+        while not seq.in_step:
+            Append(seq, 1, seq.lengths[0] - seq.lengths[1]).commit()
+        if len(seq) > 300:
+            seq.truncate(rng.randrange(300))
+    with suppress(CapacityError), Transaction() as transaction:
+        for seq in seqs:
+            transaction.reserve(seq, 0, rng.randrange(1, 40))
+    if len(seqs) < 4:
+        return [*seqs, SequencePages(pool, 2)]
+    return seqs[1:]
