@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
-import os
-import shutil
-import struct
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -21,7 +16,6 @@ from support import GPU
 from zinc_attn import limits
 from zinc_attn.cache import blocks, rows
 from zinc_attn.canonical import constants, primitives
-from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
 from zinc_attn.errors import ArgumentError
@@ -32,9 +26,7 @@ from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape, row_format
 from zinc_attn.storage import IQ4_NL, STORAGE, storage_types
-from zinc_attn.tools import export
-from zinc_attn.tools.export import ManifestError, describe, evaluate, evaluate_all, load_manifest
-from zinc_attn.tools.export.files import sealed
+from zinc_attn.tools.export import describe, evaluate, evaluate_all
 from zinc_attn.tools.export.formulas import formulas, meanings
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
@@ -44,20 +36,8 @@ WIDE = [
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported")
-    return folder, export.export(folder, SHAPES[:1], compute_units=64)
-
-
-@pytest.fixture
-def made(exported):
-    return exported[1]
-
-
-@pytest.fixture
-def folder(exported, tmp_path):
-    """A copy of an export that a test may damage."""
-    return Path(shutil.copytree(exported[0], tmp_path / "out"))
+def made():
+    return describe.manifest(SHAPES[:1], compute_units=64)
 
 
 # --- what is described -------------------------------------------------------------------------------------
@@ -323,67 +303,6 @@ def recorded(plan, scoring):
     return found, log.steps
 
 
-INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
-APART = [(shape, "q5_1/q4_0") for shape in INDEXED if not shape.latent]
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(INDEXED, STORAGE), *APART])
-def test_row_index_maps(rng, dtype, shape):
-    """tests/device/test_manifest.py compares the places in a cache with these."""
-    k = rng.standard_normal((3, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    v = rng.standard_normal((3, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    kinds = storage_types(dtype)
-    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
-    names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
-    for x, values in zip("kv", rows.decode(words, shape, dtype), strict=True):
-        for row, head, dim in {(0, 0, 0), (2, 1, values.shape[2] - 1), (1, 0, 31), (1, 1, 29)}:
-            known = {**names, "row": row, "kv_head": head, "dim": dim}
-            stored_as = "k" if shape.latent else x
-            assert (
-                value_at(words.reshape(-1), meanings("rows.index"), known, stored_as, dtype) == values[row, head, dim]
-            )
-
-
-def value_at(words, index, names, x, dtype):
-    """The value that an index map finds in words."""
-    names = {**names, "row_at": evaluate(index["row_at"], names)}
-    kind = storage_types(dtype)["kv".index(x)].name
-    bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index[f"{x}_bit"], names)
-    bits &= (1 << names[f"{x}_bits"]) - 1
-    if kind == "f32":
-        return np.uint32(bits).view(np.float32)
-    if kind == "bf16":
-        return np.uint32(bits << 16).view(np.float32)
-    if kind == "f16":
-        return np.float32(np.uint16(bits).view(np.float16))
-    if kind == "fp8_e4m3":
-        return np.float32(np.uint8(bits).view(blocks.FP8))
-    shared = int(words[evaluate(index[f"{x}_scale_word"], names)]) >> evaluate(index[f"{x}_scale_bit"], names)
-    d, m = np.array([shared & 0xFFFF, shared >> 16], np.uint16).view(np.float16).astype(np.float32)
-    if names[f"{x}_fifth"]:
-        fifth = int(words[evaluate(index[f"{x}_fifth_word"], names)]) >> evaluate(index["fifth_bit"], names) & 1
-        bits |= fifth << 4
-    numbers = {"q8_0": np.uint8(bits).view(np.int8), "q5_0": bits - 16, "q4_0": bits - 8, "iq4_nl": IQ4_NL[bits % 16]}
-    product = d * np.float32(numbers.get(kind, bits))
-    return product + m if kind in ("q4_1", "q5_1") else product
-
-
-# --- files -------------------------------------------------------------------------------------------------
-
-
-def test_export_and_load(folder, made):
-    assert load_manifest(folder) == load_manifest(folder / "manifest.json")
-    data = load_manifest(folder)
-    assert data["kernels"] == made["kernels"]
-    assert [s["shape"] for s in data["shapes"]] == ["16/2/256"]
-    assert sorted(os.listdir(folder)) == sorted({"manifest.json", *(d.file for d in kernels.KERNELS)})
-    export.export(folder, [SHAPES[1]], dtype="q8_0", page_size=16)  # over the old one
-    assert [s["dtype"] for s in load_manifest(folder)["shapes"]] == ["q8_0"]
-    for data in (folder / d.file for d in kernels.KERNELS):
-        assert struct.unpack("<I", data.read_bytes()[:4]) == (0x07230203,)
-
-
 @pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 @pytest.mark.parametrize("shape", (SHAPES[0], *WIDE[:2]), ids=str)
 def test_numbers_of_a_shape(shape, dtype):
@@ -408,135 +327,44 @@ def test_numbers_of_a_shape(shape, dtype):
         assert groups == calls[0].groups
 
 
-@pytest.mark.parametrize(
-    "options,message",
-    (
-        ({"page_size": 48}, "page_size: got 48, expected a power of two from 16 to 65536"),
-        ({"page_size": 8}, "page_size: got 8, expected an int from 16 to 65536"),
-        ({"compute_units": 0}, "compute_units: got 0, expected an int of at least 1"),
-        (
-            {"dtype": "f8"},
-            f"dtype: got 'f8', expected one of {', '.join(STORAGE)}, or two of them for K and V, for example q8_0/q4_0",
-        ),
-        ({"attn_shapes": ["16/2/256"]}, "attn_shapes: got '16/2/256', expected AttnShapes"),
-        (
-            {"attn_shapes": [AttnShape(2, 1, 80, 64, True)], "dtype": "q8_0/f16"},
-            "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part "
-            "of its K",
-        ),
-    ),
-)
-def test_what_export_refuses(tmp_path, options, message):
-    with pytest.raises(ArgumentError) as error:
-        export.export(tmp_path / "out", **options)
-    assert str(error.value) == message
-    assert not (tmp_path / "out").exists()
+INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
+APART = [(shape, "q5_1/q4_0") for shape in INDEXED if not shape.latent]
 
 
-def test_target_is_a_file(tmp_path):
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"directory: got .*out, which is a file, expected a directory"):
-        export.export(tmp_path / "out")
-    with pytest.raises(ArgumentError, match=r"cannot be written: .*; choose another directory"):
-        export.export(tmp_path / "out" / "below")
-    assert (tmp_path / "out").read_text() == "mine"
+@pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(INDEXED, STORAGE), *APART])
+def test_row_index_maps(rng, dtype, shape):
+    """tests/device/test_manifest.py compares the places in a cache with these."""
+    k = rng.standard_normal((3, shape.kv_heads, shape.head_dim)).astype(np.float16)
+    v = rng.standard_normal((3, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
+    v = k[..., : shape.v_head_dim] if shape.latent else v
+    kinds = storage_types(dtype)
+    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
+    names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
+    for x, values in zip("kv", rows.decode(words, shape, dtype), strict=True):
+        for row, head, dim in {(0, 0, 0), (2, 1, values.shape[2] - 1), (1, 0, 31), (1, 1, 29)}:
+            known = {**names, "row": row, "kv_head": head, "dim": dim}
+            stored_as = "k" if shape.latent else x
+            found = value_at(words.reshape(-1), meanings("rows.index"), known, stored_as, dtype)
+            assert found == values[row, head, dim]
 
 
-def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-
-    def replace(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(ArgumentError, match="No space left on device; choose another directory"):
-        export.export(folder, [SHAPES[1]])
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    "change,message",
-    (
-        *(
-            ({"version": version}, f"got version {version}, expected 6; export again with the zinc-attn that reads it")
-            for version in (1, 2, True)
-        ),
-        ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
-        *(({"kernels": kernels}, "it has no list of kernels") for kernels in (None, [])),
-        ({"kernels": [{"file": "../append.spv"}]}, "got the file name '../append.spv' for a kernel"),
-        ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
-        ({"kernels": [7]}, "got the file name None for a kernel"),
-    ),
-)
-def test_what_load_refuses(folder, change, message):
-    path = folder / "manifest.json"
-    path.write_bytes(sealed(json.dumps({**json.loads(path.read_text()), **change}).encode()))
-    with pytest.raises(ManifestError) as error:
-        load_manifest(folder)
-    assert message in str(error.value)
-
-
-def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
-    path = folder / "manifest.json"
-    text = path.read_bytes()
-    for at in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
-        path.write_bytes(text[:at] + bytes([text[at] ^ 1 << int(rng.integers(0, 8))]) + text[at + 1 :])
-        with pytest.raises(ManifestError):
-            load_manifest(folder)
-    path.write_bytes(text + b" ")
-    with pytest.raises(ManifestError, match=r"got manifest_sha256 \w{64}, expected \w{64}; the file was changed, expo"):
-        load_manifest(folder)
-
-
-def test_load_refuses_what_is_no_file(folder):
-    for path in (f"{folder}/a\ud800b", "/dev/zero", folder / ("n" * 300)):
-        with pytest.raises(ManifestError, match=r"cannot be read: .*; make it with zinc-attn export DIR"):
-            load_manifest(path)
-    for path in (f"{folder}/a\0b", 7):
-        with pytest.raises(ArgumentError, match=r"path: got .*, expected a path"):
-            load_manifest(path)
-    module = folder / "merge.spv"
-    module.unlink()
-    os.mkfifo(module)
-    with pytest.raises(ManifestError, match=r"merge.spv: cannot be read: it is a FIFO; expected a module of"):
-        load_manifest(folder)
-
-
-@pytest.mark.parametrize(
-    "name,damaged,message",
-    (
-        ("merge.spv", lambda data: data[:-1] + b"\1", r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"),
-        ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
-        ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
-        ("manifest.json", lambda data: b"[]", r"got format \[\]"),
-        (
-            "manifest.json",
-            lambda data: data.replace(b'"manifest_sha256"', b'"another_sha256"'),
-            "it has no manifest_sha256 of 64 digits; export again",
-        ),
-        ("manifest.json", None, "cannot be read: No such file or directory; expected a manifest; make it"),
-    ),
-)
-def test_load_refuses_what_is_damaged(folder, name, damaged, message):
-    path = folder / name
-    data = path.read_bytes()
-    path.unlink()
-    if damaged:
-        path.write_bytes(damaged(data))
-    with pytest.raises(ManifestError, match=message):
-        load_manifest(folder)
-
-
-def test_command_line(tmp_path, capsys):
-    out = tmp_path / "out"
-    assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == load_manifest(out)
-    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
-    assert len(list(out.glob("*.spv"))) == 7
-    assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
-    assert cli.main(["export", str(tmp_path / "none")]) == 0
-    assert load_manifest(tmp_path / "none")["shapes"] == []
-    assert cli.main(["export", str(tmp_path / "bad"), "--shape", "16/3/256"]) == 2
-    assert "q_heads: got 16, expected a multiple of kv_heads = 3" in capsys.readouterr().err
-    assert not (tmp_path / "bad").exists()
+def value_at(words, index, names, x, dtype):
+    """The value that an index map finds in words."""
+    names = {**names, "row_at": evaluate(index["row_at"], names)}
+    kind = storage_types(dtype)["kv".index(x)].name
+    bits = int(words[evaluate(index[f"{x}_word"], names)]) >> evaluate(index[f"{x}_bit"], names)
+    bits &= (1 << names[f"{x}_bits"]) - 1
+    floats = {"f32": (np.uint32, np.float32), "f16": (np.uint16, np.float16), "fp8_e4m3": (np.uint8, blocks.FP8)}
+    if kind == "bf16":
+        kind, bits = "f32", bits << 16
+    if kind in floats:
+        word, number = floats[kind]
+        return np.float32(word(bits).view(number))
+    shared = int(words[evaluate(index[f"{x}_scale_word"], names)]) >> evaluate(index[f"{x}_scale_bit"], names)
+    d, m = np.array([shared & 0xFFFF, shared >> 16], np.uint16).view(np.float16).astype(np.float32)
+    if names[f"{x}_fifth"]:
+        fifth = int(words[evaluate(index[f"{x}_fifth_word"], names)]) >> evaluate(index["fifth_bit"], names) & 1
+        bits |= fifth << 4
+    numbers = {"q8_0": np.uint8(bits).view(np.int8), "q5_0": bits - 16, "q4_0": bits - 8, "iq4_nl": IQ4_NL[bits % 16]}
+    product = d * np.float32(numbers.get(kind, bits))
+    return product + m if kind in ("q4_1", "q5_1") else product

@@ -138,28 +138,6 @@ def test_a_fork_shares_every_page_and_copies_the_partial_one_when_it_is_written(
     pool.check([seq, fork])
 
 
-@pytest.mark.parametrize("forks", [1, 3])
-def test_a_page_is_copied_for_all_its_holders_of_one_batch_but_the_last(forks: int) -> None:
-    pool = PagePool(1 + forks, 16)
-    seq = SequencePages(pool, 2)
-    append(seq, 5)
-    seqs = [*(seq.fork() for _ in range(forks)), seq]
-    seqs[0].truncate(3)
-    before = state(pool, *seqs)
-    for end in (Transaction.rollback, Transaction.commit):
-        batch = Transaction()
-        places = [batch.reserve(one, 0, 1) for one in seqs]  # the longest one is the last
-        assert [one.copies for one in places[:-1]] == [[(0, 1 + i, len(one))] for i, one in enumerate(seqs[:-1])]
-        assert (places[-1].copies, places[-1].writes()) == ([], [(0, len(seqs[-1]), 0, 1)])
-        assert pool.free_pages == 0
-        pool.check(seqs)
-        end(batch)
-        pool.check(seqs)
-        assert (state(pool, *seqs) == before) == (end is Transaction.rollback)
-    assert [one.pages for one in seqs] == [*([1 + i] for i in range(forks)), [0]]
-    assert [Append(one, 1, 1).place.copies for one in seqs] == [[]] * (1 + forks)
-
-
 def test_a_page_that_another_call_or_nobody_writes_is_copied_for_all_of_a_batch() -> None:
     pool = PagePool(5, 16)
     seq = SequencePages(pool, 1)

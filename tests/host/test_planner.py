@@ -17,6 +17,7 @@ from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
 from zinc_attn.planning.layouts import split_rule_layouts
 
 QWEN = AttnShape(16, 2, 256)
+QWEN_DICT = {"q_heads": 16, "kv_heads": 2, "head_dim": 256}
 CONTEXTS = (0, 1, 64, 128, 129, 500, 1000, 4096, 8192, 16384, 40000, 65535, 65536, 70000, 131072, 262144)
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "32/32/128")]
 
@@ -142,11 +143,10 @@ def test_shapes_of_any_sizes_go_round(text):
 
 
 def test_plain_shapes_are_written_as_ever():
-    plain = {"q_heads": 16, "kv_heads": 2, "head_dim": 256}
     for shape in (AttnShape(16, 2, 256), AttnShape(16, 2, 256, 256), AttnShape.parse("16/2/256/256")):
         assert shape == QWEN and hash(shape) == hash(QWEN)
-        assert (str(shape), shape.to_dict()) == ("16/2/256", plain)
-    latent = plain | {"q_heads": 20, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512, "latent": True}
+        assert (str(shape), shape.to_dict()) == ("16/2/256", QWEN_DICT)
+    latent = QWEN_DICT | {"q_heads": 20, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512, "latent": True}
     assert AttnShape(20, 1, 576, 512, latent=True).to_dict() == latent
 
 
@@ -170,30 +170,25 @@ def test_sizes_on_a_device(text, sizes):
     assert shape.head_chunks * shape.heads_per_workgroup >= shape.group
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 2}, "got version 2, expected 3"),
-        ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
-        ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
-        ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
-        ({"leaves_per_state": 3}, "leaves_per_state: got 3, expected 1 or 8"),
-        ({"shape": {"q_heads": 16}}, "expected a dict of q_heads, kv_heads and head_dim"),
-        (
-            {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": 128}},
-            "expected a dict of q_heads, kv_heads and head_dim, and of v_head_dim and latent where V is not like K",
-        ),
-        (
-            {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": 257, "latent": True}},
-            "v_head_dim: got 257, expected at most head_dim = 256",
-        ),
-        (
-            {"shape": {"q_heads": 16, "kv_heads": 2, "head_dim": 256, "v_head_dim": None, "latent": False}},
-            "AttnShape.v_head_dim: got None, expected an int",
-        ),
-        ({"surprise": 1}, "expected ['begin', 'boundaries'"),
-    ],
+KEYS = "expected a dict of q_heads, kv_heads and head_dim"
+CHANGES = (
+    ({"version": 2}, "got version 2, expected 3"),
+    ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
+    ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
+    ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
+    ({"leaves_per_state": 3}, "leaves_per_state: got 3, expected 1 or 8"),
+    ({"shape": {"q_heads": 16}}, KEYS),
+    ({"shape": {**QWEN_DICT, "v_head_dim": 128}}, f"{KEYS}, and of v_head_dim and latent where V is not like K"),
+    (
+        {"shape": {**QWEN_DICT, "v_head_dim": 257, "latent": True}},
+        "v_head_dim: got 257, expected at most head_dim = 256",
+    ),
+    ({"shape": {**QWEN_DICT, "v_head_dim": None, "latent": False}}, "AttnShape.v_head_dim: got None, expected an int"),
+    ({"surprise": 1}, "expected ['begin', 'boundaries'"),
 )
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_from_dict_refuses(change, message):
     data = {**SplitPlan.fixed(1000, QWEN, num_splits=2).to_dict(), **change}
     with pytest.raises(ArgumentError) as caught:
@@ -201,51 +196,42 @@ def test_from_dict_refuses(change, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: plan_splits(-1, QWEN), "context_len: got -1, expected an int from 0 to 16777216"),
-        (lambda: plan_splits(10.5, QWEN), "context_len: got 10.5, expected an int"),
-        (
-            lambda: plan_splits(10, QWEN, compute_units=0),
-            "compute_units: got 0, expected an int of at least 1",
-        ),
-        (lambda: plan_splits(10, QWEN, dtype="f8"), f"dtype: got 'f8', expected {EXPECTED}"),
-        (
-            lambda: SplitPlan.fixed(10, QWEN),
-            "num_splits, split_size: got None, None, expected exactly one of the two",
-        ),
-        (
-            lambda: SplitPlan.fixed(10, QWEN, num_splits=0),
-            "num_splits: got 0, expected an int from 1 to 262144",
-        ),
-        (lambda: SplitPlan.fixed(10, QWEN, split_size=0), "split_size: got 0, expected an int of at least 1"),
-        (lambda: AttnShape(16, 2, 577), "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
-        (lambda: AttnShape(16, 2, 0), "AttnShape.head_dim: got 0, expected an int from 1 to 576"),
-        (lambda: AttnShape(16, 2, 64, 577), "AttnShape.v_head_dim: got 577, expected an int from 1 to 576"),
-        (lambda: AttnShape(16, 2, 64, 0), "AttnShape.v_head_dim: got 0, expected an int from 1 to 576"),
-        (lambda: AttnShape(16, 2, 64, 64.5), "AttnShape.v_head_dim: got 64.5, expected an int"),
-        (
-            lambda: AttnShape(20, 1, 512, 576, latent=True),
-            "v_head_dim: got 576, expected at most head_dim = 512, since a latent shape's V is the begin of its K",
-        ),
-        (lambda: AttnShape(20, 1, 576, 512, latent=1), "AttnShape.latent: got 1, expected True or False"),
-        (lambda: AttnShape(16, 3, 64), "q_heads: got 16, expected a multiple of kv_heads = 3"),
-        (lambda: AttnShape(17, 2, 64), "q_heads: got 17, expected a multiple of kv_heads = 2"),
-        (lambda: AttnShape(2, 4, 64), "q_heads: got 2, expected a multiple of kv_heads = 4"),
-        (lambda: AttnShape(0, 2, 64), "AttnShape.q_heads: got 0, expected an int from 1 to 65535"),
-        (lambda: AttnShape(65536, 1, 64), "AttnShape.q_heads: got 65536, expected an int from 1 to 65535"),
-        (lambda: AttnShape(4, 0, 64), "AttnShape.kv_heads: got 0, expected an int of at least 1"),
-        *(
-            (
-                lambda text=text: AttnShape.parse(text),
-                f"shape: got {text!r}, expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size where "
-                "it differs, 32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent",
-            )
-            for text in ("16x2", "", "16/2", "16/2/-64", "16/2/64/", "16/2/64/latent", "20/1/576/512/mla", "1/1/8/8/8")
-        ),
-    ],
+SIZE = "got {}, expected an int from 1 to 576"
+SHAPE_TEXT = (
+    "shape: got {!r}, expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size where it differs, "
+    "32/8/192/128, and the word latent where V is the begin of K, 20/1/576/512/latent"
 )
+NO_SHAPES = ("16x2", "", "16/2", "16/2/-64", "16/2/64/", "16/2/64/latent", "20/1/576/512/mla", "1/1/8/8/8")
+LONG_V = "v_head_dim: got 576, expected at most head_dim = 512, since a latent shape's V is the begin of its K"
+PLANS = (
+    (lambda: plan_splits(-1, QWEN), "context_len: got -1, expected an int from 0 to 16777216"),
+    (lambda: plan_splits(10.5, QWEN), "context_len: got 10.5, expected an int"),
+    (lambda: plan_splits(10, QWEN, compute_units=0), "compute_units: got 0, expected an int of at least 1"),
+    (lambda: plan_splits(10, QWEN, dtype="f8"), f"dtype: got 'f8', expected {EXPECTED}"),
+    (lambda: SplitPlan.fixed(10, QWEN), "num_splits, split_size: got None, None, expected exactly one of the two"),
+    (lambda: SplitPlan.fixed(10, QWEN, num_splits=0), "num_splits: got 0, expected an int from 1 to 262144"),
+    (lambda: SplitPlan.fixed(10, QWEN, split_size=0), "split_size: got 0, expected an int of at least 1"),
+    *((lambda text=text: AttnShape.parse(text), SHAPE_TEXT.format(text)) for text in NO_SHAPES),
+)
+NO_SIZES = (  # arguments of AttnShape
+    ((16, 2, 577), "AttnShape.head_dim: " + SIZE.format(577)),
+    ((16, 2, 0), "AttnShape.head_dim: " + SIZE.format(0)),
+    ((16, 2, 64, 577), "AttnShape.v_head_dim: " + SIZE.format(577)),
+    ((16, 2, 64, 0), "AttnShape.v_head_dim: " + SIZE.format(0)),
+    ((16, 2, 64, 64.5), "AttnShape.v_head_dim: got 64.5, expected an int"),
+    ((20, 1, 512, 576, True), LONG_V),
+    ((20, 1, 576, 512, 1), "AttnShape.latent: got 1, expected True or False"),
+    ((16, 3, 64), "q_heads: got 16, expected a multiple of kv_heads = 3"),
+    ((17, 2, 64), "q_heads: got 17, expected a multiple of kv_heads = 2"),
+    ((2, 4, 64), "q_heads: got 2, expected a multiple of kv_heads = 4"),
+    ((0, 2, 64), "AttnShape.q_heads: got 0, expected an int from 1 to 65535"),
+    ((65536, 1, 64), "AttnShape.q_heads: got 65536, expected an int from 1 to 65535"),
+    ((4, 0, 64), "AttnShape.kv_heads: got 0, expected an int of at least 1"),
+)
+REFUSED = (*PLANS, *((lambda sizes=sizes: AttnShape(*sizes), message) for sizes, message in NO_SIZES))
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_refusals(call, message):
     with pytest.raises(ArgumentError) as caught:
         call()

@@ -1,0 +1,177 @@
+"""The files of an export: written in whole or not, read back, and refused where anything of them was changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from zinc_attn.cli import app as cli
+from zinc_attn.errors import ArgumentError
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.shapes import AttnShape
+from zinc_attn.storage import STORAGE
+from zinc_attn.tools import export
+from zinc_attn.tools.export import ManifestError, load_manifest
+from zinc_attn.tools.export.files import sealed
+
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128")]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    return folder, export.export(folder, SHAPES[:1], compute_units=64)
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of an export that a test may damage."""
+    return Path(shutil.copytree(exported[0], tmp_path / "out"))
+
+
+def test_export_and_load(folder, exported):
+    assert load_manifest(folder) == load_manifest(folder / "manifest.json")
+    data = load_manifest(folder)
+    assert data["kernels"] == exported[1]["kernels"]
+    assert [s["shape"] for s in data["shapes"]] == ["16/2/256"]
+    assert sorted(os.listdir(folder)) == sorted({"manifest.json", *(d.file for d in kernels.KERNELS)})
+    export.export(folder, [SHAPES[1]], dtype="q8_0", page_size=16)  # over the old one
+    assert [s["dtype"] for s in load_manifest(folder)["shapes"]] == ["q8_0"]
+    for data in (folder / d.file for d in kernels.KERNELS):
+        assert struct.unpack("<I", data.read_bytes()[:4]) == (0x07230203,)
+
+
+TYPES = f"one of {', '.join(STORAGE)}, or two of them for K and V, for example q8_0/q4_0"
+MIXED = {"attn_shapes": [AttnShape(2, 1, 80, 64, True)], "dtype": "q8_0/f16"}
+ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    (
+        ({"page_size": 48}, "page_size: got 48, expected a power of two from 16 to 65536"),
+        ({"page_size": 8}, "page_size: got 8, expected an int from 16 to 65536"),
+        ({"compute_units": 0}, "compute_units: got 0, expected an int of at least 1"),
+        ({"dtype": "f8"}, f"dtype: got 'f8', expected {TYPES}"),
+        ({"attn_shapes": ["16/2/256"]}, "attn_shapes: got '16/2/256', expected AttnShapes"),
+        (MIXED, ONE_TYPE),
+    ),
+)
+def test_what_export_refuses(tmp_path, options, message):
+    with pytest.raises(ArgumentError) as error:
+        export.export(tmp_path / "out", **options)
+    assert str(error.value) == message and not (tmp_path / "out").exists()
+
+
+def test_target_is_a_file(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"directory: got .*out, which is a file, expected a directory"):
+        export.export(tmp_path / "out")
+    with pytest.raises(ArgumentError, match=r"cannot be written: .*; choose another directory"):
+        export.export(tmp_path / "out" / "below")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def replace(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(ArgumentError, match="No space left on device; choose another directory"):
+        export.export(folder, [SHAPES[1]])
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+VERSION = "got version {}, expected 5; export again with the zinc-attn that reads it"
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    (
+        *(({"version": version}, VERSION.format(version)) for version in (1, 2, True)),
+        ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
+        *(({"kernels": kernels}, "it has no list of kernels") for kernels in (None, [])),
+        ({"kernels": [{"file": "../append.spv"}]}, "got the file name '../append.spv' for a kernel"),
+        ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
+        ({"kernels": [7]}, "got the file name None for a kernel"),
+    ),
+)
+def test_what_load_refuses(folder, change, message):
+    path = folder / "manifest.json"
+    path.write_bytes(sealed(json.dumps({**json.loads(path.read_text()), **change}).encode()))
+    with pytest.raises(ManifestError) as error:
+        load_manifest(folder)
+    assert message in str(error.value)
+
+
+def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
+    path = folder / "manifest.json"
+    text = path.read_bytes()
+    for at in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
+        path.write_bytes(text[:at] + bytes([text[at] ^ 1 << int(rng.integers(0, 8))]) + text[at + 1 :])
+        with pytest.raises(ManifestError):
+            load_manifest(folder)
+    path.write_bytes(text + b" ")
+    with pytest.raises(ManifestError, match=r"got manifest_sha256 \w{64}, expected \w{64}; the file was changed, expo"):
+        load_manifest(folder)
+
+
+def test_load_refuses_what_is_no_file(folder):
+    for path in (f"{folder}/a\ud800b", "/dev/zero", folder / ("n" * 300)):
+        with pytest.raises(ManifestError, match=r"cannot be read: .*; make it with zinc-attn export DIR"):
+            load_manifest(path)
+    for path in (f"{folder}/a\0b", 7):
+        with pytest.raises(ArgumentError, match=r"path: got .*, expected a path"):
+            load_manifest(path)
+    module = folder / "merge.spv"
+    module.unlink()
+    os.mkfifo(module)
+    with pytest.raises(ManifestError, match=r"merge.spv: cannot be read: it is a FIFO; expected a module of"):
+        load_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    "name,damaged,message",
+    (
+        ("merge.spv", lambda data: data[:-1] + b"\1", r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"),
+        ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
+        ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
+        ("manifest.json", lambda data: b"[]", r"got format \[\]"),
+        (
+            "manifest.json",
+            lambda data: data.replace(b'"manifest_sha256"', b'"another_sha256"'),
+            "it has no manifest_sha256 of 64 digits; export again",
+        ),
+        ("manifest.json", None, "cannot be read: No such file or directory; expected a manifest; make it"),
+    ),
+)
+def test_load_refuses_what_is_damaged(folder, name, damaged, message):
+    path = folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if damaged:
+        path.write_bytes(damaged(data))
+    with pytest.raises(ManifestError, match=message):
+        load_manifest(folder)
+
+
+def test_command_line(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == load_manifest(out)
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
+    assert len(list(out.glob("*.spv"))) == 7
+    assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
+    assert cli.main(["export", str(tmp_path / "none")]) == 0
+    assert load_manifest(tmp_path / "none")["shapes"] == []
+    assert cli.main(["export", str(tmp_path / "bad"), "--shape", "16/3/256"]) == 2
+    assert "q_heads: got 16, expected a multiple of kv_heads = 3" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
