@@ -131,9 +131,9 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
     for program in (*ROOT.glob("examples/**/*.py"), ROOT / "scripts" / "test"):
         known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
     for page, text in TEXTS.items():
-        for span in spans(text) if page.endswith(".md") else ():
+        for span in spans(text) if page.endswith(".md") and page != "CHANGELOG.md" else ():  # which names what went
             named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span))
-            assert named <= known | (earlier if page in ("cli.md", "CHANGELOG.md") else set()), f"{page}: {span}"
+            assert named <= known | (earlier if page == "cli.md" else set()), f"{page}: {span}"
 
 
 def test_the_plan_that_a_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
