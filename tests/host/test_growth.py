@@ -40,7 +40,7 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
     else:
         layouts = split_rule_layouts(parsed, "f16", device)
     options = CallOptions(layouts, window)
-    found = growth_keys(tokens, batch, q_len, options, facts, layouts.unit)
+    found = growth_keys(tokens, batch, q_len, options, facts, layouts.leaves_per_state)
     needed = set()
     for length in range(q_len, tokens + 1, q_len):
         pages = -(-length // 256)
@@ -55,7 +55,7 @@ def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
     facts = DeviceFacts(shape, "cpu", 2, (65535,) * 3, 1 << 30, 256, True)
     layouts = split_rule_layouts(shape, "f16", LayoutFacts(2, "cpu"))
     options, table = CallOptions(layouts), np.arange(31, dtype=np.uint32)
-    found, needed = growth_keys(7744, 1, q_len, options, facts, layouts.unit), set()
+    found, needed = growth_keys(7744, 1, q_len, options, facts, layouts.leaves_per_state), set()
     for length in range(7681, 7745):
         submissions = plan_call([Request(q_len, length, q_len, table)], options, facts).submissions
         assert len(submissions) == 2
@@ -103,7 +103,7 @@ def test_leaves_that_are_passed_over_need_nothing_else(
         facts = DeviceFacts(shape, kind, units, (groups,) * 3, 1 << 30, page_size, False)
         options = CallOptions(layouts, window)
         every = growth_keys(tokens, batch, 1, options, facts)
-        assert growth_keys(tokens, batch, 1, options, facts, layouts.unit) == every
+        assert growth_keys(tokens, batch, 1, options, facts, layouts.leaves_per_state) == every
 
 
 def test_a_capacity_of_128k_is_planned_from_few_lengths():
@@ -116,7 +116,7 @@ def test_a_capacity_of_128k_is_planned_from_few_lengths():
         asked.add(-(-tokens // 64))
         return layouts(tokens, q_len, window)
 
-    growth_keys(131_072, 1, 1, CallOptions(layout), facts, layouts.unit)
+    growth_keys(131_072, 1, 1, CallOptions(layout), facts, layouts.leaves_per_state)
     assert {1, 2048} <= asked and len(asked) < 200
 
 
@@ -127,4 +127,4 @@ def test_the_size_of_states_is_known_without_the_plan():
         for tokens in (0, 1, 64, 65, 128, 129, 4095, 8000, 32_768, 33_000, 65_472, 65_473, 270_000):
             for q_len, window in ((1, None), (5, None), (1, 100), (3, 5000), (1, 129)):
                 want = layouts(tokens, q_len, window).plan.leaves_per_state
-                assert layouts.unit(tokens, q_len, window) == want, (device, tokens, q_len, window)
+                assert layouts.leaves_per_state(tokens, q_len, window) == want, (device, tokens, q_len, window)

@@ -111,7 +111,9 @@ class CallRunner:
         options = self._options[self.scorings.number[layer]]
         arguments = options, tokens, batch, q_len
         if arguments not in self._growth:
-            self._growth[arguments] = growth_keys(tokens, batch, q_len, options, self.facts, self.layout.unit)
+            self._growth[arguments] = growth_keys(
+                tokens, batch, q_len, options, self.facts, self.layout.leaves_per_state
+            )
         return self._growth[arguments]
 
     # --- the steps of a call ------------------------------------------------------------------------------

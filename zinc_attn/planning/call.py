@@ -288,15 +288,15 @@ class SubmissionPlanner:
         most = shared_rows(facts.kind, facts.shape, self.options.cascade is True)
         if apart or self.options.window is not None or self.options.cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
-        units = np.repeat([layout.plan.leaves_per_state for layout in layouts], sizes)
+        leaves_per_state = np.repeat([layout.plan.leaves_per_state for layout in layouts], sizes)
         limits = np.concatenate([self._visible(one)[1] for one in slices])
         tables = [self.requests[one.request].table for one in slices for _ in range(one.begin, one.end)]
-        shared, attended = shared_leaves(limits, units, tables, facts.page_size)
+        shared, attended = shared_leaves(limits, leaves_per_state, tables, facts.page_size)
         if not shared:
             return nothing
         each = min(most, power_of_two(max(one.rows for one in shared)))
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
-        items = shared_items(shared, units, each)
+        items = shared_items(shared, leaves_per_state, each)
         if self.options.cascade is None:
             pays = sharing_pays(saved, len(items), facts.shape, facts.compute_units, facts.kind)
             owners = np.repeat([one.request for one in slices], sizes)

@@ -12,7 +12,7 @@ import numpy as np
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from .call import plan_call
 from .inputs import CallOptions, DeviceFacts, Request
-from .layouts import UnitFunction
+from .layouts import LeavesFunction
 from .splits import first_seen
 from .submission import RecordingKey, Submission
 
@@ -26,19 +26,19 @@ def growth_keys(
     q_len: int,
     options: CallOptions,
     facts: DeviceFacts,
-    unit: UnitFunction | None = None,
+    leaves_per_state: LeavesFunction | None = None,
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. unit: as in ``SplitLayouts``; without it, calls are
-    planned at both ends of every leaf.
+    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. leaves_per_state: as in ``SplitLayouts``; without
+    it, calls are planned at both ends of every leaf.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)
     leaves = range((q_len - 1) // KEYS_PER_LEAF, -(-tokens // KEYS_PER_LEAF))
-    if unit is None or q_len > 1:  # the rows of a sequence share leaves, and how many is not monotone
+    if leaves_per_state is None or q_len > 1:  # the rows of a sequence share leaves, and how many is not monotone
         for leaf in leaves:
             growth.leaf(leaf)
     else:
-        growth.by_runs(leaves, unit)
+        growth.by_runs(leaves, leaves_per_state)
     return growth.found
 
 
@@ -95,7 +95,7 @@ class _Growth:
             search(*here, *there)
         return [planned[0], planned[-1]]
 
-    def by_runs(self, leaves: range, unit: UnitFunction) -> None:
+    def by_runs(self, leaves: range, leaves_per_state: LeavesFunction) -> None:
         """Find the keys of one query row under the split rule, for which few leaves stand for all.
 
         A block is a leaf, or, with a window, a node, whose leaves stand for those at the same places of other nodes. In
@@ -114,7 +114,7 @@ class _Growth:
                 return block
             lengths = [length for leaf in _within(leaves, block * size, size) for length in self.ends(leaf)]
             window = self.options.window
-            return [(unit(n, self.q_len, window), first_seen(n, self.q_len, window) > 0) for n in lengths]
+            return [(leaves_per_state(n, self.q_len, window), first_seen(n, self.q_len, window) > 0) for n in lengths]
 
         def search(begin: int, begin_keys: list[Keys], end: int, end_keys: list[Keys]) -> None:
             alike = begin_keys == end_keys and all(len(keys) == 1 for keys in end_keys)

@@ -26,30 +26,32 @@ class SharedKeys(NamedTuple):
     end: int
 
 
-def _common_leaves(limits: Indices, units: Indices, tables: list[NDArray[np.uint32]], page_size: int) -> Indices:
-    """(rows - 1,): leaves, in whole units, that query rows i and i + 1 have in common."""
+def _common_leaves(
+    limits: Indices, leaves_per_state: Indices, tables: list[NDArray[np.uint32]], page_size: int
+) -> Indices:
+    """(rows - 1,): leaves, in whole states, that query rows i and i + 1 have in common."""
     common = np.zeros(max(len(limits) - 1, 0), np.int64)
     for i in range(len(common)):
-        keys = int(min(limits[i], limits[i + 1])) if units[i] == units[i + 1] else 0
+        keys = int(min(limits[i], limits[i + 1])) if leaves_per_state[i] == leaves_per_state[i + 1] else 0
         if tables[i] is not tables[i + 1]:
             size = min(len(tables[i]), len(tables[i + 1]))
             differ = np.flatnonzero(tables[i][:size] != tables[i + 1][:size])
             keys = min(keys, (int(differ[0]) if differ.size else size) * page_size)
-        common[i] = keys // (KEYS_PER_LEAF * units[i]) * units[i]
+        common[i] = keys // (KEYS_PER_LEAF * leaves_per_state[i]) * leaves_per_state[i]
     return common
 
 
 def shared_leaves(
-    limits: Indices, units: Indices, tables: list[NDArray[np.uint32]], page_size: int
+    limits: Indices, leaves_per_state: Indices, tables: list[NDArray[np.uint32]], page_size: int
 ) -> tuple[list[SharedKeys], Indices]:
     """What query rows have in common, and (rows,) the leaves at the front of each that are thereby attended.
 
-    limits: (rows,) keys that each row sees; units: leaves per state of each row; tables: its page table. Rows that
-    share a prefix must be neighbors, as they are when sorted by unit and table; rows of different units share nothing.
+    limits: (rows,) keys that each row sees; leaves_per_state: of each row; tables: its page table. Rows that
+    share a prefix must be neighbors, as they are when sorted by these and table; rows of different ones share nothing.
     A prefix of some rows is followed by a longer one of fewer.
     """
     n = len(limits)
-    common = _common_leaves(limits, units, tables, page_size)
+    common = _common_leaves(limits, leaves_per_state, tables, page_size)
     found: list[SharedKeys] = []
     attended = np.zeros(n, np.int64)
     todo = [(0, n, 0)]
@@ -75,19 +77,19 @@ def rows_pay(rows: int, vectors: int, shape: AttnShape) -> bool:
     return rows >= SEQUENCE_ROWS and value_passes(shape, vectors) == 1
 
 
-def shared_items(shared: list[SharedKeys], units: Indices, rows_each: int) -> Records:
-    """ITEM records of shared keys: one per unit and up to ``rows_each`` rows; items of the same keys are neighbors.
+def shared_items(shared: list[SharedKeys], leaves_per_state: Indices, rows_each: int) -> Records:
+    """ITEM records of shared keys: one per state and up to ``rows_each`` rows; items of the same keys are neighbors.
 
-    units: (rows,) leaves per state of each row.
+    leaves_per_state: (rows,) of each row.
     """
     parts = [no_records(ITEM)]
     for row, rows, begin, end in shared:
-        unit = int(units[row])
-        grid = np.meshgrid(np.arange(begin, end, unit), np.arange(row, row + rows, rows_each), indexing="ij")
+        leaves = int(leaves_per_state[row])
+        grid = np.meshgrid(np.arange(begin, end, leaves), np.arange(row, row + rows, rows_each), indexing="ij")
         leaf, first_row = (axis.reshape(-1) for axis in grid)
         items = np.zeros(len(leaf), ITEM)
         items["row"], items["rows"] = first_row, np.minimum(row + rows - first_row, rows_each)
-        items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + unit, end * KEYS_PER_LEAF
-        items["leaves_per_state"], items["upload_begin"] = unit, NEVER
+        items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + leaves, end * KEYS_PER_LEAF
+        items["leaves_per_state"], items["upload_begin"] = leaves, NEVER
         parts.append(items)
     return np.concatenate(parts)

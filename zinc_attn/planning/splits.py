@@ -311,10 +311,10 @@ def plan_splits(
         boundaries = (begin, *(max(b + skipped, begin) for b in plan.boundaries[1:]))
         return SplitPlan(context_len, shape, boundaries, plan.leaves_per_state, q_len, begin)
     leaves = -(-context_len // KEYS_PER_LEAF)
-    splits, unit = split_rule(leaves, shape, compute_units, q_len, kind)
-    units = -(-leaves // unit)
-    boundaries = tuple(min(i * units // splits * unit * KEYS_PER_LEAF, context_len) for i in range(splits + 1))
-    return SplitPlan(context_len, shape, boundaries, unit, q_len)
+    splits, each = split_rule(leaves, shape, compute_units, q_len, kind)
+    states = -(-leaves // each)
+    boundaries = tuple(min(i * states // splits * each * KEYS_PER_LEAF, context_len) for i in range(splits + 1))
+    return SplitPlan(context_len, shape, boundaries, each, q_len)
 
 
 def plan_on(

@@ -15,7 +15,7 @@ ROOM: Final = 4  # states as which a row's total counts at least, so that q and 
 WORK: Final = 1 << 28
 
 
-def whole_context_pays(plan: SplitPlan, rows: int, units: MatrixFacts, compute_units: int, kind: str) -> bool:
+def whole_context_pays(plan: SplitPlan, rows: int, facts: MatrixFacts, compute_units: int, kind: str) -> bool:
     """Whether ``rows`` rows of a sequence make enough workgroups that each attends all nodes; no bit depends on it.
 
     plan: that of the split rule. One row never does: a decode step is for many splits.
@@ -23,7 +23,7 @@ def whole_context_pays(plan: SplitPlan, rows: int, units: MatrixFacts, compute_u
     shape: AttnShape = plan.shape
     if rows < 2 or plan.states < 2:
         return False
-    found = matrix_workgroup(shape, units, kind, rows * shape.group)
+    found = matrix_workgroup(shape, facts, kind, rows * shape.group)
     if found is None:
         return False
     workgroups = -(-rows // found.rows(shape.group)) * shape.kv_heads * found.blocks(shape.group)
