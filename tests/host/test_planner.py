@@ -7,13 +7,14 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from support import CPU
 
 from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.call import plan_call
-from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
+from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.layouts import split_rule_layouts
 
 QWEN = AttnShape(16, 2, 256)
@@ -241,7 +242,7 @@ def test_refusals(call, message):
 def test_a_prompt_on_a_cpu_has_a_split_per_leaf_in_several_submissions() -> None:
     """Each has at most 4,096 states, whatever the call's rows; 32 rows of 8,192 keys are the last that fit."""
     shape, device = AttnShape(9, 3, 64), LayoutFacts(2, "cpu", False)
-    facts = DeviceFacts(shape, "cpu", 2, (65535,) * 3, 1 << 30, 256, False)
+    facts = CallFacts(CPU, shape, 256, False)
     options = CallOptions(split_rule_layouts(shape, "f16", device))
     for rows, tokens, each in ((32, 1024, 32), (1024, 1024, 256), (100, 8192, 32), (100, 8193, 100)):
         table = np.arange(-(-tokens // 256), dtype=np.uint32)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 
-from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning import call
 from zinc_attn.planning.call import CallPlan, plan_call
-from zinc_attn.planning.inputs import CallOptions, DeviceFacts, Request
+from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import Mask
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.steady import SteadyWords, steady_key
@@ -20,12 +20,12 @@ from zinc_attn.shapes import AttnShape
 
 SHAPE = AttnShape(4, 2, 64)
 PAGE = 128
-CPU = DeviceFacts(SHAPE, "cpu", 2, (65535,) * 3, 1 << 30, PAGE, True)
-GPU = DeviceFacts(SHAPE, "discrete", 2, (65535,) * 3, 1 << 30, PAGE, False)
+CPU = CallFacts(support.CPU, SHAPE, PAGE, True)
+GPU = CallFacts(replace(support.GPU, compute_units=2), SHAPE, PAGE, False)
 
 
-def options(facts: DeviceFacts, window: int | None = None, cascade: bool | None = None) -> CallOptions:
-    device = LayoutFacts(facts.compute_units, facts.kind)
+def options(facts: CallFacts, window: int | None = None, cascade: bool | None = None) -> CallOptions:
+    device = LayoutFacts(facts.device.compute_units, facts.device.kind)
     return CallOptions(split_rule_layouts(SHAPE, "f16", device), window, cascade)
 
 
@@ -54,7 +54,7 @@ def moved(plan: CallPlan, lengths: tuple[int, ...], window: int | None) -> list[
 
 
 @pytest.mark.parametrize("cascade", (None, True, False))
-@pytest.mark.parametrize("facts", (CPU, GPU), ids=lambda facts: facts.kind)
+@pytest.mark.parametrize("facts", (CPU, GPU), ids=lambda facts: facts.device.kind)
 @pytest.mark.parametrize(
     ("window", "batch", "new_rows"), ((None, 1, 1), (None, 2, 1), (None, 2, 0), (70, 1, 1), (600, 2, 0))
 )
@@ -94,15 +94,11 @@ OTHERS: dict[type, dict[str, Any]] = {
         "scoring": 1,
         "arithmetic": "matrix-prefill",
     },
-    DeviceFacts: {
+    CallFacts: {
         "shape": AttnShape(8, 2, 64),
-        "kind": "discrete",
-        "compute_units": 3,
-        "max_workgroups": (4, 4, 4),
-        "max_buffer_bytes": 1 << 20,
+        "device": support.GPU,
         "page_size": 64,
         "attends_upload": False,
-        "matrix": NO_MATRICES._replace(shared_bytes=1),
     },
 }
 
@@ -118,7 +114,7 @@ def test_every_other_input_is_planned_anew():
         assert name == "table" or steady_key([changed], given, CPU) != key, name
     assert steady_key([request._replace(stamp=None)], given, CPU) is None
     assert steady_key([request] * 2, given, CPU) != key
-    for kind, inputs in ((CallOptions, (given, CPU)), (DeviceFacts, (given, CPU))):
+    for kind, inputs in ((CallOptions, (given, CPU)), (CallFacts, (given, CPU))):
         assert OTHERS[kind].keys() == {one.name for one in fields(kind)}
         for name, other in OTHERS[kind].items():
             changed = [replace(one, **{name: other}) if isinstance(one, kind) else one for one in inputs]
@@ -132,6 +128,6 @@ def test_a_plan_of_several_submissions_holds_for_no_other_call(monkeypatch):
     monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
     plan = plan_call(requests, given, CPU)
     assert plan.upload_first and len(plan.submissions) == 1 and plan.steady is None
-    few = replace(CPU, max_workgroups=(4, 4, 1))
+    few = replace(CPU, device=replace(CPU.device, max_workgroups=(4, 4, 1)))
     assert len(plan_call(steps((100, 100), 0), given, few).submissions) == 2
     assert plan_call(steps((100, 100), 0), given, few).steady is None

@@ -23,7 +23,7 @@ from ..kernels.records import WorkBuffer
 from ..limits import WAVE
 from ..planning.arithmetic import Arithmetic
 from ..planning.call import SubmissionPlanner
-from ..planning.inputs import CallOptions, Request, SplitLayout
+from ..planning.inputs import CallFacts, CallOptions, Request, SplitLayout
 from ..planning.items import Mask
 from ..planning.splits import SplitPlan
 from ..planning.submission import RowSlice
@@ -33,7 +33,7 @@ from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from .arithmetic import ARRAYS, check_arithmetic
 from .scoring import Scoring, check_scale
-from .workspace import PagedStorage, Tensors, Workspace, device_facts
+from .workspace import PagedStorage, Tensors, Workspace
 
 F32 = NDArray[np.float32]
 DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -126,7 +126,7 @@ class RecordedCall:
         splits = SplitLayout.of(plan, plan.build_on(device.info.layout_facts, kv.dtype))
         options = CallOptions(lambda *_: splits, scoring.window, cascade=False, arithmetic=arithmetic)
         request = Request(plan.q_len, kv.tokens, 0, np.zeros(1, np.uint32), causal=causal, mask=mask)
-        planner = SubmissionPlanner([request], [splits], options, device_facts(device, shape, KEYS_PER_LEAF))
+        planner = SubmissionPlanner([request], [splits], options, CallFacts(device.info, shape, KEYS_PER_LEAF, False))
         submission = planner.plan((RowSlice(0, 0, plan.q_len),), ())
         key = submission.key._replace(  # for this one call alone: nothing is rounded up
             items=len(submission.items),

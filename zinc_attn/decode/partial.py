@@ -91,7 +91,7 @@ class PartialCall(AttentionCall):
         options = CallOptions(runner.layout, None, False, runner.scorings.number[self.layer], runner.arithmetic)
         layout = SplitLayout.of(plan, plan.build_on(runner.cache.device.info.layout_facts, runner.cache.dtype))
         planner = SubmissionPlanner([planned], [layout], options, facts)
-        room = max(1, min(facts.max_states, facts.max_workgroups[0]) // plan.states)
+        room = max(1, min(facts.max_states, facts.device.max_workgroups[0]) // plan.states)
         slices = [RowSlice(0, row, min(row + room, q_len)) for row in range(0, q_len, room)]
         uploads = [(0,) if upload and not one.begin else () for one in slices]
         made = [planner.plan((one,), new, partial=True) for one, new in zip(slices, uploads, strict=True)]

@@ -17,7 +17,7 @@ from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import Arithmetic
 from ..planning.call import CallPlan, plan_call
 from ..planning.growth import growth_keys
-from ..planning.inputs import CallOptions
+from ..planning.inputs import CallFacts, CallOptions
 from ..planning.layouts import SplitLayouts
 from ..planning.steady import SteadyKey, steady_key
 from ..planning.submission import RecordingKey, Submission
@@ -26,7 +26,7 @@ from .arithmetic import check_half_range
 from .requests import CallBatch, check_requests
 from .scoring import LayerScorings
 from .targets import NEW_ARRAYS
-from .workspace import PagedStorage, SharedTensors, Tensors, Workspace, device_facts
+from .workspace import PagedStorage, SharedTensors, Tensors, Workspace
 
 F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
@@ -52,7 +52,9 @@ class CallRunner:
         self.cache, self.scorings, self.observer = cache, scorings, observer
         self.layout, self.arithmetic = layout, arithmetic
         self.replan(cascade)
-        self.facts = device_facts(cache.device, cache.shape, cache.pool.page_size)
+        self.facts = CallFacts(
+            cache.device.info, cache.shape, cache.pool.page_size, not cache.device.runtime.orders_cache_writes
+        )
         self.recordings: dict[tuple[RecordingKey, int], Recording] = {}  # the int: LayerStorage.number
         self.last: Workspace | None = None  # of the last submission of the last call
         self.shared = False  # whether the last call read keys for several rows at once

@@ -32,7 +32,6 @@ from ..kernels.dispatches import (
     merge_call,
 )
 from ..kernels.records import ROW, Records, WorkBuffer
-from ..planning.inputs import DeviceFacts
 from ..planning.items import item_keys
 from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
@@ -58,21 +57,6 @@ class PagedStorage(NamedTuple):
     def of(cls, cache: KVCache) -> PagedStorage:
         """That of a cache."""
         return cls(cache.device, cache.layout, cache.layers)
-
-
-def device_facts(device: Device, shape: AttnShape, page_size: int) -> DeviceFacts:
-    """What plans depend on of a device and a cache."""
-    info = device.info
-    return DeviceFacts(
-        shape,
-        info.kind,
-        info.compute_units,
-        info.max_workgroups,
-        info.max_buffer_bytes,
-        page_size,
-        not device.runtime.orders_cache_writes,
-        info.matrix,
-    )
 
 
 class SharedTensors:

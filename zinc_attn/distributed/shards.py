@@ -21,11 +21,9 @@ class Changing(Protocol):
     """A sequence that a call changes."""
 
     @property
-    def closed(self) -> bool:
-        """Whether it was freed."""
+    def closed(self) -> bool: ...
 
-    def settle(self) -> None:
-        """Give up what a call that was not committed has changed."""
+    def settle(self) -> None: ...
 
 
 class Shards:

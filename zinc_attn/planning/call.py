@@ -20,7 +20,7 @@ from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ..kernels.records import APPEND, ITEM, NEVER, Records, no_records
 from ..kernels.tuning import shared_rows
 from .arithmetic import on_matrices
-from .inputs import CallOptions, DeviceFacts, Request, SplitLayout
+from .inputs import CallFacts, CallOptions, Request, SplitLayout
 from .items import Indices, Visible, item_records, row_records
 from .sharing import rows_pay, shared_items, shared_leaves
 from .sizes import padded, power_of_two
@@ -46,7 +46,7 @@ class CallPlan:
     steady: SteadyKey | None = None
 
 
-def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> CallPlan:
+def plan_call(requests: Sequence[Request], options: CallOptions, facts: CallFacts) -> CallPlan:
     """The submissions of all query rows: as few as scratch memory and grid allow, nearly always one."""
     upload_first = sum(request.new_rows for request in requests) > UPLOAD_ROWS
     uploads = () if upload_first else tuple(i for i, request in enumerate(requests) if request.new_rows)
@@ -58,7 +58,7 @@ def plan_call(requests: Sequence[Request], options: CallOptions, facts: DeviceFa
 
 
 def cut_call(
-    requests: Sequence[Request], options: CallOptions, facts: DeviceFacts
+    requests: Sequence[Request], options: CallOptions, facts: CallFacts
 ) -> tuple[SubmissionPlanner, list[tuple[RowSlice, ...]]]:
     """The planner of a call's submissions, and the query rows of each of them in order."""
     by_matrix = [on_matrices(options.arithmetic, request.q_len, facts.shape) for request in requests]
@@ -70,12 +70,14 @@ def cut_call(
     return SubmissionPlanner(requests, layouts, options, facts), cut
 
 
-def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: DeviceFacts) -> SplitLayout:
+def _layout(request: Request, by_matrix: bool, options: CallOptions, facts: CallFacts) -> SplitLayout:
     """The layout of a request. Keys of a shard are not all that its rows see, so these rows have splits."""
     layout = options.layout(request.tokens, request.q_len, options.window)
     if not by_matrix or not layout.by_rule or request.shifts is not None:
         return layout
-    pays = whole_context_pays(layout.plan, request.q_len, facts.matrix, facts.compute_units, facts.kind)
+    pays = whole_context_pays(
+        layout.plan, request.q_len, facts.device.matrix, facts.device.compute_units, facts.device.kind
+    )
     return layout.without_splits() if pays else layout
 
 
@@ -92,7 +94,7 @@ def _sharing_order(requests: Sequence[Request], layouts: Sequence[SplitLayout], 
 
 
 def _cut(
-    requests: Sequence[Request], layouts: Sequence[SplitLayout], order: list[int], facts: DeviceFacts
+    requests: Sequence[Request], layouts: Sequence[SplitLayout], order: list[int], facts: CallFacts
 ) -> list[tuple[RowSlice, ...]]:
     """The query rows, cut where a submission's partial states or workgroups would be too many."""
     found: list[list[RowSlice]] = [[]]
@@ -105,8 +107,8 @@ def _cut(
             left = requests[at].q_len - row
             room = min(
                 (facts.max_states - states) // cost,
-                (facts.max_workgroups[0] - items) // width,
-                facts.max_workgroups[2] - rows,
+                (facts.device.max_workgroups[0] - items) // width,
+                facts.device.max_workgroups[2] - rows,
                 left,
                 _rows_at_once(requests[at], layout, facts, states),
             )
@@ -121,13 +123,13 @@ def _cut(
     return [tuple(slices) for slices in found if slices]
 
 
-def _rows_at_once(request: Request, layout: SplitLayout, facts: DeviceFacts, states: int) -> int:
+def _rows_at_once(request: Request, layout: SplitLayout, facts: CallFacts, states: int) -> int:
     """Rows of a request that a submission with so many states has room for; a CPU's caches are to hold all of them."""
     many = (
         layout.by_rule and not layout.whole_context and layout.plan.leaves_per_state == 1 and request.q_len > CPU_ROWS
     )
-    if facts.kind != "cpu" or not many:
-        return facts.max_workgroups[2]
+    if facts.device.kind != "cpu" or not many:
+        return facts.device.max_workgroups[2]
     return max((MAX_CPU_STATES - states) // max(layout.plan.states, 1), 0 if states else 1)
 
 
@@ -147,7 +149,7 @@ class SubmissionPlanner:
     requests: Sequence[Request]
     layouts: Sequence[SplitLayout]
     options: CallOptions
-    facts: DeviceFacts
+    facts: CallFacts
 
     def plan(
         self, slices: tuple[RowSlice, ...], uploads: tuple[int, ...], *, partial: bool = False, two_pass: bool = False
@@ -172,14 +174,14 @@ class SubmissionPlanner:
             build=max((layout.build for layout in layouts), key=BUILDS.index, default="single"),
             single_pass=single_pass,
             from_upload=bool(uploads) and facts.attends_upload,
-            items=padded(len(items), facts.max_workgroups[0], LEAST_ITEMS),
-            rows=padded(len(rows), facts.max_workgroups[2]),
+            items=padded(len(items), facts.device.max_workgroups[0], LEAST_ITEMS),
+            rows=padded(len(rows), facts.device.max_workgroups[2]),
             states=padded(states, facts.max_states, LEAST_ITEMS),
             appends=power_of_two(len(placement.appends)) if uploads else 0,
             tables=power_of_two(max(len(placement.tables), LEAST_PAGES)),
             scoring=self.options.scoring,
             partial=partial,
-            shared=padded(len(shared), facts.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
+            shared=padded(len(shared), facts.device.max_workgroups[0], LEAST_ITEMS) if len(shared) else 0,
             shared_rows=rows_each,
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
             masks=power_of_two(len(masks)) if len(masks) else 0,
@@ -194,7 +196,7 @@ class SubmissionPlanner:
         if not on_matrices(self.options.arithmetic, self.requests[slices[0].request].q_len, facts.shape):
             return None
         rows = max(one.end - one.begin for one in slices)
-        found = matrix_workgroup(facts.shape, facts.matrix, facts.kind, rows * facts.shape.group)
+        found = matrix_workgroup(facts.shape, facts.device.matrix, facts.device.kind, rows * facts.shape.group)
         assert found is not None, "checked when the arithmetic was chosen"
         return found
 
@@ -285,7 +287,7 @@ class SubmissionPlanner:
         """Items of keys that rows share, leaves so attended of each slice's rows, an item's rows; none if ``apart``."""
         nothing = no_records(ITEM), None, 1
         facts, sizes = self.facts, [one.end - one.begin for one in slices]
-        most = shared_rows(facts.kind, facts.shape, self.options.cascade is True)
+        most = shared_rows(facts.device.kind, facts.shape, self.options.cascade is True)
         if apart or self.options.window is not None or self.options.cascade is False or sum(sizes) < 2 or most < 2:
             return nothing
         leaves_per_state = np.repeat([layout.plan.leaves_per_state for layout in layouts], sizes)
@@ -298,14 +300,14 @@ class SubmissionPlanner:
         saved = sum((one.rows - -(-one.rows // each)) * (one.end - one.begin) for one in shared)
         items = shared_items(shared, leaves_per_state, each)
         if self.options.cascade is None:
-            pays = sharing_pays(saved, len(items), facts.shape, facts.compute_units, facts.kind)
+            pays = sharing_pays(saved, len(items), facts.shape, facts.device.compute_units, facts.device.kind)
             owners = np.repeat([one.request for one in slices], sizes)
             alone = all(owners[one.row] == owners[one.row + one.rows - 1] for one in shared)  # requests are neighbors
-            if alone and facts.kind != "cpu" and layouts[0].build == "node":
+            if alone and facts.device.kind != "cpu" and layouts[0].build == "node":
                 pays = pays and rows_pay(max(one.rows for one in shared), facts.shape.group * each, facts.shape)
             if not pays:
                 return nothing
-        if len(items) > facts.max_workgroups[0]:  # the rows alone need fewer, and fit
+        if len(items) > facts.device.max_workgroups[0]:  # the rows alone need fewer, and fit
             return nothing
         return items, np.split(attended, np.cumsum(sizes)[:-1]), each
 

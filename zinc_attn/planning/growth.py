@@ -11,7 +11,7 @@ import numpy as np
 
 from ..canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from .call import plan_call
-from .inputs import CallOptions, DeviceFacts, Request
+from .inputs import CallFacts, CallOptions, Request
 from .layouts import LeavesFunction
 from .splits import first_seen
 from .submission import RecordingKey, Submission
@@ -25,7 +25,7 @@ def growth_keys(
     batch: int,
     q_len: int,
     options: CallOptions,
-    facts: DeviceFacts,
+    facts: CallFacts,
     leaves_per_state: LeavesFunction | None = None,
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
@@ -50,7 +50,7 @@ class _Growth:
     batch: int
     q_len: int
     options: CallOptions
-    facts: DeviceFacts
+    facts: CallFacts
     found: set[RecordingKey] = field(default_factory=set)
 
     def submissions_at(self, length: int) -> tuple[Submission, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.declarations import Build
-from ..kernels.matrix import NO_MATRICES, MatrixFacts
+from ..kernels.device_info import DeviceInfo
 from ..kernels.tuning import SCRATCH_BYTES
 from ..shapes import AttnShape
 from .arithmetic import Arithmetic
@@ -66,27 +66,23 @@ class SplitLayout(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceFacts:
+class CallFacts:
     """What a plan depends on beside requests and options: the device, the shape and the pages of the cache.
 
     attends_upload: the new rows of a call are attended where they were uploaded, and appended to the cache afterwards,
     because the dispatcher cannot order an append before the attend that reads it.
     """
 
+    device: DeviceInfo
     shape: AttnShape
-    kind: str
-    compute_units: int
-    max_workgroups: tuple[int, int, int]
-    max_buffer_bytes: int
     page_size: int
     attends_upload: bool
-    matrix: MatrixFacts = NO_MATRICES
 
     @property
     def max_states(self) -> int:
         """Partial states, over all rows, that one submission may have."""
         per_state = 4 * self.shape.q_heads * (self.shape.v_dim + 2)
-        return min(SCRATCH_BYTES, self.max_buffer_bytes) // per_state
+        return min(SCRATCH_BYTES, self.device.max_buffer_bytes) // per_state
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
 from ..kernels.records import Records
-from .inputs import CallOptions, DeviceFacts, Request
+from .inputs import CallFacts, CallOptions, Request
 from .submission import Submission
 
 Words = NDArray[np.uint32]
 SteadyKey = tuple[Hashable, ...]
 
 
-def steady_key(requests: Sequence[Request], options: CallOptions, facts: DeviceFacts) -> SteadyKey | None:
+def steady_key(requests: Sequence[Request], options: CallOptions, facts: CallFacts) -> SteadyKey | None:
     """What calls have in common that one plan serves: decode steps, of one query row and at most one new row each.
 
     They differ in ``tokens`` alone, within the same leaves: the one with a sequence's last key, with a window also that

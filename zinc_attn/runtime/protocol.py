@@ -8,7 +8,7 @@ forked child, ForkedProcessError.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,45 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.declarations import KernelDecl
-from ..kernels.matrix import NO_MATRICES, MatrixFacts
-from ..kernels.tuning import LayoutFacts
-from ..limits import WAVE
+from ..kernels.device_info import DeviceInfo as DeviceInfo  # noqa: PLC0414  (it is imported from here)
 
 Words = NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """Facts of one Vulkan device. compute_units is the driver's count, or the CPU's threads on a CPU device."""
-
-    index: int  # in the loader's enumeration order
-    name: str
-    kind: str  # "discrete", "integrated", "virtual", "cpu" or "other"
-    vendor: str
-    driver: str  # driver name and version
-    api_version: str
-    uuid: str  # hexadecimal
-    compute_units: int
-    compute_units_source: str  # which query gave compute_units, or "assumed"
-    subgroup_size: int
-    memory_bytes: int  # largest device-local heap
-    max_buffer_bytes: int  # of one storage buffer: maxStorageBufferRange, or maxMemoryAllocationSize where that is less
-    max_workgroups: tuple[int, int, int]
-    timestamp_period_ns: float  # 0 where the compute queue has no timestamps
-    node_workgroups: bool = True  # whether a workgroup can have eight waves, which attend a node's leaves side by side
-    wave_size: int = WAVE  # fewest invocations of a wave of pass 1, where a workgroup is one wave
-    matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
-
-    @property
-    def layout_facts(self) -> LayoutFacts:
-        """What split layouts depend on."""
-        return LayoutFacts(self.compute_units, self.kind, self.node_workgroups)
-
-    def with_own_subgroups(self) -> DeviceInfo:
-        """The facts where a runtime cannot ask for subgroups of a wave's size, and a kernel gets the device's own."""
-        if self.subgroup_size == WAVE or self.kind == "cpu":
-            return self
-        return replace(self, node_workgroups=False, matrix=NO_MATRICES)
 
 
 class Use(Enum):

@@ -44,19 +44,15 @@ class LayerCache(Protocol):
     observer: Callable[[AttendedCall], None] | None
 
     @property
-    def max_cache_len(self) -> int:
-        """Tokens per batch row."""
+    def max_cache_len(self) -> int: ...
 
-    def allocate(self, dtype: Any) -> None:
-        """Take the device memory for keys of a torch dtype."""
+    def allocate(self, dtype: Any) -> None: ...
 
-    def check_rows(self, layer: ZincLayer, key: Any) -> None:
-        """Refuse new rows that do not fit the batch, or the layer now."""
+    def check_rows(self, layer: ZincLayer, key: Any) -> None: ...
 
     def attend(
         self, layer: ZincLayer, query: Any, rows: ZincRows, pattern: MaskPattern, options: AttentionOptions
-    ) -> F32:
-        """Append the layer's pending rows, then attend those of ``query``."""
+    ) -> F32: ...
 
 
 class ZincLayer(CacheLayerMixin):

@@ -15,12 +15,13 @@ from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
+from ...kernels.device_info import DeviceInfo
 from ...kernels.records import Records
 from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts
-from ...limits import MAX_CONTEXT
+from ...limits import MAX_CONTEXT, WAVE
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...planning.call import cut_call
-from ...planning.inputs import CallOptions, DeviceFacts, Request
+from ...planning.inputs import CallFacts, CallOptions, Request
 from ...planning.items import item_keys
 from ...planning.layouts import split_rule_layouts
 from ...planning.splits import SplitPlan, plan_splits
@@ -53,7 +54,9 @@ class PlannedCall:
         arithmetic: Arithmetic = "canonical",
     ) -> None:
         self.shape, self.card, self.dtype, units = shape, card, dtype, card.compute_units
-        facts = DeviceFacts(shape, "discrete", units, (GRID,) * 3, SCRATCH_BYTES, PAGE, False, RDNA4_UNITS)
+        modeled = ("", "", "", "", units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
+        device = DeviceInfo(0, card.title, "discrete", *modeled, matrix=RDNA4_UNITS)
+        facts = CallFacts(device, shape, PAGE, False)
         layouts = split_rule_layouts(shape, dtype, LayoutFacts(units))
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, 0, arithmetic), facts)
 
