@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,6 @@ from ..cache.mover import PageGeometry
 from ..cache.rows import pack_k, pack_v, stored_values, tiles
 from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import check_int
-from ..kernels.records import WorkBuffer
 from ..limits import WAVE
 from ..planning.arithmetic import Arithmetic
 from ..planning.call import SubmissionPlanner
@@ -28,7 +27,7 @@ from ..planning.items import Mask
 from ..planning.splits import SplitPlan
 from ..planning.submission import RowSlice
 from ..runtime.device import Device
-from ..runtime.protocol import Use, Words
+from ..runtime.protocol import Buffer, Use, Words
 from ..shapes import AttnShape, row_format
 from ..storage import storage_types
 from .arithmetic import ARRAYS, check_arithmetic
@@ -85,15 +84,6 @@ class ContiguousKV:
         self.v.close()
 
 
-@dataclass(frozen=True)
-class _OnePage(PageGeometry):
-    """A page that holds every tile, however many these are."""
-
-    def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
-        super().set_header(work, one)
-        work.set(page_shift=_EVERY_TILE)
-
-
 class RecordedCall:
     """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
 
@@ -135,13 +125,13 @@ class RecordedCall:
             tables=1,
             masks=len(submission.masks),
         )
-        layout = _OnePage(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1), 0)
+        layout = PageGeometry(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1), 0)
         pages = PagedStorage(device, layout, [LayerStorage(0, 0, (HeadSlice(0, shape.kv_heads, kv.k, kv.v),))])
         self._made = ExitStack()
         try:
-            tensors = Tensors.own(key, pages, self._made)
-            self._workspace = Workspace.make(key, pages, scoring, tensors)
+            self._workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, self._buffer))
             self._made.callback(self._workspace.close)
+            self._workspace.work.set(page_shift=_EVERY_TILE)
             self._workspace.fill(submission, 0)
             dispatches = self._workspace.dispatches(0, scoring, heads_per_workgroup)
             self._recording = self.runtime.record(dispatches, timestamps)
@@ -149,6 +139,9 @@ class RecordedCall:
         except BaseException:
             self.close()
             raise
+
+    def _buffer(self, _: str, words: int, use: Use) -> Buffer:
+        return self._made.enter_context(closing(self.runtime.buffer(4 * max(words, 1), use)))
 
     def write_q(self, q: NDArray[Any]) -> None:
         """Set the query rows: (q_len, q_heads, head_dim), checked float32 or float16 values."""

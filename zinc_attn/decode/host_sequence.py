@@ -65,7 +65,7 @@ class RecordedAttention:
         check_mask_bytes("mask_keys", self.q_len * self.mask_keys, cache)
         self.window = runner.scorings.by_layer[layer].window
         key = self._key()
-        pages, owned = PagedStorage.of(cache), []
+        pages, owned = PagedStorage(cache.device, cache.layout, cache.layers), []
         words = TensorWords.of(key, pages)
         try:
             owned.append(runtime.chained_buffer(4 * max(words.states, 1)))

@@ -163,8 +163,8 @@ class CallRunner:
         if self.last is not None:  # count it before its words are written again
             self._counted, self.last = self.keys_read, None
         if key not in self._workspaces:
-            pages = PagedStorage.of(self.cache)
-            tensors = Tensors.shared(key, pages, self._tensors)
+            pages = PagedStorage(self.cache.device, self.cache.layout, self.cache.layers)
+            tensors = Tensors.of(key, pages, self._tensors)
             self._workspaces[key] = Workspace.make(key, pages, self.scorings.distinct[key.scoring], tensors)
         return self._workspaces[key]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.device_encoding import encodes_on_device, upload_values, value_words
-from ..cache.kv_cache import KVCache
 from ..cache.layer_storage import LayerStorage
 from ..cache.mover import PageGeometry
 from ..kernels import declarations
@@ -52,11 +50,6 @@ class PagedStorage(NamedTuple):
     device: Device
     layout: PageGeometry
     layers: Seq[LayerStorage]
-
-    @classmethod
-    def of(cls, cache: KVCache) -> PagedStorage:
-        """That of a cache."""
-        return cls(cache.device, cache.layout, cache.layers)
 
 
 class SharedTensors:
@@ -95,18 +88,8 @@ class Tensors:
     values: Buffer | None = None
 
     @classmethod
-    def own(cls, key: RecordingKey, pages: PagedStorage, made: ExitStack) -> Tensors:
-        """Those of one call that appends nothing, which ``made`` closes."""
-        words, runtime = TensorWords.of(key, pages), pages.device.runtime
-
-        def buffer(size: int, use: Use) -> Buffer:
-            return made.enter_context(closing(runtime.buffer(4 * max(size, 1), use)))
-
-        return cls(buffer(words.q, Use.INPUT), buffer(words.states, Use.SCRATCH), buffer(words.out, Use.OUTPUT), None)
-
-    @classmethod
-    def shared(cls, key: RecordingKey, pages: PagedStorage, tensors: SharedTensors) -> Tensors:
-        """Those of a call of the package's own."""
+    def of(cls, key: RecordingKey, pages: PagedStorage, tensors: Callable[[str, int, Use], Buffer]) -> Tensors:
+        """Those of a call of the package's own, which ``tensors`` makes, by name, words and use."""
         words = TensorWords.of(key, pages)
         name, use = ("partials", Use.OUTPUT) if key.partial else ("states", Use.SCRATCH)
         rows = ("encoded", Use.SCRATCH) if words.values else ("rows", Use.INPUT)

@@ -59,7 +59,7 @@ class Call:
                 call.transaction.commit()
                 if call.moved:  # the nodes behind what is kept are given up
                     cache.end()
-                cache.committed()
+                cache.touched = ()
             except BaseException as error:
                 try:
                     cache.end()

@@ -30,27 +30,24 @@ class Shards:
     """The local shards of a sharded cache, the nodes of its sequences, and which of these the current call changes.
 
     shards: the local ones, by number; owners: the shards of a sequence that fills the cache; made: how many sequences
-    were made, which are numbered in this order; ranks: None where all shards are local. A call holds ``lock``, looks at
-    sequences behind ``begin``, names each that it changes (``touch``), and calls ``end`` unless it was committed.
+    were made, which are numbered in this order; ranks: None where all shards are local; capacity: tokens over all
+    sequences, as the cache was made for, which holds whole nodes of 512; touched: what the call changes. A call holds
+    ``lock``, looks at sequences behind ``begin``, names each that it changes (``touch``), and calls ``end`` unless it
+    was committed.
     """
 
     def __init__(
         self, shape: AttnShape, num_layers: int, capacity: int, shares: list[float], ranks: Ranks | None
     ) -> None:
         """See the class."""
-        self.shape, self.num_layers, self.ranks, self._capacity = shape, num_layers, ranks, capacity
+        self.shape, self.num_layers, self.ranks, self.capacity = shape, num_layers, ranks, capacity
         self.allocator = NodeAllocator(shares, deferred=ranks is not None)
         self.owners = deal(-(-capacity // KEYS_PER_NODE), shares)
         self.allocator.capacity[:] = np.maximum(np.bincount(self.owners, minlength=len(shares)), 1)
         self.shards: dict[int, KVCache] = {}
         self.made = 0
         self.lock, self._open = RLock(), True
-        self._touched: tuple[weakref.ReferenceType[Changing], ...] = ()
-
-    @property
-    def capacity(self) -> int:
-        """Tokens over all sequences, as the cache was made for; it holds whole nodes of 512."""
-        return self._capacity
+        self.touched: tuple[weakref.ReferenceType[Changing], ...] = ()
 
     def check_open(self) -> None:
         """ClosedError after ``close``."""
@@ -59,24 +56,20 @@ class Shards:
 
     def touch(self, seq: Changing) -> None:
         """Note, under the lock, that the current call is going to change ``seq``."""
-        self._touched = (*self._touched, weakref.ref(seq))
+        self.touched = (*self.touched, weakref.ref(seq))
 
     def begin(self) -> None:
         """Settle, under the lock and before a call looks at sequences, what an interrupted call left."""
-        if self._touched:
+        if self.touched:
             self.end()
 
     def end(self) -> None:
         """Settle the sequences that the current call touched. An interrupt leaves it to the next call."""
-        for reference in self._touched:
+        for reference in self.touched:
             seq = reference()
             if seq is not None and (self._open or seq.closed):
                 seq.settle()
-        self._touched = ()
-
-    def committed(self) -> None:
-        """The current call was committed: what it changed stays."""
-        self._touched = ()
+        self.touched = ()
 
     def keep_rows(self, seq: Any, rows: Any, last: int) -> None:
         """``ShardedSequence.keep``; a call, which knows of sequences."""
