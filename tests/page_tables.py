@@ -26,5 +26,5 @@ def append(seq: SequencePages, count: int, layers: int | None = None) -> None:
 def state(pool: PagePool, *seqs: SequencePages) -> Any:
     """Everything that must be as before after a refusal or a rollback."""
     tables = [(list(seq.pages), list(seq.lengths)) for seq in seqs]
-    books = pool.books()
-    return pool.free_pages, sorted(books.free), books.extra, tables
+    counts = pool.counts()
+    return pool.free_pages, sorted(counts.free), counts.extra, tables

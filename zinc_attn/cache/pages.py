@@ -19,9 +19,9 @@ An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not do
 - Only the holders know who holds what. A sequence (``sequence_pages``) has one immutable state, and an open transaction
   (``transaction``) a tuple of reservations with their pages; either changes by one store. All reservations of a
   transaction count by one store, too: that of its ``Commit``.
-- The free list and the numbers of holders follow from that: they are the ``Books`` of the pool. A call that changes
-  them takes them off the pool first and puts them back at its end. Where they are missing, or a holder was collected,
-  the next call counts the holders again.
+- The free list and the numbers of holders follow from that: the pool's ``PageCounts``. A call that changes them
+  takes them off the pool first and puts them back at its end. Where they are missing, or a holder was collected, the
+  next call counts the holders again.
 
 Source of the idea: PagedAttention (Kwon et al. 2023).
 """
@@ -64,7 +64,7 @@ class PageHolder(Protocol):
         """Its block table, and what an open transaction holds for it; no page is in both."""
 
 
-class Books:
+class PageCounts:
     """What follows from who holds which page. Changed only while it is off the pool.
 
     free: a heap of the ranks of the pages that nobody holds; extra: of each page with several holders, their number
@@ -127,7 +127,7 @@ class PagePool:
         self.asked = self.capacity if asked is None else asked
         # a sequence or an open transaction that dies is noted in ``sequences.dead``
         self.sequences: Registry[PageHolder] = Registry()
-        self._books: Books | None = None
+        self._counts: PageCounts | None = None
 
     @property
     def capacity(self) -> int:
@@ -137,8 +137,8 @@ class PagePool:
     @property
     def free_pages(self) -> int:
         """Pages that nobody holds. Changes nothing, so any thread may ask."""
-        books = self._books
-        return len((self._count() if books is None or self.sequences.dead else books).free)
+        counts = self._counts
+        return len((self._count() if counts is None or self.sequences.dead else counts).free)
 
     @property
     def used_pages(self) -> int:
@@ -151,15 +151,15 @@ class PagePool:
 
     def is_shared(self, page: int) -> bool:
         """Whether more than one holder has a page that is in use."""
-        return page in self.books().extra
+        return page in self.counts().extra
 
     def check(self, sequences: Iterable[PageHolder]) -> None:
         """AssertionError unless the counts are those of ``sequences``, which are all the live ones of this pool."""
-        books = self.books()
-        holders = {self._order[rank]: 0 for rank in books.free}
+        counts = self.counts()
+        holders = {self._order[rank]: 0 for rank in counts.free}
         free = set(holders)
-        if len(free) != len(books.free):
-            raise AssertionError(f"free list: a page is listed twice: ranks {sorted(books.free)}")
+        if len(free) != len(counts.free):
+            raise AssertionError(f"free list: a page is listed twice: ranks {sorted(counts.free)}")
         for seq in sequences:
             table, *_ = held = seq.held()
             if len(set(table)) != len(table) or len(table) != self.pages_for(max(seq.lengths)):
@@ -171,35 +171,35 @@ class PagePool:
         if sorted(holders) != list(range(self.num_pages)):
             raise AssertionError(f"{self.num_pages - len(holders)} pages are neither free nor in use")
         for page, count in holders.items():
-            if books.extra.get(page, 0) != max(count - 1, 0):
-                raise AssertionError(f"page {page}: {books.extra.get(page, 0) + 1} holders counted, {count} found")
+            if counts.extra.get(page, 0) != max(count - 1, 0):
+                raise AssertionError(f"page {page}: {counts.extra.get(page, 0) + 1} holders counted, {count} found")
 
-    def books(self) -> Books:
-        """The books, counted anew after an interrupted call or the death of a holder."""
+    def counts(self) -> PageCounts:
+        """The counts, made anew after an interrupted call or the death of a holder."""
         if self.sequences.dead:
-            self._books = None
+            self._counts = None
             self.sequences.purge()
-        if self._books is None:
-            self._books = self._count()
-        return self._books
+        if self._counts is None:
+            self._counts = self._count()
+        return self._counts
 
-    def take_books(self) -> Books:
-        """The books, off the pool: from here on an interrupt makes the next call count again."""
-        books = self.books()
-        self._books = None
-        return books
+    def begin_update(self) -> PageCounts:
+        """The counts, off the pool: from here on an interrupt makes the next call count again."""
+        counts = self.counts()
+        self._counts = None
+        return counts
 
-    def put_books(self, books: Books) -> None:
-        """The books are right again, unless a finalizer that ran meanwhile used the pool: then nobody's are."""
-        self._books = books if self._books is None else None
+    def end_update(self, counts: PageCounts) -> None:
+        """The counts are right again, unless a finalizer that ran meanwhile used the pool: then nobody's are."""
+        self._counts = counts if self._counts is None else None
 
-    def lose_books(self) -> None:
-        """Count again in the next call, because what was done to the books is in doubt."""
-        self._books = None
+    def drop_counts(self) -> None:
+        """Count again in the next call, because what was done to the counts is in doubt."""
+        self._counts = None
 
-    def _count(self) -> Books:
+    def _count(self) -> PageCounts:
         holders = np.zeros(self.num_pages, np.int64)
         for sequence in self.sequences:
             for pages in sequence.held():
                 holders[np.array(pages, np.int64)] += 1  # no page is twice in one of them
-        return Books(self._order, self._rank, holders)
+        return PageCounts(self._order, self._rank, holders)

@@ -162,10 +162,10 @@ class SequencePages:
         self.check_in_step("fork")
         child = SequencePages(self.pool, self.num_layers)
         try:
-            books = self.pool.take_books()
+            counts = self.pool.begin_update()
             child._settled = self.state  # from here on it holds them
-            books.share(child._settled[0])
-            self.pool.put_books(books)
+            counts.share(child._settled[0])
+            self.pool.end_update(counts)
             return child
         except BaseException:
             child.free()
@@ -241,7 +241,7 @@ class SequencePages:
         if kept == len(pages):
             self._settled = pages, lengths, closed
             return
-        books = self.pool.take_books()
+        counts = self.pool.begin_update()
         self._settled = pages[:kept], lengths, closed
-        books.release(reversed(pages[kept:]))
-        self.pool.put_books(books)
+        counts.release(reversed(pages[kept:]))
+        self.pool.end_update(counts)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal
 
 from ..errors import ClosedError
-from .pages import Books, CapacityError, PagePool
+from .pages import CapacityError, PageCounts, PagePool
 from .sequence_pages import Commit, SequencePages
 
 
@@ -90,7 +90,7 @@ class Transaction:
         pool = sequence.pool
         copy = start % pool.page_size > 0 and self._is_needed(pool, pages[-1], start)  # not within a step: alone there
         table_start = len(pages) - copy
-        need, free = pool.pages_for(start + count) - table_start, len(pool.books().free)
+        need, free = pool.pages_for(start + count) - table_start, len(pool.counts().free)
         if need > free:
             room = max(0, (table_start + free) * pool.page_size - start)
             raise CapacityError(
@@ -110,7 +110,7 @@ class Transaction:
         pool, pages = sequence.pool, sequence.table
         end = start + count
         table_start = start // pool.page_size if count else pool.pages_for(start)
-        need, free = pool.pages_for(end) - table_start, len(pool.books().free)
+        need, free = pool.pages_for(end) - table_start, len(pool.counts().free)
         if need > free:
             raise CapacityError(
                 f"keep: got {count:,} rows that move to token {start:,} and behind, expected {need:,} free pages for "
@@ -125,18 +125,18 @@ class Transaction:
             raise ClosedError("transaction: commit() after rollback(); reserve() in a new one")
         if self.state == "committed":
             return
-        taken: dict[PagePool, Books] = {}
+        taken: dict[PagePool, PageCounts] = {}
         for one in self.reservations:
             one.sequence.prepare((one.table, one.lengths, False), self.mark)
             if one.replaced and one.sequence.pool not in taken:
-                taken[one.sequence.pool] = one.sequence.pool.take_books()
+                taken[one.sequence.pool] = one.sequence.pool.begin_update()
         self.mark.made = True
         for one in self.reservations:
             one.sequence.end_commit()
             if one.replaced:
                 taken[one.sequence.pool].release(reversed(one.replaced))
-        for pool, books in taken.items():
-            pool.put_books(books)
+        for pool, counts in taken.items():
+            pool.end_update(counts)
 
     def rollback(self) -> None:
         """Pools and sequences are as before. After a commit, or a second time, it does nothing."""
@@ -144,10 +144,10 @@ class Transaction:
             return
         pools = {one.sequence.pool for one in self.reservations if one.new_pages}
         for pool in pools:  # so that an interrupt behind the next store makes the pool count again
-            pool.lose_books()
+            pool.drop_counts()
         self._rolled_back = True
         for pool in pools:  # and so does a count that was made before the store
-            pool.lose_books()
+            pool.drop_counts()
 
     def __enter__(self) -> Transaction:
         return self
@@ -166,7 +166,7 @@ class Transaction:
 
         Not after the commit: holders that this transaction gives no other page; not after a rollback: longer ones.
         """
-        others = pool.books().extra.get(page, 0)
+        others = pool.counts().extra.get(page, 0)
         if not others:
             return False
         leaving = [one.sequence for one in self.reservations if one.sequence.pool is pool and page in one.replaced]
@@ -185,14 +185,14 @@ class Transaction:
         if self.state != "open":
             raise ClosedError(f"transaction: reserve() in one that is {self.state}; make a new one")
         table, pool = sequence.table, sequence.pool
-        books = pool.take_books() if need else None
-        new_pages = books.take(need) if books else ()
+        counts = pool.begin_update() if need else None
+        new_pages = counts.take(need) if counts else ()
         kept = table if table_start == len(table) and not need else table[:table_start] + new_pages
         made = Reservation(sequence, start, count, lengths, table_start, kept, new_pages, table[table_start:])
         sequence.enter(self)
         self.reservations = (*self.reservations, made)  # from here on the pages are held
-        if books:
-            pool.put_books(books)
+        if counts:
+            pool.end_update(counts)
         return made
 
 
