@@ -71,21 +71,22 @@ def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, m
 @pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 def test_steady_decode_records_nothing(device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    cache, rng, made = za.KVCache(device, SMALL, 2, 1024, dtype, 64), np.random.default_rng(0), []
-    record = device.runtime.record
+    """Nor does it plan more than once for each leaf of a sequence, also where two sequences take turns."""
+    cache, rng, made, planned = za.KVCache(device, SMALL, 2, 1024, dtype, 64), np.random.default_rng(0), [], []
+    record, plan = device.runtime.record, runner.plan_call
     monkeypatch.setattr(device.runtime, "record", lambda *a, **k: (made.append(1), record(*a, **k))[1])
-    attn, seq = za.Attention(cache), cache.new_sequence()
+    monkeypatch.setattr(runner, "plan_call", lambda *a: (planned.append(1), plan(*a))[1])
+    attn, seqs = za.Attention(cache), [cache.new_sequence() for _ in range(2)]
     counts = []
-    for at in range(512):
-        for layer in range(2):
-            if at < 256:
-                cache.append(seq, layer, *new_rows(rng, 1, SMALL, dtype))
-            else:
-                k, v = new_rows(rng, 1, SMALL, dtype)
-                attn(new_q(rng, 1, SMALL), seq, layer, k=k, v=v)
-        if at >= 256:
+    for at, seq, layer in itertools.product(range(256), seqs, range(2)):
+        if at < 128:
+            cache.append(seq, layer, *new_rows(rng, 1, SMALL, dtype))
+        else:
+            k, v = new_rows(rng, 1, SMALL, dtype)
+            attn(new_q(rng, 1, SMALL), seq, layer, k=k, v=v)
             counts.append((attn.recordings, len(made)))
     assert {recordings for recordings, _ in counts} == {1} and len(set(counts)) == 1, counts
+    assert len(planned) == len(seqs) * 128 // 64
     cache.close()
 
 
