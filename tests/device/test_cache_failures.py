@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from zinc_attn.cache import rows
 pytestmark = pytest.mark.both_dispatchers
 
 SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
+STEPS = (1, 1, 5, 1, 1, 70, 1)  # tokens that a thread appends behind its first ones
 METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
 
@@ -100,12 +102,8 @@ def actions() -> list[Callable[[World], Any]]:
     return [
         lambda w: w.batch(1, 3, 7),  # copies the shared page for one of its two holders, in any order of layers
         lambda w: w.batch(0, 3, 7),
-        lambda w: w.attend(w.a, 0, 1, 4),
-        lambda w: w.attend(w.a, 1, 1, 4),
-        lambda w: w.attend(w.a, 0, 1, 5),  # steady: nothing is new but the token
-        lambda w: w.attend(w.a, 1, 1, 5),
-        lambda w: w.attend(w.a, 0, 1, 6),
-        lambda w: w.attend(w.a, 1, 1, 6),
+        # from the second on steady: nothing is new but the token
+        *(lambda w, seed=seed, layer=layer: w.attend(w.a, layer, 1, seed) for seed in (4, 5, 6) for layer in (0, 1)),
         lambda w: w.append(w.b, 1, 40, 3),
         lambda w: w.append(w.b, 0, 40, 3),
         lambda w: w.attend(w.c, 0, 90, 11, 90),
@@ -132,10 +130,7 @@ class Fault:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             mine = self.left == 0
             self.left -= 1
-            if mine and not self.after:
-                self.hit = True
-                raise self.error("injected")
-            made = method(*args, **kwargs)
+            made = None if mine and not self.after else method(*args, **kwargs)
             if mine:
                 self.hit = True
                 raise self.error("injected")
@@ -166,23 +161,19 @@ def worlds(device: za.Device, tmp_path: Any) -> Iterator[tuple[World, World]]:
         twin.cache.close()
 
 
-@pytest.mark.parametrize(
-    ("error", "after"),
-    [
-        (errors.DeviceMemoryError, False),
-        (errors.DeviceLostError, True),
-        (KeyboardInterrupt, False),
-        (KeyboardInterrupt, True),
-    ],
-    ids=("out of memory", "lost", "interrupt", "interrupt behind"),
-)
+FAULTS = {
+    "out of memory": (errors.DeviceMemoryError, False),
+    "lost": (errors.DeviceLostError, True),
+    "interrupt": (KeyboardInterrupt, False),
+    "interrupt behind": (KeyboardInterrupt, True),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
 def test_a_failure_at_any_runtime_call_changes_nothing(
-    device: za.Device,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-    error: type[BaseException],
-    after: bool,
+    device: za.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, kind: str
 ) -> None:
+    error, after = FAULTS[kind]
     with worlds(device, tmp_path) as (world, twin):
         fault, hits = Fault(error, after), []
         for method in METHODS:
@@ -323,21 +314,18 @@ def test_signals_at_random_times_during_decode(device: za.Device) -> None:
                 break
             for layer in range(LAYERS):
                 pairs = [values(1, seed), values(1, seed + 1)]
-                q, k, v = [queries(1, seed)] * 2, [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+                call = partial(attn, [queries(1, seed)] * 2, seqs, layer, *map(list, zip(*pairs, strict=True)))
                 before = [seq.lengths for seq in seqs]
-                found = came.run(lambda q=q, k=k, v=v, layer=layer: attn(q, seqs, layer, k=k, v=v, return_lse=True))
                 while [seq.lengths for seq in seqs] == before:
-                    assert found is None
-                    found = came.run(lambda q=q, k=k, v=v, layer=layer: attn(q, seqs, layer, k=k, v=v, return_lse=True))
+                    found = came.run(call)
+                    assert found is None or [seq.lengths for seq in seqs] != before
                 assert all(seq.lengths[layer] == old[layer] + 1 for seq, old in zip(seqs, before, strict=True))
             held[0].append(seed)
             held[1].append(seed + 1)
             if len(seqs[0]) == 200:
-                before = len(seqs[0])
-                while len(seqs[0]) == before:
-                    came.run(lambda: seqs[0].truncate(20))
-                while len(seqs[1]) == before:
-                    came.run(lambda: seqs[1].truncate(20))
+                for seq in seqs:
+                    while len(seq) == 200:
+                        came.run(partial(seq.truncate, 20))
                 held = [one[:20] for one in held]
     cache.pool.check([seq.pages for seq in cache.sequences])
     assert cache.free_tokens == 1024 - 16 * sum(-(-len(seq) // 16) for seq in seqs)
@@ -356,7 +344,7 @@ def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> N
 
     def decode(seed: int) -> tuple[Any, Any]:
         seq, outs = cache.new_sequence(), []
-        for step, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1)):
+        for step, n in enumerate((30 + seed, *STEPS)):
             for layer in range(LAYERS):
                 k, v = values(n, seed + step)
                 outs.append(attn(queries(1, step), seq, layer, k=k, v=v, return_lse=True))
@@ -370,13 +358,9 @@ def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> N
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(decode, range(6)))
         for seed, (_, outs) in enumerate(found):
-            k, v = (
-                np.concatenate([values(n, seed + s)[i] for s, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1))])
-                for i in (0, 1)
-            )
-            tokens = 0
-            for step, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1)):
-                tokens += n
+            counts = (30 + seed, *STEPS)
+            k, v = np.concatenate([values(n, seed + step) for step, n in enumerate(counts)], axis=1)
+            for step, tokens in enumerate(itertools.accumulate(counts)):
                 want = reference.emulate(queries(1, step), *rows.stored(k[:tokens], v[:tokens], "f16"))
                 for layer in range(LAYERS):
                     assert equal(outs[step * LAYERS + layer], want), (seed, step)
@@ -437,17 +421,15 @@ def test_in_a_forked_child(device: za.Device, tmp_path: Any) -> None:
         world.attend(world.c, 0, 1, 1)
         pid = os.fork()
         if pid == 0:
-            code = 1
+            refused = 0
             try:
-                refused = 0
                 for call in (*use_it(world), lambda: za.KVCache(device, SHAPE, LAYERS, 64)):
-                    try:
+                    with suppress(errors.ForkedProcessError):
                         call()
-                    except errors.ForkedProcessError:
-                        refused += 1
-                code = refused
+                        break
+                    refused += 1
             finally:
-                os._exit(code)
+                os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
         world.attend(world.c, 1, 1, 1)
         assert len(world.c) == 71

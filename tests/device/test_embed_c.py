@@ -34,12 +34,7 @@ SMALL = za.AttnShape(1, 1, 64)  # compiles fast
 CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
 SHORT = (*CONTEXTS[:5], "run")
 SPLITS = (0, 1, 7)  # 0: the split rule
-MASKS = (  # window, softcap, sinks
-    (None, None, False),
-    (130, None, True),
-    (3000, 2.0, True),
-    (None, 30.0, False),
-)
+MASKS = ((None, None, False), (130, None, True), (3000, 2.0, True), (None, 30.0, False))  # window, softcap, sinks
 BIASES = (  # ALiBi, not causal, masks, and masks that are not of the whole context
     {"alibi": True},
     {"causal": False},
@@ -51,30 +46,20 @@ BIASES = (  # ALiBi, not causal, masks, and masks that are not of the whole cont
 # page, which looks, and both grow; then a fork of the fork within a page, and both grow
 RUN = ((0, 70, 9), (0, 57, 0), (0, 1, 1), (1, 0, 2), (0, 1, 1), (1, 1, 1), (1, 99, 5), (2, 2, 2), (1, 1, 1))
 
+ONCE = (
+    "vkEnumerateInstanceVersion vkCreateInstance vkEnumeratePhysicalDevices vkCreateDevice vkCreateCommandPool "
+    "vkAllocateCommandBuffers vkCreateFence vkCreateDescriptorPool"
+)
+FOUR_TIMES = (
+    "vkCreateDescriptorSetLayout vkCreatePipelineLayout vkResetDescriptorPool vkBeginCommandBuffer vkEndCommandBuffer "
+    "vkQueueSubmit vkWaitForFences vkResetFences"
+)
 FALLIBLE = {  # functions that give a VkResult: how often a run of SMALL calls them at least
-    "vkEnumerateInstanceVersion": 1,
-    "vkCreateInstance": 1,
-    "vkEnumeratePhysicalDevices": 1,
-    "vkCreateDevice": 1,
-    "vkCreateCommandPool": 1,
-    "vkAllocateCommandBuffers": 1,
-    "vkCreateFence": 1,
-    "vkCreateDescriptorPool": 1,
-    "vkCreateBuffer": 9,
-    "vkAllocateMemory": 9,
-    "vkBindBufferMemory": 9,
-    "vkMapMemory": 6,
-    "vkCreateShaderModule": 5,
-    "vkCreateDescriptorSetLayout": 4,
-    "vkCreatePipelineLayout": 4,
-    "vkCreateComputePipelines": 5,
-    "vkResetDescriptorPool": 4,
-    "vkAllocateDescriptorSets": 8,
-    "vkBeginCommandBuffer": 4,
-    "vkEndCommandBuffer": 4,
-    "vkQueueSubmit": 4,
-    "vkWaitForFences": 4,
-    "vkResetFences": 4,
+    **dict.fromkeys(ONCE.split(), 1),
+    **dict.fromkeys(FOUR_TIMES.split(), 4),
+    **dict.fromkeys(("vkCreateShaderModule", "vkCreateComputePipelines"), 5),
+    **{"vkMapMemory": 6, "vkAllocateDescriptorSets": 8},
+    **dict.fromkeys(("vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory"), 9),
 }
 
 pytestmark = needs_compiler
@@ -128,8 +113,8 @@ def inputs(tmp_path_factory):
         digests[key] = digest or make_case.digest(case)
         return digests[key]
 
-    for n, (mask, (window, softcap, some)) in itertools.product(CONTEXTS, enumerate(MASKS)):
-        options = {"window": window, "softcap": softcap, "sinks": sinks if some else None}
+    options_of = [{"window": w, "softcap": cap, "sinks": sinks if some else None} for w, cap, some in MASKS]
+    for n, (mask, options) in itertools.product(CONTEXTS, enumerate(options_of)):
         last = max(n - 1, 0)
         steps = [Step(0, last, 0), Step(0, n - last, 1)]
         values = [[Values(q[:0], k[:last], v[:last])], [Values(q, k[last:n], v[last:n])]]
@@ -137,9 +122,7 @@ def inputs(tmp_path_factory):
         for splits in SPLITS:
             digest = add((n, mask, splits), Case(SHAPE, "f16", 1, steps, values, splits, options), digest)
     for mask in (0, 1):
-        window, softcap, some = MASKS[mask]
-        options = {"window": window, "softcap": softcap, "sinks": sinks if some else None}
-        add(("run", mask), Case.drawn(rng, SHAPE, "f16", 3, [Step(*s) for s in RUN], options=options))
+        add(("run", mask), Case.drawn(rng, SHAPE, "f16", 3, [Step(*s) for s in RUN], options=options_of[mask]))
     return SimpleNamespace(folder=folder, kernels=folder / "kernels", cases=cases, digests=digests, qkv=(q, k, v))
 
 
@@ -285,26 +268,28 @@ def test_biases_masks_and_sizes_of_v_have_the_oracle_s_bits(embed, any_device, r
     assert [file_digest(f"{path}.out") for path in paths] == list(map(make_case.digest, cases))
 
 
-def test_make_case_has_a_switch_for_each_of_them(embed, small, tmp_path):
+def run_made(embed, small, folder, shape, *switches):
+    """What the program says of the steps of a case by make_case.py, whose digest it has."""
+    made = [sys.executable, str(EXAMPLE / "make_case.py"), str(folder / "case"), *switches]
+    digest = subprocess.run(made, capture_output=True, text=True, check=True).stdout.split()[0]
+    export.export(folder, [shape], page_size=64)
+    done = run(embed, *small.on, "-w", folder, folder / "case")
+    assert done.returncode == 0 and file_digest(folder / "case.out") == digest, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("switches", (["--tree", "5", "--alibi"], ["--noncausal"]))
+def test_make_case_has_a_switch_for_each_of_them(embed, small, tmp_path, switches):
     """A tree of tokens a step, ALiBi, rows that are not causal, and V of its own size."""
-    export.export(tmp_path, [za.AttnShape(4, 2, 64, 32)], page_size=64)
-    for i, switches in enumerate((["--tree", "5", "--alibi"], ["--noncausal"])):
-        path, shape = tmp_path / f"case{i}", ["--shape", "4/2/64/32", "--prompt", "70"]
-        made = [sys.executable, str(EXAMPLE / "make_case.py"), str(path), *shape, *switches]
-        digest = subprocess.run(made, capture_output=True, text=True, check=True).stdout.split()[0]
-        done = run(embed, *small.on, tmp_path, path)
-        assert done.returncode == 0 and file_digest(f"{path}.out") == digest, done.stderr
+    shape = za.AttnShape(4, 2, 64, 32)
+    run_made(embed, small, tmp_path, shape, "--shape", str(shape), "--prompt", "70", *switches)
 
 
 def test_the_run_of_the_page(embed, small, tmp_path):
     """The commands of docs/c-hosts.md, and what they print of the calls that it explains."""
     command = re.search(r"make_case\.py build/case (.*)", PAGE.read_text())[1].split()
-    made = [sys.executable, str(EXAMPLE / "make_case.py"), str(tmp_path / "case"), *command]
-    digest = subprocess.run(made, capture_output=True, text=True, check=True).stdout.split()[0]
-    export.export(tmp_path, [za.AttnShape(4, 2, 64)], page_size=64)
-    done = run(embed, *small.on, "-w", tmp_path, tmp_path / "case")
-    assert done.returncode == 0 and file_digest(tmp_path / "case.out") == digest, done.stderr
-    lines = [line.partition(":") for line in done.stdout.splitlines()]
+    said = run_made(embed, small, tmp_path, za.AttnShape(4, 2, 64), *command)
+    lines = [line.partition(":") for line in said.splitlines()]
     steps = [name for name, _, _ in lines]
     words = [[int(word, 0) for word in rest.split()] if name[:4] in ("laye", "copy") else [] for name, _, rest in lines]
     first, third, fourth = (steps.index(f"step {i}") for i in (1, 3, 4))
@@ -381,70 +366,72 @@ def test_a_manifest_that_does_not_fit_is_refused(checked, small, copy, place, va
     assert message in refused(checked, *small.on, folder, small.case)
 
 
-def test_a_changed_manifest_is_refused(checked, small, copy):
+def test_changed_files_are_refused(checked, small, copy):
     folder, data = copy
-    path = folder / "manifest.json"
-    text = path.read_bytes()
-    path.write_bytes(text.replace(b'"binding": 1', b'"binding": 2', 1))
-    assert "got manifest_sha256 " + data["manifest_sha256"] in refused(checked, *small.on, folder, small.case)
-    for without in (json.dumps({**data, "manifest_sha256": "0"}), json.dumps({**data, "manifest_sha256": None})):
-        path.write_text(without)
-        assert "it has no manifest_sha256; export it again" in refused(checked, *small.on, folder, small.case)
-    path.write_bytes(text)
-
-
-def test_a_module_with_another_checksum_is_refused(checked, small, copy):
-    folder, _ = copy
-    module = folder / "append.spv"
-    module.write_bytes(module.read_bytes()[:-1] + b"\1")
-    assert "append.spv: got SHA-256 " in refused(checked, *small.on, folder, small.case)
-    module.unlink()
-    assert "append.spv: cannot be read: No such file" in refused(checked, *small.on, folder, small.case)
+    module, path = folder / "append.spv", folder / "manifest.json"
+    words, text = module.read_bytes(), path.read_bytes()
+    for file, changed, message in (
+        (module, words[:-1] + b"\1", "append.spv: got SHA-256 "),
+        (module, None, "append.spv: cannot be read: No such file"),
+        (path, text.replace(b'"binding": 1', b'"binding": 2', 1), "got manifest_sha256 " + data["manifest_sha256"]),
+        (path, json.dumps({**data, "manifest_sha256": "0"}).encode(), "it has no manifest_sha256; export it again"),
+        (path, json.dumps({**data, "manifest_sha256": None}).encode(), "it has no manifest_sha256; export it again"),
+    ):
+        file.write_bytes(changed) if changed else file.unlink()
+        assert message in refused(checked, *small.on, folder, small.case)
+        module.write_bytes(words)
 
 
 def test_a_case_that_is_no_good_is_refused(checked, small, tmp_path):
-    good = small.case.read_bytes()
-    path = tmp_path / "case"
-
-    def message(at, data, text=good):
-        path.write_bytes(text[:at] + data + text[at + len(data) :])
-        return refused(checked, *small.on, small.kernels, path)
+    good, path = small.case.read_bytes(), tmp_path / "case"
+    step, q = 84, 84 + 2 * 16  # where the steps begin, and the values, of two steps without masks
+    shape, size = "shape 1/1/64/64 and 2 steps", len(good)
 
     def words(*values):
         return struct.pack(f"<{len(values)}I", *values)
 
-    step, q = 84, 84 + 2 * 16  # where the steps begin, and the values, of two steps without masks
-    shape = "shape 1/1/64/64 and 2 steps"
-    assert f"got {len(good) - 1} bytes, expected {len(good)} for {shape}" in message(0, b"", good[:-1])
-    assert f"got {len(good) + 2} bytes, expected" in message(0, b"", good + b"\0\0")
-    for size in (0, 7, 83):
-        assert "not a file of make_case.py" in message(0, b"", good[:size])
-    assert "got 98 bytes, which end within the steps" in message(0, b"", good[:98])
-    assert "got version 9, expected 4" in message(8, words(9))
-    for at in (12, 16, 20, 24, 32, 36, 40, 44):  # heads, head sizes, types, layers, steps
-        assert "beyond what it may have" in message(at, words(0xFFFFFFFF))
-    assert "step 0: got sequence 1, 65 new rows, 1 query rows and a mask of 0 keys" in message(step, words(1))
-    assert "step 1: got sequence 1, 4294967295 new rows" in message(step + 20, words(0xFFFFFFFF))
-    assert "and a mask of 4294967295 keys, expected at most" in message(step + 12, words(0xFFFFFFFF))
-    assert f"got {len(good)} bytes, expected {len(good) + 4 * 9} for {shape}" in message(step + 12, words(9))
-    assert "options: got shape 0/1/64" in message(12, words(0), good[:q] + good[q + 4 * 128 :])
-    assert "q[0]: got nan, expected at most" in message(q, struct.pack("<f", np.nan))
-    assert "v[0, 0, 63]: got inf, expected a finite value" in message(len(good) - 2, struct.pack("<e", np.inf))
-    assert "whose scores may overflow" in message(68, struct.pack("<d", 1e30))
-    assert "softcap: got -1, expected" in message(76, struct.pack("<d", -1))
-    for at, name in ((56, "sinks"), (60, "alibi")):
-        longer = good[:at] + words(1) + good[at + 4 : q] + struct.pack("<f", np.inf) + good[q:]
-        assert f"{name}[0]: got inf" in message(0, b"", longer)
-    for keys, said in ((1, "mask[0, 0]: got nan"), (66, "mask_keys: got 66, expected at most the 65 tokens")):
-        longer = good[: step + 12] + words(keys) + good[step + 16 : q] + struct.pack("<f", np.nan) * keys + good[q:]
-        assert said in message(0, b"", longer)
+    def changed(at, data, text=good):
+        return text[:at] + data + text[at + len(data) :]
+
+    def inserted(at, word, *values):
+        """A size that says there is more, and floats in front of the others."""
+        return good[:at] + words(word) + good[at + 4 : q] + struct.pack(f"<{len(values)}f", *values) + good[q:]
+
+    for data, message in (
+        (good[:-1], f"got {size - 1} bytes, expected {size} for {shape}"),
+        (good + b"\0\0", f"got {size + 2} bytes, expected"),
+        *((good[:short], "not a file of make_case.py") for short in (0, 7, 83)),
+        (good[:98], "got 98 bytes, which end within the steps"),
+        (changed(8, words(9)), "got version 9, expected 4"),
+        # heads, head sizes, types, layers, steps
+        *((changed(at, words(0xFFFFFFFF)), "beyond what it may have") for at in (12, 16, 20, 24, 32, 36, 40, 44)),
+        (changed(step, words(1)), "step 0: got sequence 1, 65 new rows, 1 query rows and a mask of 0 keys"),
+        (changed(step + 20, words(0xFFFFFFFF)), "step 1: got sequence 1, 4294967295 new rows"),
+        (changed(step + 12, words(0xFFFFFFFF)), "and a mask of 4294967295 keys, expected at most"),
+        (changed(step + 12, words(9)), f"got {size} bytes, expected {size + 4 * 9} for {shape}"),
+        (changed(12, words(0), good[:q] + good[q + 4 * 128 :]), "options: got shape 0/1/64"),
+        (changed(q, struct.pack("<f", np.nan)), "q[0]: got nan, expected at most"),
+        (changed(size - 2, struct.pack("<e", np.inf)), "v[0, 0, 63]: got inf, expected a finite value"),
+        (changed(68, struct.pack("<d", 1e30)), "whose scores may overflow"),
+        (changed(76, struct.pack("<d", -1)), "softcap: got -1, expected"),
+        (inserted(56, 1, np.inf), "sinks[0]: got inf"),
+        (inserted(60, 1, np.inf), "alibi[0]: got inf"),
+        (inserted(step + 12, 1, np.nan), "mask[0, 0]: got nan"),
+        (inserted(step + 12, 66, *[np.nan] * 66), "mask_keys: got 66, expected at most the 65 tokens"),
+    ):
+        path.write_bytes(data)
+        assert message in refused(checked, *small.on, small.kernels, path)
     assert "its shape or dtype is not that of the first case" in refused_later(checked, small, path)
-    assert "cannot be read: No such file" in refused(checked, *small.on, small.kernels, tmp_path / "none")
-    assert "cannot be read" in refused(checked, *small.on, tmp_path / "none", small.case)
-    assert "no Vulkan device of" in refused(checked, "-d", "no such device", small.kernels, small.case)
+    for on, kernels, case, message in (
+        (small.on, small.kernels, tmp_path / "none", "cannot be read: No such file"),
+        (small.on, tmp_path / "none", small.case, "cannot be read"),
+        (("-d", "no such device"), small.kernels, small.case, "no Vulkan device of"),
+    ):
+        assert message in refused(checked, *on, kernels, case)
+    path.write_bytes(good)
     (tmp_path / "case.out").unlink()
     (tmp_path / "case.out").mkdir()
-    assert "case.out: cannot be written" in message(0, b"")
+    assert "case.out: cannot be written" in refused(checked, *small.on, small.kernels, path)
     assert run(checked).returncode == 2
 
 
