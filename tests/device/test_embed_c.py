@@ -422,12 +422,12 @@ def test_a_case_that_is_no_good_is_refused(checked, small, tmp_path):
         path.write_bytes(data)
         assert message in refused(checked, *small.on, small.kernels, path)
     assert "its shape or dtype is not that of the first case" in refused_later(checked, small, path)
-    for on, kernels, case, message in (
+    for on, folder, case, message in (
         (small.on, small.kernels, tmp_path / "none", "cannot be read: No such file"),
         (small.on, tmp_path / "none", small.case, "cannot be read"),
         (("-d", "no such device"), small.kernels, small.case, "no Vulkan device of"),
     ):
-        assert message in refused(checked, *on, kernels, case)
+        assert message in refused(checked, *on, folder, case)
     path.write_bytes(good)
     (tmp_path / "case.out").unlink()
     (tmp_path / "case.out").mkdir()

@@ -18,13 +18,8 @@ from zinc_attn.tools.rdna4.isa import Issue
 from zinc_attn.tools.rdna4.variants import Spec
 
 STATISTICS = {
-    "VGPRs": 96,
-    "SGPRs": 128,
-    "Spilled VGPRs": 0,
-    "Spilled SGPRs": 0,
-    "LDS size": 2560,
-    "Scratch size": 0,
-    "Subgroups per SIMD": 10,
+    **{"VGPRs": 96, "SGPRs": 128, "Spilled VGPRs": 0, "Spilled SGPRs": 0},
+    **{"LDS size": 2560, "Scratch size": 0, "Subgroups per SIMD": 10},
 }
 SINGLE = Spec("attend_single_f16", 256, 8)
 LOOP = Spec("attend_loop_f16", 256, 8)
@@ -120,42 +115,40 @@ def test_isa_text_names_every_main_loop_instruction() -> None:
     text = compiler.isa_text(spec)
     assert "v_dual_mul_f32" in text
     qk, pv = isa.main_loops(text, compiler._trips(spec, "single"))
-    assert qk is not None
-    assert pv is not None
+    assert qk is not None and pv is not None
     # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
     assert 3 * 64 * 2 * 2 / 64 / 2 <= qk.valu < 3 * 64 * 2 * 2 / 64
     assert 3 * 2 * 2 / 2 <= pv.valu < 2 * 3 * 2 * 2
 
 
-@pytest.mark.parametrize(
-    ("report", "text"),
-    [
-        (reported(), []),
-        (reported(VGPRs=120), []),
-        (reported(VGPRs=144), ["attend_single_f16:256:8: 144 VGPRs, at most 120 allowed"]),
-        (reported(LOOP, VGPRs=168), []),
-        (reported(LOOP, VGPRs=192), ["attend_loop_f16:256:8: 192 VGPRs, at most 168 allowed"]),
-        (reported(Spec("attend_loop_f32", 512, 4), VGPRs=192), []),
-        (reported(LATENT, VGPRs=192), []),
-        (reported(LATENT, VGPRs=193), ["attend_loop_f16:576/512/latent:4: 193 VGPRs, at most 192 allowed"]),
-        (
-            reported(Spec("attend_single_f16", 128, 8, v_head_dim=320), VGPRs=193),
-            ["attend_single_f16:128/320:8: 193 VGPRs, at most 192 allowed"],
-        ),
-        (reported(Spec("merge", 576), VGPRs=144), ["merge:576: 144 VGPRs, at most 120 allowed"]),
-        (reported(Spec("merge", 512), VGPRs=144), ["merge:512: 144 VGPRs, at most 120 allowed"]),
-        (reported(wave=64), ["attend_single_f16:256:8: wave64, wave32 needed"]),
-        (reported(Spilled_SGPRs=3), ["attend_single_f16:256:8: 3 spilled registers, at most 0 allowed"]),
-        (
-            reported(Spilled_VGPRs=2, Scratch_size=8, LDS_size=5120),
-            [
-                "attend_single_f16:256:8: 2 spilled registers, at most 0 allowed",
-                "attend_single_f16:256:8: 8 scratch bytes, at most 0 allowed",
-                "attend_single_f16:256:8: 5120 LDS bytes, at most 4096 allowed",
-            ],
-        ),
-    ],
+WIDE_V = Spec("attend_single_f16", 128, 8, v_head_dim=320)
+VIOLATIONS = (
+    (reported(), []),
+    (reported(VGPRs=120), []),
+    (reported(VGPRs=144), ["attend_single_f16:256:8: 144 VGPRs, at most 120 allowed"]),
+    (reported(LOOP, VGPRs=168), []),
+    (reported(LOOP, VGPRs=192), ["attend_loop_f16:256:8: 192 VGPRs, at most 168 allowed"]),
+    (reported(Spec("attend_loop_f32", 512, 4), VGPRs=192), []),
+    (reported(LATENT, VGPRs=192), []),
+    (reported(LATENT, VGPRs=193), ["attend_loop_f16:576/512/latent:4: 193 VGPRs, at most 192 allowed"]),
+    (reported(WIDE_V, VGPRs=193), ["attend_single_f16:128/320:8: 193 VGPRs, at most 192 allowed"]),
+    (reported(Spec("merge", 576), VGPRs=144), ["merge:576: 144 VGPRs, at most 120 allowed"]),
+    (reported(Spec("merge", 512), VGPRs=144), ["merge:512: 144 VGPRs, at most 120 allowed"]),
+    (reported(wave=64), ["attend_single_f16:256:8: wave64, wave32 needed"]),
+    (reported(Spilled_SGPRs=3), ["attend_single_f16:256:8: 3 spilled registers, at most 0 allowed"]),
+    (
+        reported(Spilled_VGPRs=2, Scratch_size=8, LDS_size=5120),
+        [
+            "attend_single_f16:256:8: 2 spilled registers, at most 0 allowed",
+            "attend_single_f16:256:8: 8 scratch bytes, at most 0 allowed",
+            "attend_single_f16:256:8: 5120 LDS bytes, at most 4096 allowed",
+        ],
+    ),
+    (dataclasses.replace(reported(VGPRs=144), family="gfx1100"), []),  # the gates are for RDNA 4
 )
+
+
+@pytest.mark.parametrize(("report", "text"), VIOLATIONS)
 def test_violations(report: VariantReport, text: list[str]) -> None:
     assert gates.violations([report]) == text
 
@@ -216,12 +209,7 @@ def test_main_loops_in_llvm_notation() -> None:
 def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> None:
     assert old in ACO
     qk, pv = isa.main_loops(ACO.replace(old, new), TRIPS)
-    assert qk is None
-    assert pv is not None
-
-
-def test_vgpr_gates_are_for_rdna4() -> None:
-    assert gates.violations([dataclasses.replace(reported(VGPRs=144), family="gfx1100")]) == []
+    assert qk is None and pv is not None
 
 
 def test_default_specs() -> None:
@@ -242,56 +230,32 @@ def test_specs_of_shapes_whose_v_is_not_like_k() -> None:
     assert not set(specs) - {Spec("merge", 256), Spec("merge", 128), Spec("merge", 512)} & set(variants.default_specs())
     decl, values = LATENT.program()
     assert dict(zip(decl.spec, values, strict=True)) == {
-        "k_dim": 576,
-        "v_dim": 512,
-        "latent": 1,
-        "heads": 4,
-        "chunks_ahead": 4,
-        "tile": 64,
-        "softcap": 0,
-        "alibi": 0,
-        "mask": 0,
-        "rows_shared": 1,
-        "k_storage": 1,
-        "v_storage": 1,
-        "from_upload": 0,
-        "wave_size": 32,
+        **{"k_dim": 576, "v_dim": 512, "latent": 1, "heads": 4, "chunks_ahead": 4, "tile": 64, "rows_shared": 1},
+        **{"softcap": 0, "alibi": 0, "mask": 0, "k_storage": 1, "v_storage": 1, "from_upload": 0, "wave_size": 32},
     }
     assert Spec("merge", 512).program()[1][0] == 512
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        SINGLE,
-        LATENT,
-        Spec("merge", 64),
-        Spec("encode_f16/q5_0", 256, v_head_dim=192),
-        Spec("attend_loop_q8_0", 192, 8, 2, 1, 2, v_head_dim=128),
-    ],
-    ids=lambda spec: spec.name,
+NAMED = (
+    *(SINGLE, LATENT, Spec("merge", 64), Spec("encode_f16/q5_0", 256, v_head_dim=192)),
+    Spec("attend_loop_q8_0", 192, 8, 2, 1, 2, v_head_dim=128),
 )
+
+
+@pytest.mark.parametrize("spec", NAMED, ids=lambda spec: spec.name)
 def test_a_variant_by_its_name(spec: Spec) -> None:
     assert Spec.parse(spec.name).name == spec.name
     assert Spec.parse(spec.name).program() == spec.program()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "merge",
-        "merge:",
-        "merge:0",
-        "merge:577",
-        "merge:64:x",
-        "attend_loop_f16:64:1:1:0:0",
-        "attend_loop_f16:64:1:1:0:1:64",
-        "attend_loop_f16:64:-1",
-        "attend_loop_f16:64/latent:1",
-        "attend_loop_f16:64/128/latent:1",
-        "attend_loop_f16:64/64/64:1",
-    ],
+NO_NAMES = (
+    *("merge", "merge:", "merge:0", "merge:577", "merge:64:x"),
+    *("attend_loop_f16:64:1:1:0:0", "attend_loop_f16:64:1:1:0:1:64", "attend_loop_f16:64:-1"),
+    *("attend_loop_f16:64/latent:1", "attend_loop_f16:64/128/latent:1", "attend_loop_f16:64/64/64:1"),
 )
+
+
+@pytest.mark.parametrize("text", NO_NAMES)
 def test_no_variant_s_name(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"^isa: got '.*', expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM; "):
         Spec.parse(text)
@@ -307,10 +271,8 @@ def test_kernels_keep_their_gates_where_v_is_not_like_k(capsys: pytest.CaptureFi
     assert cli.main(["rdna4", "--shape", "20/1/576/512/latent"]) == 0
     head, *rows, last = capsys.readouterr().out.splitlines()
     assert {"VGPR", "spill", "LDS"} <= set(head.split())
-    assert [row.split()[:3] for row in rows[::20]] == [
-        ["attend_single_f32", "576/512/latent", "4"],
-        ["merge", "512", "0"],
-    ]
+    shown = [row.split()[:3] for row in rows[::20]]
+    assert shown == [["attend_single_f32", "576/512/latent", "4"], ["merge", "512", "0"]]
     assert last.startswith("21 variants: all wave32, no spills")
     assert cli.main(["rdna4", "--shape", "20/1/512/576/latent"]) == 2
     assert "v_head_dim: got 576, expected at most head_dim = 512" in capsys.readouterr().err
