@@ -18,16 +18,17 @@ from zinc_attn import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
-from zinc_attn.tools import bench
-from zinc_attn.tools.bench import BenchRow, BenchSpec, measure
-from zinc_attn.tools.bench.baselines import numpy_attention
-from zinc_attn.tools.bench.rows import LAYOUTS, MEASURES
-from zinc_attn.tools.bench.subjects import ReadYardstick
 from zinc_attn.tools.harness.bits import Output
-from zinc_attn.tools.harness.files import csv_text, json_line
+from zinc_attn.tools.harness.files import write_report
 from zinc_attn.tools.harness.inputs import Inputs
+from zinc_attn.tools.harness.progress import Steps
+from zinc_attn.tools.measure import MEASURES, SPLITS, CallSpec, Row, bench
+from zinc_attn.tools.measure.baselines import numpy_attention
+from zinc_attn.tools.measure.calls import Call, ReadYardstick
+from zinc_attn.tools.measure.points import Point, Subject
 
 SHAPE = za.AttnShape(6, 2, 64)
+LAYOUTS = [split.label for split in SPLITS]
 
 
 @pytest.fixture(autouse=True)
@@ -35,17 +36,17 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
 
 
-def run(device: za.Device, contexts: list[int], **options: Any) -> list[BenchRow]:
+def run(device: za.Device, contexts: list[int], **options: Any) -> list[Row]:
     watch = {name: options.pop(name) for name in ("progress", "on_row") if name in options}
-    return bench.bench([device], BenchSpec([SHAPE], contexts, repeats=2, host_rounds=3, **options), **watch)
+    return bench([device], [CallSpec(SHAPE, 1, contexts, page_size=None, repeats=2, **options)], host_rounds=3, **watch)
 
 
 @pytest.mark.parametrize("dtype", ("f16", "q8_0/q4_0", "fp8_e4m3"))
-def test_rows(device: za.Device, dtype: str) -> None:
+def test_rows(device: za.Device, dtype: str, tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
-    seen: list[BenchRow] = []
+    seen: list[Row] = []
     rows = run(device, [100, 700], dtype=dtype, progress=lambda *step: said.append(step), on_row=seen.append)
-    assert rows == seen and said[-1] == ("done", 3, 3)
+    assert rows == seen and said[-1] == ("done", 24, 24)
     expected = {(0, "auto", m) for m in ("call", "steady call", "empty submit", "host per call")}
     clocked = {"device"} if device.info.timestamp_period_ns else set()
     for context in (100, 700):
@@ -77,17 +78,16 @@ def test_rows(device: za.Device, dtype: str) -> None:
     units, kind = device.info.compute_units, device.info.kind
     assert auto.plan == za.plan_splits(700, SHAPE, units, dtype, kind=kind).fingerprint()
     assert auto.kv_gb_s == pytest.approx(700 * SHAPE.kv_bytes_per_token(dtype) / auto.median_us / 1e3)
-    records = list(csv.DictReader(io.StringIO(csv_text(rows))))
-    assert [r["measure"] for r in records] == [json.loads(json_line(r))["measure"] for r in rows]
-    host, main = bench.table_cells(rows)
-    assert {len(line) for line in host} == {len(bench.HOST_COLUMNS)}
-    assert {len(line) for line in main} == {len(bench.COLUMNS)} and len(main) == 2 * (1 + len(LAYOUTS) + 2)
+    table, lines = write_report(tmp_path, "bench", [row.record() for row in rows], None)
+    records = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [r["measure"] for r in records] == [json.loads(line)["measure"] for line in lines.read_text().splitlines()]
 
 
 def test_two_runtimes_share_a_run() -> None:
     pytest.importorskip("kp")
     with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:
-        rows = bench.bench([one, other], BenchSpec([SHAPE], [200], repeats=1, host_rounds=3))
+        spec = CallSpec(SHAPE, 1, [200], page_size=None, repeats=1)
+        rows = bench([one, other], [spec], host_rounds=3)
     assert {r.runtime for r in rows} == {"kompute", "vulkan", "numpy", "torch"}
     assert {r.status for r in rows if r.runtime != "torch"} == {"ok"}
 
@@ -98,7 +98,7 @@ def test_wrong_bits_have_no_time(device: za.Device, monkeypatch: pytest.MonkeyPa
     def flipped(*args: Any) -> Any:
         out, lse = real(*args)
         words = out.view(np.uint32)
-        words[1, 2] ^= 1
+        words[0, 1, 2] ^= 1
         return out, lse
 
     monkeypatch.setattr(reference, "emulate", flipped)
@@ -106,20 +106,26 @@ def test_wrong_bits_have_no_time(device: za.Device, monkeypatch: pytest.MonkeyPa
     assert [(r.layout, r.status, r.median_us, r.verified) for r in rows] == [
         (name, "failed", None, None) for name in LAYOUTS
     ]
-    assert all((r.note or "").startswith("out[1, 2]: got ") for r in rows)
+    assert all((r.note or "").startswith("out[0, 0, 1, 2]: got ") for r in rows)
 
 
 def test_a_wrong_layout_does_not_make_the_others_wrong() -> None:
     """Where the oracle has the last head alone, the other heads are those of the first layout that passed."""
     right = Output(np.ones((2, 8), np.float32), np.ones(2, np.float32))
     wrong, other = (Output(right.out + np.eye(2, 8, dtype=np.float32)[head], right.lse) for head in (1, 0))
-    judge = measure._Judge(Output(right.out[1:], right.lse[1:]))
-    assert [bool(judge.fault(one)) for one in (wrong, right, right, other)] == [True, False, False, True]
+    point = Point("bench", CallSpec(SHAPE, 1, [1]), 1, Steps(None, 1))
+    point.expected = {0: Output(right.out[1:], right.lse[1:])}
+    row = Row("bench", "d", "v", "vulkan", 2, 1, 8, 8, "f16", 1)
+    subjects = [Subject(row, Call({"call": list}, result=lambda one=one: Output(*(x[None] for x in one))))
+                for one in (wrong, right, right, other)]  # fmt: skip
+    for subject in subjects:
+        point.verify(subject)
+    assert [subject.row.status for subject in subjects] == ["failed", "ok", "ok", "failed"]
 
 
 def test_sampled_heads(device: za.Device) -> None:
     rows = [r for r in run(device, [130], oracle_products=0) if r.layout in LAYOUTS and r.context]
-    assert {(r.status, r.verified) for r in rows} == {("ok", "bits (last KV head)")}
+    assert {(r.status, r.verified) for r in rows} == {("ok", "bits (sampled)")}
 
 
 def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,19 +223,18 @@ def test_torch_is_a_row_where_it_is_installed(device: za.Device, monkeypatch: py
         ({"repeats": 0}, "repeats: got 0, expected an int of at least 1"),
         ({"seed": -1}, "seed: got -1, expected an int of at least 0"),
         ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16"),
-        ({"shapes": [za.AttnShape(4, 1, 72, 40, latent=True)]}, "shape: got 4/1/72/40/latent, expected one whose V is"),
-        ({"shapes": []}, "shapes: got none, expected one or more"),
+        ({"shape": za.AttnShape(4, 1, 72, 40, latent=True)}, "shape: got 4/1/72/40/latent, expected one whose V is"),
     ),
 )
 def test_refusals(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ArgumentError) as error:
-        BenchSpec(**{"shapes": [SHAPE], "contexts": [64], **options})
+        CallSpec(**{"shape": SHAPE, "layers": 1, "contexts": [64], **options})
     assert str(error.value).startswith(text)
 
 
 def test_no_device_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^devices: got none, expected one or more$"):
-        bench.bench([], BenchSpec([SHAPE], [64]))
+        bench([], [CallSpec(SHAPE, 1, [64])])
 
 
 @pytest.mark.parametrize("as_json", (False, True))

@@ -10,8 +10,7 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn.cli import app as cli
-from zinc_attn.tools import decode_steps
-from zinc_attn.tools.decode_steps import DecodeSpec, decode_run
+from zinc_attn.tools.measure import DecodeSpec, decode_run, steps
 
 SHAPE = za.AttnShape(4, 2, 64)
 
@@ -30,12 +29,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 def test_stalls_and_wrong_bits_are_seen(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(decode_steps, "perf_counter", lambda: (n := next(clock)) * 1e-3 + 0.1 * (n >= 2 + 2 * 20 + 1))
+    monkeypatch.setattr(steps, "perf_counter", lambda: (n := next(clock)) * 1e-3 + 0.1 * (n >= 2 + 2 * 20 + 1))
     spec = DecodeSpec(SHAPE, 1, 40, prepare=False)
     run = decode_run(device, spec)
     assert [row.context for row in run.rows if row.stall] == [21]
     assert (run.rows[20].ms, run.rows[20].neighbors_ms) == (pytest.approx(101), pytest.approx(1))
     assert (run.compared, run.differ) == (2, 0)
-    wrong: Any = decode_steps.oracle
-    monkeypatch.setattr(decode_steps, "oracle", lambda q, k, v, *rest: wrong(q, k, 2 * v, *rest))
+    wrong: Any = steps.oracle
+    monkeypatch.setattr(steps, "oracle", lambda q, k, v, *rest: wrong(q, k, 2 * v, *rest))
     assert decode_run(device, spec).differ == 2

@@ -20,7 +20,7 @@ from zinc_attn.cli import app as cli
 from zinc_attn.cli.sweep import measure
 from zinc_attn.distributed.nodes import deal
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools.sweep import SweepSpec, distributed_sweep
+from zinc_attn.tools.measure import CallSpec, sweep
 
 SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")
 PROGRAMS = {
@@ -163,6 +163,8 @@ def test_what_distributed_does_not_take(more: list[str]) -> None:
 @pytest.mark.parametrize("given", ({"batch": 2}, {"page_size": None}))
 def test_what_a_distributed_sweep_does_not_take(given: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(given))}: got .* for a distributed sweep"):
-        distributed_sweep(
-            SimpleNamespace(agree=lambda *_: None), None, SweepSpec(za.AttnShape(6, 2, 64), 1, (64,), **given)
+        sweep(
+            None,
+            CallSpec(za.AttnShape(6, 2, 64), 1, (64,), **given),
+            ranks=SimpleNamespace(agree=lambda *_: None),
         )

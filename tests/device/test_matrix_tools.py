@@ -17,12 +17,11 @@ import zinc_attn as za
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
 from zinc_attn.planning import call as planning
-from zinc_attn.tools import bench, sweep
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
 from zinc_attn.tools.harness.inputs import Inputs
-from zinc_attn.tools.sweep import SweepSpec
-from zinc_attn.tools.sweep.calls import AttentionCall
+from zinc_attn.tools.measure import CallSpec, bench, sweep
+from zinc_attn.tools.measure.calls import Call
 
 SHAPE = za.AttnShape(4, 2, 64)
 MASKING: dict[str, Any] = {"window": 90, "softcap": 20.0, "sinks": np.array([1, -1, 0.5, 2], np.float32)}
@@ -74,11 +73,11 @@ def test_one_shot_refusals(matrix_device):
 
 @pytest.mark.parametrize("page_size", [256, None])
 def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_size):
-    spec = SweepSpec(SHAPE, 1, [200], q_len=9, page_size=page_size, repeats=2, arithmetic="matrix")
-    rows = sweep.sweep(matrix_device, spec)
+    spec = CallSpec(SHAPE, 1, [200], q_len=9, page_size=page_size, repeats=2, arithmetic="matrix")
+    rows = sweep(matrix_device, spec)
     assert [(row.status, row.verified, row.arithmetic) for row in rows] == [("ok", "bound", "matrix")] * 2
 
-    def off(call: AttentionCall, by: float) -> AttentionCall:
+    def off(call: Call, by: float) -> Call:
         def result() -> Output:
             got = call.result()
             got.out[0, -1, -1, -1] += by
@@ -86,15 +85,16 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_s
 
         return replace(call, result=result)
 
-    first, second = sweep.sweep(matrix_device, spec, wrap_call=lambda call: off(call, 0.5))
+    first, second = sweep(matrix_device, spec, wrap_call=lambda call: off(call, 0.5))
     assert first.status == second.status == "failed" and "within" in str(first.error)
     calls = iter((0.0, 1e-6))  # the second layout has another bit
-    first, second = sweep.sweep(matrix_device, spec, wrap_call=lambda call: off(call, next(calls)))
+    first, second = sweep(matrix_device, spec, wrap_call=lambda call: off(call, next(calls)))
     assert (first.status, second.status) == ("ok", "failed") and str(second.error).startswith("unlike layout auto: ")
 
 
 def test_a_benchmark_is_within_the_bound(matrix_device):
-    rows = bench.bench([matrix_device], bench.BenchSpec([SHAPE], [200], repeats=2, host_rounds=2, arithmetic="matrix"))
+    spec = CallSpec(SHAPE, 1, [200], page_size=None, repeats=2, arithmetic="matrix")
+    rows = bench([matrix_device], [spec], host_rounds=2)
     mine = [row for row in rows if row.arithmetic]
     assert {(row.layout, row.verified) for row in mine if row.context} == {("auto", "bound"), ("1 split", "bound")}
     assert {row.arithmetic for row in mine} == {"matrix"} and all(row.status != "failed" for row in rows)

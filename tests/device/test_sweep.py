@@ -14,26 +14,25 @@ import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools import sweep
 from zinc_attn.tools.harness.bits import ORACLE_PRODUCTS, Output
 from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.harness.split_spec import parse_split_specs
-from zinc_attn.tools.sweep import SweepRow, SweepSpec
-from zinc_attn.tools.sweep.calls import AttentionCall
-from zinc_attn.tools.sweep.points import WARM_UP_RUNS, Sample, oracle_of
+from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, Row, sweep
+from zinc_attn.tools.measure.calls import Call
+from zinc_attn.tools.measure.points import Sample, oracle_of
 
 SHAPE = za.AttnShape(4, 2, 64)
 
 
-def run(device: za.Device, contexts: list[int], splits: str = "auto,1", **options: Any) -> list[SweepRow]:
+def run(device: za.Device, contexts: list[int], splits: str = "auto,1", **options: Any) -> list[Row]:
     seams = {name: options.pop(name) for name in ("progress", "on_row", "oracle", "wrap_call") if name in options}
-    spec = SweepSpec(SHAPE, 10, contexts, parse_split_specs(splits), repeats=2, **options)
-    return sweep.sweep(device, spec, **seams)
+    spec = CallSpec(SHAPE, 10, contexts, parse_split_specs(splits), repeats=2, **options)
+    return sweep(device, spec, **seams)
 
 
 def test_rows(device: za.Device) -> None:
     said: list[tuple[str, int, int]] = []
-    seen: list[SweepRow] = []
+    seen: list[Row] = []
     layouts = ["auto", "1", "7", "size:300"]
     watch: dict[str, Any] = {"progress": lambda *step: said.append(step), "on_row": seen.append}
     rows = run(device, [100, 1024], ",".join(layouts), weights_ms=9.0, **watch)
@@ -120,7 +119,7 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize(("name", "at"), [("out", (1, 2, 3, 17)), ("lse", (1, 2, 2))])
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
 def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], sampled: bool) -> None:
-    right = oracle_of(SweepSpec(SHAPE, 1, [100]))
+    right = oracle_of(CallSpec(SHAPE, 1, [100]))
 
     def wrong(data: Inputs, dtype: str, sample: Sample) -> Output:
         output = right(data, dtype, sample)
@@ -139,11 +138,11 @@ def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], 
         assert row.error.endswith(f"; 1 of {elements} elements differ")
 
 
-def wrong_second(element: tuple[int, ...], result: int) -> Callable[[AttentionCall], AttentionCall]:
+def wrong_second(element: tuple[int, ...], result: int) -> Callable[[Call], Call]:
     """Flips a bit of ``out`` in one of the results of the second call that is wrapped; the first result is number 1."""
     calls, results = count(1), count(1)
 
-    def wrap(call: AttentionCall) -> AttentionCall:
+    def wrap(call: Call) -> Call:
         def flipped() -> Output:
             out, lse = call.result()
             return Output(flip(out, element) if next(results) == result else out, lse)
@@ -172,7 +171,7 @@ def test_what_no_kernel_writes_fails(device: za.Device, monkeypatch: pytest.Monk
     """A call whose submission does nothing does not pass with the right output of an earlier one."""
     real = {name: getattr(device.runtime, name) for name in ("run", "start")}
 
-    def idle(call: AttentionCall) -> AttentionCall:
+    def idle(call: Call) -> Call:
         def spoil() -> None:
             call.run()
             call.spoil()

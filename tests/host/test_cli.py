@@ -18,7 +18,7 @@ from support import GPU
 
 from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
-from zinc_attn.cli import arguments, plan, sweep_report, terminal
+from zinc_attn.cli import arguments, measured, plan, terminal
 from zinc_attn.cli import devices as devices_command
 from zinc_attn.cli.sweep import note_contexts
 from zinc_attn.errors import ArgumentError, NoVulkanError
@@ -28,15 +28,16 @@ from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.harness import tables
 from zinc_attn.tools.harness.bits import Output, compare, first_difference
-from zinc_attn.tools.harness.files import csv_text, json_line, write_file
+from zinc_attn.tools.harness.files import write_file, write_report
 from zinc_attn.tools.harness.inputs import Inputs, parse_contexts
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
+from zinc_attn.tools.measure import CallSpec, Row, sweep_png
+from zinc_attn.tools.measure.points import Sample, samples
 from zinc_attn.tools.models import PRESETS
-from zinc_attn.tools.sweep import SweepRow, SweepSpec
-from zinc_attn.tools.sweep.points import Sample, samples
 
 SHAPE = AttnShape(4, 2, 64)
-ROW = SweepRow(
+ROW = Row(
+    tool="sweep",
     model="m",
     device="d",
     device_kind="discrete",
@@ -62,8 +63,9 @@ ROW = SweepRow(
     passes=2,
     workgroups=32,
     scratch_bytes=16896,
+    latency_mode="decode call",
 )
-TIMED = replace(ROW, verified="bits", repeats=3, median_us=100.0, iqr_us=2.5, kv_gb_s=1 / 3, tokens_s=1000.0)
+TIMED = replace(ROW, verified="bits", median_us=100.0, q1_us=99.0, q3_us=101.5, kv_gb_s=1 / 3, tokens_s=1000.0)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def test_query_rows() -> None:
     ],
 )
 def test_what_the_oracle_computes(batch: int, q_len: int, products: int, heads: list[int], rows: int) -> None:
-    spec = SweepSpec(SHAPE, 1, [100], batch=batch, q_len=q_len, oracle_products=products)
+    spec = CallSpec(SHAPE, 1, [100], batch=batch, q_len=q_len, oracle_products=products)
     assert samples(spec, 100) == [Sample(i, rows, count) for i, count in enumerate(heads)]
 
 
@@ -214,8 +216,13 @@ def test_out_is_compared_before_lse() -> None:
     assert lse is not None and both is not None and (lse.array, both.array) == ("lse", "out")
 
 
+def timed(row: Row, *seconds: float) -> Row:
+    (found,) = row.timed([{"call": (one,)} for one in seconds])
+    return found
+
+
 def test_figures() -> None:
-    row = replace(ROW, weights_ms=9.0).timed([1e-4, 1e-4, 3e-4])
+    row = timed(replace(ROW, weights_ms=9.0), 1e-4, 1e-4, 3e-4)
     assert row.median_us == pytest.approx(100) and row.repeats == 3
     assert (row.min_us, row.max_us, row.iqr_us) == pytest.approx((100, 300, 100))
     assert row.kv_gb_s == pytest.approx(1024 * 2 * 2 * 64 * 2 / 1e-4 / 1e9)
@@ -224,18 +231,19 @@ def test_figures() -> None:
 
 
 def test_figures_of_a_batch() -> None:
-    row = replace(ROW, dtype="q8_0", batch=3, q_len=2, weights_ms=9.0).timed([1e-4])
+    row = timed(replace(ROW, dtype="q8_0", batch=3, q_len=2, weights_ms=9.0), 1e-4)
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
     assert row.kv_gb_s == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)
     assert row.attention_ms_per_step == pytest.approx(1)
     assert (row.tokens_s, row.tokens_s_with_weights) == pytest.approx((6000, 600))
 
 
-def test_json_and_csv_agree() -> None:
-    record = json.loads(json_line(TIMED))
+def test_json_and_csv_agree(tmp_path: Path) -> None:
+    table, lines_of = write_report(tmp_path, "sweep", [TIMED.record(), ROW.record()], None)
+    record = json.loads(lines_of.read_text().splitlines()[0])
     assert record["kv_gb_s"] == 0.333333
     assert record["weights_ms"] is None
-    lines = list(csv.DictReader(io.StringIO(csv_text([TIMED, ROW]))))
+    lines = list(csv.DictReader(io.StringIO(table.read_text())))
     assert list(lines[0]) == list(record)
     assert (lines[0]["median_us"], lines[1]["median_us"]) == ("100.0", "")
 
@@ -259,22 +267,22 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
         replace(ROW, context=1 << 20, status="refused", error="no room"),
         replace(ROW, context=1 << 20, layout="1", status="refused", error="no room"),
     ]
-    terminal.print_table(sweep_report.sweep_table(rows))
+    terminal.print_table(measured.sweep_table(rows))
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()][3:]
     assert lines[0] == ["1,024", "auto", "16", "bits", "100", "2.5", "0.3333", "–", "1,000"]
     assert (lines[1][3], lines[1][-1]) == ("bits*", "123,456")
     assert lines[2][3:] == ["FAILED", *"–––––"]
     assert lines[3][3:] == ["refused", *"–––––"]
-    notes = list(sweep_report.sweep_notes(rows))
-    assert notes[0].endswith("Time: decode call: append, attend, merge; host clock, warm; median.")
+    notes = list(measured.sweep_notes(rows))
+    assert notes[0].endswith("Time: decode call.")
     assert notes[2].startswith("bits*: ")
     assert notes[3:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
 
 
 def test_plot() -> None:
     pytest.importorskip("matplotlib")
+
     from zinc_attn.tools.harness.plots import keys_label
-    from zinc_attn.tools.sweep import plot_png
 
     rows = [
         replace(TIMED, context=context, layout=layout, tokens_s=1e6 / context)
@@ -283,7 +291,7 @@ def test_plot() -> None:
     ]
     rows.append(replace(ROW, context=1 << 20, status="refused"))
     with_weights = [replace(row, tokens_s_with_weights=row.tokens_s) for row in rows]
-    for png in (plot_png(rows, "t"), plot_png(with_weights, "a_$b$")):
+    for png in (sweep_png(rows, "t"), sweep_png(with_weights, "a_$b$")):
         assert png.startswith(b"\x89PNG")
     assert (keys_label(131072), keys_label(1000)) == ("128k", "1,000")
 

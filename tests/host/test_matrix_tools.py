@@ -14,12 +14,10 @@ from support import GPU, fake_device
 from zinc_attn import cli, reference
 from zinc_attn.cli import check as check_command
 from zinc_attn.cli.arguments import refuse_arithmetic
-from zinc_attn.cli.sweep_report import sweep_notes, sweep_title
+from zinc_attn.cli.measured import sweep_notes, sweep_title
 from zinc_attn.errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError
 from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.bench import BenchSpec
-from zinc_attn.tools.bench.rows import LAYOUTS
 from zinc_attn.tools.check import cases, judge, record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
@@ -27,8 +25,8 @@ from zinc_attn.tools.check.same_values import same_values
 from zinc_attn.tools.cost.matrix import RDNA4_UNITS
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
+from zinc_attn.tools.measure import SPLITS, CallSpec, Row, layouts
 from zinc_attn.tools.models import ModelPreset
-from zinc_attn.tools.sweep import SweepRow, SweepSpec
 
 SHAPE = AttnShape(4, 2, 64)
 SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
@@ -215,11 +213,8 @@ def test_what_plan_refuses(more, text, capsys):
     assert capsys.readouterr().err == f"zinc-attn: error: {text}\n"
 
 
-def sweep_row(**fields: Any) -> SweepRow:
-    given = {name: 1 for name, field in SweepRow.__dataclass_fields__.items() if "int" in str(field.type)}
-    words = dict.fromkeys(("model", "device", "device_kind", "driver", "runtime", "dtype", "data", "layout"), "x")
-    numbers: Any = given | words | {"plan": "", "build": "loop", "median_us": 2.0, "formula_bytes": None}
-    return SweepRow(**numbers | fields)
+def sweep_row(**fields: Any) -> Row:
+    return Row("sweep", "x", "x", "vulkan", 1, 1, 64, 64, "f16", 1, median_us=2.0, **fields)
 
 
 def test_a_sweep_says_bound_where_no_oracle_has_the_bits():
@@ -228,16 +223,15 @@ def test_a_sweep_says_bound_where_no_oracle_has_the_bits():
     notes = list(sweep_notes([sweep_row(verified="bits"), sweep_row(verified="bound (sampled)")]))
     assert any(n.startswith("bits: ") for n in notes) and any(n.startswith("bound*: ") for n in notes)
     assert not any("bound" in n for n in sweep_notes([sweep_row(verified="bits")]))
-    model, spec = ModelPreset("4/2/64", SHAPE, 1), SweepSpec(SHAPE, 1, [64], arithmetic="matrix")
+    model, spec = ModelPreset("4/2/64", SHAPE, 1), CallSpec(SHAPE, 1, [64], arithmetic="matrix")
     assert sweep_title(model, [spec], None).endswith("arithmetic matrix")
     assert "arithmetic" not in sweep_title(model, [replace(spec, arithmetic="canonical")], None)
 
 
 def test_few_rows_of_matrix_prefill_have_the_oracles_bits():
-    spec = SweepSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
+    spec = CallSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
     assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
-    timed = BenchSpec([SHAPE], [64], arithmetic="matrix-prefill")
-    assert timed.layouts(SHAPE) == LAYOUTS and timed.layouts(AttnShape(16, 1, 64)) == LAYOUTS[:2]
+    assert layouts(spec) == SPLITS and layouts(replace(spec, shape=AttnShape(16, 1, 64))) == SPLITS[:2]
     assert replace(spec, arithmetic="matrix").bounded and cases.MATRIX_ROWS == (16, 70)
     with pytest.raises(ArgumentError, match="arithmetic: got 'x', expected one of"):
         replace(spec, arithmetic="x")

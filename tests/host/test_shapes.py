@@ -14,7 +14,7 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.tools.check import Case
 from zinc_attn.tools.cost import find_card, predict
 from zinc_attn.tools.export.describe import manifest
-from zinc_attn.tools.sweep import SweepSpec
+from zinc_attn.tools.measure import CallSpec
 
 KNOWN: list[tuple[Any, str]] = [
     *((name, name) for name in ("f32", "f16", "bf16", "q8_0")),
@@ -45,7 +45,7 @@ def test_the_dtypes_of_torch():
 def test_the_tools_take_the_same_names():
     shape, card = za.AttnShape(9, 3, 64), find_card("R9700")
     plan = za.plan_splits(1000, shape)
-    assert SweepSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
+    assert CallSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
     assert Case.matrix("9/3/64", "float16", "65") == Case.matrix("9/3/64", "f16", "65")
     assert predict(plan, card, "float16") == predict(plan, card, "f16")
     assert manifest([shape], dtype="float16") == manifest([shape], dtype="f16")

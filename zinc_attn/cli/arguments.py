@@ -16,8 +16,8 @@ from ..planning.arithmetic import ARITHMETICS
 from ..runtime.device import RUNTIMES, Device
 from ..shapes import AttnShape
 from ..storage import STORAGE
+from ..tools.measure import PAGE_SIZE
 from ..tools.models import PRESETS, ModelPreset, find_model
-from ..tools.sweep import PAGE_SIZE
 
 Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Final
 
-from ..tools import bench
-from ..tools.harness.files import check_out, rounded, write_report
+from ..tools.harness.files import check_out
 from ..tools.harness.inputs import parse_contexts
-from ..tools.models import slug
+from ..tools.measure import CallSpec, bench, bench_png
 from .arguments import (
     DEFAULT_CONTEXTS,
     Subparsers,
@@ -22,15 +19,8 @@ from .arguments import (
     parse_shapes,
     refuse_arithmetic,
 )
-from .terminal import arithmetic_text, need, note_cpu, print_json, print_rows, progress_bar, say_written
-
-WORDS: Final = (  # of the tables
-    "call: submit a recorded call and wait. steady call: write the query, call, read the result, as decoding does.",
-    "host per call: a steady call without keys less an empty submission, which leaves the work of the host's code.",
-    "pass 1, gap, pass 2, device GB/s: from runs with timestamps, beside those of the call, so that on a machine with",
-    "other work they may add up to more than it. of read: of the rate at which a kernel that does nothing else reads K",
-    "and V. GB/s counts each stored byte of K and V once.",
-)
+from .measured import BENCH_WORDS, leave_files, print_bench, row_printer
+from .terminal import arithmetic_text, need, note_cpu, progress_bar
 
 
 def add_bench(subparsers: Subparsers) -> None:
@@ -43,7 +33,7 @@ def add_bench(subparsers: Subparsers) -> None:
         "of their roundings, and layouts against each other), then times runtimes and layouts in turns: the whole\n"
         "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
         "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
-        "bench.jsonl and bench.png in --out.\n\n" + "\n".join(WORDS),
+        "bench.jsonl and bench.png in --out.\n\n" + "\n".join(BENCH_WORDS),
         "  zinc-attn bench\n  zinc-attn bench --runtime vulkan --shape 32/8/128 --contexts 8k --json",
     )
     add = parser.add_argument
@@ -67,7 +57,7 @@ def run_bench(args: argparse.Namespace) -> int:
     check_out(args.out)
     shapes, contexts = parse_shapes(args.shape), parse_contexts(args.contexts)
     options = {name: getattr(args, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
-    spec = bench.BenchSpec(shapes, contexts, **options)
+    specs = [CallSpec(shape, 1, contexts, page_size=None, **options) for shape in shapes]
     with ExitStack() as stack:
         devices = open_devices(stack, [args.device], args.runtime or installed_runtimes(args.arithmetic))
         for device in devices:
@@ -76,23 +66,9 @@ def run_bench(args: argparse.Namespace) -> int:
         note_cpu(info)
         if not args.json:
             print(f"{info.name} ({info.driver}), {args.dtype}, one layer{arithmetic_text(args.arithmetic)}", flush=True)
-        on_row = (lambda row: print_json([rounded(row)])) if args.json else None
         with progress_bar() as progress:
-            rows = bench.bench(devices, spec, progress=progress, on_row=on_row)
+            rows = bench(devices, specs, progress=progress, on_row=row_printer(args))
     if not args.json:
-        print_times(rows)
-        if any((row.verified or "").startswith("bound") for row in rows):
-            print("bound: as near to float64 as the roundings of matrix units allow, and equal bits of both layouts.")
-    png = bench.bench_png(rows) if any(row.kv_gb_s for row in rows) else None
-    say_written(write_report(Path(args.out or f"bench-{slug(info.name)}"), "bench", rows, png))
+        print_bench(rows)
+    leave_files(args, "bench", info, rows, bench_png(rows) if any(row.kv_gb_s for row in rows) else None)
     return 1 if any(row.status == "failed" for row in rows) else 0
-
-
-def print_times(rows: list[bench.BenchRow]) -> None:
-    """The table of the host's work, the table of the points, and what their words mean."""
-    host, points = bench.table_cells(rows)
-    for columns, lines, left in ((bench.HOST_COLUMNS, host, 2), (bench.COLUMNS, points, 5)):
-        print_rows(columns, lines, left)
-        print()
-    print(f"Times: {bench.HOST_CLOCK}; passes by {bench.DEVICE_CLOCK}; medians.")
-    print("\n".join(WORDS))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 
 from ..checks import check_int
-from ..tools.decode_steps import STALL_MS, STALL_RATIO, DecodeRun, DecodeSpec, decode_run, steps_png
-from ..tools.harness.files import check_out, rounded, write_report
-from ..tools.models import slug
+from ..tools.harness.files import check_out
+from ..tools.measure import DecodeRun, DecodeSpec, decode_run, steps_png
+from ..tools.measure.steps import STALL_MS, STALL_RATIO
 from .arguments import (
     Subparsers,
     add_command,
@@ -21,7 +20,8 @@ from .arguments import (
     installed_runtimes,
     open_devices,
 )
-from .terminal import need, note_cpu, print_json, print_rows, progress_bar, say_written
+from .measured import leave_files
+from .terminal import need, note_cpu, print_json, print_rows, progress_bar
 
 _COLUMNS = ("runtime", "prepare s", "recordings", "first ms", "median ms", "slowest ms", "at", "stalls", "bits")
 
@@ -67,19 +67,17 @@ def run_decode(args: argparse.Namespace) -> int:
     rows = [row for run in runs for row in run.rows]
     title = f"{model.name}: {layers} layers of {model.shape}, {spec.dtype}, one token a step"
     if args.json:
-        for row in rows:
-            print_json([rounded(row)])
+        print_json(row.record() for row in rows)
     else:
         print(f"{title}, {args.tokens:,} steps; {info.name} ({info.driver})")
         print_rows(_COLUMNS, [_line(run) for run in runs], 1)
         print(f"stalls: steps above {STALL_RATIO:g} times the median of their neighbors, or {STALL_MS:g} ms above it.")
-    folder = Path(args.out or f"decode-{slug(info.name)}")
-    say_written(write_report(folder, "steps", rows, steps_png(runs, title)))
+    leave_files(args, "decode", info, rows, steps_png(runs, title))
     return 1 if any(run.differ for run in runs) else 0
 
 
 def _line(run: DecodeRun) -> list[str]:
-    ms = np.array([row.ms for row in run.rows])
+    ms = np.array([row.ms for row in run.rows], float)
     slowest = int(ms.argmax())
     return [
         run.rows[0].runtime,
@@ -89,6 +87,6 @@ def _line(run: DecodeRun) -> list[str]:
         f"{np.median(ms):.2f}",
         f"{ms[slowest]:.2f}",
         f"{slowest + 1:,}",
-        str(sum(row.stall for row in run.rows)),
+        str(sum(bool(row.stall) for row in run.rows)),
         f"{run.differ} of {run.compared} DIFFER" if run.differ else f"{run.compared} equal",
     ]

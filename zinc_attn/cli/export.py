@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..tools import export
-from ..tools.sweep import PAGE_SIZE
+from ..tools.measure import PAGE_SIZE
 from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_shared, parse_shapes
 from .terminal import binary_size, print_json, say
 

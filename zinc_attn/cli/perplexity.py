@@ -13,7 +13,7 @@ from ..files import read_text
 from ..storage import STORAGE
 from ..tools import generate
 from ..tools.harness.tables import MISSING
-from ..tools.sweep import PAGE_SIZE
+from ..tools.measure import PAGE_SIZE
 from .arguments import (
     Subparsers,
     add_arithmetic,

@@ -13,11 +13,11 @@ from ..checks import check_int
 from ..distributed.ranks import TIMEOUT_S, RankError, Ranks, start_mpi
 from ..errors import ArgumentError
 from ..runtime.device import Device
-from ..tools.harness.files import check_out, rounded, write_report
+from ..tools.harness.files import check_out
 from ..tools.harness.inputs import Inputs, parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
+from ..tools.measure import PAGE_SIZE, CallSpec, sweep, sweep_png
 from ..tools.models import ModelPreset, slug
-from ..tools.sweep import PAGE_SIZE, SweepRow, SweepSpec, distributed_sweep, plot_png, sweep
 from .arguments import (
     DEFAULT_CONTEXTS,
     Subparsers,
@@ -30,8 +30,8 @@ from .arguments import (
     parse_counts,
     refuse_arithmetic,
 )
-from .sweep_report import print_sweep_head, sweep_notes, sweep_table, sweep_title
-from .terminal import need, note_cpu, print_json, print_table, progress_bar, say, say_written
+from .measured import leave_files, print_sweep_head, row_printer, sweep_notes, sweep_table, sweep_title
+from .terminal import need, note_cpu, print_table, progress_bar, say
 
 
 def add_sweep(subparsers: Subparsers) -> None:
@@ -134,22 +134,18 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
         if not quiet:
             note_cpu(device.info)
             note_contexts(model, specs[0].contexts)
-            if args.json:
-                options["on_row"] = lambda row: print_json([rounded(row)])
-            else:
+            if not args.json:
                 print_sweep_head(device, model, specs, ranks)
-            options["progress"] = stack.enter_context(progress_bar())
-        rows: list[SweepRow] = []
-        for spec in specs:
-            rows += distributed_sweep(ranks, device, spec, **options) if ranks else sweep(device, spec, **options)
-        folder = Path(args.out or f"sweep-{slug(model.name)}-{slug(device.info.name)}")
+            options = {"on_row": row_printer(args), "progress": stack.enter_context(progress_bar())}
+        rows = [row for spec in specs for row in sweep(device, spec, ranks=ranks, **options)]
+        info = device.info
     if not quiet:
         if not args.json:
             print_table(sweep_table(rows))
             for line in sweep_notes(rows):
                 print(line)
-        png = plot_png(rows, sweep_title(model, specs, ranks)) if any(row.tokens_s for row in rows) else None
-        say_written(write_report(folder, "sweep", rows, png))
+        png = sweep_png(rows, sweep_title(model, specs, ranks)) if any(row.tokens_s for row in rows) else None
+        leave_files(args, f"sweep-{slug(model.name)}", info, rows, png)
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
 
@@ -174,12 +170,12 @@ def check_distributed(args: argparse.Namespace) -> None:
             )
 
 
-def sweep_specs(args: argparse.Namespace) -> tuple[ModelPreset, list[SweepSpec]]:
+def sweep_specs(args: argparse.Namespace) -> tuple[ModelPreset, list[CallSpec]]:
     """The model, and what of it is measured, by query rows."""
     model, kv = sweep_subject(args)
     q_lens = [len(kv.rows) if kv else 1] if args.rows is None else parse_counts("rows", args.rows)
     options = {name: getattr(args, name) for name in ("batch", "repeats", "weights_ms", "seed", "arithmetic")}
-    spec = SweepSpec(
+    spec = CallSpec(
         model.shape,
         model.attention_layers,
         tuple(parse_contexts(args.contexts or (str(len(kv.k)) if kv else DEFAULT_CONTEXTS))),

@@ -17,7 +17,7 @@ from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
-from ..sweep import PAGE_SIZE
+from ..measure import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet
 from .trace import AttentionTrace
 from .warm_up import warm_up

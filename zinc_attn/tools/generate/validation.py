@@ -25,7 +25,7 @@ from ...runtime.device import Device
 from ..harness.bound import truth
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
-from ..sweep import PAGE_SIZE
+from ..measure import PAGE_SIZE
 from .hf_model import HFModel, check_memory, integration, quiet
 from .trace import F32, AttentionTrace, Call, first_difference
 

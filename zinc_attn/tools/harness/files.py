@@ -1,4 +1,4 @@
-"""Files that tools leave: rows of a dataclass as JSON lines and as CSV, written whole or not at all."""
+"""Files that tools leave: records as JSON lines and as CSV, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,25 +15,6 @@ from ...errors import ArgumentError
 from ...files import check_folder, check_target, replacing
 
 ELSEWHERE: Final = "choose another folder with --out"
-
-
-def json_line(row: Any) -> str:
-    """A dataclass as one line of JSON, its floats rounded to 6 digits."""
-    return json.dumps(rounded(row), ensure_ascii=False, allow_nan=False)
-
-
-def csv_text(rows: Sequence[Any]) -> str:
-    """A header, and one line per row of one dataclass (at least one); a field that is None is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(rows[0])], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(rounded, rows))
-    return text.getvalue()
-
-
-def rounded(row: Any) -> dict[str, Any]:
-    """The fields of a dataclass, floats rounded to 6 digits."""
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in asdict(row).items()}
 
 
 def write_file(path: Path, data: bytes, hint: str = ELSEWHERE) -> None:
@@ -68,13 +48,17 @@ def _writing(path: Path, hint: str) -> Iterator[None]:
         raise ArgumentError(f"{plain(path)}: cannot be written: {error.strerror or error}; {hint}") from error
 
 
-def write_report(folder: Path, name: str, rows: Sequence[Any], png: bytes | None) -> list[Path]:
-    """Write ``name``.csv and ``name``.jsonl, and ``name``.png where there is a picture; the paths written."""
-    files: Mapping[str, bytes | None] = {
-        "csv": csv_text(rows).encode(),
-        "jsonl": "".join(f"{json_line(row)}\n" for row in rows).encode(),
-        "png": png,
-    }
+def write_report(folder: Path, name: str, records: Sequence[Mapping[str, Any]], png: bytes | None) -> list[Path]:
+    """Write ``name``.csv and ``name``.jsonl, and ``name``.png where there is a picture; the paths written.
+
+    records: at least one, all of the same keys. A value of None is an empty field of the CSV file.
+    """
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
+    files = {"csv": table.getvalue().encode(), "jsonl": lines.encode(), "png": png}
     made = {folder / f"{name}.{suffix}": data for suffix, data in files.items() if data is not None}
     for path, data in made.items():
         write_file(path, data)

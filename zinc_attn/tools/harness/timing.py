@@ -1,12 +1,10 @@
-"""Calls that are timed in turns, and the figures that a tool takes from the times."""
+"""Calls that are timed in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Final, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Final, TypeVar
 
 FEWEST_REPEATS: Final = 5
 MOST_REPEATS: Final = 50
@@ -27,18 +25,3 @@ def in_turns(calls: Sequence[Callable[[], T]], repeats: int | None, budget_s: fl
     while len(taken) < fewest or (len(taken) < most and perf_counter() - begin < budget_s):
         taken.append([call() for call in calls])
     return [list(mine) for mine in zip(*taken, strict=True)]
-
-
-class Spread(NamedTuple):
-    """Quartiles and extremes of some times, in microseconds."""
-
-    low: float
-    q1: float
-    median: float
-    q3: float
-    high: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
-        """The spread of times in seconds."""
-        return cls(*(1e6 * float(x) for x in np.percentile(seconds, (0, 25, 50, 75, 100))))

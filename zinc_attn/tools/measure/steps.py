@@ -10,15 +10,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.kv_cache import KVCache
-from ..checks import check_int
-from ..decode.attention import Attention
-from ..runtime.device import Device
-from ..shapes import AttnShape
-from .harness.bits import Output, compare, oracle
-from .harness.inputs import Inputs
-from .harness.plots import Line, lines_png
-from .harness.progress import Progress, Steps
+from ...cache.kv_cache import KVCache
+from ...checks import check_int
+from ...decode.attention import Attention
+from ...runtime.device import Device
+from ...shapes import AttnShape
+from ..harness.bits import Output, compare, oracle
+from ..harness.inputs import Inputs
+from ..harness.plots import Line, lines_png
+from ..harness.progress import Progress, Steps
+from .rows import Row
 
 NEIGHBORS: Final = 16  # steps on each side whose median a step is compared with
 STALL_RATIO: Final = 3.0  # a step is a stall beyond so many times that median, or so many milliseconds above it
@@ -39,27 +40,10 @@ class DecodeSpec(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepRow:
-    """One step. ms: wall time of its calls, one per layer; neighbors_ms: the median of the steps around it."""
-
-    device: str
-    driver: str
-    runtime: str
-    shape: str
-    layers: int
-    dtype: str
-    prepared: bool
-    context: int
-    ms: float
-    neighbors_ms: float
-    stall: bool
-
-
-@dataclass(frozen=True)
 class DecodeRun:
     """The steps of one device and dispatcher. differ: outputs that were compared and are not the oracle's."""
 
-    rows: list[StepRow]
+    rows: list[Row]
     prepare_s: float
     recordings: int
     compared: int
@@ -94,13 +78,13 @@ def decode_run(device: Device, spec: DecodeSpec, progress: Progress | None = Non
     return DecodeRun(_rows(device, spec, 1e3 * seconds), prepare_s, recordings, compared, differ)
 
 
-def _rows(device: Device, spec: DecodeSpec, ms: NDArray[np.float64]) -> list[StepRow]:
-    info, rows = device.info, []
-    about = info.name, info.driver, device.runtime.name, str(spec.shape), spec.layers, spec.dtype, spec.prepare
+def _rows(device: Device, spec: DecodeSpec, ms: NDArray[np.float64]) -> list[Row]:
+    rows, fields = [], {"layers": spec.layers, "prepared": spec.prepare}
     for at, mine in enumerate(ms.tolist()):
         median = float(np.median(ms[max(at - NEIGHBORS, 0) : at + NEIGHBORS + 1]))
         stall = mine > STALL_RATIO * median or mine > median + STALL_MS
-        rows.append(StepRow(*about, at + 1, mine, median, stall))
+        step = {"ms": mine, "neighbors_ms": median, "stall": stall}
+        rows.append(Row.of("steps", device, spec.shape, spec.dtype, at + 1, **fields, **step))
     return rows
 
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cache.rows import stored
 from ...decode.scoring import check_scale
 from ..harness.bits import F32
 from ..harness.inputs import Inputs
-from .rows import BenchRow
-from .subjects import Subject
+from .calls import Call
+from .points import Subject
+from .rows import Row
 
 MAX_ERROR: Final = {"float32": 1e-4, "float16": 3e-3}  # relative L2 error of a baseline, by what it computes in
 
@@ -43,28 +45,29 @@ def _torch_attention(q: F32, k: F32, v: F32, scale: float, dtype: str) -> tuple[
     return where, f"torch {torch.__version__}, {str(kind).removeprefix('torch.')}", call
 
 
-def baselines(data: Inputs, dtype: str, want: F32) -> tuple[list[Subject], list[BenchRow]]:
-    """The baselines on K and V as ``dtype`` stores them, as float32 and contiguous per head, and the rows of those that
-    cannot be timed.
+def baselines(data: Inputs, dtype: str, want: NDArray[Any]) -> list[Subject]:
+    """The baselines on K and V as ``dtype`` stores them, as float32 and contiguous per head.
 
-    want: the oracle's out, of the last query heads at least.
+    want: out of the oracle, or of float64, of the last query heads at least.
     """
-    scale = check_scale(None, data.shape.head_dim)
+    shape, q = data.shape, data.rows[-1]
+    scale = check_scale(None, shape.head_dim)
     k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in stored(data.k, data.v, dtype))
+    sizes = (shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim)
     version = f"NumPy {np.__version__}, float32"
-    row = BenchRow("CPU", "cpu", version, "numpy", str(data.shape), dtype, len(data.k), "baseline")
-    found: list[tuple[BenchRow, Callable[[], F32]]] = [(row, lambda: numpy_attention(data.q, k, v, scale))]
-    row, untimed = replace(row, runtime="torch", driver="torch"), []
+    row = Row("bench", "CPU", version, "numpy", *sizes, dtype, len(data.k), "baseline", device_kind="cpu")
+    found: list[tuple[Row, Callable[[], F32]]] = [(row, lambda: numpy_attention(q, k, v, scale))]
+    row, refused = replace(row, runtime="torch", driver="torch"), []
     try:
-        where, version, call = _torch_attention(data.q, k, v, scale, dtype)
-        found.append((replace(row, device=where, driver=version), call))
+        where, version, torch_call = _torch_attention(q, k, v, scale, dtype)
+        found.append((replace(row, device=where, driver=version), torch_call))
     except ModuleNotFoundError:
-        untimed.append(row.without_time("refused", "torch not installed"))
-    subjects = []
-    for row, call in found:
-        apart = float(np.linalg.norm(call()[-len(want) :].astype(np.float64) - want) / np.linalg.norm(want))
-        if apart <= MAX_ERROR[row.driver.rsplit(" ", 1)[-1]]:
-            subjects.append(Subject(replace(row, verified=f"error {apart:.1e}"), {"call": call}))
-        else:
-            untimed.append(row.without_time("failed", f"relative error {apart:.1e}"))
-    return subjects, untimed
+        refused.append(Subject(row.refused("torch not installed")))
+    return [_checked(row, call, want) for row, call in found] + refused
+
+
+def _checked(row: Row, call: Callable[[], F32], want: NDArray[Any]) -> Subject:
+    apart = float(np.linalg.norm(call()[-len(want) :].astype(np.float64) - want) / np.linalg.norm(want))
+    if apart <= MAX_ERROR[row.driver.rsplit(" ", 1)[-1]]:
+        return Subject(replace(row, verified=f"error {apart:.1e}"), Call({"call": call}))
+    return Subject(row.failed(f"relative error {apart:.1e}"))

@@ -1,4 +1,4 @@
-"""The picture of a sweep: tokens/s over context lengths."""
+"""The pictures of a sweep, tokens/s, and of a benchmark, KV GB/s, over context lengths."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Final
 
 from ..harness.plots import Line, lines_png
 from ..harness.tables import grouped
-from .rows import SweepRow
+from .rows import Row
 
 _LOOKS: Final = {"auto": ("auto (the split rule)", "o-"), "1": ("1 split (baseline)", "s--")}
+_STYLES: Final = {"auto": "o-", "read": "x:", "baseline": "^-."}
 
 
-def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
+def sweep_png(rows: Sequence[Row], title: str) -> bytes:
     """A PNG of the timed rows (at least one): a line per layout and q_len, auto solid and a single split dashed."""
     weights = any(row.tokens_s_with_weights is not None for row in rows)
     groups = grouped(((row.layout, row.q_len), row) for row in rows)
@@ -26,3 +27,19 @@ def plot_png(rows: Sequence[SweepRow], title: str) -> bytes:
     panels = {f"{rows[0].device} · {rows[0].driver} · {rows[0].runtime}": lines}
     what = f"tokens/s, attention {'and weights' if weights else 'alone'}"
     return lines_png(panels, title, what, log_digits=None if weights else 4)
+
+
+def bench_png(rows: Sequence[Row]) -> bytes:
+    """A PNG of the benchmark's whole calls (at least one): KV GB/s against context, a panel per shape."""
+    calls = [row for row in rows if row.measure == "call" and row.kv_gb_s]
+    panels = {}
+    for about, mine in grouped((f"{row.shape}, {row.dtype}", row) for row in calls).items():
+        groups = grouped(((row.layout, row.runtime), (row.context, row.kv_gb_s)) for row in mine)
+        panels[about] = [
+            Line(runtime if layout == "baseline" else f"{layout}, {runtime}", points, _STYLES.get(layout, "s--"))
+            for (layout, runtime), points in groups.items()
+        ]
+    device = next((row for row in calls if row.layout != "baseline"), calls[0])
+    arithmetic = next((row.arithmetic for row in calls if row.arithmetic not in (None, "canonical")), None)
+    how = f" by arithmetic {arithmetic}" if arithmetic else ""
+    return lines_png(panels, f"Decode attention{how}\n{device.device} · {device.driver}", "KV GB/s of the whole call")
