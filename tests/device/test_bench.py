@@ -24,8 +24,8 @@ from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.harness.progress import Steps
 from zinc_attn.tools.measure import MEASURES, SPLITS, CallSpec, Row, bench
 from zinc_attn.tools.measure.baselines import numpy_attention
-from zinc_attn.tools.measure.calls import Call, ReadYardstick
-from zinc_attn.tools.measure.points import Point, Subject
+from zinc_attn.tools.measure.calls import ReadYardstick, Subject
+from zinc_attn.tools.measure.points import Point
 
 SHAPE = za.AttnShape(6, 2, 64)
 LAYOUTS = [split.label for split in SPLITS]
@@ -116,7 +116,7 @@ def test_a_wrong_layout_does_not_make_the_others_wrong() -> None:
     point = Point("bench", CallSpec(SHAPE, 1, [1]), 1, Steps(None, 1))
     point.expected = {0: Output(right.out[1:], right.lse[1:])}
     row = Row("bench", "d", "v", "vulkan", 2, 1, 8, 8, "f16", 1)
-    subjects = [Subject(row, Call({"call": list}, result=lambda one=one: Output(*(x[None] for x in one))))
+    subjects = [Subject(row, {"call": list}, result=lambda one=one: Output(*(x[None] for x in one)))
                 for one in (wrong, right, right, other)]  # fmt: skip
     for subject in subjects:
         point.verify(subject)

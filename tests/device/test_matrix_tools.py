@@ -21,7 +21,7 @@ from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.bound import truth
 from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.measure import CallSpec, bench, sweep
-from zinc_attn.tools.measure.calls import Call
+from zinc_attn.tools.measure.calls import Subject
 
 SHAPE = za.AttnShape(4, 2, 64)
 MASKING: dict[str, Any] = {"window": 90, "softcap": 20.0, "sinks": np.array([1, -1, 0.5, 2], np.float32)}
@@ -77,7 +77,7 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_s
     rows = sweep(matrix_device, spec)
     assert [(row.status, row.verified, row.arithmetic) for row in rows] == [("ok", "bound", "matrix")] * 2
 
-    def off(call: Call, by: float) -> Call:
+    def off(call: Subject, by: float) -> Subject:
         def result() -> Output:
             got = call.result()
             got.out[0, -1, -1, -1] += by

@@ -18,7 +18,7 @@ from zinc_attn.tools.harness.bits import ORACLE_PRODUCTS, Output
 from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, Row, sweep
-from zinc_attn.tools.measure.calls import Call
+from zinc_attn.tools.measure.calls import Subject
 from zinc_attn.tools.measure.points import Sample, oracle_of
 
 SHAPE = za.AttnShape(4, 2, 64)
@@ -138,11 +138,11 @@ def test_one_wrong_bit_fails(device: za.Device, name: str, at: tuple[int, ...], 
         assert row.error.endswith(f"; 1 of {elements} elements differ")
 
 
-def wrong_second(element: tuple[int, ...], result: int) -> Callable[[Call], Call]:
+def wrong_second(element: tuple[int, ...], result: int) -> Callable[[Subject], Subject]:
     """Flips a bit of ``out`` in one of the results of the second call that is wrapped; the first result is number 1."""
     calls, results = count(1), count(1)
 
-    def wrap(call: Call) -> Call:
+    def wrap(call: Subject) -> Subject:
         def flipped() -> Output:
             out, lse = call.result()
             return Output(flip(out, element) if next(results) == result else out, lse)
@@ -171,7 +171,7 @@ def test_what_no_kernel_writes_fails(device: za.Device, monkeypatch: pytest.Monk
     """A call whose submission does nothing does not pass with the right output of an earlier one."""
     real = {name: getattr(device.runtime, name) for name in ("run", "start")}
 
-    def idle(call: Call) -> Call:
+    def idle(call: Subject) -> Subject:
         def spoil() -> None:
             call.run()
             call.spoil()

@@ -14,8 +14,7 @@ from ...cache.rows import stored
 from ...decode.scoring import check_scale
 from ..harness.bits import F32
 from ..harness.inputs import Inputs
-from .calls import Call
-from .points import Subject
+from .calls import Subject
 from .rows import Row
 
 MAX_ERROR: Final = {"float32": 1e-4, "float16": 3e-3}  # relative L2 error of a baseline, by what it computes in
@@ -69,5 +68,5 @@ def baselines(data: Inputs, dtype: str, want: NDArray[Any]) -> list[Subject]:
 def _checked(row: Row, call: Callable[[], F32], want: NDArray[Any]) -> Subject:
     apart = float(np.linalg.norm(call()[-len(want) :].astype(np.float64) - want) / np.linalg.norm(want))
     if apart <= MAX_ERROR[row.driver.rsplit(" ", 1)[-1]]:
-        return Subject(replace(row, verified=f"error {apart:.1e}"), Call({"call": call}))
+        return Subject(replace(row, verified=f"error {apart:.1e}"), {"call": call})
     return Subject(row.failed(f"relative error {apart:.1e}"))

@@ -14,7 +14,7 @@ from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
 from .baselines import baselines
 from .calls import PER_HEAD, BenchInputs
-from .points import Point, Subject, no_keys
+from .points import Point, no_keys
 from .rows import BENCH_WARM_UP, HOST_CLOCK, MEASURES, Row
 from .spec import CallSpec
 
@@ -63,13 +63,11 @@ def layouts(spec: CallSpec) -> tuple[SplitSpec, ...]:
 
 def _host(stack: ExitStack, devices: Sequence[Device], spec: CallSpec, steps: Steps, rounds: int) -> list[Row]:
     """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
-    point, subjects = Point("bench", spec, 0, steps, judge=no_keys), list[Subject]()
-    for device in devices:
-        (subject,) = point.verified(stack, device, BenchInputs)
-        if subject.call:
-            subject.call.clocked["empty submit"] = device.runtime.empty_submit
+    point = Point("bench", spec, 0, steps, judge=no_keys)
+    subjects = [one for device in devices for one in point.verified(stack, device, BenchInputs)]
+    for subject, device in zip(subjects, devices, strict=True):
+        subject.clocked["empty submit"] = device.runtime.empty_submit
         subject.output = None  # so that nothing but the calls is between two of them
-        subjects.append(subject)
     made = itertools.groupby(point.timed(subjects, BUDGET_S, BENCH_WARM_UP, rounds), lambda row: row.runtime)
     return [row for _, mine in made for row in _with_host_per_call(list(mine))]
 
@@ -90,13 +88,9 @@ def _with_host_per_call(rows: list[Row]) -> list[Row]:
 
 def _point(stack: ExitStack, devices: Sequence[Device], spec: CallSpec, context: int, steps: Steps) -> list[Row]:
     """All rows of one shape and context: the yardstick and every layout on each device, then the baselines."""
-    point, rows = Point("bench", spec, context, steps), list[Row]()
-    subjects = [
-        one
-        for device in devices
-        for one in point.verified(stack, device, BenchInputs, lambda resident: [_yardstick(resident)])
-    ]
-    rows += point.timed(subjects, BUDGET_S, BENCH_WARM_UP)
+    point = Point("bench", spec, context, steps)
+    subjects = [one for device in devices for one in point.verified(stack, device, BenchInputs)]
+    rows = point.timed(subjects, BUDGET_S, BENCH_WARM_UP)
     if point.only is not None:
         want = point.expected[0].out[-1]
         rows += point.timed(baselines(point.only, spec.dtype, want), BUDGET_S, BENCH_WARM_UP)
@@ -107,9 +101,3 @@ def _point(stack: ExitStack, devices: Sequence[Device], spec: CallSpec, context:
         return replace(row, of_read=row.kv_gb_s / best if row.kv_gb_s and best else None)
 
     return [beside_yardstick(row) for row in rows]
-
-
-def _yardstick(resident: BenchInputs) -> Subject:
-    spec, device = resident.spec, resident.device
-    row = Row.of("bench", device, spec.shape, spec.dtype, resident.kv.tokens, layout="read")
-    return Subject(*resident.yardstick(row))

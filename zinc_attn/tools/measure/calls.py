@@ -26,7 +26,7 @@ from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...runtime.protocol import Buffer, Dispatch, Use
 from ...shapes import row_format
-from ..harness.bits import F32, Output
+from ..harness.bits import F32, Output, compare
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
 from .rows import Row, Times
@@ -36,35 +36,39 @@ READ_LOADS: Final = 16  # uvec4 a lane of the yardstick, or the next larger numb
 PER_HEAD: Final = "per query head"  # the layout of a benchmark with a workgroup for every query head
 
 
-def _nothing() -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Call:
-    """What is verified and timed as one.
+@dataclass
+class Subject:
+    """A call that is verified and timed, and its row.
 
     clocked: calls by the host's clock, by measure, of which "call" is the one that is verified; cut_back: called behind
     each, outside the clock. spoil: leaves an output other than that of the call, so that an element which the call does
     not write is seen; result: out (batch, q_len, q_heads, head_dim) and lse (batch, q_len, q_heads) of the last call,
     None of what has no such output. stamped: gives a recording with timestamps, None where there is no such clock.
-    facts: fields of the row that the first call shows.
+    output: what was verified.
     """
 
+    row: Row
     clocked: dict[str, Callable[[], object]] = field(default_factory=dict)
-    cut_back: Callable[[], object] = _nothing
-    spoil: Callable[[], object] = _nothing
+    cut_back: Callable[[], object] = lambda: None
+    spoil: Callable[[], object] = lambda: None
     result: Callable[[], Output] | None = None
     stamped: Callable[[], AbstractContextManager[RecordedCall | ReadYardstick]] | None = None
-    facts: Callable[[], dict[str, Any]] = dict
+    output: Output | None = None
+    seconds: float = 0.0  # of the last call
+    timed_runs: int = 0  # below 1 while calls warm up
 
-    def run(self) -> float:
-        """Make the call; its seconds."""
-        return self._clock("call")[0]
+    def run(self, name: str = "call") -> Times:
+        """Make a call by the host's clock."""
+        call, caller, cpu, start = self.clocked[name], thread_time(), process_time(), perf_counter()
+        call()
+        times = perf_counter() - start, process_time() - cpu, thread_time() - caller
+        self.cut_back()
+        self.seconds = times[0]
+        return times
 
-    def sample(self) -> dict[str, Times]:
-        """One time of every measure."""
-        made = {name: self._clock(name) for name in self.clocked}
+    def timed_run(self) -> dict[str, Times]:
+        """A time of every measure; the output of the call is compared with the verified one."""
+        made = {name: self.run(name) for name in self.clocked}
         if self.stamped is not None:
             with self.stamped() as call:
                 call.run()
@@ -74,14 +78,20 @@ class Call:
                 made["pass 1"] = (end - begin,)
                 for second, third in more:
                     made |= {"gap": (second - end,), "pass 2": (third - second,)}
+        self.timed_runs += 1
+        verified = self.output if self.row.status == "ok" else None
+        if verified and self.result and (found := compare(self.result(), verified)):
+            when = f"timed run {self.timed_runs}" if self.timed_runs > 0 else "a warm-up run"
+            self.row = self.row.failed(f"in {when}: {found.text()}")
         return made
 
-    def _clock(self, name: str) -> Times:
-        call, caller, cpu, start = self.clocked[name], thread_time(), process_time(), perf_counter()
-        call()
-        times = perf_counter() - start, process_time() - cpu, thread_time() - caller
-        self.cut_back()
-        return times
+
+class Resident:
+    """Sequences on a device, which ``add`` makes, of their values, and ``call`` attends under a layout."""
+
+    def beside(self) -> list[Subject]:
+        """What else is timed there, verified; called when all sequences are made."""
+        return []
 
 
 def make_resident(device: Device, spec: CallSpec, context: int) -> CachedInputs | ContiguousInputs:
@@ -95,7 +105,7 @@ def make_resident(device: Device, spec: CallSpec, context: int) -> CachedInputs 
     return CachedInputs(KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size), spec, context)
 
 
-class CachedInputs:
+class CachedInputs(Resident):
     """The sequences of a batch in a cache of one layer, which have ``before`` tokens each between the calls."""
 
     def __init__(self, cache: KVCache | ShardedKVCache, spec: CallSpec, context: int) -> None:
@@ -122,7 +132,7 @@ class CachedInputs:
             self.cache, num_splits=split.num_splits, split_size=split.split_size, arithmetic=self.arithmetic
         )
 
-    def call(self, split: SplitSpec, plan: SplitPlan) -> Call:
+    def call(self, row: Row, split: SplitSpec, plan: SplitPlan) -> Subject:
         """The call under a layout, whose plan is ``plan``."""
         attention, alone, got = self._attention(split), len(self.sequences) == 1, list[Any]()
 
@@ -142,7 +152,7 @@ class CachedInputs:
         def result() -> Output:
             return Output(*(np.stack([x] if alone else x) for x in got))
 
-        return Call({"call": lambda: attend(self.q)}, cut_back, spoil, result)
+        return Subject(row, {"call": lambda: attend(self.q)}, cut_back, spoil, result)
 
     def close(self) -> None:
         """Free the device memory."""
@@ -169,23 +179,13 @@ class RankedInputs(CachedInputs):
     def _attention(self, split: SplitSpec) -> Callable[..., Any]:
         return ShardedAttention(self.cache, arithmetic=self.arithmetic)
 
-    def call(self, split: SplitSpec, plan: SplitPlan) -> Call:
+    def call(self, row: Row, split: SplitSpec, plan: SplitPlan) -> Subject:
         """The call, whose layout is a split per node."""
         super().add(self.data)
-        made, received = super().call(split, plan), [0]
-
-        def counted() -> None:
-            before = self.ranks.received_bytes
-            made.clocked["call"]()
-            received[0] = self.ranks.received_bytes - before
-
-        def facts() -> dict[str, Any]:
-            return {"received_bytes": received[0], "formula_bytes": self.formula_bytes}
-
-        return replace(made, clocked={"call": counted}, facts=facts)
+        return super().call(replace(row, formula_bytes=self.formula_bytes), split, plan)
 
 
-class ContiguousInputs:
+class ContiguousInputs(Resident):
     """K and V of one sequence as two arrays on the device."""
 
     def __init__(self, device: Device, spec: CallSpec, context: int) -> None:
@@ -210,22 +210,22 @@ class ContiguousInputs:
         made.write_q(self.q)
         return made
 
-    def recorded(self, plan: SplitPlan, heads: int | None = None) -> tuple[RecordedCall, Call]:
-        """``record``, which is kept as long as K and V, and what is verified and timed of it."""
+    def recorded(self, row: Row, plan: SplitPlan, heads: int | None = None) -> tuple[RecordedCall, Subject]:
+        """``record``, which is kept as long as K and V, alone and as a subject."""
         step = self.stack.enter_context(closing(self.record(plan, heads)))
-        return step, Call({"call": step.run}, spoil=step.poison, result=lambda: _batch_of_one(step))
 
-    def call(self, split: SplitSpec, plan: SplitPlan) -> Call:
+        def result() -> Output:
+            return Output(*(x[None] for x in step.result()))
+
+        return step, Subject(row, {"call": step.run}, spoil=step.poison, result=result)
+
+    def call(self, row: Row, split: SplitSpec, plan: SplitPlan) -> Subject:
         """The call by ``plan``, which is that of ``split``."""
-        return self.recorded(plan)[1]
+        return self.recorded(row, plan)[1]
 
     def close(self) -> None:
         """Free the device memory."""
         self.stack.close()
-
-
-def _batch_of_one(step: RecordedCall) -> Output:
-    return Output(*(x[None] for x in step.result()))
 
 
 class BenchInputs(ContiguousInputs):
@@ -236,19 +236,19 @@ class BenchInputs(ContiguousInputs):
         super().add(data)
         self.data = data
 
-    def call(self, split: SplitSpec, plan: SplitPlan) -> Call:
+    def call(self, row: Row, split: SplitSpec, plan: SplitPlan) -> Subject:
         """The call by ``plan``, which is that of ``split``."""
         heads = 1 if split.label == PER_HEAD else self.spec.shape.heads_per_workgroup
-        step, made = self.recorded(plan, heads)
+        step, subject = self.recorded(replace(row, heads_per_workgroup=heads), plan, heads)
 
         def steady() -> None:
             step.write_q(self.q)
             step.run()
             step.result()
 
-        made.clocked["steady call"] = steady
-        facts = {"heads_per_workgroup": heads}
-        return replace(made, stamped=self.stamped(lambda: self.record(plan, heads, True)), facts=lambda: facts)
+        subject.clocked["steady call"] = steady
+        subject.stamped = self.stamped(lambda: self.record(plan, heads, True))
+        return subject
 
     def stamped(
         self, make: Callable[[], RecordedCall | ReadYardstick]
@@ -262,12 +262,15 @@ class BenchInputs(ContiguousInputs):
         kept = self.stack.enter_context(closing(make()))
         return lambda: nullcontext(kept)
 
-    def yardstick(self, row: Row) -> tuple[Row, Call]:
-        """The call that reads K and V and does nothing else, verified."""
+    def beside(self) -> list[Subject]:
+        """The yardstick, where there are keys."""
+        if not self.kv.tokens:
+            return []
         read = self.stack.enter_context(closing(ReadYardstick(self.kv)))
+        row = Row.of("bench", self.device, self.spec.shape, self.spec.dtype, self.kv.tokens, layout="read")
         wrong = read.wrong(self.data, self.spec.dtype)
         row = row.failed(wrong) if wrong else replace(row, verified="xor of all words")
-        return row, Call({"call": read.run}, stamped=self.stamped(lambda: ReadYardstick(self.kv, True)))
+        return [Subject(row, {"call": read.run}, stamped=self.stamped(lambda: ReadYardstick(self.kv, True)))]
 
 
 class ReadYardstick:

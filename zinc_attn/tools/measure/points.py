@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +21,8 @@ from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import FEWEST_REPEATS, MOST_REPEATS, in_turns
-from .calls import Call, RankedInputs, make_resident
-from .rows import RANKS_MODE, Row, Times
+from .calls import RankedInputs, Subject, make_resident
+from .rows import RANKS_MODE, Row
 from .spec import CallSpec
 
 WARM_UP_RUNS: Final = 3
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 Oracle = Callable[[Inputs, str, Sample], Expected]
-WrapCall = Callable[[Call], Call]
+WrapCall = Callable[[Subject], Subject]
 
 
 def samples(spec: CallSpec, context: int) -> list[Sample]:
@@ -69,28 +69,6 @@ def no_keys(data: Inputs, dtype: str, sample: Sample) -> Output:
     return Output(np.zeros((*rows.shape[:2], shape.v_head_dim), np.float32), np.full(rows.shape[:2], -np.inf, "f4"))
 
 
-@dataclass
-class Subject:
-    """A call and its row. output: what was verified; seconds: of the first call."""
-
-    row: Row
-    call: Call | None = None
-    output: Output | None = None
-    seconds: float = 0.0
-    timed_runs: int = 0  # below 1 while calls warm up
-
-    def timed_run(self) -> dict[str, Times]:
-        """A time of every measure; the output of the call is compared with the verified one."""
-        assert self.call is not None
-        times = self.call.sample()
-        self.timed_runs += 1
-        verified = self.output if self.row.status == "ok" else None
-        if verified and self.call.result and (found := compare(self.call.result(), verified)):
-            when = f"timed run {self.timed_runs}" if self.timed_runs > 0 else "a warm-up run"
-            self.row = self.row.failed(f"in {when}: {found.text()}")
-        return times
-
-
 class Point:
     """One context of a spec, while its calls are verified and timed.
 
@@ -112,42 +90,38 @@ class Point:
         self.tool, self.spec, self.context, self.ranks = tool, spec, context, ranks
         self.judge, self.wrap_call = judge or oracle_of(spec), wrap_call
         self.expected: dict[int, Expected] = {}  # by sequence, once its values are made
-        self.only: Inputs | None = None  # the values of a batch of one, which several devices take
+        self.only: Inputs | None = None  # of a benchmark: the values of its sequence
         self._first: tuple[str, Output] | None = None  # layout and output of the first that is as it must be
         self._steps = steps
 
     def _begin(self, what: str, steps: int = 1) -> None:
         self._steps.begin(f"{what} · {self.context:,} keys", steps)
 
-    def verified(
-        self, stack: ExitStack, device: Device, make: Make, beside: Callable[[Any], list[Subject]] = lambda resident: []
-    ) -> list[Subject]:
+    def verified(self, stack: ExitStack, device: Device, make: Make) -> list[Subject]:
         """Every layout on a device, its first call compared with the oracle's output and with the first layout's.
 
-        ``stack`` closes what ``make`` makes. beside: what else is timed there, before the layouts.
+        ``stack`` closes what ``make`` makes.
         """
         spec, facts = self.spec, device.info.layout_facts
         plans = [split.plan(self.context, spec.shape, facts, spec.dtype, spec.q_len) for split in spec.splits]
         layouts = list(zip(spec.splits, plans, strict=True))
         ranked: dict[str, Any] = {"ranks": self.ranks.size, "latency_mode": RANKS_MODE} if self.ranks else {}
-        subjects = [Subject(Row.of_call(self.tool, spec, device, *layout, **ranked)) for layout in layouts]
-        others: list[Subject] = []
+        rows = [Row.of_call(self.tool, spec, device, *layout, **ranked) for layout in layouts]
         try:
             with together(self.ranks):
                 resident = stack.enter_context(closing(make(device, spec, self.context)))
                 for data in self._sequences():
                     resident.add(data)
-            others = beside(resident)
+            subjects: list[Subject] = resident.beside()
         except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
-            return [Subject(subject.row.refused(error)) for subject in subjects]
-        for subject, layout in zip(subjects, layouts, strict=True):
+            return [Subject(row.refused(error)) for row in rows]
+        for row, layout in zip(rows, layouts, strict=True):
             self._begin("compiling shaders, checking bits")
             try:
-                subject.call = self.wrap_call(resident.call(*layout))
-                self.verify(subject)
+                subjects.append(self.verify(self.wrap_call(resident.call(row, *layout))))
             except (LimitError, MemoryError) as error:
-                subject.row = subject.row.refused(error)
-        return others + subjects
+                subjects.append(Subject(row.refused(error)))
+        return subjects
 
     def _sequences(self) -> Iterator[Inputs]:
         """The values of each sequence, one at a time."""
@@ -160,19 +134,20 @@ class Point:
             self._begin("computing the oracle")
             if sample.kv_heads:
                 self.expected[sample.sequence] = self.judge(data, self.spec.dtype, sample)
-            if self.spec.batch == 1:
+            if self.tool == "bench":
                 self.only = data
             yield data
             del data  # before the next sequence's is made
 
-    def verify(self, subject: Subject) -> None:
-        """Make the subject's call for the first time, and compare its output."""
-        call = subject.call
-        assert call is not None and call.result is not None
-        call.spoil()
-        subject.seconds = call.run()
-        subject.output = out, lse = call.result()
-        subject.row = replace(subject.row, **call.facts())
+    def verify(self, subject: Subject) -> Subject:
+        """The subject, whose call is made for the first time, with the verdict on its output in its row."""
+        assert subject.result is not None
+        subject.spoil()
+        before = self.ranks.received_bytes if self.ranks else 0
+        subject.run()
+        if self.ranks:
+            subject.row = replace(subject.row, received_bytes=self.ranks.received_bytes - before)
+        subject.output = out, lse = subject.result()
         outputs = {at: Output(out[at], lse[at]) for at in self.expected}
         wrong = next((text for at, want in self.expected.items() if (text := fault(outputs[at], want, (at,)))), None)
         layout, first = self._first or ("", subject.output)
@@ -185,6 +160,7 @@ class Point:
         self._share_verdict(subject)
         if subject.row.status == "ok":
             self._first = self._first or (subject.row.layout, subject.output)
+        return subject
 
     def timed(
         self, subjects: Sequence[Subject], budget_s: float, warm_up: int, repeats: int | None = None
@@ -208,8 +184,8 @@ class Point:
         """Fail the subject on all ranks where it failed on one, or where the output of a rank is not that of rank 0."""
         if self.ranks is None:
             return
-        assert subject.call is not None and subject.call.result is not None
-        digest = subject.call.result().digest()
+        assert subject.result is not None
+        digest = subject.result().digest()
         first = self.ranks.exchange(digest.encode())[0].decode()
         other = "" if digest == first else "out or lse are not those of rank 0"
         if trouble := _first_trouble(self.ranks, subject.row.error or other):
