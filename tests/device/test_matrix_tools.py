@@ -17,8 +17,7 @@ import zinc_attn as za
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
 from zinc_attn.planning import call as planning
-from zinc_attn.tools.harness.bits import Output
-from zinc_attn.tools.harness.bound import truth
+from zinc_attn.tools.harness.bits import Output, compare, truth
 from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.measure import CallSpec, bench, sweep
 from zinc_attn.tools.measure.calls import Subject
@@ -40,7 +39,7 @@ def test_one_shot_calls_have_the_caches_bits(matrix_device):
     want = za.attention(data.q, data.k, data.v, matrix_device, **call)
     same(za.attention(data.q, data.k, data.v, matrix_device, num_splits=1, **call), want)
     same(za.attention(data.q[-1], data.k, data.v, matrix_device, **call), (want[0][-1], want[1][-1]))
-    assert truth(data.q, data.k, data.v, "f16", None, MASKING).beyond(Output(*want)) is None
+    assert compare(Output(*want), truth(data.q, data.k, data.v, "f16", None, MASKING)) is None
     with za.KVCache(matrix_device, SHAPE, 1, 1024, "f16") as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, data.k, data.v)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...runtime.device import Device
-from ..harness.bits import ORACLE_PRODUCTS, Output, oracle
-from ..harness.bound import truth
+from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, truth
 from .cases import Case
 from .data import Data
 from .outcome import Fault, Outcome
@@ -51,10 +50,10 @@ def judge_bounded(outcome: Outcome, data: Data, known: Mapping[str, Digests], de
     if outcome.result is None:
         return
     case, want = outcome.case, truth(*reference_arguments(outcome.case, data))
-    wrong = want.beyond(outcome.result)
+    wrong = compare(outcome.result, want)
     outcome.shown[11] = 1
     if wrong:
-        outcome.faults.append(Fault(11, "float64", wrong))
+        outcome.faults.append(Fault(11, "float64", wrong.text()))
     else:
         outcome.verified = f"bound ({want.share(outcome.result):.2%} of it)"
     for source, digests in known.items():

@@ -22,7 +22,7 @@ from ...dtypes import storage_dtype
 from ...errors import LimitError
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...runtime.device import Device
-from ..harness.bound import truth
+from ..harness.bits import truth
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from ..measure import PAGE_SIZE

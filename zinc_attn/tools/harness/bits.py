@@ -1,4 +1,4 @@
-"""The output of attention calls, what the oracle says it must be, and how two outputs differ in their bits."""
+"""The output of attention calls, what the oracle or float64 says it must be, and where it is not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from ... import reference
 from ...cache.rows import stored
+from ...canonical.matrix_bound import matrix_bound
 from .inputs import NUMPY_DTYPES
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 Rows = NDArray[Any]  # K or V, as a cache takes them
 Place = tuple[int, ...]
 ORACLE_PRODUCTS: Final = 1 << 30  # rows * context * q_heads * head_dim up to which a tool computes every head
@@ -30,6 +32,26 @@ class Output(NamedTuple):
     def digest(self) -> str:
         """SHA-256 of the bytes of out, then those of lse, as little-endian float32."""
         return hashlib.sha256(b"".join(np.ascontiguousarray(x, "<f4").tobytes() for x in self)).hexdigest()
+
+
+class Truth(NamedTuple):
+    """out (..., q_heads, v_head_dim) and lse (..., q_heads) of a call in float64, and the bound of each."""
+
+    out: F64
+    lse: F64
+    out_bound: F64
+    lse_bound: F64
+
+    def share(self, got: Output) -> float:
+        """The largest error over its bound; infinite for a NaN. ``got`` may have more heads in front."""
+        return max(self.out_share(got.out), float(_shares(got.lse, self.lse, self.lse_bound).max(initial=0.0)))
+
+    def out_share(self, out: F32) -> float:
+        """``share`` of out alone."""
+        return float(_shares(out, self.out, self.out_bound).max(initial=0.0))
+
+
+Expected = Output | Truth  # what a call must give: these bits, or numbers within the bound of matrix arithmetic
 
 
 def oracle(
@@ -72,14 +94,26 @@ def by_kv_head(
         yield np.concatenate(arrays, heads_axis)
 
 
+def truth(
+    q: F32, k: Rows, v: Rows, dtype: str, kv_heads: int | None = None, masking: Mapping[str, Any] | None = None
+) -> Truth:
+    """What float64 says of the query heads of the last ``kv_heads`` KV heads; arguments as in ``oracle``."""
+
+    def bounded(*call: Any, **options: Any) -> tuple[F64, ...]:
+        return (*reference.attention(*call, **options), *matrix_bound(*call, **options))
+
+    return Truth(*by_kv_head(bounded, q, k, v, dtype, kv_heads, masking))
+
+
 @dataclass(frozen=True)
 class Difference:
-    """The first element whose bits differ, and how many do."""
+    """The first element that is not as it must be, and how many are not. bound: None where every bit must be equal."""
 
     array: str
     index: Place
     got: np.float32
-    expected: np.float32
+    expected: np.float32 | np.float64
+    bound: np.float64 | None
     count: int
     size: int
 
@@ -92,41 +126,53 @@ class Difference:
         got, expected = (int(x & 0x7FFFFFFF) * (-1 if x >> 31 else 1) for x in places)
         return abs(got - expected)
 
-    def text(self, ulp: bool = False) -> str:
-        """The element with both values and their bits; with ``ulp`` also the distance between them."""
+    def text(self, ulp: bool = False, of: Place = ()) -> str:
+        """The element with both values; with their bits where these must be equal, and with ``ulp`` their distance.
+
+        of: indices in front of its own.
+        """
+        place, counts = ", ".join(map(str, (*of, *self.index))), f"{self.count:,} of {self.size:,} elements"
+        if self.bound is not None:
+            values = f"got {self.got:.9g}, expected {self.expected:.9g} within {self.bound:.3g}"
+            return f"{self.array}[{place}]: {values}; {counts} are beyond the bound"
         got, expected = (f"{x:.9g} (0x{int(x.view(np.uint32)):08x})" for x in (self.got, self.expected))
         distance = "" if not ulp else ", not a number" if self.ulp is None else f", {self.ulp:,} ulp apart"
-        place = ", ".join(map(str, self.index))
-        return (
-            f"{self.array}[{place}]: got {got}, expected {expected}{distance}; "
-            f"{self.count:,} of {self.size:,} elements differ"
-        )
+        return f"{self.array}[{place}]: got {got}, expected {expected}{distance}; {counts} differ"
 
 
-def first_difference(array: str, got: F32, want: F32) -> Difference | None:
-    """The first element of ``got`` whose bits are not those of ``want``, None where all are equal.
+def first_difference(array: str, got: F32, want: F32 | F64, bound: F64 | None = None) -> Difference | None:
+    """The first element of ``got`` whose bits are not those of ``want``, or beyond ``bound`` from it; None if none is.
 
     ``want`` may be smaller: it is compared with the last elements of every axis. The index counts in ``got``.
     """
-    last = last_elements(got, want.shape)
-    differs = np.ascontiguousarray(last).view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
-    if not differs.any():
+    last = _last_elements(got, want.shape)
+    if bound is not None:
+        wrong = _shares(got, want, bound) > 1
+    else:
+        wrong = np.ascontiguousarray(last).view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
+    if not wrong.any():
         return None
-    at, index = first_place(differs, got.shape)
-    return Difference(array, index, last[at], want[at], int(differs.sum()), differs.size)
+    at = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
+    index = tuple(i + size - part for i, size, part in zip(at, got.shape, wrong.shape, strict=True))
+    within = None if bound is None else bound[at]
+    return Difference(array, index, last[at], want[at], within, int(wrong.sum()), wrong.size)
 
 
-def last_elements(x: F32, shape: Place) -> F32:
+def compare(got: Output, want: Expected) -> Difference | None:
+    """``first_difference`` of out, then of lse. ``want`` may be of the last rows and heads alone."""
+    bounds = (want.out_bound, want.lse_bound) if isinstance(want, Truth) else (None, None)
+    out = first_difference("out", got.out, want.out, bounds[0])
+    return out or first_difference("lse", got.lse, want.lse, bounds[1])
+
+
+def _last_elements(x: F32, shape: Place) -> F32:
     """The last elements of every axis, as many as ``shape`` has."""
     return x[tuple(slice(size - wanted, None) for size, wanted in zip(x.shape, shape, strict=True))]
 
 
-def first_place(wrong: NDArray[np.bool_], shape: Place) -> tuple[Place, Place]:
-    """The index of the first True, and that of its element in an array of ``shape``, whose last elements these are."""
-    at = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
-    return at, tuple(i + size - part for i, size, part in zip(at, shape, wrong.shape, strict=True))
-
-
-def compare(got: Output, want: Output) -> Difference | None:
-    """``first_difference`` of out, then of lse. ``want`` may be of the last rows and heads alone."""
-    return first_difference("out", got.out, want.out) or first_difference("lse", got.lse, want.lse)
+def _shares(got: F32, want: F32 | F64, bound: F64) -> F64:
+    """Each error over its bound, of the last elements of every axis; infinite for a NaN."""
+    mine = _last_elements(got, want.shape)
+    with np.errstate(invalid="ignore"):
+        found = np.where(mine == want, 0.0, np.abs(mine - want) / np.maximum(bound, np.finfo(np.float64).tiny))
+    return np.where(np.isnan(found), np.inf, found)

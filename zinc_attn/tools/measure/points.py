@@ -15,8 +15,7 @@ from ...canonical.constants import KEYS_PER_NODE
 from ...distributed.ranks import RankError, Ranks
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
-from ..harness.bits import Output, compare, oracle
-from ..harness.bound import Expected, Truth, fault, truth
+from ..harness.bits import Expected, Output, Truth, compare, oracle, truth
 from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
@@ -148,11 +147,11 @@ class Point:
         if self.ranks:
             subject.row = replace(subject.row, received_bytes=self.ranks.received_bytes - before)
         subject.output = out, lse = subject.result()
-        outputs = {at: Output(out[at], lse[at]) for at in self.expected}
-        wrong = next((text for at, want in self.expected.items() if (text := fault(outputs[at], want, (at,)))), None)
+        found = {at: compare(Output(out[at], lse[at]), want) for at, want in self.expected.items()}
+        wrong = next((one.text(of=(at,)) for at, one in found.items() if one), None)
         layout, first = self._first or ("", subject.output)
-        if not wrong and (found := compare(subject.output, first)):
-            wrong = f"unlike layout {layout}: {found.text()}"
+        if not wrong and (other := compare(subject.output, first)):
+            wrong = f"unlike layout {layout}: {other.text()}"
         everything = sum(want.out.size for want in self.expected.values()) == out.size
         word = "bound" if any(isinstance(want, Truth) for want in self.expected.values()) else "bits"
         verified = word if everything else f"{word} (sampled)"
