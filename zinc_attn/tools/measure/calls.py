@@ -136,23 +136,28 @@ class CachedInputs(Resident):
         """The call under a layout, whose plan is ``plan``."""
         attention, alone, got = self._attention(split), len(self.sequences) == 1, list[Any]()
 
-        def attend(q: list[F32]) -> None:
+        def arguments(q: list[F32]) -> tuple[Any, ...]:
             batch = q, self.sequences, self.k, self.v
-            one, sequences, k, v = (x[0] for x in batch) if alone else batch
-            got[:] = attention(one, sequences, 0, k, v, return_lse=True)
+            return tuple(x[0] for x in batch) if alone else batch
+
+        given, others = arguments(self.q), arguments([-q for q in self.q])
+
+        def attend(call: tuple[Any, ...] = given) -> None:
+            q, sequences, k, v = call
+            got[:] = attention(q, sequences, 0, k, v, return_lse=True)
 
         def cut_back() -> None:
             for sequence in self.sequences:
                 sequence.truncate(self.before)
 
         def spoil() -> None:
-            attend([-q for q in self.q])
+            attend(others)
             cut_back()
 
         def result() -> Output:
             return Output(*(np.stack([x] if alone else x) for x in got))
 
-        return Subject(row, {"call": lambda: attend(self.q)}, cut_back, spoil, result)
+        return Subject(row, {"call": attend}, cut_back, spoil, result)
 
     def close(self) -> None:
         """Free the device memory."""

@@ -119,6 +119,8 @@ class Point:
             try:
                 subjects.append(self.verify(self.wrap_call(resident.call(row, *layout))))
             except (LimitError, MemoryError) as error:
+                if self.ranks:  # the others wait for this one's verdict
+                    raise
                 subjects.append(Subject(row.refused(error)))
         return subjects
 
