@@ -13,7 +13,7 @@ from ...runtime.device import Device
 from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
 from .baselines import baselines
-from .calls import PER_HEAD, BenchInputs
+from .calls import PER_HEAD
 from .points import Point, no_keys
 from .rows import BENCH_WARM_UP, HOST_CLOCK, MEASURES, Row
 from .spec import CallSpec
@@ -64,7 +64,7 @@ def layouts(spec: CallSpec) -> tuple[SplitSpec, ...]:
 def _host(stack: ExitStack, devices: Sequence[Device], spec: CallSpec, steps: Steps, rounds: int) -> list[Row]:
     """Rows of the host's work per call: of calls without keys, which leave the device next to nothing to do."""
     point = Point("bench", spec, 0, steps, judge=no_keys)
-    subjects = [one for device in devices for one in point.verified(stack, device, BenchInputs)]
+    subjects = [one for device in devices for one in point.verified(stack, device)]
     for subject, device in zip(subjects, devices, strict=True):
         subject.clocked["empty submit"] = device.runtime.empty_submit
         subject.output = None  # so that nothing but the calls is between two of them
@@ -89,7 +89,7 @@ def _with_host_per_call(rows: list[Row]) -> list[Row]:
 def _point(stack: ExitStack, devices: Sequence[Device], spec: CallSpec, context: int, steps: Steps) -> list[Row]:
     """All rows of one shape and context: the yardstick and every layout on each device, then the baselines."""
     point = Point("bench", spec, context, steps)
-    subjects = [one for device in devices for one in point.verified(stack, device, BenchInputs)]
+    subjects = [one for device in devices for one in point.verified(stack, device)]
     rows = point.timed(subjects, BUDGET_S, BENCH_WARM_UP)
     if point.only is not None:
         want = point.expected[0].out[-1]

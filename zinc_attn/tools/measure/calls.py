@@ -52,7 +52,7 @@ class Subject:
     cut_back: Callable[[], object] = lambda: None
     spoil: Callable[[], object] = lambda: None
     result: Callable[[], Output] | None = None
-    stamped: Callable[[], AbstractContextManager[RecordedCall | ReadYardstick]] | None = None
+    stamped: Callable[[], AbstractContextManager[Recorded]] | None = None
     output: Output | None = None
     seconds: float = 0.0  # of the last call
     timed_runs: int = 0  # below 1 while calls warm up
@@ -86,16 +86,10 @@ class Subject:
         return made
 
 
-class Resident:
-    """Sequences on a device, which ``add`` makes, of their values, and ``call`` attends under a layout."""
-
-    def beside(self) -> list[Subject]:
-        """What else is timed there, verified; called when all sequences are made."""
-        return []
-
-
-def make_resident(device: Device, spec: CallSpec, context: int) -> CachedInputs | ContiguousInputs:
+def make_resident(device: Device, spec: CallSpec, context: int, ranks: Ranks | None = None) -> Resident:
     """Room for the sequences of one context. LimitError and MemoryError where the device has none."""
+    if ranks:
+        return RankedInputs(ranks, device, spec, context)
     if spec.page_size is None:
         return ContiguousInputs(device, spec, context)
     capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
@@ -105,7 +99,7 @@ def make_resident(device: Device, spec: CallSpec, context: int) -> CachedInputs 
     return CachedInputs(KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size), spec, context)
 
 
-class CachedInputs(Resident):
+class CachedInputs:
     """The sequences of a batch in a cache of one layer, which have ``before`` tokens each between the calls."""
 
     def __init__(self, cache: KVCache | ShardedKVCache, spec: CallSpec, context: int) -> None:
@@ -190,7 +184,7 @@ class RankedInputs(CachedInputs):
         return super().call(replace(row, formula_bytes=self.formula_bytes), split, plan)
 
 
-class ContiguousInputs(Resident):
+class ContiguousInputs:
     """K and V of one sequence as two arrays on the device."""
 
     def __init__(self, device: Device, spec: CallSpec, context: int) -> None:
@@ -208,74 +202,52 @@ class ContiguousInputs(Resident):
         self.q = data.rows
         self.kv = self.stack.enter_context(closing(ContiguousKV(self.device, data.k, data.v, self.spec.dtype)))
 
-    def record(self, plan: SplitPlan, heads: int | None = None, timestamps: bool = False) -> RecordedCall:
-        """The call by ``plan``. heads: query heads of a workgroup, None for the shape's choice."""
-        options: dict[str, Any] = {"timestamps": timestamps, "arithmetic": self.spec.arithmetic}
-        made = RecordedCall(self.kv, plan, heads_per_workgroup=heads, **options)
-        made.write_q(self.q)
-        return made
-
-    def recorded(self, row: Row, plan: SplitPlan, heads: int | None = None) -> tuple[RecordedCall, Subject]:
-        """``record``, which is kept as long as K and V, alone and as a subject."""
-        step = self.stack.enter_context(closing(self.record(plan, heads)))
-
-        def result() -> Output:
-            return Output(*(x[None] for x in step.result()))
-
-        return step, Subject(row, {"call": step.run}, spoil=step.poison, result=result)
-
     def call(self, row: Row, split: SplitSpec, plan: SplitPlan) -> Subject:
-        """The call by ``plan``, which is that of ``split``."""
-        return self.recorded(row, plan)[1]
+        """The call by ``plan``, which is that of ``split``; for a benchmark with all measures."""
+        heads, arithmetic = 1 if split.label == PER_HEAD else plan.shape.heads_per_workgroup, self.spec.arithmetic
 
-    def close(self) -> None:
-        """Free the device memory."""
-        self.stack.close()
+        def record(timestamps: bool) -> RecordedCall:
+            made = RecordedCall(self.kv, plan, timestamps=timestamps, heads_per_workgroup=heads, arithmetic=arithmetic)
+            made.write_q(self.q)
+            return made
 
-
-class BenchInputs(ContiguousInputs):
-    """K and V of one sequence, whose calls are also timed as a decode loop makes them and by the device's clock."""
-
-    def add(self, data: Inputs) -> None:
-        """Make the one sequence, of ``data``."""
-        super().add(data)
-        self.data = data
-
-    def call(self, row: Row, split: SplitSpec, plan: SplitPlan) -> Subject:
-        """The call by ``plan``, which is that of ``split``."""
-        heads = 1 if split.label == PER_HEAD else self.spec.shape.heads_per_workgroup
-        step, subject = self.recorded(replace(row, heads_per_workgroup=heads), plan, heads)
+        step = self.stack.enter_context(closing(record(False)))
 
         def steady() -> None:
             step.write_q(self.q)
             step.run()
             step.result()
 
-        subject.clocked["steady call"] = steady
-        subject.stamped = self.stamped(lambda: self.record(plan, heads, True))
+        def result() -> Output:
+            return Output(*(x[None] for x in step.result()))
+
+        subject = Subject(replace(row, heads_per_workgroup=heads), {"call": step.run}, spoil=step.poison, result=result)
+        if row.tool == "bench":
+            subject.clocked["steady call"] = steady
+            subject.stamped = self._stamped(record)
         return subject
 
-    def stamped(
-        self, make: Callable[[], RecordedCall | ReadYardstick]
-    ) -> Callable[[], AbstractContextManager[RecordedCall | ReadYardstick]] | None:
-        """What gives the recording that ``make`` makes with timestamps; None where the device has no clock."""
+    def yardstick(self, data: Inputs) -> Subject:
+        """The call that reads K and V, which are those of ``data``, and does nothing else; verified."""
+        read = self.stack.enter_context(closing(ReadYardstick(self.kv)))
+        row = Row.of("bench", self.device, self.spec.shape, self.spec.dtype, self.kv.tokens, layout="read")
+        wrong = read.wrong(data, self.spec.dtype)
+        row = row.failed(wrong) if wrong else replace(row, verified="xor of all words")
+        return Subject(row, {"call": read.run}, stamped=self._stamped(lambda stamps: ReadYardstick(self.kv, stamps)))
+
+    def _stamped(self, record: Callable[[bool], Recorded]) -> Callable[[], AbstractContextManager[Recorded]] | None:
+        """What gives the recording that ``record`` makes with timestamps; None where the device has no clock."""
         if not self.kv.tokens or not self.device.info.timestamp_period_ns:
             return None
         if not self.device.runtime.times_every_run:
-            return lambda: closing(make())
+            return lambda: closing(record(True))
         # A CPU's driver compiles a pipeline in its first run, so a recording that can be timed again is kept.
-        kept = self.stack.enter_context(closing(make()))
+        kept = self.stack.enter_context(closing(record(True)))
         return lambda: nullcontext(kept)
 
-    def beside(self) -> list[Subject]:
-        """The yardstick, where there are keys."""
-        if not self.kv.tokens:
-            return []
-        read = self.stack.enter_context(closing(ReadYardstick(self.kv)))
-        row = Row.of("bench", self.device, self.spec.shape, self.spec.dtype, self.kv.tokens, layout="read")
-        wrong = read.wrong(self.data, self.spec.dtype)
-        row = row.failed(wrong) if wrong else replace(row, verified="xor of all words")
-        return [Subject(row, {"call": read.run}, stamped=self.stamped(lambda: ReadYardstick(self.kv, True)))]
+    def close(self) -> None:
+        """Free the device memory."""
+        self.stack.close()
 
 
 class ReadYardstick:
@@ -315,3 +287,7 @@ class ReadYardstick:
         self.recording.close()
         for buffer in self.out:
             buffer.close()
+
+
+Recorded = RecordedCall | ReadYardstick
+Resident = CachedInputs | ContiguousInputs

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,15 +19,13 @@ from ..harness.inputs import Inputs
 from ..harness.progress import Progress, Steps, each_point
 from ..harness.split_spec import SplitSpec
 from ..harness.timing import FEWEST_REPEATS, MOST_REPEATS, in_turns
-from .calls import RankedInputs, Subject, make_resident
+from .calls import ContiguousInputs, Subject, make_resident
 from .rows import RANKS_MODE, Row
 from .spec import CallSpec
 
 WARM_UP_RUNS: Final = 3
 BUDGET_S: Final = 3.0  # timed runs of a point where ``repeats`` is not given
 NODES: Final = SplitSpec("nodes", split_size=KEYS_PER_NODE)
-
-Make = Callable[[Device, CallSpec, int], Any]  # room for the sequences of one context on a device
 
 
 class Sample(NamedTuple):
@@ -96,10 +93,10 @@ class Point:
     def _begin(self, what: str, steps: int = 1) -> None:
         self._steps.begin(f"{what} · {self.context:,} keys", steps)
 
-    def verified(self, stack: ExitStack, device: Device, make: Make) -> list[Subject]:
+    def verified(self, stack: ExitStack, device: Device) -> list[Subject]:
         """Every layout on a device, its first call compared with the oracle's output and with the first layout's.
 
-        ``stack`` closes what ``make`` makes.
+        In a benchmark with keys the yardstick comes before them. ``stack`` closes all.
         """
         spec, facts = self.spec, device.info.layout_facts
         plans = [split.plan(self.context, spec.shape, facts, spec.dtype, spec.q_len) for split in spec.splits]
@@ -108,10 +105,12 @@ class Point:
         rows = [Row.of_call(self.tool, spec, device, *layout, **ranked) for layout in layouts]
         try:
             with together(self.ranks):
-                resident = stack.enter_context(closing(make(device, spec, self.context)))
+                resident = stack.enter_context(closing(make_resident(device, spec, self.context, self.ranks)))
                 for data in self._sequences():
                     resident.add(data)
-            subjects: list[Subject] = resident.beside()
+            subjects = list[Subject]()
+            if isinstance(resident, ContiguousInputs) and self.only and self.context:
+                subjects.append(resident.yardstick(self.only))
         except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
             return [Subject(row.refused(error)) for row in rows]
         for row, layout in zip(rows, layouts, strict=True):
@@ -237,19 +236,18 @@ def sweep(
     every call and returns the one that is made in its place. Both are there for tests, which put faults in.
     ArgumentError: a batch over ranks, or no cache there. RankError: see Ranks.
     """
-    make: Make = make_resident
     if ranks:
         ranks.agree(_set_up(spec), 1.0)
         if spec.batch > 1 or spec.page_size is None:
             got = f"batch: got {spec.batch}" if spec.batch > 1 else "page_size: got None"
             raise ArgumentError(f"{got} for a distributed sweep, expected one sequence in a cache of pages")
-        spec, make = replace(spec, splits=(NODES,)), partial(RankedInputs, ranks)
+        spec = replace(spec, splits=(NODES,))
     steps = Steps(progress, len(spec.contexts) * 2 * (spec.batch + len(spec.splits)))
 
     def rows(context: int) -> list[Row]:
         point = Point("sweep", spec, context, steps, judge=oracle, wrap_call=wrap_call, ranks=ranks)
         with ExitStack() as stack:
-            return point.timed(point.verified(stack, device, make), BUDGET_S * len(spec.splits), WARM_UP_RUNS)
+            return point.timed(point.verified(stack, device), BUDGET_S * len(spec.splits), WARM_UP_RUNS)
 
     return each_point(spec.contexts, steps, rows, on_row)
 
