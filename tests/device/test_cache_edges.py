@@ -16,8 +16,12 @@ from zinc_attn.planning import call, inputs
 SHAPE = za.AttnShape(4, 2, 64)
 
 
-def new_rows(rng, n, shape=SHAPE):
-    return tuple(rng.standard_normal((2, n, shape.kv_heads, shape.head_dim)).astype(np.float16))
+def new_rows(rng, n):
+    return tuple(rng.standard_normal((2, n, SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16))
+
+
+def new_q(rng, *rows):
+    return rng.standard_normal((*rows, SHAPE.q_heads, SHAPE.head_dim), np.float32)
 
 
 def same(got, want):
@@ -37,11 +41,9 @@ def test_steady_decode_of_a_batch_in_several_blocks(device, rng, monkeypatch):
         stored.append((k, v))
     for count in (1, 1, 1, 2, 1):
         new = [new_rows(rng, count) for _ in sequences]
-        q = [rng.standard_normal((count, SHAPE.q_heads, SHAPE.head_dim), np.float32) for _ in sequences]
+        q = [new_q(rng, count) for _ in sequences]
         outs = attention(q, sequences, 0, k=[n[0] for n in new], v=[n[1] for n in new])
-        stored = [
-            tuple(np.concatenate(pair) for pair in zip(s, n, strict=True)) for s, n in zip(stored, new, strict=True)
-        ]
+        stored = [tuple(map(np.concatenate, zip(*both, strict=True))) for both in zip(stored, new, strict=True)]
         for out, rows_q, (k, v) in zip(outs, q, stored, strict=True):
             assert same(out, za.reference.emulate(rows_q, k, v)[0])
     cache.close()
@@ -54,7 +56,7 @@ def test_rounding_a_bucket_never_goes_beyond_a_limit(device, rng, monkeypatch):
     planned = []
     attention, sequence = za.Attention(cache, observer=lambda one, _: planned.append(one)), cache.new_sequence()
     k, v = new_rows(rng, 1500)
-    q = rng.standard_normal((1500, SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng, 1500)
     out = attention(q, sequence, 0, k=k, v=v)
     assert all(submission.key.states <= 5000 for submission in planned)
     picked = np.array([0, 63, 64, 700, 1499])
@@ -69,7 +71,7 @@ def test_a_prompt_longer_than_one_append(device, rng, monkeypatch):
     cache = za.KVCache(device, SHAPE, 1, 512, page_size=64)
     attention, sequence = za.Attention(cache), cache.new_sequence()
     k, v = new_rows(rng, 300)
-    q = rng.standard_normal((2, SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng, 2)
     assert same(attention(q, sequence, 0, k=k, v=v), za.reference.emulate(q, k, v)[0])
     assert len(sequence) == 300
     monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
@@ -87,7 +89,7 @@ def test_a_prompt_longer_than_one_append(device, rng, monkeypatch):
 def test_rows_in_any_memory_order(device, rng, dtype):
     cache = za.KVCache(device, SHAPE, 1, 256, dtype=dtype, page_size=64)
     k = np.rint(rng.standard_normal((70, SHAPE.kv_heads, SHAPE.head_dim)) * 4).astype(np.float16)
-    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng)
     want = za.reference.emulate(q, *rows.stored(k, -k, dtype))[0]
     for order in (np.asfortranarray, lambda x: x.transpose(0, 2, 1).copy().transpose(0, 2, 1), lambda x: x[::-1][::-1]):
         sequence = cache.new_sequence()
@@ -113,7 +115,7 @@ def test_a_refused_truncate_changes_nothing(device, rng):
     k, v = new_rows(rng, 60)
     cache.append(sequence, 0, k, v)
     fork = sequence.fork()
-    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng)
     for n in (-1, -40, 61, 2.5):
         with pytest.raises(errors.ArgumentError):
             fork.truncate(n)
@@ -123,7 +125,7 @@ def test_a_refused_truncate_changes_nothing(device, rng):
 
 def test_the_last_tokens_are_taken_back(device, rng):
     """Speculative tokens: what is left has the bits of a sequence that never had them, within a step, too."""
-    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng)
     k, v = new_rows(rng, 60)
     for make in (
         lambda: za.KVCache(device, SHAPE, 2, 512, page_size=16),
@@ -142,7 +144,7 @@ def test_the_last_tokens_are_taken_back(device, rng):
             for layer in (0, 1):
                 assert same(attention(q, sequence, layer), za.reference.emulate(q, k[:52], v[:52])[0])
             for n in (-1, 53, True, 2.5, None):
-                with pytest.raises(errors.ArgumentError, match=r"^n: got"):
+                with pytest.raises(errors.ArgumentError, match=f"^n: got {n}, expected"):
                     sequence.drop_last(n)
             sequence.drop_last(52)
             assert len(sequence) == 0
@@ -157,7 +159,7 @@ def test_the_last_tokens_are_taken_back(device, rng):
 def test_bfloat16_rows_of_ml_dtypes_and_torch(device, rng, dtype):
     """They are the rows of the same values in float32, and so are q and the arrays of a call without a cache."""
     torch = pytest.importorskip("torch")
-    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng)
     given = [x.astype(np.float32).astype(ml_dtypes.bfloat16) for x in (q, *new_rows(rng, 70))]
     wide = [x.astype(np.float32) for x in given]
     tensors = [torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) for x in given]
@@ -180,7 +182,7 @@ def test_bfloat16_rows_of_ml_dtypes_and_torch(device, rng, dtype):
 @pytest.mark.parametrize(("dtype", "narrow"), (("f16", np.float16), ("bf16", ml_dtypes.bfloat16)))
 def test_float32_rows_are_rounded_on_request(any_device, rng, dtype, narrow):
     """The bits are those of rows that the caller rounds, subnormal float16 values among them."""
-    q = rng.standard_normal((SHAPE.q_heads, SHAPE.head_dim), np.float32)
+    q = new_q(rng)
     k, v = (rng.standard_normal((70, SHAPE.kv_heads, SHAPE.head_dim), np.float32) for _ in "kv")
     v[::3] *= np.float32(2.0**-18)
     tensor = pytest.importorskip("torch").from_numpy(k)
@@ -203,10 +205,7 @@ def test_a_sequence_in_the_middle_of_a_step_is_not_saved(device, rng, tmp_path):
     with za.KVCache(device, SHAPE, 2, 512, page_size=16) as cache:
         sequence, (k, v) = cache.new_sequence(), new_rows(rng, 3)
         cache.append(sequence, 1, k, v)
-        text = (
-            r"^save: layer 1 has length 3, layer 0 has length 0, expected equal lengths; append to every layer first, "
-            r"or truncate\(0\)$"
-        )
+        text = r"^save: layer 1 has length 3, layer 0 has length 0, expected equal lengths; .*, or truncate\(0\)$"
         with pytest.raises(za.StepError, match=text):
             sequence.save(tmp_path / "half")
         assert not list(tmp_path.iterdir())

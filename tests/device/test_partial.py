@@ -124,23 +124,14 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
                 PartialState.from_bytes(data)
         with pytest.raises(PartialStateError, match=r"^partial state: got sinks \(3,\), expected \(2,\)"):
             PartialState.from_bytes(replace(a, sinks=np.zeros(3, np.float32)).to_bytes())
-        bad = {
-            "m": (np.nan, 0.5, 2.0**98, constants.EMPTY_M),
-            "l": (np.inf, -1.0, 0.0, 0.5, 2000.0),
-            "o": (np.nan, -np.inf, -(2.0**71)),
-        }
-        for name, value in ((name, value) for name, values in bad.items() for value in values):
+        bad_m, bad_l = (np.nan, 0.5, 2.0**98, constants.EMPTY_M), (np.inf, -1.0, 0.0, 0.5, 2000.0)
+        for name, value in (*product("m", bad_m), *product("l", bad_l), *product("o", (np.nan, -np.inf, -(2.0**71)))):
             array = getattr(a, name).copy()
             array.flat[-1] = value
-            wrong = replace(a, **{name: array})
-            with pytest.raises(
-                PartialStateError, match=rf"^partial state: got (an )?({name} |l that does not fit its m)"
-            ):
-                PartialState.from_bytes(wrong.to_bytes())
-            with pytest.raises(
-                PartialStateError, match=rf"^partial state: got (an )?({name} |l that does not fit its m)"
-            ):
-                za.fold([wrong, b, c])
+            wrong, text = replace(a, **{name: array}), rf"^partial state: got (an )?({name} |l that does not fit its m)"
+            for take in (lambda x: PartialState.from_bytes(x.to_bytes()), lambda x: za.fold([x, b, c])):
+                with pytest.raises(PartialStateError, match=text):
+                    take(wrong)
         for parts, given in ((a, "one PartialState"), ([a, 1], "PartialState, int"), ([], "none")):
             with pytest.raises(PartialStateError, match=rf"^partial states: got {given}, expected a list"):
                 za.fold(parts)
@@ -211,24 +202,28 @@ def with_header(text: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    (
-        (with_header(b"[" * 200_000), "nested too deeply"),
-        (with_header(b'{"a":' * 200_000), "nested too deeply"),
-        (with_header(b'{"m":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,0]}}'), "the number 9999"),
-        (with_header(b'{"m":{"dtype":"F32","shape":[1e3],"data_offsets":[0,0]}}'), "the number 1e3"),
-        (with_header(b'{"m":{"dtype":"F32","shape":[-1],"data_offsets":[0,0]}}'), "tensor m with another entry"),
-        (with_header(b'{"m":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}'), "tensor m with another entry"),
-        (with_header(b'{"m":{"dtype":"F32","shape":[0],"data_offsets":[4,0]}}'), "tensor m with another entry"),
-        (with_header(b'{"m":1,"m":1}'), "more than once"),
-        (with_header(b'{"__metadata__":{"format":1}}'), "__metadata__ of another form"),
-        (with_header(b"[]"), "of type list, expected an object"),
-        (with_header(b"\xff\xfe{}"), "not JSON of this kind"),
-        (b"\xff" * 100, "a header of 18,446,744,073,709,551,615 bytes, expected at most 92"),
-        ((2**63).to_bytes(8, "little") + b"{}", "a header of 9,223,372,036,854,775,808 bytes"),
-    ),
+def tensor(shape: bytes, offsets: bytes = b"0,0") -> bytes:
+    return with_header(b'{"m":{"dtype":"F32","shape":[' + shape + b'],"data_offsets":[' + offsets + b"]}}")
+
+
+HEADERS = (
+    (with_header(b"[" * 200_000), "nested too deeply"),
+    (with_header(b'{"a":' * 200_000), "nested too deeply"),
+    (tensor(b"9" * 5000), "the number 9999"),
+    (tensor(b"1e3"), "the number 1e3"),
+    (tensor(b"-1"), "tensor m with another entry"),
+    (tensor(b"true", b"0,4"), "tensor m with another entry"),
+    (tensor(b"0", b"4,0"), "tensor m with another entry"),
+    (with_header(b'{"m":1,"m":1}'), "more than once"),
+    (with_header(b'{"__metadata__":{"format":1}}'), "__metadata__ of another form"),
+    (with_header(b"[]"), "of type list, expected an object"),
+    (with_header(b"\xff\xfe{}"), "not JSON of this kind"),
+    (b"\xff" * 100, "a header of 18,446,744,073,709,551,615 bytes, expected at most 92"),
+    ((2**63).to_bytes(8, "little") + b"{}", "a header of 9,223,372,036,854,775,808 bytes"),
 )
+
+
+@pytest.mark.parametrize(("data", "text"), HEADERS)
 def test_headers_that_crash_parsers(data: bytes, text: str) -> None:
     with pytest.raises(PartialStateError, match=f"{text}"):
         PartialState.from_bytes(data)

@@ -29,6 +29,10 @@ def oracle(tokens: int, rows: int = 1) -> Any:
     return reference.emulate(q[0] if rows == 1 else q, K[:tokens], V[:tokens])
 
 
+def failing(*args: Any) -> Any:
+    raise errors.DeviceMemoryError("injected")
+
+
 @pytest.fixture
 def cache(device: za.Device) -> Any:
     with za.KVCache(device, SHAPE, 2, 1024, "f16", 16) as made:
@@ -53,38 +57,36 @@ def test_results_are_those_of_calls(cache: za.KVCache) -> None:
             equal(pending.result(), oracle(tokens, rows))
             assert seq.lengths[layer] == tokens and pending.result() is pending.result()
     out, lse = np.empty((4, 64), np.float32), np.empty(4, np.float32)
-    pending = submit(attn, seq, 0, 130, out=out, lse=lse)
-    found = pending.result()
+    found = submit(attn, seq, 0, 130, out=out, lse=lse).result()
     assert found[0] is out and found[1] is lse
     equal((out, lse), oracle(130))
 
 
-def others(tmp_path: Any) -> dict[str, Callable[[za.KVCache, za.Attention, za.Sequence], Any]]:
-    """What completes a call that was submitted to layer 0 of a sequence."""
-    return {
-        "a call of the next layer": lambda c, a, s: a(Q[0], s, 1, K[:1], V[:1]),
-        "another submit": lambda c, a, s: a.submit(Q[0], s, 1, K[:1], V[:1]),
-        "a call of no sequence": lambda c, a, s: a([], [], 0),
-        "a submit of no sequence": lambda c, a, s: a.submit([], [], 0),
-        "another Attention": lambda c, a, s: za.Attention(c)(Q[0], s, 0),
-        "an append": lambda c, a, s: c.append(s, 1, K[:1], V[:1]),
-        "a new sequence": lambda c, a, s: c.new_sequence(),
-        "truncate": lambda c, a, s: s.retract(0, len(s)),
-        "free": lambda c, a, s: s.free(),
-        "prepare": lambda c, a, s: a.prepare(100),
-        "closing the Attention": lambda c, a, s: a.close(),
-        "closing the cache": lambda c, a, s: c.close(),
-    }
+# what completes a call that was submitted to layer 0 of a sequence
+OTHERS: dict[str, Callable[[za.KVCache, za.Attention, za.Sequence], Any]] = {
+    "a call of the next layer": lambda c, a, s: a(Q[0], s, 1, K[:1], V[:1]),
+    "another submit": lambda c, a, s: a.submit(Q[0], s, 1, K[:1], V[:1]),
+    "a call of no sequence": lambda c, a, s: a([], [], 0),
+    "a submit of no sequence": lambda c, a, s: a.submit([], [], 0),
+    "another Attention": lambda c, a, s: za.Attention(c)(Q[0], s, 0),
+    "an append": lambda c, a, s: c.append(s, 1, K[:1], V[:1]),
+    "a new sequence": lambda c, a, s: c.new_sequence(),
+    "truncate": lambda c, a, s: s.retract(0, len(s)),
+    "free": lambda c, a, s: s.free(),
+    "prepare": lambda c, a, s: a.prepare(100),
+    "closing the Attention": lambda c, a, s: a.close(),
+    "closing the cache": lambda c, a, s: c.close(),
+}
 
 
-@pytest.mark.parametrize("name", others(None))
-def test_the_caches_next_call_completes_it(device: za.Device, tmp_path: Any, name: str) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_caches_next_call_completes_it(device: za.Device, name: str) -> None:
     cache = za.KVCache(device, SHAPE, 2, 1024, "f16", 16)
     attn, seq = za.Attention(cache), cache.new_sequence()
     for layer in (0, 1):
         cache.append(seq, layer, K[:99], V[:99])
     pending = submit(attn, seq, 0, 100)
-    others(tmp_path)[name](cache, attn, seq)
+    OTHERS[name](cache, attn, seq)
     assert cache.unfinished is not pending
     if name not in ("truncate", "free"):
         assert seq.lengths[0] == 100
@@ -95,9 +97,6 @@ def test_the_caches_next_call_completes_it(device: za.Device, tmp_path: Any, nam
 def test_a_failure_is_the_results(cache: za.KVCache, monkeypatch: pytest.MonkeyPatch) -> None:
     attn, seq, runtime = za.Attention(cache), cache.new_sequence(), cache.device.runtime
     free = cache.free_tokens
-
-    def failing(*args: Any) -> Any:
-        raise errors.DeviceMemoryError("injected")
 
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "start", failing)
@@ -163,9 +162,6 @@ def test_a_failure_of_one_submission_is_that_of_all_its_calls(
     caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(2)]
     attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
     pending: list[PendingAttention] = []
-
-    def failing(*args: Any) -> Any:
-        raise errors.DeviceMemoryError("injected")
 
     with monkeypatch.context() as patch:
         patch.setattr(device.runtime, "start", failing)
