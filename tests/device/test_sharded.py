@@ -249,20 +249,21 @@ def test_a_fork_writes_on_its_parents_shard(device: za.Device) -> None:
     """Where that node is partly filled; the next ones go where they are lacking."""
     k = np.ones((1400, 2, 64), np.float32)
     with za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", weights=[1.0, 1.0]) as cache:
-        root = cache.new_sequence()
-        cache.append(root, 0, k[:100], k[:100])
+        one, root = cache.new_sequence(), cache.new_sequence()
+        for seq in (one, root):
+            cache.append(seq, 0, k[:100], k[:100])
         forks = [root.fork() for _ in range(3)]
-        assert check_books(cache, [root, *forks]) == 4
-        assert cache.allocator.used.tolist() == [4, 0]
+        assert check_books(cache, [one, root, *forks]) == 5
+        assert cache.allocator.used.tolist() == [1, 4]
         cache.append(forks[0], 0, k, k)
-        assert [forks[0].nodes(shard, 1500).tolist() for shard in range(2)] == [[0], [1, 2]]
+        assert [forks[0].nodes(shard, 1500).tolist() for shard in range(2)] == [[1, 2], [0]]
         forks[0].truncate(50)
         full = cache.new_sequence()
         cache.append(full, 0, k[:1024], k[:1024])
         twin = full.fork()
         twin.truncate(1000)
-        assert check_books(cache, [root, *forks, full, twin]) == 7
-        assert cache.allocator.used.tolist() == [4, 3]
+        assert check_books(cache, [one, root, *forks, full, twin]) == 8
+        assert cache.allocator.used.tolist() == [4, 4]
 
 
 def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
