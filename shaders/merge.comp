@@ -24,7 +24,8 @@ layout(set = 0, binding = MERGE_BIND_OUT, std430) restrict writeonly buffer Out 
 const bool CPU = false;  // for all devices alike
 #include "state.glsl"
 
-shared float before_w[ROUND];             // m of each state, then the weight of the sum that it is merged into
+shared float before_w[ROUND];             // the weight of the sum that each state is merged into
+#define state_m before_w                  // before that, in the same words: m of each state
 shared float state_w[ROUND];              // the weight of the state itself
 shared float state_l[ROUND];              // the state's l, so weighted
 shared vec2 into_total[ROUND / LEAVES_PER_NODE];     // states that are leaves: weights of (total so far, this node)
@@ -60,19 +61,19 @@ void main() {
         for (uint j = 0u; j < BATCH; ++j) {  // absent states repeat one that is there; their weight is 0
             o[j] = states[clamp(o_next + int(j * o_stride), o_base, o_last)];
         }
-        before_w[own] = m;
+        state_m[own] = m;
         barrier();
         uint in_node = lane & (LEAVES_PER_NODE - 1u);
         // The total holds the states before this one, or before its node.
         uint before_end = leaves ? lane - in_node : lane;
         float node_before = EMPTY_M, before = total_m, top = EMPTY_M;
         for (uint t = 0u; t < BATCH; ++t) {
-            float other = before_w[batch + t];
+            float other = state_m[batch + t];
             before = max(before, t < before_end ? other : EMPTY_M);
             top = max(top, other);
         }
         for (uint t = 0u; t < LEAVES_PER_NODE; ++t) {
-            float other = before_w[own - in_node + t];
+            float other = state_m[own - in_node + t];
             node_before = max(node_before, leaves && t < in_node ? other : EMPTY_M);
         }
         wave_m[wave] = top;
