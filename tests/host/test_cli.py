@@ -267,13 +267,14 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
         replace(ROW, context=1 << 20, status="refused", error="no room"),
         replace(ROW, context=1 << 20, layout="1", status="refused", error="no room"),
     ]
-    terminal.print_table(measured.sweep_table(rows))
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()][3:]
+    measured.print_sweep(rows)
+    out = capsys.readouterr().out.splitlines()
+    lines = [line.split() for line in out if line.strip()][3:]
     assert lines[0] == ["1,024", "auto", "16", "bits", "100", "2.5", "0.3333", "–", "1,000"]
     assert (lines[1][3], lines[1][-1]) == ("bits*", "123,456")
     assert lines[2][3:] == ["FAILED", *"–––––"]
     assert lines[3][3:] == ["refused", *"–––––"]
-    notes = list(measured.sweep_notes(rows))
+    notes = [line for line in out if line.strip()][8:]
     assert notes[0].endswith("Time: decode call.")
     assert notes[2].startswith("bits*: ")
     assert notes[3:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]

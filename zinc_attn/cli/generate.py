@@ -22,7 +22,7 @@ from .arguments import (
 )
 from .chat import run_chat, say_figures
 from .checkpoint import COMPILING, named, opened
-from .terminal import need, new_table, print_json, print_table, progress_bar, say
+from .terminal import need, print_json, print_rows, progress_bar, say
 
 
 def add_generate(subparsers: Subparsers) -> None:
@@ -126,12 +126,11 @@ def read_stdin() -> str:
 
 def print_checks(checks: Sequence[generate.Check]) -> None:
     """The self-check's table and what it says."""
-    table = new_table("varied", "value", "bits of attention and logits", "token ids", left=4)
+    lines = []
     for one in checks:
         bits = "not compared" if one.bits_equal is None else "equal" if one.bits_equal else one.status
-        style = {"DIFFERENT": "bold red", "host differs": "yellow"}.get(one.status)
-        table.add_row(one.kind, one.value, bits, "equal" if one.ids_equal else "differ", style=style)
-    print_table(table)
+        lines.append([one.kind, one.value, bits, "equal" if one.ids_equal else "differ"])
+    print_rows(("varied", "value", "bits of attention and logits", "token ids"), lines, left=4)
     for one in checks:
         if one.text:
             print(f"{one.kind} {one.value}: {one.text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..distributed.ranks import Ranks
 from ..runtime.device import Device
@@ -14,10 +14,7 @@ from ..tools.harness.files import write_report
 from ..tools.harness.tables import figure, grouped
 from ..tools.measure import DEVICE_CLOCK, HOST_CLOCK, CallSpec, Row
 from ..tools.models import ModelPreset, slug
-from .terminal import arithmetic_text, count, model_text, new_table, plural, print_json, print_rows, say_written
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from .terminal import arithmetic_text, count, model_text, plural, print_json, print_rows, say_written
 
 SWEEP_FIGURES: Final = {  # heading and field
     "µs per\nlayer": "median_us",
@@ -107,24 +104,21 @@ def call_text(specs: Sequence[CallSpec]) -> str:
     return f"{plural(batch, 'sequence')}, {rows}{' each' if batch > 1 else ''} per call"
 
 
-def sweep_table(rows: Sequence[Row]) -> Table:
-    """One line per point."""
+def print_sweep(rows: Sequence[Row]) -> None:
+    """One line per point, and what the table's words mean."""
     ranks = any(row.formula_bytes is not None for row in rows)
     several = len({row.q_len for row in rows}) > 1
     figures = dict(SWEEP_FIGURES)
     if any(row.weights_ms is not None for row in rows):
         figures["with weights\ntokens/s"] = "tokens_s_with_weights"
-    bytes_of = ("ranks", "bytes per\nlayer", "by the\nformula") if ranks else ()
-    table = new_table(*["rows"] * several, "context", "layout", "splits", *bytes_of, "verified", *figures)
-    previous = (rows[0].context, rows[0].q_len)
+    bytes_of, lines = ("ranks", "bytes per\nlayer", "by the\nformula") if ranks else (), []
     for row in rows:
-        if previous != (previous := (row.context, row.q_len)) and not ranks:
-            table.add_section()
         cells = [*[str(row.q_len)] * several, f"{row.context:,}", row.layout, f"{row.num_splits:,}"]
         cells += [str(row.ranks), count(row.received_bytes), count(row.formula_bytes)] if ranks else []
-        style = {"failed": "bold red", "refused": "yellow"}.get(row.status)
-        table.add_row(*cells, _verdict(row), *(_cell(row, field) for field in figures.values()), style=style)
-    return table
+        lines.append([*cells, _verdict(row), *(_cell(row, field) for field in figures.values())])
+    columns = (*["rows"] * several, "context", "layout", "splits", *bytes_of, "verified", *figures)
+    print_rows(columns, lines, sections=0 if ranks else 1 + several)
+    print("\n".join(sweep_notes(rows)))
 
 
 def sweep_notes(rows: Sequence[Row]) -> Iterator[str]:

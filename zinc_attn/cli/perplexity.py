@@ -23,7 +23,7 @@ from .arguments import (
     add_shared,
 )
 from .checkpoint import named, opened
-from .terminal import arithmetic_text, need, new_table, print_json, print_table, progress_bar
+from .terminal import arithmetic_text, need, print_json, print_rows, progress_bar
 
 
 def add_perplexity(subparsers: Subparsers) -> None:
@@ -84,12 +84,12 @@ def run_perplexity(args: argparse.Namespace) -> int:
 
 def print_perplexities(found: Sequence[generate.Perplexity]) -> None:
     """A line per cache, beside eager attention."""
-    table = new_table("cache", "perplexity", "change", "KL divergence\nin nats", "same best\ntoken", left=1)
+    lines = []
     for one in found:
         cells = [MISSING] * 3
         if one.kl is not None and one.same_best is not None:
             change = 100 * (one.perplexity / found[0].perplexity - 1)
             cells = [f"{change:+.4f} %", f"{one.kl:.2e}", f"{100 * one.same_best:.2f} %"]
-        table.add_row(one.cache, f"{one.perplexity:.4f}", *cells)
-    print_table(table)
+        lines.append([one.cache, f"{one.perplexity:.4f}", *cells])
+    print_rows(("cache", "perplexity", "change", "KL divergence\nin nats", "same best\ntoken"), lines, left=1)
     print("KL divergence: of the next token's distribution from that of eager attention, the mean over all tokens.")

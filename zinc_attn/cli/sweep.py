@@ -30,8 +30,8 @@ from .arguments import (
     parse_counts,
     refuse_arithmetic,
 )
-from .measured import leave_files, print_sweep_head, row_printer, sweep_notes, sweep_table, sweep_title
-from .terminal import need, note_cpu, print_table, progress_bar, say
+from .measured import leave_files, print_sweep, print_sweep_head, row_printer, sweep_title
+from .terminal import need, note_cpu, progress_bar, say
 
 
 def add_sweep(subparsers: Subparsers) -> None:
@@ -141,9 +141,7 @@ def measure(args: argparse.Namespace, ranks: Ranks | None) -> int:
         info = device.info
     if not quiet:
         if not args.json:
-            print_table(sweep_table(rows))
-            for line in sweep_notes(rows):
-                print(line)
+            print_sweep(rows)
         png = sweep_png(rows, sweep_title(model, specs, ranks)) if any(row.tokens_s for row in rows) else None
         leave_files(args, f"sweep-{slug(model.name)}", info, rows, png)
     failed = any(row.status == "failed" for row in rows)

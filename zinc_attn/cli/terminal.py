@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ..errors import ZincAttnError
 from ..runtime.device import list_devices
@@ -17,10 +17,8 @@ from ..tools.harness.progress import Progress
 from ..tools.harness.tables import MISSING
 from ..tools.models import ModelPreset
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 TABLE_COLUMNS: Final = 240  # characters of the widest table
+STYLES: Final = {"FAILED": "bold red", "DIFFERENT": "bold red", "refused": "yellow", "host differs": "yellow"}
 
 
 def has_rich() -> bool:
@@ -45,33 +43,28 @@ def print_json(records: Iterable[dict[str, Any]]) -> None:
         print(json.dumps(record, ensure_ascii=plain, allow_nan=False), flush=True)
 
 
-def new_table(*columns: str, left: int = 0) -> Table:
-    """A plain table whose columns are aligned to the right, but for the first ``left``."""
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0, sections: int = 0) -> None:
+    """The table of these columns and rows on stdout; without rich the same text in plain columns.
+
+    left: columns aligned to the left; sections: first cells whose change is set off. A row with one of STYLES has its
+    color. The table is never cut: a terminal that is narrower wraps it.
+    """
+    lines = [list(row) for row in rows]
+    if not has_rich():
+        _print_plain([[name.replace("\n", " ") for name in columns], *lines], left)
+        return
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
-    return table
-
-
-def print_table(table: Table) -> None:
-    """The table on stdout. It is never cut: a terminal that is narrower wraps it."""
-    from rich.console import Console
-
+    for before, line in zip([*lines[:1], *lines], lines, strict=False):
+        if before[:sections] != line[:sections]:
+            table.add_section()
+        table.add_row(*line, style=next((STYLES[cell] for cell in line if cell in STYLES), None))
     Console(markup=False, highlight=False, emoji=False, width=TABLE_COLUMNS).print(table)
-
-
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> None:
-    """The table of these columns and rows on stdout; without rich the same text in plain columns."""
-    if not has_rich():
-        _print_plain([[name.replace("\n", " ") for name in columns], *map(list, rows)], left)
-        return
-    table = new_table(*columns, left=left)
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
 
 
 def _print_plain(lines: list[list[str]], left: int) -> None:

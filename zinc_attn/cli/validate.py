@@ -21,7 +21,7 @@ from .arguments import (
     add_shared,
 )
 from .checkpoint import named, opened
-from .terminal import arithmetic_text, need, new_table, plural, print_json, print_table, progress_bar
+from .terminal import arithmetic_text, need, plural, print_json, print_rows, progress_bar
 
 
 def add_validate(subparsers: Subparsers) -> None:
@@ -90,17 +90,14 @@ def run_validate(args: argparse.Namespace) -> int:
 
 def print_validation(found: Sequence[generate.ContextResult]) -> None:
     """A line per context and layout; then what float64 says, and what went wrong."""
-    table = new_table("context", "layout", "splits", "bits", "ms per\nstep", "attn\nms/step")
+    lines = []
     for one in found:
-        if one is not found[0]:
-            table.add_section()
         for row in one.layouts:
-            style = {"DIFFERENT": "bold red", "host differs": "yellow"}.get(row.status)
             cells = (row.layout, f"{row.splits:,}", row.status, figure(row.step_ms), figure(row.attention_ms))
-            table.add_row(f"{one.context:,}", *cells, style=style)
+            lines.append([f"{one.context:,}", *cells])
         if one.refused:
-            table.add_row(f"{one.context:,}", "–", "–", "refused", style="yellow")
-    print_table(table)
+            lines.append([f"{one.context:,}", "–", "–", "refused", "", ""])
+    print_rows(("context", "layout", "splits", "bits", "ms per\nstep", "attn\nms/step"), lines, sections=1)
     print("equal: attention of every layer, and logits, have the bits of the baseline, a single split.")
     for one in found:
         if one.refused:
