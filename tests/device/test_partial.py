@@ -110,12 +110,14 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         attn, seq = za.Attention(cache), cache.new_sequence()
         cache.append(seq, 0, k, k)
         a, b, c = (attn.partial(q, seq, 0, within=(i, i + 1)) for i in range(3))
-        foreign = attn.partial(2 * q, seq, 0, within=(2, 3))
+        others = [za.Attention(cache, **one) for one in ({"window": 1500}, {"scale": 0.5}, {"sinks": q[:, 0]})]
+        foreign = [one.partial(q, seq, 0, within=(2, 3)) for one in others]
+        foreign.append(attn.partial(2 * q, seq, 0, within=(2, 3)))
         for parts, text in (
             ([], "partial states: got none"),
             ([a, c], r"partial states: node 1 is missing \(1 in all\), expected every node from 0 to 2"),
             ([a, b, c, b], "partial states: got node 1 more than once"),
-            ([a, b, foreign], "partial states: got parts of different calls"),
+            *(([a, b, other], "partial states: got parts of different calls") for other in foreign),
         ):
             with pytest.raises(PartialStateError, match=f"^{text}"):
                 za.fold(parts)
