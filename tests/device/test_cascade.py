@@ -147,30 +147,31 @@ def test_the_builds_and_the_rules_of_a_gpu(any_device: za.Device, text: str, mon
                 assert not differing(out, want[0]) and not differing(lse, want[1])
 
 
-def test_the_labs_count(device: za.Device) -> None:
-    """8 requests that share 512 tokens and have 64 of their own: 7 times 512 rows fewer."""
-    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
-        seqs, _ = family(cache, 512, [64] * 8, np.random.default_rng(0))
-        qs = [np.ones((4, 64), np.float32)] * 8
-        counts = []
-        for cascade in (None, False):
-            attn = za.Attention(cache, cascade=cascade)
-            attn(qs, seqs, 0)
-            counts.append(attn.keys_read)
-        assert counts == [512 + 8 * 64, 8 * (512 + 64)]
-
-
-@pytest.mark.parametrize(
-    ("text", "requests", "prefix", "suffix"),
-    (
-        ("9/3/64", 5, 1024, 100),
-        ("32/8/128", 3, 1100, 64),
-        ("32/8/128", 8, 1100, 64),
-        ("16/2/256", 2, 700, 64),
-        ("16/1/256", 3, 700, 64),
-        ("4/4/64", 9, 640, 0),
-    ),
+COUNTS = (  # requests of 64 tokens each behind a prefix; the keys read: as the rule says, and where it is told
+    (8, 512, {None: 512 + 8 * 64, False: 8 * (512 + 64)}),  # the lab's count: 7 times 512 rows fewer
+    (3, 320, {None: 3 * 384, True: 320 + 3 * 64}),  # little is not shared unless asked for
 )
+
+
+@pytest.mark.parametrize(("requests", "prefix", "counts"), COUNTS)
+def test_keys_are_read_once_where_that_pays(
+    device: za.Device, requests: int, prefix: int, counts: dict[bool | None, int]
+) -> None:
+    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
+        seqs, _ = family(cache, prefix, [64] * requests, np.random.default_rng(0))
+        for cascade, count in counts.items():
+            attn = za.Attention(cache, cascade=cascade)
+            attn([np.ones((4, 64), np.float32)] * requests, seqs, 0)
+            assert attn.keys_read == count, cascade
+
+
+BY_HAND = (  # shape, requests, prefix, suffix
+    *(("9/3/64", 5, 1024, 100), ("32/8/128", 3, 1100, 64), ("32/8/128", 8, 1100, 64)),
+    *(("16/2/256", 2, 700, 64), ("16/1/256", 3, 700, 64), ("4/4/64", 9, 640, 0)),
+)
+
+
+@pytest.mark.parametrize(("text", "requests", "prefix", "suffix"), BY_HAND)
 def test_keys_are_those_counted_by_hand(device: za.Device, text: str, requests: int, prefix: int, suffix: int) -> None:
     shape, info = za.AttnShape.parse(text), device.info
     with za.KVCache(device, shape, 1, 16384, "f16", PAGE) as cache:
@@ -240,17 +241,6 @@ def test_a_whole_leaf_that_is_cut_by_a_token(device: za.Device) -> None:
             got = attn([q, q], [seq, other], 0)
             for out, n in zip(got, (tokens, 128), strict=True):
                 assert not differing(out, reference.emulate(q, k[:n], k[:n])[0]), (tokens, n)
-
-
-def test_little_is_not_shared_unless_asked_for(device: za.Device) -> None:
-    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
-        seqs, _ = family(cache, 320, [64] * 3, np.random.default_rng(0))
-        counts = []
-        for cascade in (None, True):
-            attn = za.Attention(cache, cascade=cascade)
-            attn([np.ones((4, 64), np.float32)] * 3, seqs, 0)
-            counts.append(attn.keys_read)
-        assert counts == [3 * 384, 320 + 3 * 64]
 
 
 def test_what_rows_share() -> None:

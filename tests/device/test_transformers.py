@@ -131,13 +131,18 @@ def test_layers_are_eager_attentions(name: str, device: za.Device, monkeypatch: 
     assert max(worst) < 1
 
 
-@pytest.mark.parametrize("name", MODELS if FULL else ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2"])
-def test_logits_have_the_same_bits_at_every_layout(name: str, device: za.Device) -> None:
+AS_ONE = [(name, False) for name in (MODELS if FULL else ("llama", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2"))]
+
+
+@pytest.mark.parametrize(("name", "latent"), [*AS_ONE, ("deepseek_v2", True), ("deepseek_v3", True)])
+def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, device: za.Device) -> None:
+    """Expanded and, of rows of its own, absorbed, also for every size of pages."""
     ids, model, found = prompt(90), model_of(name), []
-    for layout in ({"num_splits": 1}, {"num_splits": 8}, {}):
-        with cache_of(model, device, **layout) as cache:
+    sizes = ({"page_size": 16}, {"page_size": 256}) if latent else ()
+    for layout in ({"num_splits": 1}, {"num_splits": 3 if latent else 8}, {}, *sizes):
+        with cache_of(model, device, latent=latent, **layout) as cache:
             found.append(generate(model, ids, past_key_values=cache, max_new_tokens=8)[1])
-    assert equal(found[0], found[1]) and equal(found[0], found[2])
+    assert all(equal(found[0], one) for one in found[1:])
 
 
 SHAPES = {
@@ -228,11 +233,14 @@ def test_left_padded_batches(name: str, device: za.Device) -> None:
     assert agree((want[0][:, :2], want[1]), got, name) >= 3
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_5", "deepseek_v2", "mimo_v2"])
-def test_beam_search(name: str, device: za.Device) -> None:
+@pytest.mark.parametrize(
+    ("name", "latent"),
+    [*((name, False) for name in ("llama", "gemma2", "qwen3_5", "deepseek_v2", "mimo_v2")), ("deepseek_v2", True)],
+)
+def test_beam_search(name: str, latent: bool, device: za.Device) -> None:
     options = {**padded(30, 11), "num_beams": 3, "max_new_tokens": 12}
     want, model = generate(model_of(name, "eager"), **options)[0], model_of(name)
-    with cache_of(model, device, max_batch=6) as cache:
+    with cache_of(model, device, max_batch=6, latent=latent) as cache:
         assert torch.equal(generate(model, past_key_values=cache, **options)[0], want)
 
 
