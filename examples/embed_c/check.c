@@ -5,7 +5,6 @@
 #include "error.h"
 
 enum { MAX_TOKENS = 1 << 24, MAX_PIECES = 1 << 24 };
-static const double LOG2E = 1.4426950408889634;
 
 static bool check_floats(const struct manifest *m, const char *name, const float *values, size_t n) {
     for (size_t i = 0; i < n; ++i) {
@@ -41,8 +40,10 @@ static bool check_numbers(const struct manifest *m, const struct za_call *call, 
     if (call->softcap != 0 && !(call->softcap >= (double)m->min_input && call->softcap <= (double)m->max_input))
         return za_fail("softcap: got %g, expected %g to %g, or 0 for none", call->softcap, (double)m->min_input,
                        (double)m->max_input);
-    if (!(fabs(call->scale) * LOG2E < 0x1p127))
-        return za_fail("scale: got %g, expected a finite float32 number, or 0 for 1 / sqrt(head_dim)", call->scale);
+    double scale = fabs(call->scale);
+    if (scale != 0 && !(scale >= 0x1p-126 && scale <= 0x1p126)) /* also where it is NaN */
+        return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
+                       call->scale);
     return true;
 }
 

@@ -72,7 +72,7 @@ struct za_call {
     float *out;     /* (q_len, q_heads, v_head_dim) */
     float *lse;     /* (q_len, q_heads): natural log of the sum of exp(score), or NULL where it is not wanted */
 
-    double scale;       /* of the scores, finite; may be negative; 0: the default, 1 / sqrt(head_dim) */
+    double scale;       /* of the scores, +-2**-126 to 2**126; 0: the default, 1 / sqrt(head_dim) */
     double softcap;     /* scores become softcap * tanh(score / softcap); 0: they stay as they are */
     uint32_t window;    /* keys that a row sees at most, its own among them; 0: all */
     bool noncausal;     /* rows see the keys behind their own, too */

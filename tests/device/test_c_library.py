@@ -25,7 +25,7 @@ from support import same
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
 from zinc_attn.decode.scoring import Scoring, check_alibi
-from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
+from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import HeadTables, WorkBuffer
 from zinc_attn.planning.splits import plan_splits
@@ -168,11 +168,9 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, biased):
         sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables", "masks")}
         key = submission.key._replace(**sizes, states=2 * 3)
         tensors = SharedTensors(device)
-        workspace = Workspace.make(
-            key, cache, Scoring(0.125, alibi=check_alibi(alibi, 4)), Tensors.shared(key, cache, tensors)
-        )
-        workspace.fill(submission)
-        workspace.upload_words(1)
+        pages, scoring = PagedStorage(device, cache.layout, cache.layers), Scoring(0.125, alibi=check_alibi(alibi, 4))
+        workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
+        workspace.fill(submission, 1)
         found = workspace.work.words.tolist()
         workspace.close()
         tensors.close()
@@ -356,8 +354,9 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
         ({"tokens": 1}, "new_rows: got 2, expected at most the 1 tokens"),
         ({"table": (11, 12, 9)}, "page_table[1]: got 12, expected a page below 12"),
         ({"splits": 1 << 24}, "q_len, splits: got 2 and 16777216, expected a product of at most 16777216"),
-        ({"scale": np.inf}, "scale: got inf, expected a finite float32 number, or 0 for 1 / sqrt(head_dim)"),
-        ({"scale": np.nan}, "scale: got nan, expected a finite float32 number"),
+        ({"scale": np.inf}, "scale: got inf, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)"),
+        ({"scale": np.nan}, "scale: got nan, expected a magnitude"),
+        ({"scale": -1e-40}, "scale: got -1e-40, expected a magnitude"),
         ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
         ({"softcap": -1.0}, "softcap: got -1, expected 9.09495e-13 to 1.15292e+18, or 0 for none"),
         ({"softcap": np.nan}, "softcap: got nan, expected 9.09495e-13"),

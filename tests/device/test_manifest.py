@@ -11,7 +11,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.decode.scoring import Scoring
-from zinc_attn.decode.workspace import SharedTensors, Tensors, Workspace
+from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.records import WorkBuffer
 from zinc_attn.planning.submission import RecordingKey
@@ -91,7 +91,8 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, page_size=32)
     key = RecordingKey("loop", False, False, 8, 2, 16, 4, 32)
     tensors = SharedTensors(device)
-    workspace = Workspace.make(key, cache, Scoring(1.0), Tensors.shared(key, cache, tensors))
+    pages = PagedStorage(device, cache.layout, cache.layers)
+    workspace = Workspace.make(key, pages, Scoring(1.0), Tensors.of(key, pages, tensors))
     monkeypatch.setattr(device, "kernel", lambda decl, spec: SimpleNamespace(decl=decl, spec=spec))
     steps = workspace.dispatches(0, Scoring(1.0))
     names = {**entry["shapes"][0]["sizes"], **asdict(shape), "items": 8, "rows": 2, "appends": 4}
