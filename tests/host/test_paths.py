@@ -205,6 +205,9 @@ def test_what_cannot_be_written(name: str, tmp_path: Path, capsys: pytest.Captur
     paths = [tmp_path / "fifo", Path("/dev/full"), tmp_path / "file" / "below", Path("/proc/none/here")]
     paths += [tmp_path / ("n" * 300), tmp_path / "a\ud800b", tmp_path / "a\0b"]
     paths.append(tmp_path / ("folder" if name in FILES else "file"))
+    if name in FILES:
+        (tmp_path / "checkpoint").write_bytes(CONTENTS["GGUF"])
+        paths.append(tmp_path / "checkpoint")
     before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     for path in paths:
         refusal(WRITTEN[name], path, capsys)

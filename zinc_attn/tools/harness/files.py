@@ -6,13 +6,13 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ...checks import plain
 from ...errors import ArgumentError
-from ...files import check_folder, check_target, replacing
+from ...files import CONTENT_BYTES, check_folder, check_target, content_of, open_regular, replacing
 
 ELSEWHERE: Final = "choose another folder with --out"
 
@@ -20,7 +20,7 @@ ELSEWHERE: Final = "choose another folder with --out"
 def write_file(path: Path, data: bytes, hint: str = ELSEWHERE) -> None:
     """Write ``path`` whole or not at all, in a folder that is made. ArgumentError, which ends with ``hint``."""
     with _writing(path, hint):
-        check_target(path)
+        _check_replaced(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(data)
@@ -36,8 +36,16 @@ def check_out(folder: str | Path | None) -> None:
 def check_file(path: Path, hint: str) -> None:
     """Refuse a file that ``write_file`` could not write, before the work that makes its content is done."""
     with _writing(path, hint):
-        check_target(path)
+        _check_replaced(path)
         check_folder(path.parent)
+
+
+def _check_replaced(path: Path) -> None:
+    """OSError where ``path`` takes no file, or has one of a kind that no tool writes, such as a checkpoint."""
+    check_target(path)
+    with suppress(FileNotFoundError), open_regular(path) as file:
+        if (found := content_of(file.read(CONTENT_BYTES))) not in (None, "empty"):
+            raise OSError(0, f"it is {found}, expected a new name or a file of this program's")
 
 
 @contextmanager
