@@ -8,6 +8,9 @@ transformers unpacks the weights, and at the end its eager attention must have w
 import sys
 from pathlib import Path
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
+
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -92,9 +92,9 @@ def test_rows_that_cannot_be_kept(device: za.Device) -> None:
             cache.append(seq, layer, k, v)
         for rows, last, text in (
             ([0], 21, "last: got 21, expected an int from 0 to 20"),
-            ([3], 3, "rows: got 3, expected row numbers below last = 3"),
-            ([0, 2, 2], 3, "rows: got 2 behind 2, expected ascending numbers, each once"),
-            ([-1], 3, "rows: got -1, expected row numbers below last = 3"),
+            ([3], 3, "rows: got 3, expected numbers of the last 3 rows, from 0 on"),
+            ([0, 2, 2], 3, "rows: got 2 after 2, expected ascending numbers, each once"),
+            ([-1], 3, "rows: got -1, expected numbers of the last 3 rows, from 0 on"),
             (np.array(1), 3, "rows: got int64 of shape (), expected a list of row numbers"),
             ([True, False, True], 3, "rows: got bool of shape (3,), expected a list of row numbers"),
         ):

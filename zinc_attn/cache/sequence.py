@@ -40,11 +40,11 @@ def check_kept(pages: SequencePages, rows: Any, last: int) -> Kept:
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise ArgumentError(f"rows: got {found.dtype} of shape {found.shape}, expected a list of row numbers")
     if np.any(wrong := (found < 0) | (found >= last)):
-        raise ArgumentError(f"rows: got {found[wrong][0]}, expected row numbers below last = {last}")
+        raise ArgumentError(f"rows: got {found[wrong][0]}, expected numbers of the last {last} rows, from 0 on")
     found = found.astype(np.int64)
     if np.any(wrong := found[1:] <= found[:-1]):
         at = int(np.argmax(wrong))
-        raise ArgumentError(f"rows: got {found[at + 1]} behind {found[at]}, expected ascending numbers, each once")
+        raise ArgumentError(f"rows: got {found[at + 1]} after {found[at]}, expected ascending numbers, each once")
     stay = int(np.argmin(np.append(found, -1) == np.arange(len(found) + 1)))  # the first one that moves
     first = len(pages) - last
     return Kept(first + stay, first + found[stay:])

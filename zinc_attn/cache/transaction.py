@@ -94,7 +94,7 @@ class Transaction:
         if need > free:
             room = max(0, (table_start + free) * pool.page_size - start)
             raise CapacityError(
-                f"k: got {count:,} tokens at length {start:,}, expected at most {room:,}: {_free(pool, free)}"
+                f"k: got {count:,} tokens at length {start:,}, expected at most {room:,}: {self._free(pool, free)}"
             )
         grown = (layer, *also)
         after = tuple(start + count if i in grown else length for i, length in enumerate(lengths))
@@ -114,10 +114,20 @@ class Transaction:
         if need > free:
             raise CapacityError(
                 f"keep: got {count:,} rows that move to token {start:,} and behind, expected {need:,} free pages for "
-                f"them: {_free(pool, free)}"
+                f"them: {self._free(pool, free)}"
             )
         assert end <= len(sequence) and table_start <= len(pages)
         return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need)
+
+    def _free(self, pool: PagePool, free: int) -> str:
+        """How much room there is, beside what this transaction holds already, for the end of an error."""
+        held = sum(len(one.new_pages) for one in self.reservations)
+        beside = f" beside {held:,} that this call takes for other sequences" if held else ""
+        return (
+            f"{free:,} of {pool.num_pages:,} pages of {pool.page_size:,} tokens are free{beside} (capacity = "
+            f"{pool.asked:,}, in whole pages); truncate() or free() a sequence, or make the cache with a larger "
+            "capacity"
+        )
 
     def commit(self) -> None:
         """Let all reservations count by one store. A second call does nothing; ClosedError after a rollback."""
@@ -194,10 +204,3 @@ class Transaction:
         if counts:
             pool.end_update(counts)
         return made
-
-
-def _free(pool: PagePool, free: int) -> str:
-    return (
-        f"{free:,} of {pool.num_pages:,} pages of {pool.page_size:,} tokens are free (capacity = {pool.asked:,}, in "
-        "whole pages); truncate() or free() a sequence, or make the cache with a larger capacity"
-    )

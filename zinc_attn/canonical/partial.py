@@ -70,6 +70,9 @@ class PartialState:
             raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), ints")
         check_text("call", self.call, "the name of what was attended")
 
+    def __repr__(self) -> str:
+        return f"PartialState({len(self.nodes)} nodes of {self.span}, m {self.m.shape}, o {self.o.shape})"
+
     @property
     def nbytes(self) -> int:
         """Bytes of m, l and o."""

@@ -118,8 +118,9 @@ def check_file_room(info: DeviceInfo, nbytes: int) -> None:
                     held = max(held, link.stat().st_size)
     if limit < held + nbytes + FILE_HEADROOM:
         raise DeviceMemoryError(
-            f"{info.name} keeps memory in files: {nbytes:,} bytes beside {held:,}, and up to {FILE_HEADROOM:,} of the "
-            f"driver's own, do not fit the process's limit (RLIMIT_FSIZE, {limit:,}); raise it (ulimit -f)"
+            f"{info.name} keeps memory in a file: its {held + nbytes:,} bytes, and up to {FILE_HEADROOM:,} of the "
+            f"driver's own, do not fit the process's limit on the size of files (RLIMIT_FSIZE, {limit:,}); raise it "
+            "(ulimit -f)"
         )
 
 
