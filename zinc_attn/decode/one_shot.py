@@ -125,10 +125,9 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     float16 or bfloat16. num_splits or split_size fix the layout (the bits do not depend on it); neither: plan_splits.
     scale: not 0; None is 1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i.
     window: keys that a row sees at most, its own position counted (transformers' sliding_window; FlashInfer's
-    window_left + 1).
-    softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per query head that joins
-    the softmax without a value (GPT-OSS); lse includes it. alibi: see ``Attention``; mask, out, lse, allow_empty: as in
-    a call of it. arithmetic: as in ``Attention``; "matrix" takes k and v in float16.
+    window_left + 1). softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per
+    query head that joins the softmax without a value (GPT-OSS); lse includes it. alibi: see ``Attention``; mask, out,
+    lse, allow_empty: as in a call of it. arithmetic: as in ``Attention``; "matrix" takes k and v in float16.
     Returns out ([q_len,] q_heads, v_head_dim), and with return_lse also lse ([q_len,] q_heads), natural log; float32.
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
