@@ -167,6 +167,7 @@ def compare(got: Output, want: Expected) -> Difference | None:
 
 def _last_elements(x: F32, shape: Place) -> F32:
     """The last elements of every axis, as many as ``shape`` has."""
+    assert all(wanted <= size for size, wanted in zip(x.shape, shape, strict=True)), (x.shape, shape)
     return x[tuple(slice(size - wanted, None) for size, wanted in zip(x.shape, shape, strict=True))]
 
 
