@@ -353,3 +353,22 @@ def test_a_file_that_is_cut_while_it_is_read(cache, saved, monkeypatch):
         cache.load(path)
     assert cache.sequences == [seq]
     cache.pool.check([seq.pages])
+
+
+def test_a_sequence_that_is_freed_while_it_is_loaded(cache, saved, monkeypatch):
+    """Its pages may be another sequence's by then, whose rows stay."""
+    _, path = saved
+    real, other = files.read_into, []
+
+    def read_and_free(*given):
+        if not other:
+            for seq in cache.sequences:
+                seq.free()
+            other.append(filled(cache, 80))
+        return real(*given)
+
+    monkeypatch.setattr(files, "read_into", read_and_free)
+    with pytest.raises(errors.ClosedError, match="sequence: used after free"):
+        cache.load(path)
+    want = rows.encode(*rows_of(80, 0), SHAPE, "f16")
+    assert np.array_equal(cache.read_rows(other[0], 0, 0, 80), want)

@@ -174,6 +174,7 @@ def _read(cache: KVCache, target: Path, file: io.FileIO) -> Sequence:
             largest = largest.joined(_largest(cache, target, layer, words))
             with cache.lock:
                 cache.check_open()
+                pages.check_open()  # another thread may have freed it, and the reserved pages may be others' now
                 cache.write_rows(sequence, layer, reservation, words.astype(np.uint32, copy=False))
                 transaction.commit()
         if digest.hexdigest() != checksum:
