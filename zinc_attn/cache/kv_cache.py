@@ -350,9 +350,10 @@ class KVCache:
 
     def end(self) -> None:
         """The end of a call that has a ``transaction``: what it did not commit is given back."""
-        if self._current and self._current.reservations and self._current.state == "open":
-            self.device.flush()  # what may write to these places, before others have them
-            self._current.rollback()
+        if self._current and self._current.state == "open":
+            if self._current.reservations:
+                self.device.flush()  # what may write to these places, before others have them
+            self._current.rollback()  # also where an interrupt came before the first of them was noted
         self._current = None
 
     def encode_into(self, out: NDArray[np.uint32], k: NDArray[Any], v: NDArray[Any], layer: int) -> None:
