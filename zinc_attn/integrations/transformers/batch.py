@@ -120,14 +120,14 @@ class BatchRows:
                 for shape, each in self.sequences.items()
             }
             undo.pop_all()
-        for shape, sequences in self.sequences.items():
+        self.origin = [row if self.origin is None else self.origin[row] for row in rows]  # first: from here on no step
+        old, self.sequences = self.sequences, chosen  # can be rolled back
+        if self.kept is not None:
+            self.kept = self.kept[rows]
+        for sequences in old.values():
             for i, sequence in enumerate(sequences):
                 if i not in rows:
                     sequence.free()
-            self.sequences[shape] = chosen[shape]
-        self.origin = [row if self.origin is None else self.origin[row] for row in rows]
-        if self.kept is not None:
-            self.kept = self.kept[rows]
         return True
 
     def moved(self) -> bool:
