@@ -14,6 +14,7 @@ from support import FULL, differing, open_device
 
 import zinc_attn as za
 from zinc_attn import reference
+from zinc_attn.cache.mover import RowMover
 from zinc_attn.cache.pages import CapacityError, StepError
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceMemoryError, LimitError, ShapeError, ValueRangeError
 
@@ -103,6 +104,22 @@ def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
             assert not differing(attn(q, twin, 0, k[:1], k[:1]), reference.emulate(q, k[:1], k[:1])[0])
             seq.truncate(512)
             assert not differing(attn(q, seq, 0), reference.emulate(q, k[:512], k[:512])[0])
+
+
+def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = np.ones((4096, 2, 64), np.float16)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 8192, weights=[1.0, 1.0]) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        twin, free = seq.fork(), cache.free_tokens
+        with monkeypatch.context() as patch:
+            patch.setattr(RowMover, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                seq.keep(range(600, 4096), 4096)
+        assert len(seq) == len(twin) == 4096 and cache.free_tokens == free
+        seq.keep(range(600, 4096), 4096)
+        assert len(seq) == 3496 and cache.free_tokens < free
+        check_books(cache, [seq, twin])
 
 
 INTERRUPTED = ("append", "attend", "truncate", "fork", "keep")

@@ -170,7 +170,7 @@ class Call:
             shape = (cache.num_layers, -1, *sent[cache.ranks.rank].shape[2:])
             sent = {i: np.frombuffer(data, np.uint32).reshape(shape) for i, data in enumerate(found) if data}
         if count:
-            cache.allocator.own(seq.holding, start // KEYS_PER_NODE)
+            cache.moving = self.transaction, seq.holding, start // KEYS_PER_NODE
         for shard, one in cache.shards.items():
             for other, words in sent.items():
                 leave = (giver == other) & (taker != other)
