@@ -268,6 +268,7 @@ class Attention:
             found = call.results()
             cache.commit(places, call.largest)  # 5. commit
         except BaseException:
+            cache.unfinished = None  # a call that is undone writes nothing to ``out`` later
             cache.end()
             raise
         cache.end()
