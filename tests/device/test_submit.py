@@ -11,6 +11,7 @@ import pytest
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.decode.pending import PendingAttention
+from zinc_attn.decode.runner import CallRunner
 
 pytestmark = pytest.mark.both_dispatchers
 SHAPE = za.AttnShape(4, 2, 64)
@@ -154,6 +155,30 @@ def test_calls_of_several_caches_go_in_one_submission(device: za.Device, monkeyp
     equal(third.result(), oracle(73))
     for one in caches:
         one.close()
+
+
+def test_an_undone_call_leaves_nothing_in_the_queue(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later call of the block has its workspace: two dispatches of one submission would write to the same results."""
+    cache = za.KVCache(device, SHAPE, 1, 512, "f16", 16)
+    attn, seq = za.Attention(cache), cache.new_sequence()
+    cache.append(seq, 0, K[:70], V[:70])
+    sent: list[int] = []
+    start, run = device.runtime.start, CallRunner.run
+    monkeypatch.setattr(device.runtime, "start", lambda *all_: (sent.append(len(all_)), start(*all_)))
+
+    def cut(self: CallRunner, *given: Any) -> None:
+        run(self, *given)
+        raise KeyboardInterrupt
+
+    with device.together():
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(CallRunner, "run", cut)
+            attn.submit(Q[0], seq, 0)
+        assert sent == [1]
+        second = attn.submit(Q[69], seq, 0, return_lse=True)
+    assert sent == [1, 1]
+    equal(second.result(), oracle(70))
+    cache.close()
 
 
 def test_a_failure_of_one_submission_is_that_of_all_its_calls(

@@ -351,8 +351,7 @@ class KVCache:
     def end(self) -> None:
         """The end of a call that has a ``transaction``: what it did not commit is given back."""
         if self._current and self._current.state == "open":
-            if self._current.reservations:
-                self.device.flush()  # what may write to these places, before others have them
+            self.device.flush()  # what may write to its places, or to results that another call will have
             self._current.rollback()  # also where an interrupt came before the first of them was noted
         self._current = None
 
