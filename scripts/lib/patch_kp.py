@@ -29,6 +29,8 @@ PATCHES = {
             '    m.attr("results_are_checked") = true;\n'
             '    m.attr("pipelines_are_shared") = true;\n',
         ),
+        # How a program logs is its own to say: kp's import would give the root logger a handler.
+        ('    logging.attr("basicConfig")();\n', ""),
     ],
     "src/Manager.cpp": [
         ('#include "kompute/Manager.hpp"\n', '#include "kompute/Manager.hpp"\n#include "kp_pipelines.hpp"\n'),

@@ -1,7 +1,9 @@
-"""The Kompute dispatcher after an interrupt: the device is lost only where the submission still runs."""
+"""The Kompute dispatcher: its import, and its device after an interrupt, lost only where the submission still runs."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -41,3 +43,9 @@ def test_an_interrupt_right_after_eval(running):
                     call()
             else:
                 call()
+
+
+def test_importing_kp_leaves_the_programs_logging_alone():
+    pytest.importorskip("kp")
+    program = "import logging, kp; assert not logging.getLogger().handlers"
+    subprocess.run([sys.executable, "-c", program], check=True)
