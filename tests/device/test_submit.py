@@ -158,7 +158,7 @@ def test_calls_of_several_caches_go_in_one_submission(device: za.Device, monkeyp
 
 
 def test_an_undone_call_leaves_nothing_in_the_queue(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later call of the block has its workspace: two dispatches of one submission would write to the same results."""
+    """The next call takes its workspace: two dispatches of one submission would write to the same results."""
     cache = za.KVCache(device, SHAPE, 1, 512, "f16", 16)
     attn, seq = za.Attention(cache), cache.new_sequence()
     cache.append(seq, 0, K[:70], V[:70])
@@ -179,6 +179,27 @@ def test_an_undone_call_leaves_nothing_in_the_queue(device: za.Device, monkeypat
     assert sent == [1, 1]
     equal(second.result(), oracle(70))
     cache.close()
+
+
+def test_a_call_that_ends_sends_no_other(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls that only attend, in a block: what was queued since they were sent waits for the block's end."""
+    caches = [za.KVCache(device, SHAPE, 1, 512, "f16", 16) for _ in range(2)]
+    attns, seqs = [za.Attention(c) for c in caches], [c.new_sequence() for c in caches]
+    for cache, seq in zip(caches, seqs, strict=True):
+        cache.append(seq, 0, K[:70], V[:70])
+    sent: list[int] = []
+    start = device.runtime.start
+    monkeypatch.setattr(device.runtime, "start", lambda *all_: (sent.append(len(all_)), start(*all_)))
+    with device.together():
+        first, second = (attn.submit(Q[69], seq, 0, return_lse=True) for attn, seq in zip(attns, seqs, strict=True))
+        equal(first.result(), oracle(70))
+        third = attns[0].submit(Q[69], seqs[0], 0, return_lse=True)
+        equal(second.result(), oracle(70))
+        assert sent == [2]
+    assert sent == [2, 1]
+    equal(third.result(), oracle(70))
+    for one in caches:
+        one.close()
 
 
 def test_a_failure_of_one_submission_is_that_of_all_its_calls(

@@ -346,10 +346,10 @@ class KVCache:
         if transaction.reservations:
             before = self.largest
             self._largest = before, before.joined(largest), transaction.mark
-            transaction.commit()
+        transaction.commit()
 
     def end(self) -> None:
-        """The end of a call that has a ``transaction``: what it did not commit is given back."""
+        """The end of a call that has a ``transaction``: one that did not commit it is undone."""
         if self._current and self._current.state == "open":
             self.device.flush()  # what may write to its places, or to results that another call will have
             self._current.rollback()  # also where an interrupt came before the first of them was noted
