@@ -29,7 +29,7 @@ PATCHES = {
             '    m.attr("results_are_checked") = true;\n'
             '    m.attr("pipelines_are_shared") = true;\n',
         ),
-        # How a program logs is its own to say: kp's import would give the root logger a handler.
+        # kp's import would give the root logger of the program a handler.
         ('    logging.attr("basicConfig")();\n', ""),
     ],
     "src/Manager.cpp": [

@@ -1,4 +1,4 @@
-"""The Kompute dispatcher: its import, and its device after an interrupt, lost only where the submission still runs."""
+"""The Kompute dispatcher: what its import leaves alone, and which interrupts lose the device."""
 
 from __future__ import annotations
 
