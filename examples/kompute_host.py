@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 shape = za.AttnShape(q_heads=16, kv_heads=2, head_dim=256)
 za.list_devices()  # without a driver this is an error that says so; kp would end the process
 manager = kp.Manager(0)
-device = za.Device.from_kompute(manager, 0)
+device = za.Device.from_kompute(manager)
 cache = za.KVCache(device, shape, num_layers=2, capacity=1024, dtype="f16")
 attention, seq = za.Attention(cache), cache.new_sequence()
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # usage: scripts/build_kp.sh [--wheel] [PYTHON]   (default: .venv/bin/python)
-# Builds Kompute's Python binding (kp) into a local wheel, once per Python version, and installs it; --wheel does not.
+# Builds Kompute's Python binding (kp) into a local wheel, once per Python version, and installs it. --wheel leaves the
+# wheel in dist/ in place of that, and says the SHA-256 of what it was built from.
 # kp is published as source only and its build fetches libraries with git. Here g++, cmake, make, the
 # Vulkan headers and fmt are the distribution's and pybind11 is pip's, so only the package index is used.
 # kp ignores most of Vulkan's errors; lib/kp_checked.hpp and lib/patch_kp.py make it raise them. zinc_attn refuses a kp
-# without them. kp compiles a kernel again for every recording; with lib/kp_pipelines.hpp once. The wheel lies in a
-# folder named by their hash, so that a change of them builds it again.
+# without lib/kp_zinc_attn.hpp, by which its dispatcher records into kp's sequences over a device and pipelines of its
+# own. The wheel lies in a folder named by their hash, so that a change of them builds it again.
 set -euo pipefail
 
 wheel_alone=
@@ -17,8 +18,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cache=${ZINC_ATTN_CACHE:-$root/.cache}
 python=${1:-$root/.venv/bin/python}
 version=0.9.0
+sha256=98e583dc6e9731ff6d7a3e3317817e4d93f7b2945929619e29a56325db279949 # of kp's source archive
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-sources=("$root"/scripts/build_kp.sh "$root"/scripts/lib/{kp_checked.hpp,kp_pipelines.hpp,patch_kp.py})
+sources=("$root"/scripts/build_kp.sh "$root"/scripts/lib/{kp_checked.hpp,kp_zinc_attn.hpp,patch_kp.py})
 hash=$(cat "${sources[@]}" | sha256sum)
 wheels=$cache/wheels/kp-${hash:0:16}
 
@@ -39,11 +41,13 @@ build() {
     "${pip[@]}" install --no-compile --target "$work/env" setuptools==80.9.0 wheel==0.45.1 pybind11==2.13.6
     local -x PYTHONPATH=$work/env # while this function runs
     "${pip[@]}" download --no-deps --no-binary kp --no-build-isolation -d "$work" "kp==$version"
+    sha256sum --check --quiet <<<"$sha256  $work/kp-$version.tar.gz"
     tar -xf "$work/kp-$version.tar.gz" -C "$work"
+    rm -rf "$wheels/src" && cp -r "$work/kp-$version/src" "$wheels/src" # as published, for examples/kompute_cpp
     "$python" "$root/scripts/lib/patch_kp.py" "$work/kp-$version"
     pybind11_DIR=$("$python" -m pybind11 --cmakedir)
     export pybind11_DIR
-    cp "$root"/scripts/lib/kp_{checked,pipelines}.hpp "$include/"
+    cp "$root"/scripts/lib/kp_{checked,zinc_attn}.hpp "$include/"
     # kp_checked.hpp takes vulkan.hpp's noexcept away. Its error classes keep theirs: the standard's base classes ask
     # for it. So kp is built with a copy of vulkan.hpp in which these functions say it themselves.
     local header
@@ -56,9 +60,14 @@ build() {
 }
 
 install_and_import() {
-    [[ -z $wheel_alone ]] || return 0
+    if [[ -n $wheel_alone ]]; then
+        mkdir -p "$root/dist"
+        cp "$1" "$root/dist/"
+        echo "dist/${1##*/}: kp $version, SHA-256 $sha256, with scripts/lib of SHA-256 ${hash%% *}"
+        return 0
+    fi
     "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" &&
-        "$python" -c 'import kp; assert kp.results_are_checked and kp.pipelines_are_shared'
+        "$python" -c 'import kp; assert kp.zinc_attn.version == 1'
 }
 
 mkdir -p "$wheels"

@@ -1,6 +1,6 @@
 // Move rows between a row tensor and the paged cache: GATHER 0 appends new tokens, GATHER 1 reads tokens back.
 //
-// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words (see cache.glsl).
+// Grid: x = row, y = KV head.  A row is, per KV head, K values, V values, K scales, V scales, in words.
 // Record x of the work buffer names the row's position in its sequence and the sequence's page table.
 #version 450
 #extension GL_GOOGLE_include_directive : require

@@ -51,7 +51,6 @@ layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have 
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
-layout(constant_id = ATTEND_SPEC_FROM_UPLOAD) const uint FROM_UPLOAD = 0u;  // 1: the newest tokens are in the upload
 #include "attend_sizes.glsl"
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };

@@ -40,7 +40,6 @@ layout(constant_id = MATRIX_SPEC_ALIBI) const uint ALIBI = 0u;
 layout(constant_id = MATRIX_SPEC_MASK) const uint MASK = 0u;
 layout(constant_id = MATRIX_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F16;
 layout(constant_id = MATRIX_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F16;
-const uint FROM_UPLOAD = 0u;   // plain Vulkan orders an append before the attend that reads it
 const uint CHUNKS_AHEAD = 1u;  // storage.glsl: conversions are not folded into products here
 const uint HEADS = 1u, ROWS = 1u;
 #define LOOP 1u

@@ -6,19 +6,10 @@
 //   Types with blocks: behind these values what the blocks share, K (K_SCALES, TILE) words, V (TILE, V_SCALES) words:
 //   of all blocks the scales, two a word, or scale and minimum in a word, then the words of fifth bits.
 //   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
-// A buffer has one name per load width.  Branches on K_STORAGE, V_STORAGE and FROM_UPLOAD are decided when the pipeline
-// is made.
-//
-// FROM_UPLOAD: the newest tokens come from the rows that the host just uploaded, because Kompute orders nothing between
-// an append and an attend.  A row is, per KV head, K values, V values, K scales, V scales, in words.
+// A buffer has one name per load width.  Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
 
 const uint K_TILE_WORDS = TILE * (K_VALUES + K_SCALES);
 const uint V_TILE_WORDS = TILE * (V_VALUES + V_SCALES);
-const uint UPLOAD_V = LATENT == 1u ? 0u : K_VALUES;  // where an uploaded row has its values, ...
-const uint UPLOAD_K_SCALES = LATENT == 1u ? K_VALUES : K_VALUES + V_VALUES;
-const uint UPLOAD_V_SCALES = LATENT == 1u ? UPLOAD_K_SCALES : UPLOAD_K_SCALES + K_SCALES;
-const uint UPLOAD_WORDS = LATENT == 1u ? K_VALUES + K_SCALES : UPLOAD_V_SCALES + V_SCALES;  // ... and its words
-const uint IN_ROWS = 0xFFFFFFFFu;  // in place of a tile: the token is in the uploaded rows
 
 layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K1 { uint k_words1[]; };
 layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K2 { uvec2 k_words2[]; };
@@ -26,7 +17,6 @@ layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K4 { uvec4 k_wo
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V1 { uint v_words1[]; };
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V2 { uvec2 v_words2[]; };
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V4 { uvec4 v_words4[]; };
-layout(set = 0, binding = ATTEND_BIND_ROWS, std430) restrict readonly buffer Rows { uint upload_words[]; };
 
 vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and V's
 
@@ -41,12 +31,9 @@ void find_head_scales() {
     }
 }
 
-// Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it), or (IN_ROWS, uploaded row).
+// Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it).
 uvec2 locate(Item item, Leaf leaf, uint key) {
     uint token = leaf.index * KEYS_PER_LEAF + key;
-    if (FROM_UPLOAD != 0u && token >= item.upload_begin) {
-        return uvec2(IN_ROWS, item.upload_row + token - item.upload_begin);
-    }
     uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;
     uint shift = work[HEADER_PAGE_SHIFT];
     uint page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
@@ -54,26 +41,8 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }
 
-bool in_rows(uvec2 where) {
-    return FROM_UPLOAD != 0u && where.x == IN_ROWS;
-}
-
-// Word `at` of an uploaded row.
-uint upload_word(uint row, uint at) {
-    uint row_head = row * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
-    return upload_words[row_head * UPLOAD_WORDS + at];
-}
-
 // The words of a chunk of K, at most four of them; float32 has a second part.
 uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
-    if (in_rows(where)) {
-        uint at = chunk * CHUNK_WORDS + 4u * part;
-        uvec4 w = uvec4(upload_word(where.y, at), 0u, 0u, 0u);
-        for (uint i = 1u; i < min(CHUNK_WORDS, 4u); ++i) {
-            w[i] = upload_word(where.y, at + i);
-        }
-        return w;
-    }
     uint at = chunk * TILE + where.y;
     // What all lanes have in common comes first in a sum: its last step and the index's shift are one instruction then.
     if (CHUNK_WORDS == 1u) {
@@ -90,13 +59,6 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
 
 // `words` (1, 2 or 4) words of a value row from word `at`, in one load.
 uvec4 v_words(uvec2 where, uint at, uint words) {
-    if (in_rows(where)) {
-        uvec4 w = uvec4(0u);
-        for (uint i = 0u; i < words; ++i) {
-            w[i] = upload_word(where.y, UPLOAD_V + at + i);
-        }
-        return w;
-    }
     uint first = where.x * V_TILE_WORDS + where.y * V_VALUES + at;
     if (LATENT == 1u) {
         first = where.x * K_TILE_WORDS + (at / CHUNK_WORDS * TILE + where.y) * CHUNK_WORDS + at % CHUNK_WORDS;
@@ -115,18 +77,12 @@ uvec4 v_words(uvec2 where, uint at, uint words) {
 
 // Word `i` of what the blocks of a K row share, and of a V row.
 uint k_shared_word(uvec2 where, uint i) {
-    if (in_rows(where)) {
-        return upload_word(where.y, UPLOAD_K_SCALES + i);
-    }
     return k_words1[where.x * K_TILE_WORDS + TILE * K_VALUES + i * TILE + where.y];
 }
 
 uint v_shared_word(uvec2 where, uint i) {
     if (LATENT == 1u) {
         return k_shared_word(where, i);
-    }
-    if (in_rows(where)) {
-        return upload_word(where.y, UPLOAD_V_SCALES + i);
     }
     return v_words1[where.x * V_TILE_WORDS + TILE * V_VALUES + where.y * V_SCALES + i];
 }

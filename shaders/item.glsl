@@ -9,8 +9,6 @@ struct Item {
     uint leaf_end;
     uint leaves_per_state;  // 1, or 8: a state is a leaf's or a node's
     uint page_table;        // word of the work buffer
-    uint upload_begin;      // FROM_UPLOAD: tokens from here on are in the uploaded rows, the first in row upload_row
-    uint upload_row;
     uint key_shift;         // position of a key = its number in the sequence + key_shift
     uint row_step;          // attend_matrix: what first and limit grow by from row to row; they are the last row's
 };
@@ -26,8 +24,7 @@ Item read_item() {
     uint row = work[at + ITEM_ROW], last_row = row + work[at + ITEM_ROWS] - 1u;
     return Item(row, last_row, work[at + ITEM_FIRST], work[at + ITEM_LIMIT], work[at + ITEM_LEAF_BEGIN],
                 work[at + ITEM_LEAF_END], work[at + ITEM_LEAVES_PER_STATE], work[at + ITEM_PAGE_TABLE],
-                work[at + ITEM_UPLOAD_BEGIN], work[at + ITEM_UPLOAD_ROW], work[at + ITEM_KEY_SHIFT],
-                work[at + ITEM_ROW_STEP]);
+                work[at + ITEM_KEY_SHIFT], work[at + ITEM_ROW_STEP]);
 }
 
 Leaf leaf_of(Item item, uint index) {

@@ -41,9 +41,8 @@ bvec2 present(Leaf leaf, uint g) {
 // To dots: the scores of the lane's keys, EMPTY_M for absent ones.
 void find_scores(Item item, Leaf leaf) {
     barrier();  // in the single build for lavapipe only, which splits shaders at barriers and is faster with this one
-    // Absent keys read a place that exists: their own slot of the tile, or, in small tiles and uploaded rows, the last
-    // key's.
-    uint last = TILE == KEYS_PER_LEAF && FROM_UPLOAD == 0u ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
+    // Absent keys read a place that exists: their own slot of the tile, or, in small tiles, the last key's.
+    uint last = TILE == KEYS_PER_LEAF ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
     uvec2 key0[KEY_PAIRS], key1[KEY_PAIRS];
     for (uint g = 0u; g < KEY_PAIRS; ++g) {
         key0[g] = locate(item, leaf, min(key_of(2u * g), last));

@@ -64,11 +64,9 @@ CPU = replace(
 )
 
 
-def fake_device(facts: MatrixFacts = RDNA4_UNITS, runtime: str = "vulkan", **info: Any) -> Any:
+def fake_device(facts: MatrixFacts = RDNA4_UNITS, **info: Any) -> Any:
     """What asks a device for its matrix units sees those of ``facts`` on a GPU."""
-    has = runtime == "vulkan" and facts.tile is not None
-    shown = replace(GPU, matrix=facts, **info)
-    return SimpleNamespace(info=shown, runtime=SimpleNamespace(name=runtime, has_matrix_units=has))
+    return SimpleNamespace(info=replace(GPU, matrix=facts, **info), runtime=SimpleNamespace(name="vulkan"))
 
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]

@@ -277,7 +277,7 @@ static bool submit(struct za_attn *attn, const struct za_cache *cache, const str
     const struct buffer *b = attn->scratch, *k = &cache->k, *v = v_of(attn, cache);
     const struct buffer *target = layout->single_pass ? &b[OUT] : &b[STATES];
     const struct buffer *const appended[] = {&b[WORK], &b[ROWS], k, v};
-    const struct buffer *const attended[] = {&b[WORK], &b[Q], k, v, target, target, &b[WORK]};
+    const struct buffer *const attended[] = {&b[WORK], &b[Q], k, v, target, target};
     const struct buffer *const merged[] = {&b[WORK], &b[STATES], &b[OUT]};
     uint32_t dims = attn->manifest.merge_dims, heads = attn->shape.kv_heads;
     if (!za_commands_begin(gpu)) return false;

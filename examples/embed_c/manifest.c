@@ -27,9 +27,9 @@ static const struct {
     HEADER(single_pass),   HEADER(append_table),   HEADER(softcap),      HEADER(softcap_inverse), HEADER(sink_table),
     HEADER(alibi_table),   HEADER(scale_table),    HEADER(first_page),   ITEM(row),               ITEM(first),
     ITEM(limit),           ITEM(leaf_begin),       ITEM(leaf_end),       ITEM(rows),              ITEM(page_table),
-    ITEM(upload_begin),    ITEM(leaves_per_state), ROW(state),           ROW(count),              ROW(unit),
-    ROW(leaves_per_state), ROW(position),          ROW(mask),            ROW(mask_begin),         ROW(mask_end),
-    APPEND(position),      APPEND(page_table),     COPY(source),         COPY(target),
+    ITEM(leaves_per_state), ROW(state),            ROW(count),           ROW(unit),               ROW(leaves_per_state),
+    ROW(position),         ROW(mask),              ROW(mask_begin),      ROW(mask_end),           APPEND(position),
+    APPEND(page_table),    COPY(source),           COPY(target),
 };
 
 char *za_read_file(const char *path, size_t *size) {

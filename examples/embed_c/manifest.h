@@ -10,7 +10,7 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 6, MAX_SPEC = 16 };
+enum { MANIFEST_VERSION = 7, MAX_SPEC = 16 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
@@ -21,7 +21,7 @@ struct work_layout {
             scale_table, first_page;
     } header;
     struct {
-        uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, upload_begin, leaves_per_state;
+        uint32_t row, first, limit, leaf_begin, leaf_end, rows, page_table, leaves_per_state;
     } item;
     struct {
         uint32_t state, count, unit, leaves_per_state, position, mask, mask_begin, mask_end;

@@ -163,7 +163,6 @@ static void write_rows(const struct manifest *m, const struct za_call *call, con
             item[at->item.leaf_end] = end;
             item[at->item.rows] = 1;
             item[at->item.page_table] = (uint32_t)parts->pages;
-            item[at->item.upload_begin] = UINT32_MAX; /* every token is in the cache */
             item[at->item.leaves_per_state] = l->leaves_per_state;
             item += at->item_words;
         }

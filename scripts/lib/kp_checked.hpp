@@ -9,6 +9,10 @@
 // called for coherent memory alone, where it has nothing to do. vkDestroy and vkFree functions return nothing.
 #pragma once
 
+namespace zinc_attn {
+struct Access; // of kp_zinc_attn.hpp, which Kompute's classes name as a friend
+}
+
 #if __has_include(<vulkan/vulkan.h>) // a source file without Vulkan on its include path makes no Vulkan call
 
 #include <stdexcept>

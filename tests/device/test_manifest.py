@@ -89,7 +89,7 @@ def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
     shape = za.AttnShape(16, 2, 64)
     entry = export.manifest([shape], dtype=dtype, page_size=32)
     cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, page_size=32)
-    key = RecordingKey("loop", False, False, 8, 2, 16, 4, 32)
+    key = RecordingKey("loop", False, 8, 2, 16, 4, 32)
     tensors = SharedTensors(device)
     pages = PagedStorage(device, cache.layout, cache.layers)
     workspace = Workspace.make(key, pages, Scoring(1.0), Tensors.of(key, pages, tensors))

@@ -87,7 +87,7 @@ def test_a_lost_device_leaves_the_lengths(device: za.Device, call: str) -> None:
             attn, seq, twin = za.ShardedAttention(cache), cache.new_sequence(), cache.new_sequence()
             attn(q, seq, 0, k[:700], k[:700])
             lengths = {shard: len(one) for shard, one in seq.shards.items()}
-            other.runtime._queue.queue_submit = lambda *_: -4  # type: ignore[attr-defined]
+            other.runtime._commands.send = lambda *_: -4  # type: ignore[attr-defined]
             for text in ("VK_ERROR_DEVICE_LOST; open a new Device", "was lost earlier; open a new Device"):
                 with pytest.raises(za.errors.DeviceLostError, match=text):
                     if call == "append":

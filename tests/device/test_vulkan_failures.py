@@ -1,4 +1,4 @@
-"""The plain Vulkan dispatcher where the driver fails, Ctrl-C comes or things end: typed errors, and nothing is left."""
+"""Both dispatchers where the driver fails, Ctrl-C comes or things end: typed errors, and nothing is left."""
 
 import gc
 import os
@@ -23,16 +23,19 @@ from zinc_attn.errors import (
     ZincAttnError,
 )
 from zinc_attn.runtime import loader as libvulkan
+from zinc_attn.runtime.kompute import KomputeRuntime
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime
 
 MIB = 1 << 20
 
 
-@pytest.fixture
-def runtime(tmp_path, monkeypatch):
+@pytest.fixture(params=(KomputeRuntime, VulkanRuntime))
+def runtime(request, tmp_path, monkeypatch):
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
-    made = VulkanRuntime(best_info())
+    if request.param is KomputeRuntime:
+        pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
+    made = request.param(best_info())
     yield made
     made.close()
 
@@ -120,13 +123,13 @@ def test_making_fails(runtime, function, result, error):
     works(runtime)
 
 
-@pytest.mark.parametrize("function", ["queue_submit", "wait_fences"])
+@pytest.mark.parametrize("function", ["send", "wait_fences"])
 def test_device_lost(runtime, function):
     world = World(runtime)
     runtime.run(world.recording)
+    runtime._commands.send = lambda *args: 0 if function == "wait_fences" else -4
     if function == "wait_fences":
-        runtime._queue.queue_submit = lambda *args: 0
-    setattr(runtime._queue, function, lambda *args: -4)
+        runtime._queue.wait_fences = lambda *args: -4
     with pytest.raises(DeviceLostError, match=r"^a submission on .*: VK_ERROR_DEVICE_LOST; open a new"):
         runtime.run(world.recording)
     world.refuses(DeviceLostError, r" was lost earlier; open a new Device$")
@@ -138,10 +141,10 @@ def test_device_lost(runtime, function):
 
 
 def test_submission_without_memory(runtime):
-    real, runtime._queue.queue_submit = runtime._queue.queue_submit, lambda *args: -1
+    real, runtime._commands.send = runtime._commands.send, lambda *args: -1
     with pytest.raises(DeviceMemoryError, match=r"^a submission on .*: VK_ERROR_OUT_OF_HOST_MEMORY$"):
         runtime.empty_submit()
-    runtime._queue.queue_submit = real
+    runtime._commands.send = real
     works(runtime)
 
 
@@ -178,17 +181,17 @@ def test_interrupt_during_the_wait(runtime):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_interrupt_around_the_submission(runtime, moment):
-    real = runtime._queue.queue_submit
+    real = runtime._commands.send
 
     def interrupted(*args):
         if moment == "after":
             real(*args)
         raise KeyboardInterrupt
 
-    runtime._queue.queue_submit = interrupted
+    runtime._commands.send = interrupted
     with pytest.raises(KeyboardInterrupt):
         runtime.empty_submit()
-    runtime._queue.queue_submit = real
+    runtime._commands.send = real
     works(runtime)
 
 

@@ -11,7 +11,6 @@ from zinc_attn.errors import (
     ArgumentError,
     DTypeError,
     KernelError,
-    RuntimeUnavailableError,
     UnsupportedError,
     ValueRangeError,
 )
@@ -39,8 +38,6 @@ def test_refusals(arithmetic, monkeypatch):
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
     with pytest.raises(UnsupportedError, match=r"does not offer VK_KHR_cooperative_matrix.*use arithmetic='canonical'"):
         rules.check_arithmetic(arithmetic, fake_device(NO_MATRICES), SHAPE, "f16")
-    with pytest.raises(RuntimeUnavailableError, match="with runtime 'kompute', expected runtime='vulkan'"):
-        rules.check_arithmetic(arithmetic, fake_device(runtime="kompute"), SHAPE, "f16")
     for dtype in ("f32", "f16/f32", "f32/q8_0"):
         with pytest.raises(DTypeError, match=r"K or V in f32.*round_rows=True rounds float32 rows"):
             rules.check_arithmetic(arithmetic, fake_device(), SHAPE, dtype)

@@ -284,7 +284,6 @@ def recorded(plan, scoring):
         record=record,
         kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
         info=GPU,
-        orders_cache_writes=True,
     )
     kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
     with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing

@@ -89,7 +89,7 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-VERSION = "got version {}, expected 6; export again with the zinc-attn that reads it"
+VERSION = "got version {}, expected 7; export again with the zinc-attn that reads it"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayo
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
 
-@pytest.mark.parametrize("uploads", (False, True))
 @pytest.mark.parametrize(
     ("shape", "kind", "units", "batch", "q_len", "window", "splits"),
     [
@@ -31,9 +30,9 @@ from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
         ("32/8/128", "discrete", 2, 1, 1, None, None),  # the loop build from 1,024 keys on
     ],
 )
-def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, splits, uploads):
+def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, splits):
     parsed, tokens = AttnShape.parse(shape), 3000 // q_len * q_len
-    facts = CallFacts(replace(GPU, kind=kind, compute_units=units), parsed, 256, bool(uploads))
+    facts = CallFacts(replace(GPU, kind=kind, compute_units=units), parsed, 256)
     device = LayoutFacts(units, "discrete", False) if kind == "one-wave" else LayoutFacts(units, kind)
     kind = device.kind
     if splits:
@@ -53,7 +52,7 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
 
 def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
     shape, q_len = AttnShape(4, 2, 64), 36  # of which a submission holds 33 rows
-    facts = CallFacts(CPU, shape, 256, True)
+    facts = CallFacts(CPU, shape, 256)
     layouts = split_rule_layouts(shape, "f16", LayoutFacts(2, "cpu"))
     options, table = CallOptions(layouts), np.arange(31, dtype=np.uint32)
     found, needed = growth_keys(7744, 1, q_len, options, facts, layouts.leaves_per_state), set()
@@ -101,9 +100,7 @@ def test_leaves_that_are_passed_over_need_nothing_else(
     shape, device = AttnShape(16, 2, 256), LayoutFacts(units, kind, node_workgroups)
     layouts = split_rule_layouts(shape, dtype, device)
     for groups in (65535, 100):  # of which a submission of several sequences can have so many
-        facts = CallFacts(
-            replace(GPU, kind=kind, compute_units=units, max_workgroups=(groups,) * 3), shape, page_size, False
-        )
+        facts = CallFacts(replace(GPU, kind=kind, compute_units=units, max_workgroups=(groups,) * 3), shape, page_size)
         options = CallOptions(layouts, window)
         every = growth_keys(tokens, batch, 1, options, facts)
         assert growth_keys(tokens, batch, 1, options, facts, layouts.leaves_per_state) == every
@@ -113,7 +110,7 @@ def test_a_capacity_of_128k_is_planned_from_few_lengths():
     """Of 2,048 leaves fewer than a tenth are planned."""
     shape, device, asked = AttnShape(16, 2, 256), LayoutFacts(2, "cpu"), set()
     layouts = split_rule_layouts(shape, "f16", device)
-    facts = CallFacts(CPU, shape, 256, False)
+    facts = CallFacts(CPU, shape, 256)
 
     def layout(tokens: int, q_len: int, window: int | None) -> SplitLayout:
         asked.add(-(-tokens // 64))

@@ -110,7 +110,7 @@ def test_tiles():
 def test_matrix_prefill_is_for_16_vectors(rows, matrices):
     """Requests on either side of it go in submissions of their own, of which the first appends."""
     layouts = split_rule_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"))
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64, False)
+    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
     requests = [Request(n, 300, n, np.arange(5, dtype=np.uint32)) for n in rows]
     made = plan_call(requests, CallOptions(layouts, arithmetic="matrix-prefill"), facts).submissions
     assert [one.key.matrix is not None for one in made] == ([False, True] if matrices is None else [matrices])
@@ -122,7 +122,7 @@ def test_matrix_prefill_is_for_16_vectors(rows, matrices):
 def test_the_key_names_the_workgroup():
     """Two calls that need other workgroups have other recordings."""
     layouts = fixed_layouts(SHAPE, "f16", LayoutFacts(64, "discrete"), num_splits=2, split_size=None)
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64, False)
+    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
     keys = set()
     for rows in (1, 4, 16):
         request = Request(rows, 300, 0, np.arange(5, dtype=np.uint32))
@@ -140,7 +140,7 @@ def test_walking_rows_are_bounded(text, tokens):
     plan = plan_splits(tokens, shape, 64, "f16", 2048)
     rows = states // row_cost(plan, states)
     options = CallOptions(split_rule_layouts(shape, "f16", LayoutFacts(64, "discrete")), arithmetic="matrix")
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 256, False)
+    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 256)
     _, cut = cut_call([Request(8192, tokens, 0, np.arange(tokens // 256 + 1, dtype=np.uint32))], options, facts)
     sizes = [one.end - one.begin for (one,) in cut]
     assert len(sizes) == -(-8192 // rows) and max(sizes) - min(sizes) <= 1, "as few as fit, and even"
@@ -153,7 +153,7 @@ def test_rows_walk_where_they_make_enough_workgroups(rows):
     """A layout of the split rule then has an item for each block of rows, the longest first, and even parts."""
     shape = AttnShape(16, 2, 256)
     device = LayoutFacts(64, "discrete")
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 64, False)
+    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), shape, 64)
     request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
     options = CallOptions(split_rule_layouts(shape, "f16", device), arithmetic="matrix")
     made = plan_call([request], options, facts).submissions

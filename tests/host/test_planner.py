@@ -242,7 +242,7 @@ def test_refusals(call, message):
 def test_a_prompt_on_a_cpu_has_a_split_per_leaf_in_several_submissions() -> None:
     """Each has at most 4,096 states, whatever the call's rows; 32 rows of 8,192 keys are the last that fit."""
     shape, device = AttnShape(9, 3, 64), LayoutFacts(2, "cpu", False)
-    facts = CallFacts(CPU, shape, 256, False)
+    facts = CallFacts(CPU, shape, 256)
     options = CallOptions(split_rule_layouts(shape, "f16", device))
     for rows, tokens, each in ((32, 1024, 32), (1024, 1024, 256), (100, 8192, 32), (100, 8193, 100)):
         table = np.arange(-(-tokens // 256), dtype=np.uint32)

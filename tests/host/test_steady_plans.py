@@ -20,8 +20,8 @@ from zinc_attn.shapes import AttnShape
 
 SHAPE = AttnShape(4, 2, 64)
 PAGE = 128
-CPU = CallFacts(support.CPU, SHAPE, PAGE, True)
-GPU = CallFacts(replace(support.GPU, compute_units=2), SHAPE, PAGE, False)
+CPU = CallFacts(support.CPU, SHAPE, PAGE)
+GPU = CallFacts(replace(support.GPU, compute_units=2), SHAPE, PAGE)
 
 
 def options(facts: CallFacts, window: int | None = None, cascade: bool | None = None) -> CallOptions:
@@ -98,7 +98,6 @@ OTHERS: dict[type, dict[str, Any]] = {
         "shape": AttnShape(8, 2, 64),
         "device": support.GPU,
         "page_size": 64,
-        "attends_upload": False,
     },
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
@@ -13,7 +12,7 @@ from ..decode.arithmetic import Advice, check_arithmetic, check_units
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..planning.arithmetic import ARITHMETICS
-from ..runtime.device import RUNTIMES, Device
+from ..runtime.device import RUNTIMES, Device, default_runtime
 from ..shapes import AttnShape
 from ..storage import STORAGE
 from ..tools.measure import PAGE_SIZE
@@ -25,7 +24,7 @@ DEFAULT_CONTEXTS: Final = "1k,8k,32k,128k"
 DEFAULT_COMPUTE_UNITS: Final = 64  # a Radeon AI PRO R9700
 UNMET: Final = 3  # a gate of rdna4, or validate's error bound, does not hold
 FAULT: Final = 70  # EX_SOFTWARE of sysexits.h
-ADVICE: Final = Advice("use --arithmetic canonical", "expected plain Vulkan: vulkan", "use the dtype f16")
+ADVICE: Final = Advice("use --arithmetic canonical", "use the dtype f16")
 STATUSES: Final = (
     "exit status: 0 fine; 1 a wrong bit, and nothing else, or, of proof, a step that is not ok; 2 refused, the reason "
     "is on stderr; 3 a gate or a bound is not met; 70 a fault of this program; 74 stdout cannot be written; 130 "
@@ -146,13 +145,12 @@ def _both(first: Callable[[str], str], second: Callable[[str], Any]) -> Callable
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """--device and --runtime, with the environment's defaults."""
     add_shared(parser, "--device", said="$ZINC_ATTN_DEVICE, else the best: discrete, integrated, CPU")
-    add_shared(parser, "--runtime", said="$ZINC_ATTN_RUNTIME, else vulkan")
+    add_shared(parser, "--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan")
 
 
-def installed_runtimes(arithmetic: str = "canonical") -> str:
-    """The dispatchers that are installed and have an arithmetic, as --runtime takes them."""
-    both = arithmetic == "canonical" and importlib.util.find_spec("kp")
-    return ",".join(RUNTIMES if both else ("vulkan",))
+def installed_runtimes() -> str:
+    """The dispatchers that are installed, as --runtime takes them."""
+    return ",".join(RUNTIMES if default_runtime() == "kompute" else ("vulkan",))
 
 
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:

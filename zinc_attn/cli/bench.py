@@ -38,7 +38,7 @@ def add_bench(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add_shared(parser, "--device")
-    runtimes = f"{installed_runtimes()}; with matrix units vulkan"
+    runtimes = installed_runtimes()
     add_shared(parser, "--runtime", said=runtimes, several=True)
     add_shared(parser, "--shape", "16/2/256,32/4/128", several=True)
     add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
@@ -59,7 +59,7 @@ def run_bench(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
     specs = [CallSpec(shape, 1, contexts, page_size=None, **options) for shape in shapes]
     with ExitStack() as stack:
-        devices = open_devices(stack, [args.device], args.runtime or installed_runtimes(args.arithmetic))
+        devices = open_devices(stack, [args.device], args.runtime or installed_runtimes())
         for device in devices:
             refuse_arithmetic(args.arithmetic, device, args.dtype, *shapes)
         info = devices[0].info

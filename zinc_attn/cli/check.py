@@ -103,7 +103,7 @@ def run_check(args: argparse.Namespace) -> int:
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        default = None if args.quick and args.arithmetic == "canonical" else installed_runtimes(args.arithmetic)
+        default = None if args.quick and args.arithmetic == "canonical" else installed_runtimes()
         devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))

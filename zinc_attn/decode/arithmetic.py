@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from ..cache.rows import Largest
 from ..checks import shown
-from ..errors import ArgumentError, DTypeError, RuntimeUnavailableError, UnsupportedError, ValueRangeError
+from ..errors import ArgumentError, DTypeError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
 from ..kernels.matrix import HALF_MAX, MatrixWorkgroup, matrix_workgroup
 from ..planning.arithmetic import ARITHMETICS, Arithmetic
@@ -19,17 +19,15 @@ from ..storage import storage_types
 class Advice(NamedTuple):
     """What a refusal tells its caller to do, in the caller's words.
 
-    canonical: where the device has no units; runtime: where the dispatcher has none; rounding: where K or V is float32.
+    canonical: where the device has no units; rounding: where K or V is float32.
     """
 
     canonical: str
-    runtime: str
     rounding: str
 
 
 CACHE: Final = Advice(
     "use arithmetic='canonical'",
-    "expected runtime='vulkan'",
     "a cache with dtype='f16', round_rows=True rounds float32 rows",
 )
 ARRAYS: Final = CACHE._replace(rounding="pass k and v in float16, for example k.astype(np.float16)")
@@ -54,8 +52,6 @@ def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advic
     if checked == "canonical":
         return checked
     facts, what = device.info.matrix, f"arithmetic: got {arithmetic!r}"
-    if not device.runtime.has_matrix_units and facts.tile is not None:
-        raise RuntimeUnavailableError(f"{what} with runtime {device.runtime.name!r}, {advice.runtime}")
     if facts.tile is None:
         raise UnsupportedError(
             f"{what}, but {device.info.name} ({device.info.driver}) does not offer VK_KHR_cooperative_matrix with "

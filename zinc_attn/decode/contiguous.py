@@ -116,7 +116,7 @@ class RecordedCall:
         splits = SplitLayout.of(plan, plan.build_on(device.info.layout_facts, kv.dtype))
         options = CallOptions(lambda *_: splits, scoring.window, cascade=False, arithmetic=arithmetic)
         request = Request(plan.q_len, kv.tokens, 0, np.zeros(1, np.uint32), causal=causal, mask=mask)
-        planner = SubmissionPlanner([request], [splits], options, CallFacts(device.info, shape, KEYS_PER_LEAF, False))
+        planner = SubmissionPlanner([request], [splits], options, CallFacts(device.info, shape, KEYS_PER_LEAF))
         submission = planner.plan((RowSlice(0, 0, plan.q_len),), ())
         key = submission.key._replace(  # for this one call alone: nothing is rounded up
             items=len(submission.items),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from ..cache.pages import StepError
@@ -68,13 +68,13 @@ class RecordedAttention:
         pages, owned = PagedStorage(cache.device, cache.layout, cache.layers), []
         words = TensorWords.of(key, pages)
         try:
-            owned.append(runtime.chained_buffer(4 * max(words.states, 1)))
-            owned.append(runtime.buffer(4 * words.out, Use.OUTPUT))
-            new_rows = None if rows is None else runtime.host_tensor(rows)
-            tensors = Tensors(runtime.host_tensor(q), owned[0], owned[1], new_rows)
+            owned.append(runtime.buffer(4 * max(words.states, 1), Use.SCRATCH))
+            self._out = runtime.host_output(4 * words.out)
+            new_rows = None if rows is None else runtime.host_tensor(rows, "rows")
+            tensors = Tensors(runtime.host_tensor(q, "q"), owned[0], self._out, new_rows)
             self._workspace = Workspace.make(key, pages, runner.scorings.by_layer[layer], tensors)
             dispatches = self._workspace.dispatches(layer, runner.scorings.by_layer[layer])
-            self._recording = runtime.record_into(sequence, dispatches)
+            self._recording = runtime.record_into(sequence, dispatches, self._out)
         except BaseException:
             for buffer in owned:
                 buffer.close()
@@ -98,7 +98,6 @@ class RecordedAttention:
         return RecordingKey(
             build=self.build,
             single_pass=False,
-            from_upload=self.count > 0,
             items=padded(self.splits * self.q_len, info.max_workgroups[0]),
             rows=self.q_len,
             states=power_of_two(nodes * self.q_len),
@@ -111,7 +110,7 @@ class RecordedAttention:
     @property
     def out(self) -> Any:
         """The kp tensor of the result."""
-        return self._workspace.tensors.out.tensor  # type: ignore[attr-defined]  # a KomputeBuffer
+        return self._out.tensor
 
     @contextmanager
     def step(self, *later: RecordedAttention, mask: Any = None) -> Iterator[None]:
@@ -140,7 +139,10 @@ class RecordedAttention:
                     cache.copy_pages(held.copies)
                 for call, words in zip(calls, checked, strict=True):
                     call._begin(held, words)
-                yield
+                with ExitStack() as armed:
+                    for call in calls:
+                        armed.enter_context(call._recording.armed())
+                    yield
                 for call in appending:
                     append_unseen(self.seq, call.layer)
 
@@ -182,7 +184,7 @@ class RecordedAttention:
         self._workspace.fill(submission, self.layer)
 
     def close(self) -> None:
-        """Free the algorithms and tensors; the host's sequence must not be evaluated afterwards."""
+        """Free what was recorded; the host's sequence refuses to be evaluated afterwards."""
         self._recording.close()
         self._workspace.close()
         for buffer in (self._workspace.tensors.states, self._workspace.tensors.out):

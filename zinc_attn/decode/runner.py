@@ -52,9 +52,7 @@ class CallRunner:
         self.cache, self.scorings, self.observer = cache, scorings, observer
         self.layout, self.arithmetic = layout, arithmetic
         self.replan(cascade)
-        self.facts = CallFacts(
-            cache.device.info, cache.shape, cache.pool.page_size, not cache.device.runtime.orders_cache_writes
-        )
+        self.facts = CallFacts(cache.device.info, cache.shape, cache.pool.page_size)
         self.recordings: dict[tuple[RecordingKey, int], Recording] = {}  # the int: LayerStorage.number
         self.last: Workspace | None = None  # of the last submission of the last call
         self.shared = False  # whether the last call read keys for several rows at once

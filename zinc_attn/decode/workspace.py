@@ -305,8 +305,7 @@ class Workspace:
     # --- dispatches ---------------------------------------------------------------------------------------
 
     def dispatches(self, layer: int, scoring: Scoring, heads: int | None = None) -> list[Dispatch]:
-        """Append, attend, merge; or attend, merge, append where attend reads the new rows from the upload. Encode comes
-        first where the device encodes them.
+        """Append, attend, merge; encode first where the device encodes the new rows.
 
         They are those of every layer that shares ``layer``'s K and V buffers. heads: see ``AttendVariant``.
         """
@@ -320,7 +319,6 @@ class Workspace:
             softcap=scoring.softcap is not None,
             alibi=scoring.alibi is not None,
             mask=key.masks > 0,
-            from_upload=key.from_upload,
             heads=heads,
             wave_size=device.info.wave_size,
         )
@@ -342,7 +340,7 @@ class Workspace:
                 attends.append(dispatch(self._pass_1(alone, one.heads, target), bound))
         if not key.single_pass and not key.partial:
             attends.append(dispatch(merge_call(layout.shape, device.info.kind, key.rows), tensors))
-        return [*encodes, *attends, *appends] if key.from_upload else [*encodes, *appends, *attends]
+        return [*encodes, *appends, *attends]
 
     def _pass_1(self, alone: AttendVariant, kv_heads: int, target: str) -> KernelCall:
         """Pass 1 over the items of single rows, or, by matrix units, over all items."""

@@ -84,8 +84,7 @@ HEADER: Final = (
 HEADER_WORDS: Final = 20
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
 # specialization constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
-# these leaves; the ROW records say where their states go. Where from_upload is 1, the sequence's tokens from
-# upload_begin on are in the uploaded rows, the first of them in row upload_row.
+# these leaves; the ROW records say where their states go.
 ITEM: Final = (
     "row",
     "limit",
@@ -93,14 +92,12 @@ ITEM: Final = (
     "leaf_end",
     "rows",
     "page_table",
-    "upload_begin",
-    "upload_row",
     "leaves_per_state",
     "first",
     "key_shift",  # added to a key's number in the sequence: its position, where the sequence is a shard
     "row_step",  # attend_matrix: first and limit, the last row's, grow by it from row to row of the item: 0 or 1
 )
-ITEM_WORDS: Final = 12
+ITEM_WORDS: Final = 10
 # Pass 2 folds states [state, state + count) of a row; `unit` is the absolute index of the first one's unit. With ALiBi
 # or a mask, pass 1 reads the row's position, an int that is negative for rows before the first key, and where the mask
 # of keys at positions [mask_begin, mask_end) lies.
@@ -128,7 +125,6 @@ _ATTEND_BINDINGS: Final = (
     Binding("v", "read"),  # (tiles, tile, v_dim) of the storage type; a latent shape has K here, too
     Binding("states", "write"),  # o: (states, q_heads, v_dim), then (m, l): (states, q_heads, 2), float32
     Binding("out", "write"),  # out: (rows, q_heads, v_dim), then lse: (rows, q_heads), float32
-    Binding("rows", "read"),  # uploaded rows of the newest tokens; read where from_upload is 1, else any buffer
 )
 
 Build = Literal["single", "node", "loop"]  # each serves the items of one row that those before it do
@@ -146,7 +142,6 @@ ATTEND_SPEC: Final = (
     "rows_shared",
     "k_storage",  # the index of K's type in storage.STORAGE
     "v_storage",  # of V's
-    "from_upload",  # 1: the newest tokens are read from a row tensor (see APPEND_KERNEL) instead of the cache
     "wave_size",  # invocations of a wave; the node build, which does not declare it, has 32
 )
 # Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
@@ -161,7 +156,7 @@ ATTEND: Final[dict[Build, KernelDecl]] = {
     )
     for build in BUILDS
 }
-# Pass 1 of arithmetic "matrix", on devices with VK_KHR_cooperative_matrix, in plain Vulkan alone.
+# Pass 1 of arithmetic "matrix", on devices with VK_KHR_cooperative_matrix.
 MATRIX: Final = KernelDecl(
     "attend_matrix",
     "attend_matrix.comp",
@@ -196,7 +191,7 @@ MERGE_DIMS: Final = 64  # head dimensions per workgroup of pass 2 (grid x), two 
 
 
 def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
-    """Rows between a row tensor (rows, kv_heads, words of a token; see shaders/cache.glsl) and the cache."""
+    """Rows between a row tensor (rows, kv_heads, words of a token; see shaders/append.comp) and the cache."""
     return KernelDecl(
         name,
         "append.comp",

@@ -48,8 +48,7 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); from_upload: the newest tokens are read from the uploaded rows instead of the cache; wave_size: the fewest
-    invocations that the device's waves have where a workgroup is one wave.
+    on it); wave_size: the fewest invocations that the device's waves have where a workgroup is one wave.
     """
 
     shape: AttnShape
@@ -60,7 +59,6 @@ class AttendVariant:
     softcap: bool = False
     alibi: bool = False
     mask: bool = False
-    from_upload: bool = False
     rows: int = 1
     heads: int | None = None
     wave_size: int = WAVE
@@ -87,7 +85,6 @@ class AttendVariant:
             "alibi": int(self.alibi),
             "mask": int(self.mask),
             "rows_shared": self.rows,
-            "from_upload": int(self.from_upload),
             "wave_size": wave_size(self.wave_size, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
         }
         return decl, tuple(values[name] for name in decl.spec)
@@ -143,7 +140,7 @@ def matrix_call(
     """Pass 1 with matrix units; see ``attend_call``. states: where totals of whole contexts are kept."""
     decl, spec = variant.program()
     blocks = variant.workgroup.blocks(variant.shape.group)
-    buffers = ("work", "q", "k", "v", states or target, target, "work")
+    buffers = ("work", "q", "k", "v", states or target, target)
     return KernelCall(decl, spec, buffers, (items, kv_heads, blocks))
 
 
@@ -155,8 +152,7 @@ def attend_call(variant: AttendVariant, items: int, kv_heads: int, target: str, 
     """
     decl, spec = variant.program()
     chunks = -(-variant.shape.group // variant.heads_per_workgroup)
-    uploaded = "rows" if variant.from_upload else work  # bound in its place, and not read
-    return KernelCall(decl, spec, (work, "q", "k", "v", target, target, uploaded), (items, kv_heads, chunks))
+    return KernelCall(decl, spec, (work, "q", "k", "v", target, target), (items, kv_heads, chunks))
 
 
 def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:

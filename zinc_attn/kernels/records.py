@@ -19,8 +19,6 @@ from . import declarations
 Words = NDArray[np.uint32]
 Records = NDArray[Any]  # a structured array of one of the dtypes below
 
-NEVER: Final = 0xFFFFFFFF  # upload_begin of an item whose keys all lie in the cache
-
 
 def _record(names: tuple[str, ...], words: int) -> np.dtype[Any]:
     """``words`` uint32 words: the named ones, then reserved ones."""

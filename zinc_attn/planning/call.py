@@ -17,7 +17,7 @@ from ..canonical.arguments import key_ranges
 from ..canonical.constants import LEAVES_PER_NODE
 from ..kernels.declarations import BUILDS
 from ..kernels.matrix import MatrixWorkgroup, matrix_workgroup
-from ..kernels.records import APPEND, ITEM, NEVER, Records, no_records
+from ..kernels.records import APPEND, ITEM, Records, no_records
 from ..kernels.tuning import shared_rows
 from .arithmetic import on_matrices
 from .inputs import CallFacts, CallOptions, Request, SplitLayout
@@ -134,12 +134,11 @@ def _rows_at_once(request: Request, layout: SplitLayout, facts: CallFacts, state
 
 
 class _Placement(NamedTuple):
-    """Where the keys of each request lie: in its page table, and, of the new rows, in the upload."""
+    """Where the keys of each request lie, and where its new rows go."""
 
     tables: NDArray[np.uint32]
     table_at: dict[int, int]  # by request: the first word of its page table
     appends: Records
-    upload_at: dict[int, int]  # by request: its first row of the upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +172,6 @@ class SubmissionPlanner:
         key = RecordingKey(
             build=max((layout.build for layout in layouts), key=BUILDS.index, default="single"),
             single_pass=single_pass,
-            from_upload=bool(uploads) and facts.attends_upload,
             items=padded(len(items), facts.device.max_workgroups[0], LEAST_ITEMS),
             rows=padded(len(rows), facts.device.max_workgroups[2]),
             states=padded(states, facts.max_states, LEAST_ITEMS),
@@ -211,24 +209,14 @@ class SubmissionPlanner:
             table_at[at] = offset
             tables.append(self.requests[at].table)
             offset += len(tables[-1])
-        appends, upload_at, count = [no_records(APPEND)], dict[int, int](), 0
+        appends = [no_records(APPEND)]
         for at in uploads:
             request = self.requests[at]
-            upload_at[at] = count
             mine = np.zeros(request.new_rows, APPEND)
             mine["position"] = np.arange(request.tokens - request.new_rows, request.tokens)
             mine["page_table"] = table_at[at]
             appends.append(mine)
-            count += len(mine)
-        return _Placement(np.concatenate(tables), table_at, np.concatenate(appends), upload_at)
-
-    def _key_words(self, request: int, placement: _Placement) -> dict[str, int]:
-        """The words of an item that say where a request's keys lie."""
-        words = {"page_table": placement.table_at[request]}
-        if self.facts.attends_upload and request in placement.upload_at:
-            words["upload_begin"] = self.requests[request].tokens - self.requests[request].new_rows
-            words["upload_row"] = placement.upload_at[request]
-        return words
+        return _Placement(np.concatenate(tables), table_at, np.concatenate(appends))
 
     def _records(
         self,
@@ -253,8 +241,7 @@ class SubmissionPlanner:
                 mine = mine[::-1]  # the longest items begin first
             if (shifts := self.requests[one.request].shifts) is not None:  # no item reaches into another node
                 mine["key_shift"] = shifts[mine["leaf_begin"] // LEAVES_PER_NODE]
-            for name, value in self._key_words(one.request, placement).items():
-                mine[name] = value
+            mine["page_table"] = placement.table_at[one.request]
             records = row_records(visible, layout.plan)
             records["state"] += np.uint32(state)
             items.append(mine)
@@ -317,6 +304,4 @@ class SubmissionPlanner:
             return
         owner = np.repeat([one.request for one in slices], [one.end - one.begin for one in slices])[shared["row"]]
         for request in dict.fromkeys(one.request for one in slices):
-            for name, value in self._key_words(request, placement).items():
-                shared[name][owner == request] = value
-        shared["upload_begin"][shared["upload_begin"] >= shared["limit"]] = NEVER  # all their keys lie before it
+            shared["page_table"][owner == request] = placement.table_at[request]

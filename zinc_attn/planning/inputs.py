@@ -67,16 +67,11 @@ class SplitLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CallFacts:
-    """What a plan depends on beside requests and options: the device, the shape and the pages of the cache.
-
-    attends_upload: the new rows of a call are attended where they were uploaded, and appended to the cache afterwards,
-    because the dispatcher cannot order an append before the attend that reads it.
-    """
+    """What a plan depends on beside requests and options: the device, the shape and the pages of the cache."""
 
     device: DeviceInfo
     shape: AttnShape
     page_size: int
-    attends_upload: bool
 
     @property
     def max_states(self) -> int:

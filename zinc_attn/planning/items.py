@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
-from ..kernels.records import ITEM, NEVER, ROW, Records
+from ..kernels.records import ITEM, ROW, Records
 from .splits import SplitPlan
 
 Indices = NDArray[np.int64]
@@ -57,7 +57,7 @@ def item_records(
     items["limit"], items["first"] = limits[end][block], firsts[end][block]
     items["leaf_begin"] = np.maximum(ranges[split, 0], from_leaf[block])
     items["leaf_end"] = np.minimum(ranges[split, 1], last[block])
-    items["leaves_per_state"], items["upload_begin"] = leaves_per_state, NEVER
+    items["leaves_per_state"] = leaves_per_state
     return items
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import KEYS_PER_LEAF
-from ..kernels.records import ITEM, NEVER, Records, no_records
+from ..kernels.records import ITEM, Records, no_records
 from ..kernels.sizes import value_passes
 from ..shapes import AttnShape
 from .items import Indices
@@ -90,6 +90,6 @@ def shared_items(shared: list[SharedKeys], leaves_per_state: Indices, rows_each:
         items = np.zeros(len(leaf), ITEM)
         items["row"], items["rows"] = first_row, np.minimum(row + rows - first_row, rows_each)
         items["leaf_begin"], items["leaf_end"], items["limit"] = leaf, leaf + leaves, end * KEYS_PER_LEAF
-        items["leaves_per_state"], items["upload_begin"] = leaves, NEVER
+        items["leaves_per_state"] = leaves
         parts.append(items)
     return np.concatenate(parts)

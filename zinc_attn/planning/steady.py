@@ -42,14 +42,13 @@ def steady_key(requests: Sequence[Request], options: CallOptions, facts: CallFac
 @dataclass(slots=True, eq=False)
 class SteadyWords:
     """Views of the words of a submission that a steady call sets: of each slice's items, of the new rows, and of the
-    query rows wherever they are kept. firsts, uploads: None where the calls have none; lengths: of the call for which
-    they were set last."""
+    query rows wherever they are kept. firsts: None without a window; lengths: of the call for which they were set
+    last."""
 
     submission: Submission
     window: int | None
     limits: list[Words]
     firsts: list[Words] | None
-    uploads: list[Words] | None
     appends: Words
     rows: list[Words]
     lengths: tuple[int, ...] = ()
@@ -68,7 +67,6 @@ class SteadyWords:
             window,
             words("limit"),
             None if window is None else words("first"),
-            words("upload_begin") if submission.key.from_upload else None,
             appends["position"],
             [one["position"] for one in rows],
         )
@@ -82,8 +80,6 @@ class SteadyWords:
                 positions[at] = (length - 1) % 2**32  # -1 of an empty sequence
             if self.firsts is not None and self.window is not None:
                 self.firsts[at][...] = max(length - self.window, 0)
-            if self.uploads is not None:
-                self.uploads[at][...] = length - 1
         for at, request in enumerate(self.submission.uploads):
             self.appends[at] = lengths[request] - 1
         self.lengths = lengths

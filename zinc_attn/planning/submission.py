@@ -33,7 +33,6 @@ class RecordingKey(NamedTuple):
 
     build: Build
     single_pass: bool  # every row has at most one state, or its whole context, and pass 1 writes the output
-    from_upload: bool  # attend reads the new rows from the upload, and append writes them to the cache afterwards
     items: int
     rows: int
     states: int

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..checks import check_int, described, shown
-from ..errors import ArgumentError, KernelError, ZincAttnError
+from ..errors import ArgumentError, KernelError, RuntimeUnavailableError, ZincAttnError
 from ..kernels.declarations import PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import devices as machine
-from .kompute import KomputeRuntime, load_kp
+from .kompute import KomputeRuntime, host_info, load_kp
 from .primitives import check_primitives
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
 from .vulkan import VulkanRuntime
@@ -29,6 +29,15 @@ RUNTIMES = tuple(_DISPATCHERS)
 def list_devices() -> list[DeviceInfo]:
     """The Vulkan devices of this machine, in the loader's order. NoVulkanError where there is none."""
     return machine.list_devices()
+
+
+def default_runtime() -> str:
+    """The dispatcher of ``Device.open`` where none is named."""
+    try:
+        load_kp()
+    except RuntimeUnavailableError:
+        return "vulkan"
+    return "kompute"
 
 
 class QueuedRecordings:
@@ -86,28 +95,31 @@ class Device:
         """Open a device.
 
         device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
-        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME or else "vulkan".
+        or a piece of the name. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else "kompute" where
+        its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the same bits.
         DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
         if device is None:
             device = os.environ.get("ZINC_ATTN_DEVICE") or None
         if runtime is None:
-            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan"
+            runtime = os.environ.get("ZINC_ATTN_RUNTIME") or default_runtime()
         if not isinstance(runtime, str) or runtime not in RUNTIMES:
             raise ArgumentError(f"runtime: got {shown(runtime)}, expected one of {', '.join(RUNTIMES)}")
         return cls(_DISPATCHERS[runtime](machine.choose(machine.list_devices(), device)))
 
     @classmethod
-    def from_kompute(cls, manager: Any, index: int = 0) -> Device:
-        """A Device on a host program's kp.Manager, made for device ``index`` of list_devices(). It is never destroyed.
+    def from_kompute(cls, manager: Any, index: int | None = None) -> Device:
+        """A Device on a host program's kp.Manager, which is never destroyed. Close it before the manager.
 
+        index: None, or the manager's device in list_devices(); DeviceNotFoundError for another. ClosedError where the
+        manager was destroyed. It has what the manager's device has: kp asks for no subgroup size and no matrix units.
         For hosts that record this package's operations in their own kp.Sequence (``Attention.record``). Before the
         first kernel the driver is asked for known results, which is a submission to the manager's queue.
         """
         if not isinstance(manager, load_kp().Manager):
             raise ArgumentError(f"manager: got {shown(manager)}, expected a kp.Manager")
-        index = check_int("index", index, 0)
-        return cls(KomputeRuntime(machine.choose(machine.list_devices(), index), manager))
+        index = None if index is None else check_int("index", index, 0)
+        return cls(KomputeRuntime(host_info(manager, index), manager))
 
     @property
     def info(self) -> DeviceInfo:

@@ -207,12 +207,13 @@ class Vulkan:
             if (one.AType, one.BType, one.CType, one.ResultType, one.scope) == want
         ]
 
-    def compute_family(self, physical: Any) -> tuple[int, int]:
-        """(queue family index, timestampValidBits) of the first family with compute; index -1: none has."""
+    def compute_family(self, physical: Any, given: int | None = None) -> tuple[int, int]:
+        """(queue family index, timestampValidBits) of the first family with compute, or of the ``given`` one; index -1:
+        none has."""
         query = self.lib.vkGetPhysicalDeviceQueueFamilyProperties
         families = self.listed(query, "VkQueueFamilyProperties", physical)
         for index, family in enumerate(families):
-            if family.queueFlags & QUEUE_COMPUTE:
+            if family.queueFlags & QUEUE_COMPUTE if given is None else index == given:
                 return index, int(family.timestampValidBits)
         return -1, 0
 

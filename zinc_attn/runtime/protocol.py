@@ -8,6 +8,7 @@ forked child, ForkedProcessError.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -74,18 +75,6 @@ class Runtime(Protocol):
     @property
     def info(self) -> DeviceInfo: ...
 
-    @property
-    def orders_cache_writes(self) -> bool:
-        """Whether a dispatch of a recording sees what an earlier one of the same recording wrote to a CACHE buffer."""
-
-    @property
-    def times_every_run(self) -> bool:
-        """Whether a recording with timestamps can be run, and timed, more than once."""
-
-    @property
-    def has_matrix_units(self) -> bool:
-        """Whether kernels can use the device's matrix units."""
-
     def buffer(self, nbytes: int, use: Use) -> Buffer:
         """A new buffer. LimitError beyond max_buffer_bytes, DeviceMemoryError when there is no room."""
 
@@ -114,7 +103,7 @@ class Runtime(Protocol):
         """Submit, and wait until it has finished."""
 
     def start(self, *recordings: Recording) -> None:
-        """Submit, all in one submission, and wait only where the dispatcher cannot do otherwise.
+        """Submit, all in one submission.
 
         Every later call of the runtime waits for it first, and raises where it has failed. It has no ``timings``.
         """
@@ -129,15 +118,32 @@ class Runtime(Protocol):
         """Destroy everything made by this runtime. Later calls raise ClosedError."""
 
 
+class HostTensor(Buffer, Protocol):
+    """A tensor of a host program as a buffer: bound, never written by the runtime, never freed."""
+
+    @property
+    def tensor(self) -> Any: ...
+
+
+class HostRecording(Recording, Protocol):
+    """Steps in a host's sequence, which refuses to be evaluated but while they are armed."""
+
+    def armed(self) -> AbstractContextManager[None]:
+        """Let the sequence be evaluated within."""
+
+
 @runtime_checkable
 class HostSequences(Protocol):
     """A runtime that can record into a command sequence which a host program owns and evaluates."""
 
-    def host_tensor(self, tensor: Any) -> Buffer:
-        """A tensor of the host as a buffer: bound, never written by the runtime, never freed."""
+    def host_tensor(self, tensor: Any, name: str) -> HostTensor:
+        """A tensor of the host as a buffer. ArgumentError, which names it, where it is not of the runtime's device."""
 
-    def chained_buffer(self, nbytes: int) -> Buffer:
-        """SCRATCH that orders the steps of one sequence, whatever its size."""
+    def host_output(self, nbytes: int) -> HostTensor:
+        """A new tensor as the host's own are, which its operations can bind and copy."""
 
-    def record_into(self, sequence: Any, steps: Sequence[Dispatch]) -> Recording:
-        """Record ``steps`` behind what the host's sequence holds. Closing frees what it holds."""
+    def record_into(self, sequence: Any, steps: Sequence[Dispatch], out: HostTensor) -> HostRecording:
+        """Record ``steps`` behind what the host's sequence holds, and the copy of ``out`` to the host behind them.
+
+        Closing frees what they need, but for ``out``, which lives as long as someone holds it.
+        """

@@ -18,7 +18,6 @@ except ImportError:  # Windows has no address-space limit
 
 COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
 FILE_HEADROOM: Final = 64 << 20  # of a CPU driver's own: code of kernels, command buffers, descriptors
-BUFFER_HEADROOM: Final = 64 << 20  # address space that Kompute and a CPU driver are given beside a buffer
 
 
 def check_nbytes(nbytes: int, info: DeviceInfo, limit: int) -> int:
@@ -124,20 +123,14 @@ def check_file_room(info: DeviceInfo, nbytes: int) -> None:
         )
 
 
-def check_buffer_room(info: DeviceInfo, nbytes: int) -> None:
-    """DeviceMemoryError unless RLIMIT_AS leaves ``nbytes`` and BUFFER_HEADROOM to the driver of a CPU device."""
-    room = _address_space(info)
-    if room is not None and room[1] < nbytes + BUFFER_HEADROOM:
-        raise DeviceMemoryError(
-            f"buffer: {nbytes:,} bytes are needed, and {BUFFER_HEADROOM:,} beside them for {info.name}: the process's "
-            f"limit (RLIMIT_AS, {room[0]:,}) leaves {room[1]:,}; raise it (ulimit -v)"
-        )
-    check_file_room(info, nbytes)
-
-
 def after_close(info: DeviceInfo) -> ClosedError:
     """The error of a call on a closed device."""
     return ClosedError(f"{info.name}: used after close(); open it again with Device.open()")
+
+
+def after_host_close(info: DeviceInfo) -> ClosedError:
+    """The error of a call on a device whose host program has destroyed it."""
+    return ClosedError(f"{info.name}: used after its kp.Manager was destroyed; close the Device first")
 
 
 def after_fork(info: DeviceInfo) -> ForkedProcessError:

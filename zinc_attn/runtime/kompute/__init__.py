@@ -1,12 +1,10 @@
 """The Kompute dispatcher, the only importer of ``kp``.
 
-``buffers`` makes kp's tensors, ``recording`` turns steps into kp's operations, and ``lifetime`` knows when kp's objects
-may be destroyed. ``runtime`` makes a ``Runtime`` of them.
-
-Kompute as published ignores most of Vulkan's errors. The build of scripts/build_kp.sh raises them, and no other is
-used.
+``binding`` knows the build of kp by scripts/build_kp.sh, ``commands`` turns steps into kp's operations, and ``runtime``
+is plain Vulkan's with these.
 """
 
-from .runtime import KomputeRuntime, load_kp
+from .binding import load_kp
+from .runtime import KomputeRuntime, host_info
 
-__all__ = ["KomputeRuntime", "load_kp"]
+__all__ = ["KomputeRuntime", "host_info", "load_kp"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from .device import LogicalDevice, Undo
 from .handles import VulkanBuffer
@@ -19,13 +19,57 @@ _TOP, _COMPUTE, _TRANSFER, _BOTTOM, _HOST = 0x1, 0x800, 0x1000, 0x2000, 0x4000  
 _SHADER_READ, _SHADER_WRITE, _TRANSFER_READ, _TRANSFER_WRITE, _HOST_READ = 0x20, 0x40, 0x800, 0x1000, 0x2000
 
 
+class Barrier(NamedTuple):
+    """A memory barrier: what stages ``source`` wrote by ``written`` is there for ``access`` in stages ``later``."""
+
+    source: int
+    written: int
+    later: int
+    access: int
+
+
+_SHADER: Final = _SHADER_READ | _SHADER_WRITE
+_LATER: Final = _COMPUTE | _TRANSFER | _HOST
+AFTER_COPY: Final = Barrier(_TRANSFER, _TRANSFER_WRITE, _COMPUTE, _SHADER)
+BETWEEN_STEPS: Final = Barrier(_COMPUTE, _SHADER_WRITE, _COMPUTE, _SHADER)
+# Before steps in a host program's sequence: its own dispatches, and copies to tensors.
+BEFORE_STEPS: Final = Barrier(_COMPUTE | _TRANSFER, _SHADER_WRITE | _TRANSFER_WRITE, _COMPUTE, _SHADER)
+# For the host, and for all later submissions: the second scope is not bounded by this one.
+AT_THE_END: Final = Barrier(_COMPUTE, _SHADER_WRITE, _LATER, _SHADER | _TRANSFER_READ | _TRANSFER_WRITE | _HOST_READ)
+
+
+def waiting(steps: Sequence[BoundStep]) -> Iterator[bool]:
+    """Whether a barrier comes before each step: it uses what an earlier one wrote, or writes what one used."""
+    written: set[VulkanBuffer] = set()  # by steps since the last barrier
+    touched: set[VulkanBuffer] = set()
+    for kernel, buffers, _ in steps:
+        declared = zip(buffers, kernel.decl.bindings, strict=True)
+        writes = {buffer for buffer, binding in declared if binding.access == "write"}
+        waits = not written.isdisjoint(buffers) or not touched.isdisjoint(writes)
+        if waits:
+            written, touched = set(), set()
+        written |= writes
+        touched.update(buffers)
+        yield waits
+
+
 class Commands:
-    """The command pool of a device, and what is recorded into its command buffers."""
+    """The command pool of a device, and what is recorded into its command buffers.
+
+    A recording is what ``send`` takes: here the VkSubmitInfo* of a command buffer.
+    """
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         pool = device.vk.struct("VkCommandPoolCreateInfo", flags=_RESET_COMMAND_BUFFER, queueFamilyIndex=device.family)
         self._pool = device.create(device.own, "CommandPool", pool)
+        self._queue_submit = device.entry("vkQueueSubmit")  # the driver's own: this is the hot path
+
+    def send(self, recordings: Sequence[Any], fence: Any) -> int:
+        """Submit recordings of ``record`` or ``upload``, in order, and signal ``fence`` at their end: the VkResult."""
+        count = len(recordings)
+        infos = recordings[0] if count == 1 else self._device.vk.array("VkSubmitInfo", recordings)
+        return int(self._queue_submit(self._device.queue, count, infos, fence))
 
     def allocate(self, undo: Undo) -> tuple[Any, Any]:
         """(VkCommandBuffer, the VkSubmitInfo* that submits it)."""
@@ -36,20 +80,13 @@ class Commands:
         undo.append(functools.partial(lib.vkFreeCommandBuffers, device.handle, self._pool, 1, made))
         return made[0], vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=made)
 
-    def empty(self, undo: Undo) -> Any:
-        """The VkSubmitInfo* of a command buffer without commands."""
-        command, submit = self.allocate(undo)
-        self._begin(command)
-        self._end(command)
-        return submit
-
     def upload(self, command: Any, source: Any, target: Any, at: int, nbytes: int) -> None:
         """Record the copy of ``nbytes`` bytes from the start of ``source`` to byte ``at`` of ``target``."""
         self._begin(command)
         region = self._device.vk.struct("VkBufferCopy", dstOffset=at, size=nbytes)
         self._device.lib.vkCmdCopyBuffer(command, source, target, 1, region)
         # its second scope holds everything submitted later
-        self.barrier(command, _TRANSFER, _TRANSFER_WRITE, _COMPUTE, _SHADER_READ | _SHADER_WRITE)
+        self._barrier(command, AFTER_COPY)
         self._end(command)
 
     def timestamps(self, undo: Undo, steps: int) -> Any:
@@ -57,28 +94,21 @@ class Commands:
         create = self._device.vk.struct("VkQueryPoolCreateInfo", queryType=_TIMESTAMP_QUERY, queryCount=2 * steps)
         return self._device.create(undo, "QueryPool", create)
 
-    def record(self, undo: Undo, command: Any, steps: Sequence[BoundStep], queries: Any) -> None:
-        """Record ``steps`` in order, with a barrier before each step that depends on an earlier one.
+    def record(self, undo: Undo, steps: Sequence[BoundStep], queries: Any = None) -> Any:
+        """A recording of ``steps`` in order, with a barrier before each step that depends on an earlier one.
 
         queries: from ``timestamps``, or None.
         """
-        lib = self._device.lib
-        sets = self._descriptor_sets(undo, steps)
+        lib, null = self._device.lib, self._device.null
+        command, submit = self.allocate(undo)
+        sets = self.descriptor_sets(undo, steps)
         self._begin(command)
         if queries is not None:
             lib.vkCmdResetQueryPool(command, queries, 0, 2 * len(steps))
-        written: set[VulkanBuffer] = set()  # by steps since the last barrier
-        touched: set[VulkanBuffer] = set()
-        for i, (kernel, buffers, groups) in enumerate(steps):
-            declared = zip(buffers, kernel.decl.bindings, strict=True)
-            writes = {buffer for buffer, binding in declared if binding.access == "write"}
-            if not written.isdisjoint(buffers) or not touched.isdisjoint(writes):
-                self.barrier(command, _COMPUTE, _SHADER_WRITE, _COMPUTE, _SHADER_READ | _SHADER_WRITE)
-                written, touched = set(), set()
-            written |= writes
-            touched.update(buffers)
+        for i, (waits, (kernel, _, groups)) in enumerate(zip(waiting(steps), steps, strict=True)):
+            if waits:
+                self._barrier(command, BETWEEN_STEPS)
             bind = self._device.vk.array("VkDescriptorSet", [sets[i]])
-            null = self._device.null
             lib.vkCmdBindPipeline(command, _COMPUTE_BIND, kernel.pipeline)
             lib.vkCmdBindDescriptorSets(command, _COMPUTE_BIND, kernel.layout, 0, 1, bind, 0, null)
             if queries is not None:
@@ -86,18 +116,18 @@ class Commands:
             lib.vkCmdDispatch(command, *groups)
             if queries is not None:
                 lib.vkCmdWriteTimestamp(command, _BOTTOM, queries, 2 * i + 1)
-        # For the host, and for all later submissions: the second scope is not bounded by this one.
-        later = _SHADER_READ | _SHADER_WRITE | _TRANSFER_READ | _TRANSFER_WRITE | _HOST_READ
-        self.barrier(command, _COMPUTE, _SHADER_WRITE, _COMPUTE | _TRANSFER | _HOST, later)
+        self._barrier(command, AT_THE_END)
         self._end(command)
+        return submit
 
-    def barrier(self, command: Any, source: int, written: int, later: int, access: int) -> None:
-        """A memory barrier: what stage ``source`` wrote by ``written`` is there for ``access`` in stages ``later``."""
+    def _barrier(self, command: Any, barrier: Barrier) -> None:
+        source, written, later, access = barrier
         memory = self._device.vk.struct("VkMemoryBarrier", srcAccessMask=written, dstAccessMask=access)
         null = self._device.null
         self._device.lib.vkCmdPipelineBarrier(command, source, later, 0, 1, memory, 0, null, 0, null)
 
-    def _descriptor_sets(self, undo: Undo, steps: Sequence[BoundStep]) -> Any:
+    def descriptor_sets(self, undo: Undo, steps: Sequence[BoundStep]) -> Any:
+        """A VkDescriptorSet of each step's buffers."""
         if not steps:
             return []
         device, vk, count = self._device, self._device.vk, len(steps)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
+from ...kernels.matrix import NO_MATRICES
 from ..devices import MATRIX_FEATURES, asks_for_waves, device_info, matrix_needs
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
@@ -21,49 +23,82 @@ def destroy(undo: Undo) -> None:
         undo.pop()()
 
 
+class HostDevice(NamedTuple):
+    """The handles of a device that a host program opened. is_open: whether it has not destroyed it."""
+
+    instance: int
+    physical: int
+    device: int
+    queue: int
+    family: int
+    is_open: Callable[[], bool]
+
+
 class LogicalDevice:
     """The open device. ``lost``: a call said that it is lost; nothing is asked of it any more.
 
-    Errors at opening: NoVulkanError, DeviceNotFoundError (the devices changed since they were listed),
+    host: where it is a host program's, which closes it; it has what that program enabled, so none of what this package
+    would ask for. Errors at opening: NoVulkanError, DeviceNotFoundError (the devices changed since they were listed),
     DeviceMemoryError, DeviceLostError. What was made by then is in ``own``, for the caller to destroy.
     """
 
-    def __init__(self, info: DeviceInfo, own: Undo) -> None:
-        self.info, self.own = info, own
+    def __init__(self, info: DeviceInfo, own: Undo, host: HostDevice | None = None) -> None:
+        self.info, self.own, self.host = info, own, host
         self.vk = loader()
         self.ffi, self.lib, self.null = self.vk.ffi, self.vk.lib, self.vk.ffi.NULL
         self.lost = False
         self.vk.keep_drivers_loaded()
-        instance, api = self.vk.create_instance()
-        own.append(functools.partial(self.lib.vkDestroyInstance, instance, self.null))
-        self.physical = self._find(instance, api)
+        if host is None:
+            self.instance, api = self.vk.create_instance()
+            own.append(functools.partial(self.lib.vkDestroyInstance, self.instance, self.null))
+            self.physical = self._find(api)
+        else:
+            api = API_1_1  # what it asked for is not known
+            kinds = ("VkInstance", "VkPhysicalDevice", "VkDevice", "VkQueue")
+            handles = (self.ffi.cast(*one) for one in zip(kinds, host[:4], strict=True))
+            self.instance, self.physical, self.handle, self.queue = handles
         (self.properties,) = self.vk.properties(self.physical)
         if self.properties.apiVersion < API_1_1:
             raise NoVulkanError(f"{info.name} offers Vulkan 1.0, this package needs 1.1: update its driver")
         self.max_bindings = int(self.properties.limits.maxPerStageDescriptorStorageBuffers)
-        self.family, self.timestamp_bits = self.vk.compute_family(self.physical)
+        self.family, self.timestamp_bits = self.vk.compute_family(self.physical, None if host is None else host.family)
         if self.family < 0:
             raise NoVulkanError(f"{info.name} has no compute queue; choose another device")
         extensions = self.vk.extensions(self.physical)
         self.has_budget = "VK_EXT_memory_budget" in extensions
-        api = min(api, self.properties.apiVersion)
-        features, enable, self.wave32 = self.null, list[str](), False
+        self.wave32 = False
+        if host is None:
+            self._open(min(api, self.properties.apiVersion), extensions)
+        else:
+            self.info = replace(info.with_own_subgroups(), matrix=NO_MATRICES)
+
+    def is_gone(self) -> bool:
+        """Whether a host program has destroyed it, and all that was made of it."""
+        return self.host is not None and not self.host.is_open()
+
+    def _open(self, api: int, extensions: set[str]) -> None:
+        """Make the device with all that kernels can use of Vulkan version ``api``."""
+        features, enable = self.null, list[str]()
         if asks_for_waves(self.vk, self.physical, extensions, api):
             (features,) = self.vk.features(self.physical, "VkPhysicalDeviceSubgroupSizeControlFeatures")
             enable = [] if api >= API_1_3 else ["VK_EXT_subgroup_size_control"]
             self.wave32 = bool(features.subgroupSizeControl and features.computeFullSubgroups)
-        self.info = info if self.wave32 else info.with_own_subgroups()
+        if not self.wave32:
+            self.info = self.info.with_own_subgroups()
         if self.info.matrix.tile is not None:
             enable += sorted(matrix_needs(api))
             for struct, name in MATRIX_FEATURES.items():
                 features = self.vk.struct(struct, pNext=features, **{name: 1})
         self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
-        own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
+        self.own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
+        queue = self.ffi.new("VkQueue*")
+        self.lib.vkGetDeviceQueue(self.handle, self.family, 0, queue)
+        self.queue = queue[0]
 
-    def _find(self, instance: Any, api: int) -> Any:
+    def _find(self, api: int) -> Any:
         """The VkPhysicalDevice that ``info`` describes."""
-        found, at = self.vk.physical_devices(instance), self.info.index
-        if at >= len(found) or device_info(self.vk, instance, api, found[at], at).uuid != self.info.uuid:
+        found, at = self.vk.physical_devices(self.instance), self.info.index
+        if at >= len(found) or device_info(self.vk, self.instance, api, found[at], at).uuid != self.info.uuid:
             raise DeviceNotFoundError(f"device {at}: {self.info.name} is not there any more; list again")
         return found[at]
 

@@ -91,7 +91,9 @@ class Handles:
         """Destroy what an object holds; while a submission may use it, leave that to ``clear``."""
         self._ties.pop(key, None)
         undo = self.undo.pop(key, [])
-        if self.queue.in_flight and undo:
+        if self.device.is_gone():
+            undo.clear()
+        elif self.queue.in_flight and undo:
             self.undo[-next(self._keys)] = undo
         else:
             destroy(undo)
@@ -114,7 +116,8 @@ class Handles:
             if self.closed:
                 return
             self.closed = True
-            if self.queue.in_flight and not self.queue.is_idle():  # the driver may still use it
+            # a host program has destroyed it, or the driver may still use it
+            if self.device.is_gone() or (self.queue.in_flight and not self.queue.is_idle()):
                 self._ties.clear()
                 self.undo.clear()
                 self.device.own.clear()
@@ -144,7 +147,7 @@ class Owned:
         handles = self._handles
         if os.getpid() == handles.pid:
             with handles.lock:
-                if handles.queue.in_flight and not handles.device.lost:
+                if handles.queue.in_flight and not (handles.device.lost or handles.device.is_gone()):
                     handles.queue.settle()  # where that fails, the next call says so
                 handles.release(self.key)
 
@@ -172,7 +175,7 @@ class VulkanRecording(Owned):
     def __init__(self, handles: Handles, runtime: object, steps: tuple[Dispatch, ...]) -> None:
         super().__init__(handles, runtime)
         self.steps = steps  # keeps the buffers alive
-        self.submit: Any = None
+        self.commands: Any = None  # what Commands.send takes
         self.queries: Any = None
         self.cold = True  # until its first run
         self.ran = False  # whether the last run finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,27 +28,18 @@ class ComputeQueue:
         self._device = device
         self.in_flight = self.started = False
         lib, handle, null = device.lib, device.handle, device.null
-        queue = device.ffi.new("VkQueue*")
-        lib.vkGetDeviceQueue(handle, device.family, 0, queue)
-        self._queue = queue[0]
         # The hot path calls the driver's own entry points.
-        self.queue_submit = device.entry("vkQueueSubmit")
         self.wait_fences = device.entry("vkWaitForFences")
         self.reset_fences = device.entry("vkResetFences")
         self._fences = fences = device.vk.array("VkFence", [null])
         device.own.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
         self._replace_fence()
 
-    def submit(self, info: Any) -> None:
-        """Submit, and wait until it has finished. ``info``: VkSubmitInfo*."""
-        self.start(info)
-        self.finish()
-
-    def start(self, info: Any, count: int = 1) -> None:
-        """Submit, where nothing is in flight. ``info``: VkSubmitInfo[count]."""
+    def start(self, send: Callable[[Any], int]) -> None:
+        """Submit, where nothing is in flight. ``send``: submits with the fence that it is given, the VkResult."""
         self.in_flight = True
         try:
-            result = self.queue_submit(self._queue, count, info, self._fence)
+            result = send(self._fence)
         except BaseException:  # an interrupt hides whether the submission was made
             self.settle()
             raise
@@ -99,14 +91,14 @@ class ComputeQueue:
         vkQueueWaitIdle and vkDeviceWaitIdle return in finite time also on a lost device.
         """
         lib, handle = self._device.lib, self._device.handle
-        if not lib.vkQueueWaitIdle(self._queue) or not lib.vkDeviceWaitIdle(handle):
+        if not lib.vkQueueWaitIdle(self._device.queue) or not lib.vkDeviceWaitIdle(handle):
             return True
         self._device.lost = True  # a device of which neither wait works is not used again, whatever the fence says
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             if not self.wait_fences(handle, 1, self._fences, 1, WAIT_NS // 10):
                 return True
-            if not lib.vkGetFenceStatus(handle, self._fence) or not lib.vkQueueWaitIdle(self._queue):
+            if not lib.vkGetFenceStatus(handle, self._fence) or not lib.vkQueueWaitIdle(self._device.queue):
                 return True
             time.sleep(0.01)  # a wait that fails returns at once
         # The specification: what is in use on a lost device is in use no more once a wait has returned this.

@@ -20,6 +20,7 @@ from ..protocol import DeviceInfo, Dispatch, Kernel, Use, Words
 from ..refusals import (
     after_close,
     after_fork,
+    after_host_close,
     check_compile_room,
     check_nbytes,
     check_step,
@@ -27,7 +28,7 @@ from ..refusals import (
     was_lost,
 )
 from .commands import BoundStep, Commands
-from .device import LogicalDevice, Undo, destroy
+from .device import HostDevice, LogicalDevice, Undo, destroy
 from .handles import Handles, VulkanBuffer, VulkanRecording, close_collected, collected
 from .memory import allocate_buffer, allocate_staging
 from .pipelines import Pipelines, VulkanKernel
@@ -35,23 +36,24 @@ from .queue import ComputeQueue
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound="VulkanRuntime")
 
 STAGING_BYTES: Final = 16 << 20  # upload chunk to DATA memory that the host cannot map
 _QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
 
 
-def _entered(
-    method: Callable[Concatenate[VulkanRuntime, P], R],
-) -> Callable[Concatenate[VulkanRuntime, P], R]:
+def entered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Runs a method under the runtime's lock, in the process that made it, while it is open and not lost."""
 
     @functools.wraps(method)
-    def entered(self: VulkanRuntime, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if os.getpid() != self._pid:
             raise after_fork(self.info)
         with self._lock:
             if self._handles.closed:
                 raise after_close(self.info)
+            if self._device.is_gone():
+                raise after_host_close(self.info)
             if self._queue.in_flight and not self._device.lost:
                 self._queue.finish()
             if self._device.lost:
@@ -75,11 +77,9 @@ class VulkanRuntime:
     devices changed since they were listed), DeviceMemoryError, DeviceLostError.
     """
 
-    name: Final = "vulkan"
-    orders_cache_writes: Final = True
-    times_every_run: Final = True
+    name = "vulkan"
 
-    def __init__(self, info: DeviceInfo) -> None:
+    def __init__(self, info: DeviceInfo, host: HostDevice | None = None) -> None:
         close_collected()
         self.info = info
         self._pid = os.getpid()
@@ -91,10 +91,11 @@ class VulkanRuntime:
         own: Undo = []  # instance, device and all that lives as long as the runtime
         try:
             check_compile_room(info)
-            self._device = LogicalDevice(info, own)
+            self._device = LogicalDevice(info, own, host)
             self.info = self._device.info
             self._queue = ComputeQueue(self._device)
-            self._commands = Commands(self._device)
+            self._copies = Commands(self._device)
+            self._commands = self._recorder()
             self._pipelines = Pipelines(self._device, self._token)
             self._handles = Handles(self._device, self._queue, self._lock, self)  # last: from now on it is closed
         except BaseException as error:
@@ -103,10 +104,9 @@ class VulkanRuntime:
                 raise no_host_memory(info) from error
             raise
 
-    @property
-    def has_matrix_units(self) -> bool:
-        """Whether the device has them: they are enabled wherever they are there."""
-        return self.info.matrix.tile is not None
+    def _recorder(self) -> Commands:
+        """What records and submits steps."""
+        return self._copies
 
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
@@ -124,7 +124,7 @@ class VulkanRuntime:
 
     # --- buffers ------------------------------------------------------------------------------------------
 
-    @_entered
+    @entered
     def buffer(self, nbytes: int, use: Use) -> VulkanBuffer:
         """A buffer of ``nbytes`` bytes, contents undefined. LimitError beyond what one buffer of the device
         may hold, DeviceMemoryError where the memory budget or the driver has no room."""
@@ -134,7 +134,7 @@ class VulkanRuntime:
             made.handle, made.view = allocate_buffer(self._device, undo, nbytes, use)
         return made
 
-    @_entered
+    @entered
     def write(self, buffer: object, data: Words, offset: int = 0) -> None:
         """Copy ``data``, (n,) uint32, to an INPUT, OUTPUT or DATA buffer from word ``offset``."""
         target = self._own_buffer(buffer)
@@ -159,12 +159,13 @@ class VulkanRuntime:
         source, staging = self._staging
         key = self._handles.temporary()
         try:
-            command, submit = self._commands.allocate(self._handles.undo[key])
+            command, submit = self._copies.allocate(self._handles.undo[key])
             for start in range(0, data.size, staging.size):
                 part = data[start : start + staging.size]
                 staging[: part.size] = part
-                self._commands.upload(command, source, target.handle, 4 * (offset + start), part.nbytes)
-                self._queue.submit(submit)
+                self._copies.upload(command, source, target.handle, 4 * (offset + start), part.nbytes)
+                self._queue.start(functools.partial(self._copies.send, [submit]))
+                self._queue.finish()
         finally:
             # After Ctrl-C ``submit`` makes the queue idle. Where a second one interrupted that, it is done here, before
             # the command buffer is freed.
@@ -172,12 +173,12 @@ class VulkanRuntime:
                 self._queue.settle()
             self._handles.release(key)
 
-    @_entered
+    @entered
     def read(self, buffer: object) -> Words:
         """A copy of an OUTPUT buffer's words, (nbytes / 4,) uint32."""
         return self._mapped(buffer).copy()
 
-    @_entered
+    @entered
     def peek(self, buffer: object) -> Words:
         """An OUTPUT buffer's words in its mapped memory, (nbytes / 4,) uint32; see Runtime.peek."""
         return self._mapped(buffer)
@@ -197,12 +198,12 @@ class VulkanRuntime:
 
     # --- kernels and recordings ---------------------------------------------------------------------------
 
-    @_entered
+    @entered
     def kernel(self, decl: KernelDecl, spirv: bytes, spec: Sequence[int]) -> VulkanKernel:
         """The pipeline of entry point main, made once per (decl, spec, SPIR-V). KernelError: refused."""
         return self._pipelines.kernel(decl, spirv, spec)
 
-    @_entered
+    @entered
     def record(self, steps: Sequence[Dispatch], timestamps: bool = False) -> VulkanRecording:
         """Record ``steps`` in order, with a barrier before each step that depends on an earlier one.
 
@@ -215,12 +216,8 @@ class VulkanRuntime:
                 raise ArgumentError(f"timestamps: the compute queue of {self.info.name} has none")
             if timestamps and steps:
                 made.queries = self._commands.timestamps(undo, len(steps))
-            command, made.submit = self._commands.allocate(undo)
-            self._commands.record(undo, command, bound, made.queries)
-        for _, buffers, _ in bound:
-            for buffer in buffers:
-                buffer.users.purge()
-                buffer.users.add(made)
+            made.commands = self._commands.record(undo, bound, made.queries)
+        register(made, bound)
         return made
 
     def _bound(self, i: int, step: Dispatch) -> BoundStep:
@@ -233,14 +230,14 @@ class VulkanRuntime:
 
     # --- running ------------------------------------------------------------------------------------------
 
-    @_entered
+    @entered
     def run(self, recording: object) -> None:
         """Submit, and wait until it has finished. Ctrl-C is raised after the device has finished."""
         (mine,) = self._start(recording)
         self._queue.finish()
         mine.ran = True
 
-    @_entered
+    @entered
     def start(self, *recordings: object) -> None:
         """Submit, all in one submission. Every later call waits first until it has finished."""
         self._start(*recordings)
@@ -251,10 +248,7 @@ class VulkanRuntime:
             if one.cold:
                 self._check_cold(one)
             one.ran = False
-        if len(mine) == 1:
-            self._queue.start(mine[0].submit)
-        else:
-            self._queue.start(self._device.vk.array("VkSubmitInfo", [one.submit for one in mine]), len(mine))
+        self._queue.start(functools.partial(self._commands.send, [one.commands for one in mine]))
         return mine
 
     def _check_cold(self, recording: VulkanRecording) -> None:
@@ -272,16 +266,17 @@ class VulkanRuntime:
             raise ClosedError("recording: it, or a buffer that it uses, was closed")
         return recording
 
-    @_entered
+    @entered
     def empty_submit(self) -> None:
-        """Submit a command buffer without commands and wait: the floor of what run() costs on this device."""
+        """Submit a recording without steps and wait: the floor of what run() costs on this device."""
         if self._empty is None:
             with self._device.kept() as undo:
-                made = self._commands.empty(undo)
+                made = self._commands.record(undo, ())
             self._empty = made
-        self._queue.submit(self._empty)
+        self._queue.start(functools.partial(self._commands.send, [self._empty]))
+        self._queue.finish()
 
-    @_entered
+    @entered
     def timings(self, recording: object) -> list[tuple[float, float]]:
         """(begin, end) per step of the last run, in seconds since the first step's begin."""
         mine, device = self._own_recording(recording), self._device
@@ -298,3 +293,11 @@ class VulkanRuntime:
         scale = self.info.timestamp_period_ns * 1e-9
         since = [((t - ticks[0]) & mask) * scale for t in ticks]
         return list(zip(since[::2], since[1::2], strict=True))
+
+
+def register(made: VulkanRecording, bound: Sequence[BoundStep]) -> None:
+    """Let the buffers of a recording close it when they are closed."""
+    for _, buffers, _ in bound:
+        for buffer in buffers:
+            buffer.users.purge()
+            buffer.users.add(made)

@@ -56,7 +56,7 @@ class PlannedCall:
         self.shape, self.card, self.dtype, units = shape, card, dtype, card.compute_units
         modeled = ("", "", "", "", units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
         device = DeviceInfo(0, card.title, "discrete", *modeled, matrix=RDNA4_UNITS)
-        facts = CallFacts(device, shape, PAGE, False)
+        facts = CallFacts(device, shape, PAGE)
         layouts = split_rule_layouts(shape, dtype, LayoutFacts(units))
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, 0, arithmetic), facts)
 

@@ -29,7 +29,7 @@ from ...storage import STORAGE, storage_index, storage_types
 from .formulas import evaluate, evaluate_all, formulas, meanings
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 6
+VERSION: Final = 7
 KINDS: Final = ("gpu", "cpu")
 RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buffer
 

@@ -251,8 +251,6 @@ class ContiguousInputs:
         """What gives the recording that ``record`` makes with timestamps; None where the device has no clock."""
         if not self.kv.tokens or not self.device.info.timestamp_period_ns:
             return None
-        if not self.device.runtime.times_every_run:
-            return lambda: closing(record(True))
         # A CPU's driver compiles a pipeline in its first run, so a recording that can be timed again is kept.
         kept = self.stack.enter_context(closing(record(True)))
         return lambda: nullcontext(kept)

@@ -103,7 +103,7 @@ def _compile(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, 
     jobs = []
     for spec in specs:
         decl, constants = spec.program()
-        jobs.append([str(spirv / decl.file), len(decl.bindings), spec.waves > 1, decl.constants(constants)])
+        jobs.append([str(spirv / decl.file), len(decl.bindings), decl.constants(constants)])
     ran = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
         input=json.dumps({"family": family, "jobs": jobs}),

@@ -25,19 +25,16 @@ FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi3
 UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
 
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-_KERNEL: Final = re.compile(
-    r"(?P<call>merge|encode|attend_(?:single|node|loop|matrix))(?:_(?P<dtype>.+?)(?P<upload>_from_upload)?)?"
-)
+_KERNEL: Final = re.compile(r"(?P<call>merge|encode|attend_(?:single|node|loop|matrix))(?:_(?P<dtype>.+))?")
 
 
 @dataclass(frozen=True)
 class Spec:
     """One variant of a kernel.
 
-    kernel: merge, or a variant of pass 1, attend_BUILD_DTYPE, with _from_upload behind it where the newest tokens come
-    from the uploaded rows, attend_matrix_DTYPE, or encode_DTYPE. head_dim, v_head_dim, latent: as ``AttnShape`` has
-    them; pass 2 knows V's size alone, which is its head_dim. heads: query vectors of a workgroup of pass 1, 0 for the
-    other kernels.
+    kernel: merge, attend_BUILD_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim, v_head_dim, latent: as
+    ``AttnShape`` has them; pass 2 knows V's size alone, which is its head_dim. heads: query vectors of a workgroup of
+    pass 1, 0 for the other kernels.
     chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the
     builds that cap scores. rows: query rows of a workgroup that share their keys.
     """
@@ -97,7 +94,7 @@ class Spec:
         if not call or (call == "merge") != (self.dtype is None) or (call in ("merge", "encode")) == (self.heads > 0):
             raise ArgumentError(
                 f"variant: got {self.name}, expected attend_BUILD_DTYPE, BUILD single, node or loop, DTYPE as for "
-                f"--dtype, with _from_upload or without, or {kernels.MERGE.name}, with its constants"
+                f"--dtype, or {kernels.MERGE.name}, with its constants"
             )
         return call
 
@@ -120,9 +117,8 @@ class Spec:
             return one.decl, one.spec
         if self.build is None:
             return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
-        upload, common = self.kernel.endswith("_from_upload"), (self.build, "discrete", KEYS_PER_LEAF, softcap)
-        variant = AttendVariant(shape, dtype, *common, from_upload=upload, rows=self.rows, heads=shape.group)
-        return variant.program()
+        common = self.build, "discrete", KEYS_PER_LEAF, softcap
+        return AttendVariant(shape, dtype, *common, rows=self.rows, heads=shape.group).program()
 
     @property
     def waves(self) -> int:
@@ -139,9 +135,8 @@ class Spec:
 
 
 def _kernels(dtypes: Iterable[str], builds: Sequence[kernels.Build] = kernels.BUILDS) -> list[str]:
-    """The names of pass 1's variants in some dtypes. Kompute alone reads uploads; on RDNA4 it runs no node build."""
-    ends = {"single": ("", "_from_upload"), "node": ("",), "loop": ("", "_from_upload")}
-    return [f"attend_{build}_{dtype}{end}" for dtype in dtypes for build in builds for end in ends[build]]
+    """The names of pass 1's variants in some dtypes."""
+    return [f"attend_{build}_{dtype}" for dtype in dtypes for build in builds]
 
 
 def specs_for(shape: AttnShape, softcap: int = 0, dtypes: Iterable[str] = USUAL) -> list[Spec]:

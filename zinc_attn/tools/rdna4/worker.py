@@ -76,12 +76,8 @@ def _make(vk: Vulkan, device: Any, kind: str, **fields: Any) -> Any:
     return made[0]
 
 
-def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, constants: Sequence[int]) -> Any:
-    """A compute pipeline that keeps its statistics and its program.
-
-    several: the workgroup has several waves, so wave32 is required, as the plain Vulkan runtime does. One wave gets it
-    without, which is how Kompute makes it.
-    """
+def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int]) -> Any:
+    """A compute pipeline that keeps its statistics and its program, with wave32 required as the runtimes do."""
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
@@ -94,8 +90,8 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
     stage = vk.struct(
         "VkPipelineShaderStageCreateInfo",
-        pNext=wave if several else vk.ffi.NULL,
-        flags=_FULL_SUBGROUPS if several else 0,
+        pNext=wave,
+        flags=_FULL_SUBGROUPS,
         stage=COMPUTE_STAGE,
         module=_make(vk, device, "ShaderModule", codeSize=len(code), pCode=words),
         pName=vk.ffi.new("char[]", b"main"),
@@ -109,9 +105,7 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, several: bool, 
     return pipeline[0]
 
 
-def _compile(
-    vk: Vulkan, device: Any, path: str, bindings: int, several: bool, constants: Sequence[int]
-) -> dict[str, Any]:
+def _compile(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequence[int]) -> dict[str, Any]:
     """One variant: its wave size, RADV's statistics, and the program's text."""
 
     def query(name: str) -> Any:
@@ -119,7 +113,7 @@ def _compile(
         found = vk.lib.vkGetDeviceProcAddr(device, vk.ffi.new("char[]", name.encode()))
         return vk.ffi.cast(f"PFN_{name}", found)
 
-    pipeline = _pipeline(vk, device, path, bindings, several, constants)
+    pipeline = _pipeline(vk, device, path, bindings, constants)
     about = vk.struct("VkPipelineInfoKHR", pipeline=pipeline)
     (stage,) = vk.listed(query("Properties"), "VkPipelineExecutablePropertiesKHR", device, about)
     about = vk.struct("VkPipelineExecutableInfoKHR", pipeline=pipeline)
