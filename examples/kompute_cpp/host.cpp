@@ -1,0 +1,114 @@
+// Decode attention in a C++ Kompute program: append, attend and merge in one kp::Sequence, evaluated once a token.
+//
+//     host SPIRV TOKENS      SPIRV: the folder that `zinc-attn export` writes
+//
+// A sequence of shape 4/2/64 in float32 grows from nothing.  Out (q_heads, head_dim) and lse (q_heads) of every token
+// go to standard output.  The names are those of manifest.json; docs/c-hosts.md goes through such words one by one.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <kompute/Manager.hpp>
+#include <kompute/operations/OpAlgoDispatch.hpp>
+#include <kompute/operations/OpMemoryBarrier.hpp>
+#include <kompute/operations/OpTensorSyncDevice.hpp>
+#include <kompute/operations/OpTensorSyncLocal.hpp>
+
+using Words = std::vector<uint32_t>;
+using Tensors = std::vector<std::shared_ptr<kp::Tensor>>;
+
+constexpr uint32_t Q_HEADS = 4, KV_HEADS = 2, DIM = 64, LEAVES = 8; // leaves of the longest context, ...
+constexpr uint32_t LEAF = 64;                                       // ... of so many keys; a page has as many tokens
+constexpr uint32_t HEADER_WORDS = 20, ITEM_WORDS = 10, ROW_WORDS = 8, APPEND_WORDS = 2;
+constexpr uint32_t ROW_TABLE = HEADER_WORDS + LEAVES * ITEM_WORDS;
+constexpr uint32_t APPEND_TABLE = ROW_TABLE + ROW_WORDS, PAGE_TABLE = APPEND_TABLE + APPEND_WORDS;
+
+static Words read_spirv(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    Words words;
+    for (uint32_t word; file.read(reinterpret_cast<char*>(&word), 4);) words.push_back(word);
+    if (words.empty()) throw std::runtime_error(path + ": got no SPIR-V, expected the folder of zinc-attn export");
+    return words;
+}
+
+// The work buffer of a call that appends the last of `tokens` tokens and attends it: header, an item and a state per
+// leaf, the row, the appended token, the page table.  Surplus items have no leaves and return at once.
+static Words work_words(uint32_t tokens) {
+    const float scale = static_cast<float>(0.125 * 1.4426950408889634); // 1 / sqrt(DIM) * log2(e)
+    uint32_t bits;
+    std::memcpy(&bits, &scale, 4);
+    Words words{Q_HEADS, KV_HEADS, 0, KV_HEADS, Q_HEADS / KV_HEADS, bits, LEAVES, 0, 1, 1, ROW_TABLE, 0, APPEND_TABLE};
+    words.resize(HEADER_WORDS);
+    const uint32_t leaves = (tokens + LEAF - 1) / LEAF;
+    for (uint32_t leaf = 0; leaf < LEAVES; ++leaf)
+        // row, limit, leaf_begin, leaf_end, rows, page_table, leaves_per_state, first, key_shift, row_step
+        words.insert(words.end(), {0, tokens, leaf, leaf < leaves ? leaf + 1 : leaf, 1, PAGE_TABLE, 1, 0, 0, 0});
+    words.insert(words.end(), {0, leaves, 0, 1, tokens - 1, 0, 0, 0}); // state, count, unit, leaves_per_state, position
+    words.insert(words.end(), {tokens - 1, PAGE_TABLE});
+    for (uint32_t page = 0; page < LEAVES; ++page)
+        words.push_back(LEAVES - 1 - page); // any placement gives the same bits
+    return words;
+}
+
+// Some number of tensor 0 (q), 1 (k) or 2 (v): a multiple of 1/64 from -2 to 2.
+static float value(uint32_t tensor, uint32_t token, uint32_t at) {
+    return (static_cast<int>((((tensor * 977 + token) * 4096 + at) * 2654435761u) >> 24) - 128) / 64.0f;
+}
+
+static void decode(const std::string& folder, uint32_t tokens) {
+    kp::Manager manager;
+    const bool cpu = manager.getDeviceProperties().deviceType == vk::PhysicalDeviceType::eCpu;
+    const auto on_device = [&](size_t size) {
+        return manager.tensorT<float>(std::vector<float>(size), kp::Tensor::TensorTypes::eStorage);
+    };
+    auto work = manager.tensorT<uint32_t>(work_words(1));
+    auto q = manager.tensor(std::vector<float>(Q_HEADS * DIM));
+    auto rows = manager.tensor(std::vector<float>(KV_HEADS * 2 * DIM)); // of each KV head K, then V
+    auto k = on_device(LEAVES * KV_HEADS * LEAF * DIM), v = on_device(LEAVES * KV_HEADS * LEAF * DIM);
+    auto states = on_device(LEAVES * Q_HEADS * (DIM + 2));
+    auto out = manager.tensor(std::vector<float>(Q_HEADS * (DIM + 1)));
+
+    // Specialization constants in the order of the manifest, for f32.
+    const auto kernel = [&](const char* name, const Tensors& bound, kp::Workgroup groups, const Words& constants) {
+        return manager.algorithm<uint32_t, uint32_t>(bound, read_spirv(folder + name), groups, constants, {});
+    };
+    auto append = kernel("append.spv", {work, rows, k, v}, {1, KV_HEADS, 1}, {DIM, DIM, 0, 0, 8, LEAF});
+    auto attend = kernel("attend_single.spv", {work, q, k, v, states, states}, {LEAVES, KV_HEADS, 1},
+                         {DIM, DIM, 0, Q_HEADS / KV_HEADS, cpu ? 1u : 4u, LEAF, 0, 0, 0, 1, 0, 0, 32});
+    auto merge = kernel("merge.spv", {work, states, out}, {1, Q_HEADS, 1}, {DIM, cpu ? 32u : 256u});
+
+    // A dispatch of Kompute waits for copies alone, to read them.  What one dispatch writes and another reads needs a
+    // barrier, and so does what a copy and a dispatch write: append has rows as a buffer that it may write.
+    using Access = vk::AccessFlagBits;
+    const auto wrote = Access::eShaderWrite, reads = Access::eShaderRead;
+    const auto copy = vk::PipelineStageFlagBits::eTransfer, shader = vk::PipelineStageFlagBits::eComputeShader;
+    auto sequence = manager.sequence();
+    sequence->record<kp::OpTensorSyncDevice>({work, q, rows});
+    sequence->record<kp::OpMemoryBarrier>(Tensors{rows}, Access::eTransferWrite, wrote, copy, shader);
+    sequence->record<kp::OpAlgoDispatch>(append);
+    sequence->record<kp::OpMemoryBarrier>(Tensors{k, v}, wrote, reads, shader, shader);
+    sequence->record<kp::OpAlgoDispatch>(attend);
+    sequence->record<kp::OpMemoryBarrier>(Tensors{states}, wrote, reads, shader, shader);
+    sequence->record<kp::OpAlgoDispatch>(merge)->record<kp::OpTensorSyncLocal>({out});
+
+    for (uint32_t token = 0; token < tokens; ++token) {
+        work->setData(work_words(token + 1));
+        for (uint32_t i = 0; i < Q_HEADS * DIM; ++i) q->data()[i] = value(0, token, i);
+        for (uint32_t i = 0; i < 2 * KV_HEADS * DIM; ++i)
+            rows->data()[i] = value(1 + i / DIM % 2, token, i / DIM / 2 * DIM + i % DIM);
+        sequence->eval();
+        std::fwrite(out->data(), sizeof(float), out->size(), stdout);
+    }
+}
+
+int main(int count, char** given) {
+    const uint32_t tokens = count == 3 ? std::strtoul(given[2], nullptr, 10) : 0;
+    if (tokens < 1 || tokens > LEAVES * LEAF)
+        return std::fprintf(stderr, "usage: host SPIRV TOKENS, with 1 to %u tokens\n", LEAVES * LEAF), 2;
+    try {
+        decode(std::string(given[1]) + "/", tokens);
+    } catch (const std::exception& error) {
+        return std::fprintf(stderr, "%s\n", error.what()), 1;
+    }
+}

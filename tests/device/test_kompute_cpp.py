@@ -1,0 +1,75 @@
+"""The C++ program of examples/kompute_cpp, with Kompute as it is published: it compiles, and has the oracle's bits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zinc_attn as za
+from zinc_attn import export
+
+ROOT = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("ZINC_ATTN_CACHE") or ROOT / ".cache")
+OPERATIONS = ("OpAlgoDispatch", "OpMemoryBarrier", "OpTensorSyncDevice", "OpTensorSyncLocal")
+KOMPUTE = ("Algorithm", "Manager", *OPERATIONS, "Sequence", "Tensor")
+TOKENS = 130  # three leaves
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """The program, compiled with Kompute's sources as one file: vulkan.hpp takes a compiler seconds."""
+    sources = sorted(CACHE.glob("wheels/kp-*/src"), key=lambda path: path.stat().st_mtime)
+    if not sources or shutil.which("g++") is None:
+        pytest.skip("needs g++ and Kompute's sources, which scripts/build_kp.sh leaves in .cache")
+    made = tmp_path_factory.mktemp("host")
+    files = [*(sources[-1] / f"{name}.cpp" for name in KOMPUTE), ROOT / "examples/kompute_cpp/host.cpp"]
+    (made / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in files))
+    flags = ["-std=c++17", "-DKOMPUTE_OPT_LOG_LEVEL_DISABLED=1", "-DKOMPUTE_DISABLE_VK_DEBUG_LAYERS=1"]
+    command = [
+        "g++",
+        *flags,
+        f"-I{sources[-1]}",
+        f"-I{sources[-1]}/include",
+        "all.cpp",
+        "-lvulkan",
+        "-lfmt",
+        "-o",
+        "host",
+    ]
+    subprocess.run(command, cwd=made, check=True)
+    return made / "host"
+
+
+def value(tensor: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The program's numbers (tokens, heads, dims) of a tensor."""
+    token, at = np.ogrid[: shape[0], : shape[1] * shape[2]]
+    word = ((tensor * 977 + token) * 4096 + at) * 2654435761 % 2**32
+    return (((word >> 24) - 128) / 64).astype(np.float32).reshape(shape)
+
+
+def test_the_program_has_the_oracles_bits(host, tmp_path):
+    export.export(tmp_path)
+    found = subprocess.run([host, tmp_path, str(TOKENS)], capture_output=True, check=True, timeout=300).stdout
+    words = np.frombuffer(found, np.uint32).reshape(TOKENS, 4 * 64 + 4)
+    q, k, v = value(0, (TOKENS, 4, 64)), value(1, (TOKENS, 2, 64)), value(2, (TOKENS, 2, 64))
+    want, lse = za.reference.emulate(q, k, v)  # row i sees the tokens up to i
+    assert np.array_equal(words[:, : 4 * 64], want.reshape(TOKENS, -1).view(np.uint32))
+    assert np.array_equal(words[:, 4 * 64 :], lse.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "text"),
+    (
+        (["nothing", "1"], 1, "nothing/append.spv: got no SPIR-V, expected the folder of zinc-attn export\n"),
+        (["nothing", "513"], 2, "usage: host SPIRV TOKENS, with 1 to 512 tokens\n"),
+        ([], 2, "usage: host SPIRV TOKENS, with 1 to 512 tokens\n"),
+    ),
+)
+def test_what_the_program_refuses(host, given, code, text):
+    done = subprocess.run([host, *given], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, text)
