@@ -119,7 +119,6 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "open", no_device)
     monkeypatch.setattr(proof, "list_devices", lambda: [GPU])
     monkeypatch.setattr(proof.proof, "prove", no_device)
-    monkeypatch.setattr(proof, "memory_budget", lambda index: (1 << 34, 1 << 34))
 
 
 @contextmanager
