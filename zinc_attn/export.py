@@ -1,5 +1,5 @@
 """Reading an exported folder: the public names of ``tools.export``."""
 
-from .tools.export import ManifestError, evaluate, evaluate_all, export, load_manifest, manifest
+from .tools.export import ManifestError, export, load_manifest, manifest
 
-__all__ = ["ManifestError", "evaluate", "evaluate_all", "export", "load_manifest", "manifest"]
+__all__ = ["ManifestError", "export", "load_manifest", "manifest"]

@@ -18,7 +18,6 @@ from zinc_attn.cache import blocks, rows
 from zinc_attn.canonical import constants, primitives
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
-from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, merge_call
 from zinc_attn.kernels.tuning import chunks_ahead, merge_workgroup_size
@@ -73,7 +72,7 @@ def test_records_and_kernels_are_the_declarations(made):
         assert (kernel["file"], kernel["entry_point"], kernel["push_constants"]) == (decl.file, "main", [])
     attends = [k["name"] for k in made["kernels"] if k["family"] == "attend"]
     assert attends == ["attend_single", "attend_node", "attend_loop"]
-    assert made["vulkan"]["storage_buffers_per_stage"] == 7
+    assert made["vulkan"]["storage_buffers_per_stage"] == 6
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
     plain = {key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives")}
     assert sizes == {**plain, "merge": ["merge_workgroup_size", "1", "1"]}
@@ -117,20 +116,6 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     used = {n.id for text in texts for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
     assert used - known == {"tile_number", "k_tile_at", "v_tile_at", "row_at", "target"}  # each beside its own formula
     assert set(meanings("inputs")) <= used
-
-
-@pytest.mark.parametrize(
-    "text",
-    (
-        *("one", "__import__('os')", "a.bit_length()", "min(a, key=a)", "[a]", "a if", "a // 0", "2**a", "-a", 7),
-        *("a + 'x'", "'x' * 99999999999", "min('a', 'b')", "(" * 9999, "1" + "+1" * 99999),
-    ),
-    ids=lambda text: str(text)[:20],
-)
-def test_what_is_no_formula_is_refused(text):
-    with pytest.raises(ArgumentError, match=r"^expression: got .*, expected a formula over a, kind$"):
-        evaluate(text, {"a": 3, "kind": "cpu"})
-    assert evaluate("1 if kind == 'cpu' and a >= 2 else 0", {"a": 3, "kind": "cpu"}) == 1
 
 
 def names_of(shape, dtype, page_size):

@@ -70,10 +70,9 @@ def test_what_export_refuses(tmp_path, options, message):
 
 def test_target_is_a_file(tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"directory: got .*out, which is a file, expected a directory"):
-        export.export(tmp_path / "out")
-    with pytest.raises(ArgumentError, match=r"cannot be written: .*; choose another directory"):
-        export.export(tmp_path / "out" / "below")
+    for target in (tmp_path / "out", tmp_path / "out" / "below"):
+        with pytest.raises(ArgumentError, match=r"cannot be written: .*; choose another directory"):
+            export.export(target)
     assert (tmp_path / "out").read_text() == "mine"
 
 
@@ -89,18 +88,15 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-VERSION = "got version {}, expected 7; export again with the zinc-attn that reads it"
+REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 7; export again with the zinc-attn that reads it"
 
 
 @pytest.mark.parametrize(
     "change,message",
     (
-        *(({"version": version}, VERSION.format(version)) for version in (1, 2, True)),
-        ({"format": "other"}, "got format 'other', expected 'zinc_attn export'"),
-        *(({"kernels": kernels}, "it has no list of kernels") for kernels in (None, [])),
-        ({"kernels": [{"file": "../append.spv"}]}, "got the file name '../append.spv' for a kernel"),
+        *(({"version": version}, REFUSED.format("zinc_attn export", version)) for version in (1, 2, True)),
+        ({"format": "other"}, REFUSED.format("other", 7)),
         ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
-        ({"kernels": [7]}, "got the file name None for a kernel"),
     ),
 )
 def test_what_load_refuses(folder, change, message):
@@ -119,7 +115,7 @@ def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
         with pytest.raises(ManifestError):
             load_manifest(folder)
     path.write_bytes(text + b" ")
-    with pytest.raises(ManifestError, match=r"got manifest_sha256 \w{64}, expected \w{64}; the file was changed, expo"):
+    with pytest.raises(ManifestError, match="its manifest_sha256 is not that of its bytes; the file was changed"):
         load_manifest(folder)
 
 

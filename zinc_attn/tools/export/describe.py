@@ -58,28 +58,25 @@ def _constant(value: Any) -> dict[str, Any]:
 
 def _record(name: str) -> dict[str, Any]:
     """A record of the work buffer."""
-    table, types, described = formulas(f"work.{name}"), meanings("types"), []
+    described, types, fields = _described(f"work.{name}", "value"), meanings("types"), []
     for i, field in enumerate(getattr(kernels, name.upper())):
-        value, meaning = table[field]
-        place = {"name": field, "word": i, "byte": 4 * i, "type": types.get(f"{name}.{field}", "uint32")}
-        described.append({**place, "value": value, "meaning": meaning})
-    return {"words": getattr(kernels, f"{name.upper()}_WORDS"), "fields": described}
+        kind = types.get(f"{name}.{field}", "uint32")
+        fields.append({"name": field, "word": i, "byte": 4 * i, "type": kind, **described[field]})
+    return {"words": getattr(kernels, f"{name.upper()}_WORDS"), "fields": fields}
 
 
 def _kernel(decl: KernelDecl) -> dict[str, Any]:
     """A kernel's module and interface."""
-    key, code, fixed = family(decl), load_spirv(decl), dict(decl.fixed)
-    elements, values, roles = formulas(f"{key}.bindings"), formulas(f"{key}.constants"), meanings("roles")
-    bindings, numbered = [], []
-    for i, binding in enumerate(decl.bindings):
-        element, meaning = elements[binding.name]
-        bindings.append({"binding": i, **asdict(binding), "element": element, "meaning": meaning})
-    for i, name in enumerate(decl.constant_names):
-        value, meaning = values[name]
-        place = {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name}
-        numbered.append({**place, "value": value, "meaning": meaning})
-        if name in fixed:  # the kernel's own, the same for every shape
-            numbered[-1] |= {"value": str(fixed[name]), "fixed": fixed[name]}
+    key, code, roles = family(decl), load_spirv(decl), meanings("roles")
+    elements, values = _described(f"{key}.bindings", "element"), _described(f"{key}.constants", "value")
+    bindings = [{"binding": i, **asdict(one), **elements[one.name]} for i, one in enumerate(decl.bindings)]
+    numbered: list[dict[str, Any]] = [
+        {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, **values[name]}
+        for i, name in enumerate(decl.constant_names)
+    ]
+    for constant in numbered:
+        if (fixed := dict(decl.fixed).get(constant["name"])) is not None:  # the kernel's own, the same for every shape
+            constant |= {"value": str(fixed), "fixed": fixed}
     return {
         "name": decl.name,
         "family": key,
@@ -144,17 +141,15 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     """Everything that is a number once shape, dtype and page size are known."""
     row_format(shape, dtype)  # refuses a dtype that the shape does not take
     names = {**asdict(shape), "latent": int(shape.latent), **storage_names(dtype), "page_size": page_size}
-    sizes = evaluate_all(formulas("sizes"), names)
+    sizes, of_kind = evaluate_all(formulas("sizes"), names), formulas("quantities")
     kinds = {}
     for kind in KINDS:
         known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
-        known |= {
-            name: evaluate(formulas("quantities")[name][0], known) for name in ("chunks_ahead", "merge_workgroup_size")
+        known |= {name: evaluate(of_kind[name][0], known) for name in ("chunks_ahead", "merge_workgroup_size")}
+        values = {
+            family(decl): {name: evaluate(formulas(f"{family(decl)}.constants")[name][0], known) for name in decl.spec}
+            for decl in kernels.KERNELS
         }
-        values: dict[str, dict[str, int]] = {}
-        for decl in kernels.KERNELS:
-            table = formulas(f"{family(decl)}.constants")
-            values[family(decl)] = {name: evaluate(table[name][0], known) for name in decl.spec}
         kinds[kind] = {"specialization": values, "splits": split_table(shape, compute_units, kind)}
     return {
         "shape": str(shape),
@@ -173,8 +168,8 @@ def storage_names(dtype: str) -> dict[str, int]:
     """What the formulas know of K's and V's types."""
     found: dict[str, int] = {}
     for of, kind in zip("kv", storage_types(dtype), strict=True):
-        sizes = {"storage": storage_index(kind), "bits": kind.bits, "halves": kind.halves, "fifth": kind.fifth_bits}
-        found |= {f"{of}_{name}": int(size) for name, size in sizes.items()}
+        found |= {f"{of}_storage": storage_index(kind), f"{of}_bits": kind.bits}
+        found |= {f"{of}_halves": kind.halves, f"{of}_fifth": int(kind.fifth_bits)}
     return found
 
 
@@ -221,18 +216,10 @@ def _primitives() -> dict[str, Any]:
 
 def _dispatches() -> list[dict[str, Any]]:
     """A call's dispatches and barriers in order."""
-
-    def after_writes(stage: str, access: str) -> dict[str, str]:
-        """A barrier after which this stage reads what kernels wrote."""
-        return {
-            "srcStageMask": "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT",
-            "srcAccessMask": "VK_ACCESS_SHADER_WRITE_BIT",
-            "dstStageMask": f"VK_PIPELINE_STAGE_{stage}_BIT",
-            "dstAccessMask": f"VK_ACCESS_{access}_READ_BIT",
-        }
-
-    read, host = after_writes("COMPUTE_SHADER", "SHADER"), after_writes("HOST", "HOST")
-    notes = meanings("dispatch")
+    compute, notes = "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT", meanings("dispatch")
+    written = {"srcStageMask": compute, "srcAccessMask": "VK_ACCESS_SHADER_WRITE_BIT"}
+    read = {**written, "dstStageMask": compute, "dstAccessMask": "VK_ACCESS_SHADER_READ_BIT"}
+    host = {**written, "dstStageMask": "VK_PIPELINE_STAGE_HOST_BIT", "dstAccessMask": "VK_ACCESS_HOST_READ_BIT"}
     return [
         {"host": notes["host"]},
         {"kernel": "append", "when": "appends > 0"},

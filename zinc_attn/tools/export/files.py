@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from ...canonical.tensorfile import PathLike
-from ...checks import check_path, plain, shown
+from ...checks import check_path, shown
 from ...errors import ArgumentError
 from ...files import json_of, read_file, read_text
 from ...kernels import declarations as kernels
@@ -21,6 +21,7 @@ from .describe import FORMAT, VERSION, manifest
 
 MANIFEST: Final = "manifest.json"
 DIGEST: Final = "manifest_sha256"  # the first entry of the file, see ``sealed``
+_SEAL: Final = re.compile(rf'"{DIGEST}": "(.{{64}})"'.encode())
 _MANIFEST: Final = "a manifest; make it with zinc-attn export DIR"
 
 
@@ -43,17 +44,14 @@ def export(
     ArgumentError also where the directory cannot be written.
     """
     target = check_path("directory", directory)
-    if os.path.exists(target) and not os.path.isdir(target):
-        raise ArgumentError(f"directory: got {target}, which is a file, expected a directory or a new name")
     if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate
         raise ArgumentError(f"attn_shapes: got {shown(attn_shapes)}, expected a list of AttnShapes")
     made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
-    hint = "choose another directory"
-    for decl in {decl.file: decl for decl in kernels.KERNELS}.values():
-        write_file(target / decl.file, load_spirv(decl), hint)
     text = json.dumps({DIGEST: "0" * 64, **made}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = sealed(text.encode())
-    write_file(target / MANIFEST, data, hint)
+    files = {decl.file: load_spirv(decl) for decl in kernels.KERNELS} | {MANIFEST: data}
+    for name, content in files.items():
+        write_file(target / name, content, "choose another directory")
     found: dict[str, Any] = json.loads(data)
     return found
 
@@ -63,18 +61,10 @@ def sealed(text: bytes) -> bytes:
 
     A reader finds the place without parsing: the first ``"manifest_sha256": "`` of the file. ManifestError without one.
     """
-    at = _digest_at(text)
-    zeros = text[:at] + b"0" * 64 + text[at + 64 :]
-    return text[:at] + hashlib.sha256(zeros).hexdigest().encode() + text[at + 64 :]
-
-
-def _digest_at(text: bytes) -> int:
-    """Where the 64 digits of a manifest's checksum begin."""
-    before = f'"{DIGEST}": "'.encode()
-    at = text.find(before) + len(before)
-    if before not in text or text[at + 64 : at + 65] != b'"':
+    if (found := _SEAL.search(text)) is None:
         raise ManifestError(f"manifest: it has no {DIGEST} of 64 digits; export again")
-    return at
+    before, after = text[: found.start(1)], text[found.end(1) :]
+    return before + hashlib.sha256(before + b"0" * 64 + after).hexdigest().encode() + after
 
 
 def load_manifest(path: PathLike) -> dict[str, Any]:
@@ -86,38 +76,20 @@ def load_manifest(path: PathLike) -> dict[str, Any]:
     file = check_path("path", path)
     file = file / MANIFEST if os.path.isdir(file) else file  # False, and no error, also for a name that is too long
     text = read_text(file, _MANIFEST, ManifestError)
-    data = json_of(text, file, _MANIFEST, ManifestError)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        given = data.get("format") if isinstance(data, dict) else data
-        raise ManifestError(f"{file}: got format {given!r}, expected {FORMAT!r}")
-    version = data.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version != VERSION:
-        raise ManifestError(
-            f"{file}: got version {version!r}, expected {VERSION}; export again with the zinc-attn that reads it"
-        )
-    if (found := text.encode()) != (right := sealed(found)):
-        at = _digest_at(found)
-        raise ManifestError(
-            f"{file}: got {DIGEST} {plain(found[at : at + 64].decode(errors='replace'))}, expected "
-            f"{right[at : at + 64].decode()}; the file was changed, export again"
-        )
-    modules = data.get("kernels")
-    if not isinstance(modules, list) or not modules:
-        raise ManifestError(f"{file}: it has no list of kernels; export again")
-    for module in modules:
-        _check_module(file, module)
+    given = json_of(text, file, _MANIFEST, ManifestError)
+    data = given if isinstance(given, dict) else {"format": given}
+    if (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+        found = f"format {shown(data.get('format'))}, version {shown(data.get('version'))}"
+        expected = f"{FORMAT!r}, {VERSION}; export again with the zinc-attn that reads it"
+        raise ManifestError(f"{file}: got {found}, expected {expected}")
+    if sealed(text.encode()) != text.encode():
+        raise ManifestError(f"{file}: its {DIGEST} is not that of its bytes; the file was changed, export again")
+    for kernel in data["kernels"]:  # a manifest of this version that nobody has changed has them
+        module = file.parent / kernel["file"]
+        code = read_file(module, "a module of the manifest; export again", ManifestError)
+        if (digest := hashlib.sha256(code).hexdigest()) != kernel["sha256"]:
+            raise ManifestError(
+                f"{module}: got SHA-256 {digest}, expected {kernel['sha256']}; export again, nothing else goes with "
+                "this manifest"
+            )
     return data
-
-
-def _check_module(file: Path, module: Any) -> None:
-    """Refuse a module that is not beside the manifest as the manifest describes it."""
-    name = module.get("file") if isinstance(module, dict) else None
-    if not isinstance(name, str) or name != Path(name).name or not name.endswith(".spv"):
-        raise ManifestError(f"{file}: got the file name {name!r} for a kernel, expected one ending in .spv beside it")
-    data = read_file(file.parent / name, "a module of the manifest; export again", ManifestError)
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != module.get("sha256"):
-        raise ManifestError(
-            f"{file.parent / name}: got SHA-256 {digest}, expected {module.get('sha256')}; export again, nothing else "
-            "goes with this manifest"
-        )
