@@ -17,7 +17,7 @@ import zinc_attn as za
 from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import DeviceInfo
-from zinc_attn.tools.cost.matrix import RDNA4_UNITS
+from zinc_attn.tools.cost.cards import RDNA4_UNITS
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
 RUNTIMES = ("kompute", "vulkan")

@@ -136,15 +136,6 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
             assert named <= known | (earlier if page == "cli.md" else set()), f"{page}: {span}"
 
 
-def test_the_plan_that_a_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table of docs/sharing.md, which touches no device."""
-    command, table = fences(PAGES["sharing.md"])[:2]
-    ((name, arguments),) = calls(command)
-    assert cli.main([name, *arguments]) == 0
-    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in table.splitlines() if line not in printed] == []
-
-
 # --- places --------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.planning.arithmetic import ARITHMETICS
 from zinc_attn.runtime import device as opened
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.cost.matrix import RDNA4_UNITS
+from zinc_attn.tools.cost.cards import RDNA4_UNITS
 
 SHAPE = AttnShape(16, 2, 256)
 

@@ -1,15 +1,12 @@
-"""``plan --measured``: rows of bench and sweep beside the model, and the compilers that a prediction names."""
+"""Rows of bench and sweep beside the model, and the compilers that a prediction names."""
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError, KernelError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.shapes import AttnShape
@@ -42,11 +39,6 @@ BENCH = [
 ]
 
 
-def save(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
 def test_rows_become_points() -> None:
     points, left_out = cost.measured_points([
         *BENCH, *BENCH, sweep_row(), sweep_row(batch=3), sweep_row(status="failed"), sweep_row(ranks=2),
@@ -60,21 +52,18 @@ def test_rows_become_points() -> None:
 
 def test_comparisons() -> None:
     points, _ = cost.measured_points([*BENCH, sweep_row(), sweep_row(plan="00")])
-    one, two, three = cost.compare(points)
     card = cost.find_card("rx9070")
+    one, two, three = (cost.compare_point(point, cost.ChosenCard(card, "its name")) for point in points)
     plans = [SplitSpec.parse(layout).plan(8192, SHAPE, LayoutFacts(56), "f16") for layout in ("1", "auto")]
     single, auto = (cost.predict(plan, card) for plan in plans)
-    assert (one.chosen.card, one.chosen.by, one.same_plan) == (card, "the device's name", True)
+    assert one.same_plan
     assert one.ratio == pytest.approx(810 / single.total_us) and one.pass1_ratio == pytest.approx(800 / single.pass1_us)
     assert one.merge_ratio == pytest.approx(10 / single.merge_us)
     assert two.same_plan and two.ratio == pytest.approx(100 / auto.total_us)
     assert (two.pass1_ratio, two.merge_ratio) == (None, None) and not three.same_plan
-    (four,) = cost.compare(
-        cost.measured_points([sweep_row(plan=fingerprint("auto", 56, node=False))])[0], CARDS["r9700"]
-    )
+    ((point,), _) = cost.measured_points([sweep_row(plan=fingerprint("auto", 56, node=False))])
+    four = cost.compare_point(point, cost.ChosenCard(CARDS["r9700"], "its name"))
     assert four.same_plan, "the layout of the device's compute units, on a card that has others"
-    made = one.to_dict()
-    assert (made["measured"]["total_us"], made["modeled"]["total_us"]) == (810.0, round(single.total_us, 4))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +72,6 @@ def test_comparisons() -> None:
         (CARD, 56, "Radeon RX 9070"),
         ("AMD Radeon RX 9070 XT (RADV GFX1201)", 64, "Radeon RX 9070 XT"),
         ("AMD Radeon RX 9070 GRE", 48, "Radeon RX 9070 GRE"),
-        ("NVIDIA H200 NVL", None, "H200"),
         ("NVIDIA GH200 480GB", 132, "132 compute units like an R9700's"),
         ("NVIDIA RTX A1000", None, None),
         ("AMD Radeon Graphics (RADV GFX1201)", 64, "64 compute units like an R9700's"),
@@ -98,50 +86,6 @@ def test_card_of_a_device(name: str, units: int | None, title: str | None) -> No
             cost.card_of_device("another GPU", "discrete", wrong)  # type: ignore[arg-type]
     if chosen and title and "like an" in title:
         assert chosen.card.source == "the R9700, scaled" and {"clock_ghz", "bandwidth"} <= set(chosen.card.assumed)
-
-
-def test_plan_measured_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    path = save(tmp_path / "m.jsonl", [*BENCH, sweep_row(), bench_row("call", 1.0, layout="read")])
-    assert cli.main(["plan", "--measured", path]) == 0
-    text, said = capsys.readouterr()
-    assert text.startswith(f"{CARD} (radv); modeled for Radeon RX 9070, chosen by the device's name\n")
-    assert "Mesa 25.0.7, ACO for gfx1201" in text and said == "rows that the model does not cover: 1 read\n"
-    assert cli.main(["plan", "--measured", path, "--card", "r9700", "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["modeled"]["card"], one["measured"]["clock"], one["measured"]["layout"]) for one in lines] == [
-        ("Radeon AI PRO R9700", "device", "1"), ("Radeon AI PRO R9700", "host", "auto"),
-    ]  # fmt: skip
-    assert lines[0]["modeled"]["compiler"] == cost.prediction_compilers() and lines[0]["merge_ratio"] > 0
-
-
-@pytest.mark.parametrize(
-    ("lines", "args", "message"),
-    [
-        ([sweep_row()], ["--shape", "4/2/64"], "shape: got --shape with --measured, expected neither: the file's rows"),
-        ([sweep_row(batch=2)], [], "got no row that the model covers (1 several sequences in a call), expected"),
-        ([{"status": "ok"}], [], "a row has no 'median_us'; expected rows of bench --json or sweep --json"),
-        ([sweep_row(device="llvmpipe", device_kind="cpu")], [], "card: got rows of llvmpipe, a CPU device, expected a"),
-        ([sweep_row()], ["--card", "gtx480"], "card: got 'gtx480', expected one of"),
-        ([sweep_row()], ["--arithmetic", "matrix"], "arithmetic: got --arithmetic with --measured, expected neither"),
-        ([{"a": 1}, []], [], "m.jsonl: line 2: expected a JSON object"),
-        (None, [], "expected a file of bench --json or sweep --json"),
-    ],
-)
-def test_plan_measured_refuses(
-    lines: list[Any] | None, args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "m.jsonl" if lines is None else save(tmp_path / "m.jsonl", lines)
-    assert cli.main(["plan", "--measured", str(path), *args]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_no_value_of_a_row_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good = sweep_row()
-    for name in good:
-        for wrong in (None, 7, -1, 1e300, "x", [1], {}):
-            assert cli.main(["plan", "--measured", save(tmp_path / "m.jsonl", [good | {name: wrong}])]) in (0, 2), name
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_predictions_name_their_compilers(monkeypatch: pytest.MonkeyPatch) -> None:

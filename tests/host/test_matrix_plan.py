@@ -28,7 +28,7 @@ from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.planning.whole_context import WORK, row_cost
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.cost.matrix import RDNA4_UNITS, TILE
+from zinc_attn.tools.cost.cards import RDNA4_UNITS, TILE
 
 SHAPE = AttnShape(8, 2, 64)
 

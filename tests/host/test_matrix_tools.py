@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from zinc_attn.tools.check import cases, judge, record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.check.same_values import same_values
-from zinc_attn.tools.cost.matrix import RDNA4_UNITS
+from zinc_attn.tools.cost.cards import RDNA4_UNITS
 from zinc_attn.tools.harness.bits import Output, compare, truth
 from zinc_attn.tools.measure import SPLITS, CallSpec, Row, layouts
 from zinc_attn.tools.models import ModelPreset
@@ -172,7 +171,7 @@ def test_refusals_are_in_a_commands_words(facts, dtype, kind, text):
             refuse_arithmetic(arithmetic, fake_device(facts), dtype, SHAPE)
 
 
-@pytest.mark.parametrize("command", ["sweep", "bench", "plan", "generate", "perplexity", "validate", "check"])
+@pytest.mark.parametrize("command", ["sweep", "bench", "generate", "perplexity", "validate", "check"])
 def test_commands_name_the_choices(command, capsys):
     with pytest.raises(SystemExit) as error:
         cli.main([command, "--arithmetic", "tensor"])
@@ -180,35 +179,6 @@ def test_commands_name_the_choices(command, capsys):
     names = "'canonical', 'matrix'" if command == "check" else "'canonical', 'matrix', 'matrix-prefill'"
     line = capsys.readouterr().err.replace("choose from canonical, matrix", "choose from 'canonical', 'matrix'")
     assert f"choose from {names}" in line.replace("'matrix', matrix-prefill", "'matrix', 'matrix-prefill'")
-
-
-def test_plan_shows_what_matrix_units_save(capsys):
-    argv = ["plan", "--shape", "16/2/256", "--contexts", "32k", "--rows", "1,16", "--arithmetic"]
-    assert cli.main([*argv, "matrix-prefill"]) == 0
-    text = capsys.readouterr().out
-    assert "; arithmetic matrix-prefill" in text and text.count("canonical ") >= 2 and text.count("matrix ") >= 1
-    assert cli.main([*argv, "matrix", "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["arithmetic"] for one in found] == ["matrix", "matrix"] and all(
-        one["canonical_us"] > 0 for one in found
-    )
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        (["--splits", "8"], "splits: got --splits with --arithmetic matrix, expected one of the two"),
-        (["--device", "0"], "device: got --device with --arithmetic matrix, expected --card or --cu"),
-        (
-            ["--dtype", "q8_0"],
-            "dtype: got 'q8_0' with arithmetic 'matrix', expected 'f16': of others nothing is counted",
-        ),
-        (["--contexts", "8"], "rows: got 512 at 8 keys, expected at most as many rows as keys"),
-    ],
-)
-def test_what_plan_refuses(more, text, capsys):
-    assert cli.main(["plan", "--shape", "16/2/256", "--arithmetic", "matrix", *more]) == 2
-    assert capsys.readouterr().err == f"zinc-attn: error: {text}\n"
 
 
 def sweep_row(**fields: Any) -> Row:

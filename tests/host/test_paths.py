@@ -26,7 +26,6 @@ from zinc_attn.tools.check.record import RECORD
 # Every argument that takes a text is a path, and stands here with a command line around it, or is in NO_PATHS.
 READ = {  # a file, or what else the path may be
     "plan --model": "plan --model {}",
-    "plan --measured": "plan --measured {}",
     "sweep --model": "sweep --model {}",
     "sweep --kv": "sweep --kv {}",
     "check --against": "check --against {}",
@@ -39,7 +38,6 @@ READ = {  # a file, or what else the path may be
     "perplexity --text": "perplexity --model none --text {}",
 }
 WRITTEN = {  # a folder, or a file
-    "plan --draw": "plan --shape 4/2/64 --contexts 1k --draw {}",
     "sweep --out": "sweep --shape 4/2/64 --contexts 64 --out {}",
     "check --record": "check --quick --record {}",
     "bench --out": "bench --shape 4/2/64 --contexts 64 --out {}",
@@ -48,10 +46,10 @@ WRITTEN = {  # a folder, or a file
     "export directory": "export {}",
 }
 NO_PATHS = {
-    *("card", "contexts", "cu", "data", "device", "dtype", "isa", "masking", "prefix", "prompt", "prompt_ids"),
-    *("requests", "rows", "runtime", "shape", "splits"),
+    *("card", "contexts", "cu", "data", "device", "dtype", "isa", "masking", "prompt", "prompt_ids"),
+    *("rows", "runtime", "shape", "splits"),
 }
-FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] in ("draw", "record")}
+FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}
 
 CONTENTS: dict[str, bytes] = {
     "empty": b"",
@@ -213,15 +211,12 @@ def test_what_cannot_be_written(name: str, tmp_path: Path, capsys: pytest.Captur
     assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["plan --draw", "export directory"])
-def test_a_full_disk(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The limit on a file's size is met in the midst of one; those without a device have written nothing before."""
-    for module in ("matplotlib.backends.backend_agg", "zinc_attn.tools.plan_plots"):
-        pytest.importorskip(module)  # now, since a limited import would leave bytecode cut short
+def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit on a file's size is met in the midst of one."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        said = refusal(WRITTEN[name], tmp_path / "made", capsys)
+        said = refusal(WRITTEN["export directory"], tmp_path / "made", capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot be written: File too large; choose another" in said

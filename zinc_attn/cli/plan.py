@@ -1,40 +1,39 @@
-"""``zinc-attn plan``: how contexts are split. Pure arithmetic, but for --device."""
+"""``zinc-attn plan``: how contexts are split, and what a call should take on a card. No device but with --device."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
-from ..errors import ArgumentError
 from ..kernels.tuning import LayoutFacts
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
 from ..tools import cost
-from ..tools.harness.files import check_file, write_file
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
+from ..tools.harness.tables import figure
 from .arguments import (
     DEFAULT_COMPUTE_UNITS,
     DEFAULT_CONTEXTS,
     Subparsers,
-    add_arithmetic,
     add_command,
     add_model_arguments,
     add_shared,
     chosen_model,
     parse_counts,
 )
-from .plan_measured import named_card, run_measured
-from .plan_modeled import PREFIXES, SUFFIX, Columns, print_columns, print_modeled, run_arithmetic, run_requests
-from .terminal import binary_size, model_text, need, print_json, say_written
+from .terminal import binary_size, model_text, plural, print_json, print_rows
 
-DRAW_HINT: Final = "choose another file with --draw"
-COLUMNS: Final[Columns] = {  # of a plan's record
+Columns = Mapping[str, Callable[[dict[str, Any]], str]]  # a cell of a record, by the column's name
+CALL: Final[Columns] = {  # of plan_record; the first columns of both tables
     "context": lambda r: f"{r['context']:,}",
+    "rows": lambda r: f"{r['q_len']:,}",
     "layout": lambda r: r["layout"],
+}
+LAYOUT: Final[Columns] = {  # of plan_record
     "splits": lambda r: f"{r['splits']:,}",
     "unit": lambda r: str(r["unit_keys"]),
     "build": lambda r: r["build"],
@@ -44,12 +43,16 @@ COLUMNS: Final[Columns] = {  # of a plan's record
     "scratch": lambda r: binary_size(r["scratch_bytes"]),
     "fingerprint": lambda r: r["fingerprint"][:12],
 }
-ROWS: Final[Columns] = {"rows": lambda r: str(r["q_len"])}  # a column where --rows is given
-INSTEAD: Final = {  # of an argument that does not go with others
-    "prefix": "--requests",
-    "suffix": "--requests",
-    "device": "--card or --cu",
-    "contexts": "--prefix and --suffix",
+MODELED: Final[Columns] = {  # of the Prediction "p"
+    "KV": lambda r: binary_size(r["p"].kv_bytes),
+    "workgroups": lambda r: f"{r['p'].workgroups:,}",
+    "per CU": lambda r: figure(r["p"].workgroups_per_cu),
+    "utilization": lambda r: f"{r['p'].utilization:.1%}",
+    "waits for": lambda r: r["p"].bound,
+    "µs": lambda r: figure(r["p"].total_us),
+    "ideal µs": lambda r: figure(r["p"].ideal_us),
+    "KV GB/s": lambda r: figure(r["p"].gb_s),
+    "of peak": lambda r: f"{r['p'].fraction:.1%}",
 }
 
 
@@ -62,83 +65,64 @@ def add_plan(subparsers: Subparsers) -> None:
         "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
         "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
         "The layout never shows in the output bits. Times of one layer's call are modeled, not measured\n"
-        "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth. --cu N models N\n"
-        "compute units like an R9700's.\n\n"
-        "--requests and --prefix: a batch of requests with one new row each, whose sequences share the pages of a\n"
-        "prefix; what cascade reads and takes on the card, and the batch without it.\n\n"
-        "--arithmetic: calls of many query rows, --rows, by matrix units; beside them the canonical kernels.\n\n"
-        "--measured: a file that bench --json or sweep --json printed on a card; each verified call beside the model.\n"
-        "The card is that of the rows' device name, or --card.",
+        "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth, and tokens/s counts\n"
+        "the model's attention alone. --cu N models N compute units like an R9700's.",
         "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
-        "  zinc-attn plan --model qwen3-30b-a3b --card r9700 --draw plan.png\n"
         "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
-        "  zinc-attn plan --shape 32/8/128 --contexts 2k,32k --rows 16,2048 --arithmetic matrix\n"
-        "  zinc-attn plan --shape 32/8/128 --requests 2,8,32 --prefix 2k,32k\n"
-        "  zinc-attn plan --shape 32/8/128 --splits auto,8,size:2048\n"
-        "  zinc-attn plan --measured bench.jsonl --card r9700",
+        "  zinc-attn plan --shape 32/8/128 --splits auto,1,size:2048 --card r9700",
     )
     add_model_arguments(parser)
-    add = parser.add_argument
-    add_shared(parser, "--contexts", said=DEFAULT_CONTEXTS, several=True)
-    add_shared(parser, "--splits", said="auto", several=True)
-    add_shared(parser, "--rows", said="1", several=True)
+    add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
+    add_shared(parser, "--splits", "auto", several=True)
+    add_shared(parser, "--rows", "1", several=True)
     add_shared(parser, "--dtype", "f16")
-    add_arithmetic(parser)
     units = parser.add_mutually_exclusive_group()
     add_shared(units, "--cu", said=str(DEFAULT_COMPUTE_UNITS))
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
     add_shared(units, "--device", text="plan for this device, index or piece of the name; nothing is modeled")
-    add("--draw", metavar="FILE.png", help="draw the modeled layouts of the largest context")
-    add("--requests", metavar="B,…", help="requests that share a prefix")
-    add(
-        "--measured",
-        metavar="FILE.jsonl",
-        help="JSON lines of bench or sweep: print measured beside modeled, and the ratio",
-    )
-    add("--prefix", metavar="P,…", help=f"shared keys (default: {PREFIXES})")
-    add("--suffix", type=int, metavar="S", help=f"keys of a request's own (default: {SUFFIX})")
-    add("--json", action="store_true", help="JSON lines with full fingerprints")
+    parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
     parser.set_defaults(run=run_plan)
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Show the plans, or measured calls beside the model."""
-    if args.measured is not None:
-        return run_measured(args)
-    refuse_others(args)
-    model = chosen_model(args)
-    card = None if args.device is not None else named_card(args) or cost.card_with(DEFAULT_COMPUTE_UNITS)
-    if card and args.arithmetic != "canonical":
-        return run_arithmetic(args, model, card)
-    if card and args.requests:
-        return run_requests(args, model, card)
-    contexts, layouts = parse_contexts(args.contexts or DEFAULT_CONTEXTS), parse_split_specs(args.splits or "auto")
-    if args.draw:
-        need("matplotlib")
-        check_file(Path(args.draw), DRAW_HINT)
-        if card is None:
-            raise ArgumentError("draw: got --device, expected --card or --cu: what is drawn is modeled for a card")
+    """Show the plans, and what the model says of them on a card."""
+    model, card = chosen_model(args), chosen_card(args)
+    contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)
     facts = LayoutFacts(card.compute_units) if card else choose(list_devices(), args.device).layout_facts
-    records = []
-    rows = parse_counts("rows", args.rows or "1")
-    for context, layout, q_len in product(contexts, layouts, rows):
+    records, modeled = [], []
+    for context, layout, q_len in product(contexts, layouts, parse_counts("rows", args.rows)):
         plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
-        if card and (args.card or args.cu is not None):
-            records[-1]["modeled"] = cost.predict_call(plan, card, args.dtype).to_dict()
-    if card and args.draw:
-        from ..tools.plan_plots import plan_png
-
-        write_file(Path(args.draw), plan_png(model, max(contexts), card, args.dtype), DRAW_HINT)
-        say_written([Path(args.draw)])
+        if card:
+            modeled.append(cost.predict_call(plan, card, args.dtype))
+            records[-1]["modeled"] = modeled[-1].to_dict()
     if args.json:
         print_json(records)
         return 0
     print(f"{model_text(model, args.dtype)}, {facts.compute_units} compute units ({facts.kind})")
-    print_columns({**(ROWS if args.rows else {}), **COLUMNS}, records)
+    print_columns({**CALL, **LAYOUT}, records)
     if card:
-        print_modeled(model, contexts, layouts, rows, card, args.dtype)
+        assumed = f"; assumed of it: {', '.join(card.assumed)}" if card.assumed else ""
+        layers = model.attention_layers
+        print(f"\nmodeled for {card.title}{assumed} (docs/cost-model.md)")
+        print(f"µs: of one layer; tokens/s: of {plural(layers, 'layer')}")
+        rates = {"tokens/s": lambda r: figure(r["p"].rows * 1e6 / (layers * r["p"].total_us))}
+        print_columns({**CALL, **MODELED, **rates}, (r | {"p": p} for r, p in zip(records, modeled, strict=True)))
     return 0
+
+
+def print_columns(columns: Columns, records: Iterable[dict[str, Any]]) -> None:
+    """The table of these columns on stdout."""
+    print_rows(list(columns), ([cell(record) for cell in columns.values()] for record in records))
+
+
+def chosen_card(args: argparse.Namespace) -> cost.Card | None:
+    """The card that --card or --cu names; None with --device, for which nothing is modeled."""
+    if args.device is not None:
+        return None
+    if args.card is not None:
+        return cost.find_card(args.card)
+    return cost.card_with(DEFAULT_COMPUTE_UNITS if args.cu is None else args.cu)
 
 
 def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, Any]:
@@ -155,20 +139,6 @@ def plan_record(plan: SplitPlan, facts: LayoutFacts, dtype: str) -> dict[str, An
         "fingerprint": plan.fingerprint(),
         "shape": str(plan.shape),
         "dtype": dtype,
-        "arithmetic": "canonical",
         "compute_units": facts.compute_units,
         "kind": facts.kind,
     }
-
-
-def refuse_others(args: argparse.Namespace) -> None:
-    """Refuse arguments that do not go with matrix units, with --requests, or without --requests."""
-    checks: list[tuple[tuple[str, ...], str, str]] = [(("prefix", "suffix"), "alone", "")]
-    if args.requests:
-        checks = [(("contexts", "splits", "rows", "device", "draw"), "with --requests", ": --requests has a table")]
-    if args.arithmetic != "canonical":
-        checks.insert(0, (("splits", "device", "draw", "requests"), f"with --arithmetic {args.arithmetic}", ""))
-    for names, where, why in checks:
-        for name in (name for name in names if getattr(args, name) is not None):
-            wanted = INSTEAD.get(name, f"one of the two{why}")
-            raise ArgumentError(f"{name}: got --{name} {where}, expected {wanted}")

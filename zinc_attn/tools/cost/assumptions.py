@@ -1,10 +1,9 @@
 """The figures of the model that no document gives and no compiled program shows, and what another value would change.
 
-Card has the latencies of its memory and its caches. With the values below, in float16 on an R9700: 16/2/256 reaches
-20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of the peak bandwidth; at 32k keys its 8 rows take 2.52 times as long
-as one; where a prefix of 32k keys is shared, 8 requests of 32/8/128 are 4.46 times faster than alone; a 32k prompt by
-matrix units takes 178.1 ms for 16/2/256 and 32.1 ms for 9/3/64; 128k keys of 16/2/256 take 95.2 µs on an H200.
-docs/cost-model.md says where the values come from, and a test holds what this page says.
+With the values below, in float16 on an R9700: 16/2/256 reaches 20.2 % at 1k, 82.1 % at 8k and 91.7 % at 128k keys of
+the peak bandwidth; at 32k keys its 8 rows take 2.52 times as long as one; where a prefix of 32k keys is shared, 8
+requests of 32/8/128 are 4.46 times faster than alone. docs/cost-model.md says where the values come from, and a test
+holds what this page says.
 """
 
 from __future__ import annotations
@@ -13,6 +12,10 @@ from typing import Final
 
 # Share of the peak rate that a long read reaches. llama.cpp at 224K on an R9700 reads about 610 of 644.6 GB/s.
 READ_EFFICIENCY: Final = 0.95  # if 1.0: 96.3 % at 128k
+# A memory read while memory is not saturated.
+LATENCY_NS: Final = 400.0  # if 600.0: 81.1 % at 8k, 90.3 % at 128k
+# A read from the cache in which partial states wait for pass 2.
+NEAR_NS: Final = 200.0  # if 400.0: 81.1 % at 8k
 # Sharpness of the bend between too few bytes in flight and full memory: time = (a^p + b^p)^(1/p).
 KNEE: Final = 4.0  # if 2.0: 76.4 % at 8k, 85.6 % at 128k
 # First workgroup: launch, then the work words and the page table, one after the other.
@@ -20,13 +23,11 @@ START_US: Final = 1.0  # if 3.0: 77.2 % at 8k
 # Barrier between two dispatches: drain, invalidate, launch.
 GAP_US: Final = 2.0  # if 4.0: 77.2 % at 8k
 # A main loop's trip waits for scalar loads and addresses before its vector loads.
-TRIP_CYCLES: Final = 100  # if 200: 19.5 % at 1k, 34.8 ms for 9/3/64
+TRIP_CYCLES: Final = 100  # if 200: 19.5 % at 1k
 # A leaf's waits outside the main loops: LDS round trips of the maximum and the weights.
 LEAF_CYCLES: Final = 1500  # if 3000: 19.6 % at 1k
 # A round of the node build's fold: two barriers, an LDS round trip, eight merges.
 FOLD_CYCLES: Final = 400  # if 800: 19.5 % at 1k
-# Issue cycles without dual issue against those with, on NVIDIA: the loops' pairs counted twice.
-SCALAR_ISSUE: Final = 1.65  # if 1.0: 73.2 µs on an H200
 # Keys that a neighbor in the grid just read come so many times faster than from memory.
 L2_RATE: Final = 6.0  # if 3.0: 8 rows take 2.85 times as long
 # Partial states, and keys of other requests, that the caches hold move so many times faster than memory reads.
@@ -37,10 +38,3 @@ MERGE_FOLD_CYCLES: Final = 20  # if 40: 81.8 % at 8k, 91.3 % at 128k
 MERGE_WAIT_CYCLES: Final = 500  # if 1000: 81.7 % at 8k
 # The total goes through the LDS to the next wave of pass 2, behind a barrier.
 MERGE_TURN_CYCLES: Final = 100  # if 200: 82.0 % at 8k
-# Cycles from a matrix kernel's read of shared memory to its value.
-LDS_WAIT: Final = 64  # if 128: 206.5 ms for 16/2/256, 44.8 ms for 9/3/64
-# Of a leaf of a matrix kernel for K and V, which it asks for a piece ahead: V's first piece and the next leaf's first
-# of K are asked for shortly before they are stored, and the program has about one wait for every 8 values of a lane.
-MEMORY_WAITS: Final = 2  # if 4: 36.0 ms for 9/3/64
-# Cycles by which the waves of a matrix kernel's workgroup reach a barrier apart.
-BARRIER_WAIT: Final = 50  # if 200: 36.6 ms for 9/3/64

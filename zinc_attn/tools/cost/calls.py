@@ -1,9 +1,9 @@
-"""The time of calls that the planner cuts: many query rows of a sequence, or requests that share a prefix."""
+"""The time of calls that the planner cuts: several query rows of a sequence, or requests that share a prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import partial
 from typing import Final
 
@@ -12,26 +12,21 @@ from numpy.typing import NDArray
 
 from ...canonical.constants import KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE
 from ...checks import check_int
-from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
-from ...errors import ArgumentError
 from ...kernels.device_info import DeviceInfo
 from ...kernels.records import Records
 from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts
 from ...limits import MAX_CONTEXT, WAVE
-from ...planning.arithmetic import Arithmetic, on_matrices
 from ...planning.call import cut_call
 from ...planning.inputs import CallFacts, CallOptions, Request
-from ...planning.items import item_keys
 from ...planning.layouts import split_rule_layouts
 from ...planning.splits import SplitPlan, plan_splits
 from ...planning.submission import Submission
 from ...shapes import AttnShape
 from .assumptions import CACHED_RATE
-from .cards import Card
-from .matrix import RDNA4_UNITS, MatrixGroup
+from .cards import RDNA4_UNITS, Card
 from .pass1 import Workgroup, dispatches_us
-from .predict import Dispatch, Modeled, Prediction, States, Terms, merge_us, predict, submission_terms, written_bytes
+from .predict import Prediction, States, Terms, Work, merge_us, predict, submission_terms, written_bytes
 
 GRID: Final = 65535  # workgroups along an axis that every device takes
 PAGE: Final = 256  # keys
@@ -41,41 +36,32 @@ SAMPLES: Final = 17  # submissions of a long call that are modeled beside the la
 class PlannedCall:
     """The submissions of a call by the split rule on a GPU that has a card's compute units.
 
-    cascade and arithmetic: as ``Attention`` takes them. cut: the query rows of each submission.
+    cascade: as ``Attention`` takes it. cut: the query rows of each submission.
     """
 
     def __init__(
-        self,
-        shape: AttnShape,
-        card: Card,
-        dtype: str,
-        requests: Sequence[Request],
-        cascade: bool | None = None,
-        arithmetic: Arithmetic = "canonical",
+        self, shape: AttnShape, card: Card, dtype: str, requests: Sequence[Request], cascade: bool | None = None
     ) -> None:
         self.shape, self.card, self.dtype, units = shape, card, dtype, card.compute_units
         modeled = ("", "", "", "", units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
         device = DeviceInfo(0, card.title, "discrete", *modeled, matrix=RDNA4_UNITS)
         facts = CallFacts(device, shape, PAGE)
         layouts = split_rule_layouts(shape, dtype, LayoutFacts(units))
-        self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, 0, arithmetic), facts)
+        self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade), facts)
 
     def submission(self, at: int) -> Submission:
         """Submission number ``at``."""
         return self._planner.plan(self.cut[at], ())
 
-    def dispatches(self, made: Submission) -> list[Dispatch]:
+    def dispatches(self, made: Submission) -> Work:
         """Those of pass 1: first the keys that rows share, if there are any, then the others."""
-        shape, card, key, found = self.shape, self.card, made.key, []
-        if key.matrix:
-            group = MatrixGroup.of(card, shape, key.matrix, len(made.rows))
-            return [Dispatch(group, _leaves(made.items) * (shape.kv_heads * key.matrix.blocks(shape.group)))]
+        shape, key, found = self.shape, made.key, []
         if len(made.shared_items):
-            together = Workgroup(card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype)
-            found.append(Dispatch(together, _leaves(made.shared_items) * shape.kv_heads))
+            together = Workgroup(self.card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype)
+            found.append((together, _leaves(made.shared_items) * shape.kv_heads))
         if len(made.items):
-            alone = Workgroup(card, shape, shape.heads_per_workgroup, key.build, self.dtype)
-            found.append(Dispatch(alone, _leaves(made.items) * (shape.kv_heads * shape.head_chunks)))
+            alone = Workgroup(self.card, shape, shape.heads_per_workgroup, key.build, self.dtype)
+            found.append((alone, _leaves(made.items) * (shape.kv_heads * shape.head_chunks)))
         return found
 
     def states(self, made: Submission) -> States:
@@ -93,39 +79,25 @@ def _leaves(items: Records) -> list[int]:
     return found
 
 
-# --- rows of a sequence ------------------------------------------------------------------------------------------
-
-
-def predict_rows(
-    shape: AttnShape, card: Card, rows: int, context: int, dtype: str = "f16", arithmetic: Arithmetic = "canonical"
-) -> Prediction:
-    """The time of the last ``rows`` rows of ``context`` keys on ``card``; each row sees the keys up to its own.
-
-    arithmetic: as ``Attention`` takes it. ArgumentError for what the model has no counts of.
-    """
+def predict_rows(shape: AttnShape, card: Card, rows: int, context: int, dtype: str = "f16") -> Prediction:
+    """The time of the last ``rows`` rows of ``context`` keys on ``card``; each row sees the keys up to its own."""
     check_int("context", context, 1, MAX_CONTEXT)
     check_int("rows", rows, 1, context)
-    by_matrix = on_matrices(arithmetic_name(arithmetic), rows, shape)
     dtype = storage_dtype(dtype)
-    if by_matrix and dtype != "f16":
-        raise ArgumentError(
-            f"dtype: got {dtype!r} with arithmetic 'matrix', expected 'f16': of others nothing is counted"
-        )
     request = Request(rows, context, 0, np.arange(-(-context // PAGE), dtype=np.uint32))
-    call = PlannedCall(shape, card, dtype, [request], None, arithmetic)
+    call = PlannedCall(shape, card, dtype, [request])
     last = len(call.cut) - 1
     picked = np.unique([*np.linspace(0, max(last - 1, 0), min(max(last, 1), SAMPLES)).round(), last]).astype(int)
     found = np.array([astuple(_rows_terms(call, at, context - rows)) for at in picked])
     terms = Terms(*(float(np.interp(range(last + 1), picked, values).sum()) for values in found.T))
     plan = plan_splits(context, shape, card.compute_units, dtype, rows)
-    return Prediction.of(plan, card, dtype, terms, last + 1, "matrix" if by_matrix else "canonical")
+    return Prediction.of(plan, card, dtype, terms, last + 1)
 
 
 def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
     """Of one submission. before: keys that the sequence has before the call's first row."""
     made, kv_bytes = call.submission(at), (before + call.cut[at][-1].end) * call.shape.kv_bytes_per_token(call.dtype)
-    work, states = call.dispatches(made), call.states(made)
-    return submission_terms(work, states, call.card, call.dtype, kv_bytes, made.key.whole_context)
+    return submission_terms(call.dispatches(made), call.states(made), call.card, call.dtype, kv_bytes)
 
 
 def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
@@ -136,42 +108,7 @@ def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     return predict_rows(plan.shape, card, plan.q_len, plan.context_len, dtype)
 
 
-# --- requests that share a prefix --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CascadePrediction(Modeled):
-    """A modeled decode call of ``requests`` sequences that share the pages of ``prefix`` keys and have ``suffix`` keys
-    of their own, with one row each.
-
-    rows_each: requests that a workgroup serves at a time on the shared keys; 1: none are shared. keys_read: of one KV
-    head, by all workgroups. keys_alone, alone_us: without sharing.
-    """
-
-    card: str
-    shape: str
-    dtype: str
-    requests: int
-    prefix: int
-    suffix: int
-    rows_each: int
-    keys_read: int
-    keys_alone: int
-    total_us: float
-    alone_us: float
-
-    @property
-    def pays(self) -> bool:
-        """Whether sharing takes less time."""
-        return self.total_us < self.alone_us
-
-    @property
-    def speed_up(self) -> float:
-        """Time without sharing over time with it."""
-        return self.alone_us / self.total_us
-
-
-def predict_cascade(
+def predict_requests(
     shape: AttnShape,
     card: Card,
     requests: int,
@@ -179,25 +116,20 @@ def predict_cascade(
     suffix: int,
     dtype: str = "f16",
     cascade: bool | None = None,
-) -> CascadePrediction:
-    """The time of ``requests`` rows on ``card``. cascade: as ``Attention`` takes it."""
+) -> float:
+    """µs of a decode call of ``requests`` sequences with one row each, which share the pages of ``prefix`` keys.
+
+    suffix: keys of a sequence's own. cascade: as ``Attention`` takes it.
+    """
     check_int("suffix", suffix, 0, MAX_CONTEXT - prefix)
     whole, pages = prefix // PAGE if suffix else -(-prefix // PAGE), -(-(prefix + suffix) // PAGE)
     tables = np.tile(np.arange(pages, dtype=np.uint32), (requests, 1))
     tables[:, whole:] += pages * np.arange(requests, dtype=np.uint32)[:, None]
-    batch = [Request(1, prefix + suffix, 0, table) for table in tables]
-    found = []
-    for how in (cascade, False):
-        call = PlannedCall(shape, card, dtype, batch, how)
-        made = [call.submission(at) for at in range(len(call.cut))]
-        keys = sum(item_keys(one.items) * shape.head_chunks + item_keys(one.shared_items) for one in made)
-        found.append((made[0].key.shared_rows, keys, sum(_cascade_us(call, one, prefix, suffix) for one in made)))
-    (each, keys, us), (_, keys_alone, alone_us) = found
-    sizes = requests, prefix, suffix, each, keys, keys_alone
-    return CascadePrediction(card.title, str(shape), dtype, *sizes, us, alone_us)
+    call = PlannedCall(shape, card, dtype, [Request(1, prefix + suffix, 0, table) for table in tables], cascade)
+    return sum(_requests_us(call, call.submission(at), prefix, suffix) for at in range(len(call.cut)))
 
 
-def _cascade_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -> float:
+def _requests_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -> float:
     """Pass 1 of the shared keys, a gap, pass 1 of the others, pass 2.
 
     K and V that are read again come CACHED_RATE times faster where the caches hold the prefix and the states.
@@ -216,6 +148,7 @@ def _cascade_us(call: PlannedCall, made: Submission, prefix: int, suffix: int) -
     moved = [key_bytes * (n * suffix + (prefix - shared) * (1 + (n - 1) * again)) + written * (1 - share)]
     if nodes:
         moved.insert(0, key_bytes * shared * (1 + (groups - 1) / CACHED_RATE) + written * share)
-    work = [one.group.spread(one.sizes, nbytes) for one, nbytes in zip(call.dispatches(made), moved, strict=False)]
-    in_turn = max(one.leaves for one in work)
-    return dispatches_us(work, 0.0) + merge_us(states, card, distinct, in_turn)
+    spreads = [
+        group.spread(sizes, nbytes) for (group, sizes), nbytes in zip(call.dispatches(made), moved, strict=False)
+    ]
+    return dispatches_us(spreads, 0.0) + merge_us(states, card, distinct, max(one.leaves for one in spreads))

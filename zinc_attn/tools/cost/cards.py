@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from ...checks import check_int
 from ...errors import ArgumentError
+from ...kernels.matrix import MatrixFacts, MatrixTile
 from .assumptions import READ_EFFICIENCY
 
-_GUESS: Final = ("latency_ns", "near_ns")
+TILE: Final = MatrixTile(16, 16, 16)
+RDNA4_UNITS: Final = MatrixFacts(TILE, 64 << 10, 1024)  # what RADV of a Mesa that offers them tells of matrix units
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card's figures: GHz, GB/s (1e9 bytes), MiB, ns.
+    """A card of RDNA4: GHz, GB/s (1e9 bytes), MiB.
 
-    simds: per compute unit. registers: of a SIMD, per lane, allocated in steps of ``register_step``. wave_slots: waves
-    that a SIMD holds at most. lds_kib: shared memory of a compute unit. latency_ns: of a memory read while memory is
-    not saturated. near_ns: of a read from the cache in which partial states wait for pass 2. matrix_flops: of float16
-    products with float32 sums, by a compute unit's matrix units in a cycle; 0 where the model has no kernel for them.
+    Every RDNA4 chip has the same compute units. simds: of each. registers: of a SIMD, per lane, allocated in steps of
+    ``register_step``. wave_slots: waves that a SIMD holds at most. lds_kib: shared memory of a compute unit.
     """
 
     title: str
@@ -30,16 +30,13 @@ class Card:
     l2_mib: float
     infinity_mib: float
     source: str
-    simds: int = 2
-    registers: int = 1536
-    register_step: int = 24
-    wave_slots: int = 16
-    lds_kib: int = 64
-    latency_ns: float = 400.0
-    near_ns: float = 200.0
-    dual_issue: bool = True
-    matrix_flops: int = 1024
-    assumed: tuple[str, ...] = _GUESS
+    assumed: tuple[str, ...] = ()
+
+    simds: ClassVar[int] = 2
+    registers: ClassVar[int] = 1536
+    register_step: ClassVar[int] = 24
+    wave_slots: ClassVar[int] = 16
+    lds_kib: ClassVar[int] = 64
 
     @property
     def all_simds(self) -> int:
@@ -63,31 +60,12 @@ class Card:
 
 
 MOST_UNITS: Final = 1 << 16  # compute units of a card that is modeled, which takes time for each
-_NVIDIA: Final[dict[str, Any]] = {
-    "infinity_mib": 0,
-    "simds": 4,
-    "registers": 512,  # 64 K words per multiprocessor, over 4 schedulers and 32 lanes
-    "register_step": 8,
-    "wave_slots": 8,  # 32 workgroups per multiprocessor
-    "lds_kib": 164,
-    "latency_ns": 600.0,
-    "near_ns": 250.0,
-    "dual_issue": False,
-    "matrix_flops": 0,
-    "assumed": (*_GUESS, "clock_ghz"),
-}
 CARDS: Final = {
     "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64, "AMD's figures"),
     "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64, "AMD's launch figures (2.97 GHz boost)"),
     "rx9070": Card("Radeon RX 9070", 56, 2.52, 640.0, 8, 64, "AMD's launch figures (2.52 GHz boost)"),
-    "rx9070gre": Card(
-        "Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, "press reports", assumed=(*_GUESS, "l2_mib", "infinity_mib")
-    ),
-    "rx9060xt": Card(
-        "Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, "press reports", assumed=(*_GUESS, "clock_ghz", "l2_mib")
-    ),
-    "a100": Card("A100-80GB", 108, 1.41, 2000.0, 40, source="the review's 108 SMs and 2.0 TB/s", **_NVIDIA),
-    "h200": Card("H200", 132, 1.98, 4800.0, 50, source="NVIDIA's data sheet", **_NVIDIA),
+    "rx9070gre": Card("Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, "press reports", ("l2_mib", "infinity_mib")),
+    "rx9060xt": Card("Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, "press reports", ("clock_ghz", "l2_mib")),
 }
 
 
@@ -112,8 +90,8 @@ def _scaled(name: str, compute_units: int) -> Card:
         title=f"{units} compute units like an R9700's",
         compute_units=units,
         bandwidth=model.bandwidth * units / model.compute_units,
-        assumed=(*model.assumed, "clock_ghz", "bandwidth"),
         source="the R9700, scaled",
+        assumed=("clock_ghz", "bandwidth"),
     )
 
 

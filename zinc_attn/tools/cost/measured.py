@@ -8,20 +8,18 @@ and reads the output back. ``MeasuredPoint.clock`` says which of the two a ratio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 from ...checks import shown
 from ...errors import ArgumentError
-from ...files import parse_json, read_text
 from ...kernels.tuning import LayoutFacts
 from ...shapes import AttnShape
 from ..harness.split_spec import SplitSpec
 from .calls import predict_call
-from .cards import Card, ChosenCard, card_of_device
+from .cards import ChosenCard
 from .predict import Prediction
 
 Row = Mapping[str, Any]
@@ -34,7 +32,6 @@ _KINDS: Final[dict[str, Any]] = {
 }
 _TIMES: Final = {"call": "host_us", "device": "device_us", "pass 1": "pass1_us", "gap": "gap_us", "pass 2": "pass2_us"}
 _SHARED: Final = ("device", "device_kind", "driver", "runtime", "dtype", "context", "plan")  # fields of both commands
-_EXPECTED: Final = "a file of bench --json or sweep --json"
 
 
 @dataclass(frozen=True)
@@ -96,32 +93,6 @@ class Comparison:
     ratio: float
     pass1_ratio: float | None
     merge_ratio: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: the measured call, the prediction, and what was made of them."""
-        return {
-            "measured": asdict(self.point) | {"clock": self.point.clock, "total_us": self.point.total_us},
-            "modeled": self.modeled.to_dict(),
-            "card_by": self.chosen.by,
-            **{name: getattr(self, name) for name in ("same_plan", "ratio", "pass1_ratio", "merge_ratio")},
-        }
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file. ArgumentError names the file and the line that is none."""
-    lines = read_text(path, _EXPECTED).splitlines()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or any(isinstance(value, (list, dict)) for value in row.values()):
-            raise ArgumentError(f"{path}: line {number}: expected a JSON object, a row of bench or sweep")
-        rows.append(row)
-    return rows
 
 
 def measured_points(rows: Iterable[Row]) -> tuple[list[MeasuredPoint], Counter[str]]:
@@ -197,22 +168,3 @@ def compare_point(point: MeasuredPoint, chosen: ChosenCard) -> Comparison:
     pass1_ratio = None if point.pass1_us is None else point.pass1_us / modeled.pass1_us
     merge_ratio = point.merge_us / modeled.merge_us if point.merge_us is not None and modeled.merge_us else None
     return Comparison(point, chosen, modeled, bool(same), ratio, pass1_ratio, merge_ratio)
-
-
-def compare(points: Sequence[MeasuredPoint], card: Card | None = None) -> list[Comparison]:
-    """Every point beside the model. card: for all of them; None for the card of each row's device.
-
-    ArgumentError where a row's device has no card: a CPU, or a GPU whose name and compute units say too little.
-    """
-    made = []
-    for point in points:
-        chosen = ChosenCard(card, "--card or --cu") if card else None
-        chosen = chosen or card_of_device(point.device, point.device_kind, point.compute_units)
-        if chosen is None:
-            kind = "a CPU device" if point.device_kind == "cpu" else "which is no card of the model"
-            raise ArgumentError(
-                f"card: got rows of {point.device}, {kind}, expected a GPU's; choose a card with --card to compare "
-                "with it all the same"
-            )
-        made.append(compare_point(point, chosen))
-    return made

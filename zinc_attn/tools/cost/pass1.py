@@ -6,7 +6,6 @@ The instruction counts are those of the kernels as RADV compiles them for gfx120
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -18,10 +17,10 @@ from ...kernels.tuning import LayoutFacts, chunks_ahead, node_shared_bytes
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from ...storage import storage_types
-from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LEAF_CYCLES, SCALAR_ISSUE, START_US, TRIP_CYCLES
+from .assumptions import FOLD_CYCLES, GAP_US, KNEE, LATENCY_NS, LEAF_CYCLES, START_US, TRIP_CYCLES
 from .cards import Card
 
-SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units of RDNA4, one of NVIDIA's
+SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units
 SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
 
 # (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); float16. The
@@ -71,16 +70,6 @@ def _measured(shape: AttnShape, vectors: int) -> tuple[int, int, int, int] | Non
     return ISSUE.get((shape.k_dim, vectors)) if shape.v_dim == shape.k_dim and not shape.latent else None
 
 
-def simd_groups(card: Card) -> int:
-    """Groups of SIMDS on the card. The SIMDs that are left over count for nothing; a smaller card has one group."""
-    return max(1, card.all_simds // SIMDS)
-
-
-# Of a place, a SIMD or several, with its workgroups: cycles while memory is not saturated, cycles of the arithmetic
-# alone, and leaves that one wave attends one after another.
-Load = tuple[float, float, float]
-
-
 @dataclass(frozen=True)
 class Spread:
     """Workgroups as they lie on the card's SIMDs.
@@ -93,16 +82,6 @@ class Spread:
     demand: list[tuple[float, float]]
     issue_us: float
     leaves: float
-
-    @classmethod
-    def of(cls, card: Card, dealt: list[list[int]], load: Callable[[tuple[int, ...]], Load], nbytes: float) -> Spread:
-        """Workgroups that read and write ``nbytes``. dealt: leaves of each at every place of the card; load: of one."""
-        per_leaf, cycles_per_us = nbytes / max(sum(map(sum, dealt)), 1), card.clock_ghz * 1e3
-        alike = Counter(tuple(sorted(sizes)) for sizes in dealt)
-        loads = {sizes: load(sizes) for sizes in alike}
-        demand = [(loads[sizes][0] / cycles_per_us, n * sum(sizes) * per_leaf) for sizes, n in alike.items()]
-        issue_us = max((issued for _, issued, _ in loads.values()), default=0.0) / cycles_per_us
-        return cls(card, demand, issue_us, max((leaves for *_, leaves in loads.values()), default=0.0))
 
     @property
     def alone_us(self) -> float:
@@ -179,14 +158,13 @@ class Workgroup:
         """Cycles of a leaf in which the wave issues instructions."""
         per_value = 0.15 if self.build == "loop" else 0.08
         beside = self.vectors * (1.1 + per_value * self.shape.value_slice)  # softmax, fold, emit
-        cycles = KEYS_PER_LEAF * (issue_per_key(self.shape, self.vectors, self.build, self.dtype) + beside)
-        return cycles * (1.0 if self.card.dual_issue else SCALAR_ISSUE)
+        return KEYS_PER_LEAF * (issue_per_key(self.shape, self.vectors, self.build, self.dtype) + beside)
 
     @cached_property
     def stall(self) -> float:
         """Cycles of a leaf in which the wave waits, while memory is not saturated."""
         fold = FOLD_CYCLES * self.shape.value_slice // 2 if self.build == "node" else 0
-        return self.trips * (self.card.latency_ns * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES + fold
+        return self.trips * (LATENCY_NS * self.card.clock_ghz + TRIP_CYCLES) + LEAF_CYCLES + fold
 
     @property
     def units(self) -> int:
@@ -206,21 +184,26 @@ class Workgroup:
         if self.build != "node":
             simds = self.card.all_simds
             return [sizes[i::simds] for i in range(min(simds, len(sizes)))]
-        groups = simd_groups(self.card)
+        groups = max(1, self.card.all_simds // SIMDS)  # SIMDs that are left over count for nothing
         found: list[list[int]] = [[] for _ in range(groups * SIMDS)]
         for at, leaves in enumerate(sizes):
             for wave in range(leaves):
                 found[at % groups * SIMDS + (at // groups + wave) % SIMDS].append(1)
         return [waves for waves in found if waves]
 
-    def _load(self, sizes: tuple[int, ...]) -> Load:
-        """Waves of one SIMD, which fill each other's waits first, and then the issue slots."""
-        resident, total = min(len(sizes), self.resident), sum(sizes)
-        leaves = max(*sizes, total / resident)
-        cycles = max(self.stall + self.issue, resident * self.issue)
-        in_turn = leaves * (LEAVES_PER_NODE if self.build == "node" else 1)  # a workgroup's, of which each wave has one
-        return leaves * cycles, total * self.issue, in_turn
-
     def spread(self, sizes: list[int], nbytes: float) -> Spread:
-        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs."""
-        return Spread.of(self.card, self._dealt(sizes), self._load, nbytes)
+        """Workgroups of ``sizes`` leaves, which read and write ``nbytes``, dealt over the card's SIMDs.
+
+        The waves of a SIMD fill each other's waits first, and then the issue slots.
+        """
+        dealt, cycles_per_us = self._dealt(sizes), self.card.clock_ghz * 1e3
+        per_leaf = nbytes / max(sum(map(sum, dealt)), 1)
+        demand, busiest, in_turn = [], 0, 0.0
+        for waves, simds in Counter(tuple(sorted(waves)) for waves in dealt).items():
+            total, resident = sum(waves), min(len(waves), self.resident)
+            leaves = max(*waves, total / resident)
+            cycles = leaves * max(self.stall + self.issue, resident * self.issue)
+            demand.append((cycles / cycles_per_us, simds * total * per_leaf))
+            busiest, in_turn = max(busiest, total), max(in_turn, leaves)
+        in_turn *= LEAVES_PER_NODE if self.build == "node" else 1  # a workgroup's, of which each wave has one
+        return Spread(self.card, demand, busiest * self.issue / cycles_per_us, in_turn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
@@ -15,9 +15,16 @@ from ...kernels.tuning import merge_workgroup_size
 from ...planning.splits import SplitPlan
 from ...runtime.device import build_record
 from ...shapes import AttnShape
-from .assumptions import CACHED_RATE, GAP_US, L2_RATE, MERGE_FOLD_CYCLES, MERGE_TURN_CYCLES, MERGE_WAIT_CYCLES
+from .assumptions import (
+    CACHED_RATE,
+    GAP_US,
+    L2_RATE,
+    MERGE_FOLD_CYCLES,
+    MERGE_TURN_CYCLES,
+    MERGE_WAIT_CYCLES,
+    NEAR_NS,
+)
 from .cards import Card
-from .matrix import MatrixGroup
 from .pass1 import Workgroup, dispatches_us
 
 LABEL: Final = "modeled"
@@ -42,18 +49,6 @@ def prediction_compilers() -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class Modeled:
-    """A modeled result that JSON can hold, with the label and the derived numbers."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The label, ``prediction_compilers``, the fields and the properties; floats are rounded to four decimals."""
-        derived = (name for name, one in vars(type(self)).items() if isinstance(one, property))
-        found = asdict(self) | {name: getattr(self, name) for name in derived}
-        about: dict[str, Any] = {"label": LABEL, "compiler": dict(prediction_compilers())}
-        return about | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
-
-
-@dataclass(frozen=True)
 class Terms:
     """What takes time in a submission, or in several one after another.
 
@@ -73,17 +68,16 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Prediction(Modeled, Terms):
+class Prediction(Terms):
     """A modeled call of one layer, from the begin of the first pass 1 to the end of the last pass 2.
 
-    arithmetic: "canonical" or "matrix", which "matrix-prefill" is one of. utilization: share of the compute units that
-    get a workgroup. partial_bytes: of the partial states, written and read. flops: that the result needs.
+    utilization: share of the compute units that get a workgroup. partial_bytes: of the partial states, written and
+    read.
     """
 
     card: str
     shape: str
     dtype: str
-    arithmetic: str
     context: int
     rows: int
     submissions: int
@@ -94,22 +88,16 @@ class Prediction(Modeled, Terms):
     partial_bytes: int
     total_us: float
     ideal_us: float
-    flops: int
 
     @classmethod
-    def of(
-        cls, plan: SplitPlan, card: Card, dtype: str, terms: Terms, submissions: int = 1, arithmetic: str = "canonical"
-    ) -> Prediction:
+    def of(cls, plan: SplitPlan, card: Card, dtype: str, terms: Terms, submissions: int = 1) -> Prediction:
         """The prediction of a plan's call whose submissions take ``terms`` together."""
         shape, context, units = plan.shape, plan.context_len, Workgroup.of(plan, card, dtype).units
-        seeing = min(plan.q_len, context)  # rows; those before the first key see none
-        pairs = shape.q_heads * (seeing * (context - seeing) + seeing * (seeing + 1) // 2)
         return cls(
             **asdict(terms) | {"workgroups": round(terms.workgroups)},
             card=card.title,
             shape=str(shape),
             dtype=dtype,
-            arithmetic=arithmetic,
             context=context,
             rows=plan.q_len,
             submissions=submissions,
@@ -120,8 +108,14 @@ class Prediction(Modeled, Terms):
             partial_bytes=2 * plan.scratch_bytes,
             total_us=terms.pass1_us + terms.merge_us,
             ideal_us=ideal(shape, context, card, dtype),
-            flops=pairs * 2 * (shape.k_dim + shape.v_dim),
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the label, ``prediction_compilers``, the fields and what they make; floats have four decimals."""
+        derived = {"gb_s": self.gb_s, "fraction": self.fraction, "bound": self.bound}
+        about: dict[str, Any] = {"label": LABEL, "compiler": dict(prediction_compilers())}
+        found = asdict(self) | derived
+        return about | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
 
     @property
     def gb_s(self) -> float:
@@ -132,11 +126,6 @@ class Prediction(Modeled, Terms):
     def fraction(self) -> float:
         """Share of the card's peak bandwidth."""
         return self.ideal_us / self.total_us
-
-    @property
-    def tflops(self) -> float:
-        """Products and sums that the result needs, over the whole time."""
-        return self.flops / self.total_us / 1e6
 
     @property
     def bound(self) -> str:
@@ -156,40 +145,27 @@ def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
     dtype, shape = storage_dtype(dtype), plan.shape
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
     kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
-    work, states = [Dispatch(Workgroup.of(plan, card, dtype), sizes)], [(1.0, plan)] * (plan.passes == 2)
+    work, states = [(Workgroup.of(plan, card, dtype), sizes)], [(1.0, plan)] * (plan.passes == 2)
     return Prediction.of(plan, card, dtype, submission_terms(work, states, card, dtype, kv_bytes))
 
 
+Work = Sequence[tuple[Workgroup, list[int]]]  # dispatches of pass 1: their workgroups, and the leaves of each
 # The states that pass 2 folds, as those of plans whose rows see all keys, with weights that make 1; none without it.
 States = Sequence[tuple[float, SplitPlan]]
 
 
-class Dispatch(NamedTuple):
-    """Workgroups of pass 1 that are alike, with the leaves of each in the order of the grid."""
-
-    group: Workgroup | MatrixGroup
-    sizes: list[int]
-
-
-def submission_terms(
-    work: Sequence[Dispatch], states: States, card: Card, dtype: str, kv_bytes: float, walks: bool = False
-) -> Terms:
+def submission_terms(work: Work, states: States, card: Card, dtype: str, kv_bytes: float) -> Terms:
     """The terms of dispatches one after another, which move K, V and states in proportion to their leaves.
 
-    kv_bytes: that all of them together need; the rest that workgroups read comes from the L2. walks: a node's state is
-    merged into a total that the L2 holds, not written.
+    kv_bytes: that all of them together need; the rest that workgroups read comes from the L2.
     """
-    shape = work[0].group.shape
+    shape = work[0][0].shape
     written = written_bytes(states, kv_bytes, card)
     leaves = [sum(sizes) for _, sizes in work]
     moved = (kv_bytes + written) / max(sum(leaves), 1)
     spreads = [group.spread(sizes, moved * mine) for (group, sizes), mine in zip(work, leaves, strict=True)]
     read = sum(leaves) * KEYS_PER_LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads
-    if walks:
-        nodes = sum(-(-size // LEAVES_PER_NODE) * group.vectors for group, sizes in work for size in sizes)
-        read += 2 * 4 * nodes * shape.v_dim
     again_us = max(0.0, read - kv_bytes) / L2_RATE / card.read_rate
-    in_turn = max(one.leaves for one in spreads)
     return Terms(
         workgroups=sum(len(sizes) for _, sizes in work),
         memory_us=kv_bytes / card.read_rate,
@@ -198,7 +174,7 @@ def submission_terms(
         waves_us=sum(one.alone_us for one in spreads),
         issue_us=sum(one.issue_us for one in spreads),
         pass1_us=dispatches_us(spreads, again_us),
-        merge_us=merge_us(states, card, kv_bytes, in_turn),
+        merge_us=merge_us(states, card, kv_bytes, max(one.leaves for one in spreads)),
     )
 
 
@@ -233,21 +209,4 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
     at_once = rounds * (MERGE_ISSUE[plan.leaves_per_state] * crowd + MERGE_WAIT_CYCLES)
     folds = -(-plan.states * plan.leaves_per_state // LEAVES_PER_NODE)
     in_turn = folds * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
-    return (rounds * 2 * card.near_ns + (at_once + in_turn * turns) / card.clock_ghz) / 1e3
-
-
-def best_splits(
-    context: int, shape: AttnShape, card: Card, dtype: str = "f16", most: int = 4096
-) -> tuple[SplitPlan, Prediction]:
-    """The even layout with the least modeled time, over split counts and both units of partial states."""
-    found = []
-    for unit in (1, LEAVES_PER_NODE):
-        units = -(-context // (unit * KEYS_PER_LEAF))
-        top = max(1, min(units, most))
-        # Few splits, powers of two, and counts that divide ``top`` nearly evenly.
-        counts = {*range(1, 17), *(1 << i for i in range(24)), *(-(-top // k) for k in range(1, 65))}
-        for n in sorted(n for n in counts if n <= top):
-            bounds = tuple(min(i * units // n * unit * KEYS_PER_LEAF, context) for i in range(n + 1))
-            plan = SplitPlan(context, shape, bounds, unit)
-            found.append((plan, predict(plan, card, dtype)))
-    return min(found, key=lambda pair: pair[1].total_us)
+    return (rounds * 2 * NEAR_NS + (at_once + in_turn * turns) / card.clock_ghz) / 1e3

@@ -18,7 +18,7 @@ from ...kernels.tuning import merge_workgroup_size, shared_rows
 from ...limits import MAX_HEAD_DIM, WAVE
 from ...shapes import AttnShape
 from ...storage import STORAGE
-from ..cost.matrix import RDNA4_UNITS, TILE
+from ..cost.cards import RDNA4_UNITS, TILE
 
 FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
 # Shapes whose V is of another size than K: latent attention of 20 and of 64 heads, of a smaller K, and plain V of 128.
