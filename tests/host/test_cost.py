@@ -255,6 +255,7 @@ def test_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
     found = [json.loads(line)["modeled"] for line in capsys.readouterr().out.splitlines()]
     assert found[2:] == [predict_call(plan_splits(8192, QWEN, q_len=rows), R9700).to_dict() for rows in (1, 4)]
     assert (found[0]["label"], found[0]["card"]) == ("modeled", "Radeon AI PRO R9700")
+    assert found[0]["compiler"]["counted_mesa"] == "Mesa 25.0.7, ACO for gfx1201"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ card. docs/cost-model.md explains the terms.
 """
 
 from .calls import predict_call, predict_requests, predict_rows
-from .cards import CARDS, Card, ChosenCard, card_of_device, card_with, find_card
-from .measured import MeasuredPoint, compare_point, measured_points
-from .predict import LABEL, Prediction, ideal, predict, prediction_compilers
+from .cards import CARDS, Card, card_with, find_card
+from .predict import Prediction, ideal, predict
 
 __all__ = [
-    "CARDS", "LABEL", "Card", "ChosenCard", "MeasuredPoint", "Prediction", "card_of_device", "card_with",
-    "compare_point", "find_card", "ideal", "measured_points", "predict", "predict_call", "predict_requests",
-    "predict_rows", "prediction_compilers",
+    "CARDS", "Card", "Prediction", "card_with", "find_card", "ideal", "predict", "predict_call", "predict_requests",
+    "predict_rows",
 ]  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 from ...checks import check_int
 from ...errors import ArgumentError
@@ -80,11 +79,9 @@ def find_card(name: str) -> Card:
 
 def card_with(compute_units: int) -> Card:
     """An RDNA4 card of so many compute units, with the R9700's clock and its bandwidth per compute unit."""
-    return CARDS["r9700"] if compute_units == CARDS["r9700"].compute_units else _scaled("cu", compute_units)
-
-
-def _scaled(name: str, compute_units: int) -> Card:
-    model, units = CARDS["r9700"], check_int(name, compute_units, 1, MOST_UNITS)
+    model, units = CARDS["r9700"], check_int("cu", compute_units, 1, MOST_UNITS)
+    if units == model.compute_units:
+        return model
     return replace(
         model,
         title=f"{units} compute units like an R9700's",
@@ -93,27 +90,3 @@ def _scaled(name: str, compute_units: int) -> Card:
         source="the R9700, scaled",
         assumed=("clock_ghz", "bandwidth"),
     )
-
-
-class ChosenCard(NamedTuple):
-    """The card that stands for a device in the model. by: what it was chosen by, in words."""
-
-    card: Card
-    by: str
-
-
-def card_of_device(name: str, kind: str, compute_units: int | None) -> ChosenCard | None:
-    """The card whose name is in a Vulkan device's ``name``; of a GPU without one, an R9700 scaled by compute units.
-
-    kind: of DeviceInfo. None where nothing can be modeled: for a CPU device, and where the units are not known either.
-    """
-    if kind == "cpu":
-        return None
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    joined = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
-    if found := joined & CARDS.keys():
-        return ChosenCard(CARDS[max(found, key=len)], "the device's name")
-    if compute_units is None:
-        return None
-    by = "the compute units: the model has no card of this name and scales the R9700"
-    return ChosenCard(_scaled("compute_units", compute_units), by)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
-from ...errors import KernelError
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_workgroup_size
 from ...planning.splits import SplitPlan
-from ...runtime.device import build_record
 from ...shapes import AttnShape
 from .assumptions import (
     CACHED_RATE,
@@ -27,25 +24,15 @@ from .assumptions import (
 from .cards import Card
 from .pass1 import Workgroup, dispatches_us
 
-LABEL: Final = "modeled"
+# What JSON says of a prediction: its label, and the compilers of the programs whose instructions are counted.
+ABOUT: Final[dict[str, Any]] = {
+    "label": "modeled",
+    "compiler": {"counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"},
+}
 
 # Instructions for a wave's 32 states before its turn, by leaves per state: gfx1201's program.
 MERGE_ISSUE: Final = {1: 738, LEAVES_PER_NODE: 390}
 MERGE_WAVES: Final = merge_workgroup_size("discrete") // 32  # a round: a batch of 32 states per wave
-
-
-@lru_cache(maxsize=1)
-def prediction_compilers() -> dict[str, str | None]:
-    """What a stored prediction says of compilers.
-
-    glsl: the one of the package's SPIR-V, None in a clone that was not built. counted_glsl and counted_mesa: those of
-    the tables of instructions and registers (``zinc-attn rdna4``); another glsl may have made another program.
-    """
-    try:
-        glsl = str(build_record()["compiler"])
-    except KernelError:
-        glsl = None
-    return {"glsl": glsl, "counted_glsl": "glslang 12", "counted_mesa": "Mesa 25.0.7, ACO for gfx1201"}
 
 
 @dataclass(frozen=True)
@@ -111,11 +98,9 @@ class Prediction(Terms):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the label, ``prediction_compilers``, the fields and what they make; floats have four decimals."""
-        derived = {"gb_s": self.gb_s, "fraction": self.fraction, "bound": self.bound}
-        about: dict[str, Any] = {"label": LABEL, "compiler": dict(prediction_compilers())}
-        found = asdict(self) | derived
-        return about | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+        """For JSON: ``ABOUT``, the fields and what they make; floats are rounded to four decimals."""
+        found = asdict(self) | {"gb_s": self.gb_s, "fraction": self.fraction, "bound": self.bound}
+        return ABOUT | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
 
     @property
     def gb_s(self) -> float:
