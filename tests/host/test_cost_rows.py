@@ -64,6 +64,7 @@ def test_prompts(text: str) -> None:
 
 def test_samples_stand_for_all_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
     few = predict_rows(QWEN, R9700, 16384, 16384)
+    assert predict_rows(QWEN, R9700, 65536, 1 << 24).submissions > 18, "the longest context"
     monkeypatch.setattr(calls, "SAMPLES", 10**6)
     every = predict_rows(QWEN, R9700, 16384, 16384)
     assert few.submissions == every.submissions > 18 and few.total_us == pytest.approx(every.total_us, rel=0.005)

@@ -71,7 +71,7 @@ class PlannedCall:
         mean = max(2.0, float(made.rows["count"].mean()))
         fixed = partial(SplitPlan.fixed, shape=self.shape, split_size=KEYS_PER_NODE, q_len=len(made.rows))
         low, above = int(mean) * KEYS_PER_NODE, mean % 1
-        return [(1 - above, fixed(low)), (above, fixed(low + KEYS_PER_NODE))]
+        return [(1 - above, fixed(low)), *([(above, fixed(low + KEYS_PER_NODE))] if above else ())]
 
 
 def _leaves(items: Records) -> list[int]:
