@@ -89,18 +89,6 @@ def memory_budget(index: int) -> tuple[int, int]:
         return heap.size, heap.free
 
 
-def pci_address(index: int) -> str | None:
-    """Where device ``index`` sits on the PCI bus, as Linux writes it, '0000:03:00.0'; None where no query tells."""
-    with _devices() as (vk, _, _, found):
-        if not 0 <= index < len(found):
-            raise DeviceNotFoundError(f"device: got index {index}, there are {len(found)} Vulkan devices")
-        physical = found[index]
-        if "VK_EXT_pci_bus_info" not in vk.extensions(physical):
-            return None
-        bus = vk.properties(physical, "VkPhysicalDevicePCIBusInfoPropertiesEXT")[1]
-        return f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction:x}"
-
-
 def vendor_name(vendor_id: int) -> str:
     """Name of a PCI or Khronos vendor id; the id in hexadecimal where it is not known here."""
     return _VENDORS.get(vendor_id, f"0x{vendor_id:04X}")
