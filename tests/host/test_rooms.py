@@ -67,7 +67,7 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_no_circle_of_files() -> None:
     known = {tuple(f"zinc_attn.cache.{one}" for one in pair) for pair in KNOWN}
     graph = {name: {one for one in imported(path) if (name, one) not in known} for name, path in FILES.items()}
-    assert len(graph) > 200 and sum(map(len, graph.values())) > 1000
+    assert len(graph) > 150 and sum(map(len, graph.values())) > 800
     TopologicalSorter(graph).prepare()  # an error with the circle where there is one
 
 
