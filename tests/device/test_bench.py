@@ -254,7 +254,7 @@ def test_no_device_is_refused() -> None:
 
 @pytest.mark.parametrize("as_json", (False, True))
 def test_command(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "--runtimes", "vulkan", "--shapes", "6/2/64", "--contexts", "100,1k", "--repeats", "1"]
+    words = ["bench", "--runtime", "vulkan", "--shape", "6/2/64", "--contexts", "100,1k", "--repeats", "1"]
     assert cli.main([*words, "--out", str(tmp_path), *(["--json"] if as_json else [])]) == 0
     printed = capsys.readouterr().out
     lines = (tmp_path / "bench.jsonl").read_text().splitlines()

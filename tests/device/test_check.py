@@ -27,11 +27,11 @@ from zinc_attn.tools.check.properties import GPUS
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
-SMALL = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "1000", "--layouts", "1,7,auto,size:100")
+SMALL = ("--shape", "9/3/64", "--dtype", "f16", "--contexts", "1000", "--splits", "1,7,auto,size:100")
 
 
 def run(device: za.Device, *options: Any) -> int:
-    where = ("--devices", device.info.index, "--runtimes", device.runtime.name)
+    where = ("--device", device.info.index, "--runtime", device.runtime.name)
     return cli.main(["check", *map(str, (*where, *options))])
 
 
@@ -85,7 +85,7 @@ def test_check_runs_without_rich(
     monkeypatch.setattr(terminal, "has_rich", lambda: False)
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert run(device, "--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "65", "--layouts", "auto") == 0
+    assert run(device, "--shape", "9/3/64", "--dtype", "f16", "--contexts", "65", "--splits", "auto") == 0
     assert capsys.readouterr().out.startswith("pass    9/3/64 f16 65")
 
 
@@ -125,8 +125,8 @@ def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
 def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
     every = len(za.list_devices())
     runtime = device.runtime.name
-    options = ["--json", "--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "2", "--layouts", "auto"]
-    assert cli.main(["check", "--devices", "all", "--runtimes", runtime, *options]) == 0
+    options = ["--json", "--shape", "9/3/64", "--dtype", "f16", "--contexts", "2", "--splits", "auto"]
+    assert cli.main(["check", "--device", "all", "--runtime", runtime, *options]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     outcomes, entries = lines[:every], lines[every:]
     assert len(entries) == every and len({entry["run"] for entry in entries}) == 1
@@ -143,7 +143,7 @@ def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[s
 
 def test_record_and_against(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
-    small = ("--shapes", "9/3/64", "--dtypes", "f16", "--contexts", "65,1000", "--layouts", "auto")
+    small = ("--shape", "9/3/64", "--dtype", "f16", "--contexts", "65,1000", "--splits", "auto")
     assert run(device, *small, "--record", path) == 0
     assert capsys.readouterr().err.endswith(f"written: {path}\n")
     assert run(device, *small, "--against", path) == 0
@@ -217,7 +217,7 @@ def test_a_fold_of_shards_in_another_order_fails(
         return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
 
     monkeypatch.setattr(fold, "gather", reversed_gather)
-    assert run(device, *SMALL[:4], "--contexts", "2048", "--layouts", "auto") == 1
+    assert run(device, *SMALL[:4], "--contexts", "2048", "--splits", "auto") == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 2048")
     assert len(fails(text, 9)) == 1 and re.findall(r"^ +(\d+) .*: got ", text, re.MULTILINE) == ["9"], text

@@ -17,7 +17,7 @@ SHAPE = za.AttnShape(4, 2, 64)
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["decode", "--shape", str(SHAPE), "--layers", "2", "--tokens", "70", "--out", str(tmp_path)]
-    assert cli.main([*words, "--runtimes", "vulkan"]) == 0
+    assert cli.main([*words, "--runtime", "vulkan"]) == 0
     out = capsys.readouterr().out
     assert "2 layers of 4/2/64, f16, one token a step, 70 steps" in out and "3 equal" in out
     rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]

@@ -22,7 +22,7 @@ from zinc_attn.distributed.nodes import deal
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools.measure import CallSpec, sweep
 
-SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--q-len", "2", "--repeats", "2")
+SWEEP = ("sweep", "--distributed", "--shape", "6/2/64", "--contexts", "1k,1500", "--rows", "2", "--repeats", "2")
 PROGRAMS = {
     "cli": "import sys; from zinc_attn import cli; sys.exit(cli.main())",
     "steady memory": """

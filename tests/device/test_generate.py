@@ -95,7 +95,7 @@ def test_ids_are_those_of_transformers_generate(
 
 def test_text_streams(with_tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("generate", "--model", with_tokenizer, "--prompt", TEXT, "--max-new-tokens", 12)
-    assert run(*options, "--prefill-chunk", 7, "--page-size", 16, "--num-splits", 3, "--capacity", 200) == 0
+    assert run(*options, "--prefill-chunk", 7, "--page-size", 16, "--splits", 3, "--capacity", 200) == 0
     shown = capsys.readouterr()
     assert run(*options, "--json") == 0
     record = ids_of(capsys)
@@ -335,7 +335,7 @@ def test_validate(
 ) -> None:
     """Windows, sinks, softcap, linear-attention layers and V of another size; pages that are full, and not."""
     file = config_file(tmp_path / f"{kind}.json", kind)
-    options = ("--contexts", contexts, "--layouts", "3,auto,size:100", "--page-size", page, "--dtype", dtype)
+    options = ("--contexts", contexts, "--splits", "3,auto,size:100", "--page-size", page, "--dtype", dtype)
     assert run("validate", "--config", file, *options, "--json") == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["context"] for one in found] == [int(x) for x in contexts.split(",")]
@@ -359,7 +359,7 @@ def test_the_example_is_built() -> None:
 def test_validate_a_checkpoint_as_a_table(
     checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--contexts", "128,256", "--layouts", "auto")
+    options = ("--contexts", "128,256", "--splits", "auto")
     assert run("validate", "--model", checkpoints("llama"), *options) == 0
     shown = capsys.readouterr().out
     assert "llama: 2 attention layers 4/2/64; cache f32" in shown
@@ -376,7 +376,7 @@ def test_validate_a_checkpoint_as_a_table(
 def test_default_contexts_end_at_the_models_maximum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for most in (300, 8300):
         file = config_file(tmp_path / f"{most}.json", max_position_embeddings=most)
-        assert run("validate", "--config", file, "--layouts", "2", "--json") == 0
+        assert run("validate", "--config", file, "--splits", "2", "--json") == 0
         found = [json.loads(line)["context"] for line in capsys.readouterr().out.splitlines()]
         assert found == [300] if most == 300 else [8192, 8300]
 
@@ -387,7 +387,7 @@ def test_validate_finds_a_wrong_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hf.ZincCache, "set_layout", lambda self, *one: layouts.append(one[0]) or choose(self, *one))
     spoil(monkeypatch, lambda _: layouts[-1] == 8)
     file = config_file(tmp_path / "c.json")
-    assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2,8,auto") == 1
+    assert run("validate", "--config", file, "--contexts", "100", "--splits", "2,8,auto") == 1
     shown = capsys.readouterr().out
     assert "100 keys, layout 8: DIFFERENT: step 0, layer 1: out[0, 3, 63]: got " in shown
     assert shown.count("DIFFERENT") == 2 and shown.count(" equal  ") == 2
@@ -402,7 +402,7 @@ def test_validate_finds_an_error_that_every_layout_has(
         hf.ZincCache, "append", lambda self, x, dtype: right(self, lambda one: [y * wrong for y in x(one)], dtype)
     )
     file = config_file(tmp_path / "c.json")
-    assert run("validate", "--config", file, "--contexts", "100", "--layouts", "2", "--dtype", "f32") == 3
+    assert run("validate", "--config", file, "--contexts", "100", "--splits", "2", "--dtype", "f32") == 3
     shown = capsys.readouterr().out
     assert "FAIL, expected at most 5e-06" in shown and "DIFFERENT" not in shown
 
@@ -411,7 +411,7 @@ def test_validate_refuses_what_there_is_no_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config_file(tmp_path / "c.json", max_position_embeddings=1 << 24)
-    assert run("validate", "--config", file, "--contexts", "16m,64", "--layouts", "2", "--dtype", "f32") == 2
+    assert run("validate", "--config", file, "--contexts", "16m,64", "--splits", "2", "--dtype", "f32") == 2
     shown = capsys.readouterr().out
     assert "16,777,216 keys: refused: " in shown and "64 keys against float64" in shown
     assert run("validate", "--config", config_file(tmp_path / "d.json"), "--contexts", "2k") == 2

@@ -94,7 +94,7 @@ def test_text_is_that_of_the_safetensors_files(
 
 
 def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("validate", "--model", file, "--contexts", "100", "--layouts", "3", "--json") == 0
+    assert run("validate", "--model", file, "--contexts", "100", "--splits", "3", "--json") == 0
     assert json.loads(capsys.readouterr().out)["status"] == "pass"
 
 

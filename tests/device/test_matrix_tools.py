@@ -122,8 +122,8 @@ def on_a_model(tmp_path_factory):
 
 MODEL_COMMANDS = {
     "generate": "generate --json --prompt-ids 1,2,3 --max-new-tokens 3 --dtype f16 --selfcheck",
-    "validate": "validate --json --contexts 70 --layouts 8 --dtype f16",
-    "perplexity": "perplexity --json --text TEXT --context 70 --dtypes f16",
+    "validate": "validate --json --contexts 70 --splits 8 --dtype f16",
+    "perplexity": "perplexity --json --text TEXT --context 70 --dtype f16",
 }
 
 
@@ -140,7 +140,7 @@ def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys
         assert last["arithmetic"] == "matrix" and 0 < last["kl"] < 1e-2
 
 
-COMMANDS = "sweep --shape", "bench --runtimes vulkan --shapes", "check --shapes"
+COMMANDS = "sweep --shape", "bench --runtime vulkan --shape", "check --shape"
 
 
 @pytest.mark.parametrize("name", [*MODEL_COMMANDS, *COMMANDS])

@@ -45,7 +45,7 @@ def run(folder: Path, *arguments: Any, model: str = "llama") -> int:
 def test_the_cost_of_each_dtype(model, folder, capsys):
     """Eager's number is that of the model's own loss, f32's is eager's, and a narrower cache costs more."""
     dtypes = DTYPES if FULL else COSTS[model]
-    assert run(folder, "--context", 300, "--json", "--dtypes", ",".join(dtypes), model=model) == 0
+    assert run(folder, "--context", 300, "--json", "--dtype", ",".join(dtypes), model=model) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["cache"] for one in found] == ["eager", *dtypes]
     assert all((one["context"], one["text"], one["model"]) == (300, "text.txt", model) for one in found)
@@ -66,12 +66,12 @@ def test_the_cost_of_each_dtype(model, folder, capsys):
 def test_a_wrong_attention_costs(folder, monkeypatch, capsys):
     right = hf.ZincCache.attend
     monkeypatch.setattr(hf.ZincCache, "attend", lambda *arguments: right(*arguments) * 1.01)
-    assert run(folder, "--context", 200, "--dtypes", "f32", "--json") == 0
+    assert run(folder, "--context", 200, "--dtype", "f32", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[1])["kl"] > 1e-6
 
 
 def test_table(folder, capsys):
-    assert run(folder, "--context", 130, "--dtypes", "f16, q8_0") == 0
+    assert run(folder, "--context", 130, "--dtype", "f16, q8_0") == 0
     shown = capsys.readouterr().out
     assert "llama in float32: the first 130 tokens of text.txt" in shown
     rows = [line.split() for line in shown.splitlines()]
@@ -85,7 +85,7 @@ def test_table(folder, capsys):
         ([], "text: got 340 tokens, expected at least context = 1,024; give a longer text"),
         (["--context", 1], "context: got 1, expected an int of at least 2"),
         (["--context", 2000, "--text", "{0}/long.txt"], "context: got 2,000 tokens, expected at most max_position_"),
-        (["--dtypes", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
+        (["--dtype", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
     ],
 )
 def test_refused(arguments, message, folder, capsys):

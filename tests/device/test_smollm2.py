@@ -146,7 +146,7 @@ def test_chat(file, monkeypatch, capsys):
 
 def test_perplexity(file, capsys):
     """The table of docs/transformers.md: rounding on the CPU may change the last digits, and no more."""
-    assert run("perplexity", "--model", file, "--dtypes", "f32,f16,bf16,q8_0", "--json") == 0
+    assert run("perplexity", "--model", file, "--dtype", "f32,f16,bf16,q8_0", "--json") == 0
     eager, *found = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert abs(eager["perplexity"] / 17.9897 - 1) < 1e-4 and eager["context"] == 1024
     bounds = {"f32": (1e-6, 1e-10), "f16": (1e-4, 1e-6), "bf16": (1e-3, 1e-4), "q8_0": (3e-3, 1e-3)}
@@ -157,6 +157,6 @@ def test_perplexity(file, capsys):
 
 
 def test_validate(file, capsys):
-    assert run("validate", "--model", file, "--contexts", "1k", "--layouts", "8,auto", "--json") == 0
+    assert run("validate", "--model", file, "--contexts", "1k", "--splits", "8,auto", "--json") == 0
     one = json.loads(capsys.readouterr().out)
     assert one["status"] == "pass" and len(one["layers"]) == 30

@@ -236,9 +236,9 @@ def test_command(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [(["--dtype", "q8_0", "--batch", "3", "--q-len", "2", "--page-size", "64"],
+    [(["--dtype", "q8_0", "--batch", "3", "--rows", "2", "--page-size", "64"],
       "shape 4/2/64, q8_0, 1 attention layer\n3 sequences, 2 rows each per call; cache with pages of 64 tokens\n"),
-     (["--contiguous", "--q-len", "4"],
+     (["--contiguous", "--rows", "4"],
       "shape 4/2/64, f16, 1 attention layer\n1 sequence, 4 rows per call; contiguous K and V\n")],
 )  # fmt: skip
 def test_command_calls(

@@ -248,7 +248,7 @@ def test_bad_record_files(tmp_path: Path, text: str) -> None:
     ("options", "message"),
     [
         (
-            ["--quick", "--dtypes", "f16"],
+            ["--quick", "--dtype", "f16"],
             "quick: got --quick with --shape, --dtype, --contexts, --masking, --data or --rows, expected either",
         ),
         *(
@@ -273,14 +273,14 @@ def test_bad_record_files(tmp_path: Path, text: str) -> None:
             ["--data", "rising,up"],
             "data: got 'up', expected some of normal, rising, falling, jumping, cancelling, fading, coarse",
         ),
-        (["--dtypes", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
+        (["--dtype", "f16,f8"], f"dtype: got 'f8', expected {EXPECTED}"),
         (["--contexts", "x"], "contexts: got 'x', expected numbers of keys such as 1k,32k,5000 (k = 1024)"),
         (
-            ["--layouts", "0"],
+            ["--splits", "0"],
             "splits: got '0', expected auto, a number of splits (8) or size:KEYS (size:2048)",
         ),
-        (["--runtimes", "cuda", "--quick"], "runtime: got 'cuda', expected one of kompute, vulkan"),
-        (["--against", "RECORD", "--shapes", "4/2/64"], "RECORD: got none of the 20 cases of this run, expected some"),
+        (["--runtime", "cuda", "--quick"], "runtime: got 'cuda', expected one of kompute, vulkan"),
+        (["--against", "RECORD", "--shape", "4/2/64"], "RECORD: got none of the 20 cases of this run, expected some"),
     ],
 )
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:

@@ -414,8 +414,8 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.Captu
         (["--seed", "-1"], "seed: got -1, expected an int of at least 0"),
         (["--weights-ms", "nan"], "weights_ms: got nan, expected milliseconds of at least 0"),
         (["--batch", "0"], "batch: got 0, expected an int of at least 1"),
-        (["--q-len", "0"], "rows: got 0, expected an int from 1 to 65536"),
-        (["--q-len", "65", "--contexts", "1k,64"], "contexts: got 64, expected at least 65, the call's own rows"),
+        (["--rows", "0"], "rows: got 0, expected an int from 1 to 65536"),
+        (["--rows", "65", "--contexts", "1k,64"], "contexts: got 64, expected at least 65, the call's own rows"),
         (["--page-size", "24"], "page_size: got 24, expected a power of two from 16 to 65536"),
         (["--contiguous", "--batch", "2"], "batch: got 2, expected 1 for contiguous K and V without a cache"),
     ],
@@ -496,7 +496,7 @@ def test_kv_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ["--model", "qwen3-8b"],
         ["--dtype", "f16"],
         ["--dtype", "bf16"],
-        ["--q-len", "2"],
+        ["--rows", "2"],
         ["--contexts", "64,71"],
     ):
         assert cli.main(["sweep", "--kv", str(path), *args]) == 2

@@ -97,7 +97,7 @@ def test_checkpoints_refused(
     [
         (["--contexts", "8"], "contexts: got 8, expected an int of at least 16"),
         (["--contexts", "1x"], "contexts: got '1x', expected numbers of keys"),
-        (["--layouts", "two"], "splits: got 'two', expected auto"),
+        (["--splits", "two"], "splits: got 'two', expected auto"),
         (["--seed", "-1"], "seed: got -1, expected an int of at least 0"),
         ([], "none.json: cannot be read: No such file or directory; expected a Hugging Face config.json"),
     ],
@@ -113,7 +113,7 @@ def test_validate_refused(arguments: list[str], message: str, capsys: pytest.Cap
         ["generate", "--model", "m"],
         ["generate", "--prompt", "a"],
         ["generate", "--model", "m", "--prompt", "a", "--prompt-ids", "1"],
-        ["generate", "--model", "m", "--prompt", "a", "--num-splits", "2", "--split-size", "64"],
+        ["generate", "--model", "m", "--prompt", "a", "--splits", "2", "--seed", "x"],
         ["generate", "--model", "m", "--prompt", "a", "--dtype", "f8"],
         ["validate"],
         ["validate", "--model", "m", "--config", "c"],
