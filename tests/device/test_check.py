@@ -16,7 +16,6 @@ from broken_shaders import Change, break_kernels
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cli import app as cli
-from zinc_attn.cli import terminal
 from zinc_attn.distributed import fold
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
@@ -82,7 +81,6 @@ def test_check_runs_without_rich(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Any import of rich fails here."""
-    monkeypatch.setattr(terminal, "has_rich", lambda: False)
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
     assert run(device, "--shape", "9/3/64", "--dtype", "f16", "--contexts", "65", "--splits", "auto") == 0

@@ -127,13 +127,12 @@ def test_the_command_lines_are_the_programs(page: str) -> None:
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
     known = {"--version", "--no-deps", "--make-record"}.union(*map(options, commands().values()))
-    earlier = {name for one in commands().values() for name in one._option_string_actions}  # hidden names, too
     for program in (*ROOT.glob("examples/**/*.py"), ROOT / "scripts/test", ROOT / "scripts/build_kp.sh"):
         known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
     for page, text in TEXTS.items():
         for span in spans(text) if page.endswith(".md") and page != "CHANGELOG.md" else ():  # which names what went
             named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span))
-            assert named <= known | (earlier if page == "cli.md" else set()), f"{page}: {span}"
+            assert named <= known, f"{page}: {span}"
 
 
 # --- places --------------------------------------------------------------------------------------------------

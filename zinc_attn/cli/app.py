@@ -25,9 +25,8 @@ from .perplexity import add_perplexity
 from .plan import add_plan
 from .proof import add_proof
 from .rdna4 import add_rdna4
-from .streams import NO_READER, Unwritable, guarded_streams
 from .sweep import add_sweep
-from .terminal import say
+from .terminal import open_streams, say, stdout_trouble
 from .validate import add_validate
 
 COMMANDS: Final = (  # in the order of the help
@@ -48,38 +47,40 @@ COMMANDS: Final = (  # in the order of the help
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the status is one of STATUSES. argparse ends with 0 behind --help, with 2 for a usage."""
-    with guarded_streams():
-        try:
-            return _run(argv)
-        except Unwritable as error:
-            if error.status != NO_READER:
-                say(f"zinc-attn: error: {error}")
-            return error.status
-        except ZincAttnError as error:
-            say(f"zinc-attn: error: {error}")
-            return 2
-        except MemoryError as error:
-            say(f"zinc-attn: error: this machine has no memory for it: {error or 'MemoryError'}")
-            return 2
-        except KeyboardInterrupt:
-            say("zinc-attn: interrupted")
-            return 130
-        except Exception:  # a status of 1 would say that a bit is wrong
-            say(traceback.format_exc() + "zinc-attn: this is a fault of zinc-attn; please report it")
-            return FAULT
+    open_streams()
+    try:
+        status = _run(argv)
+    except SystemExit:
+        if (trouble := stdout_trouble()) is not None:
+            return trouble
+        raise
+    trouble = stdout_trouble()
+    return status if trouble is None else trouble
 
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
         args = build_parser().parse_args(argv)
         return int(args.run(args))
-    finally:
-        sys.stdout.flush()  # here, where what it raises still becomes the status; also behind --help
+    except ZincAttnError as error:
+        say(f"zinc-attn: error: {error}")
+        return 2
+    except MemoryError as error:
+        say(f"zinc-attn: error: this machine has no memory for it: {error or 'MemoryError'}")
+        return 2
+    except KeyboardInterrupt:
+        say("zinc-attn: interrupted")
+        return 130
+    except Exception as error:  # a status of 1 would say that a bit is wrong
+        if isinstance(error, OSError) and (trouble := stdout_trouble(write=True)) is not None:
+            return trouble
+        say(traceback.format_exc() + "zinc-attn: this is a fault of zinc-attn; please report it")
+        return FAULT
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every subcommand."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="zinc-attn",
         description="Split-KV decode attention on Vulkan whose bits never change.",
         epilog=f"Each command has its own --help with an example. {STATUSES}",

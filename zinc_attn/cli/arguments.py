@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NoReturn
 
 from ..checks import check_int, parse_digits, shown
 from ..decode.arithmetic import Advice, check_arithmetic, check_units
@@ -17,6 +18,7 @@ from ..shapes import AttnShape
 from ..storage import STORAGE
 from ..tools.measure import PAGE_SIZE
 from ..tools.models import PRESETS, ModelPreset, find_model
+from .terminal import say
 
 Subparsers = Any  # argparse's _SubParsersAction, which it does not export
 
@@ -45,68 +47,28 @@ def _runtime(text: str) -> str:
     return text
 
 
-class SharedOption(NamedTuple):
-    """An option that means the same in every command that has it.
-
-    one, several: the help of a single value and of a list, empty where there is none; metavar: of a single value.
-    aliases: earlier names, which --help does not list, and what makes the option's value of theirs.
-    """
-
-    metavar: str
-    one: str
-    several: str = ""
-    type: Callable[[str], Any] = str
-    aliases: Mapping[str, Callable[[str], str]] = {}
-
-
-_DEVICE: Final = "index or piece of the name, see 'zinc-attn devices'"
-_SPLITS: Final = "auto (the split rule), a number of splits, or size:KEYS"
-SHARED: Final[Mapping[str, SharedOption]] = {
-    "--shape": SharedOption(
-        "Q/KV/D",
-        "q_heads/kv_heads/head_dim, for example 16/2/256",
-        "shapes q_heads/kv_heads/head_dim, for example 16/2/256,32/8/128",
-        aliases={"--shapes": str},
-    ),
-    "--contexts": SharedOption("N", "", "numbers of keys, k = 1024"),
-    "--splits": SharedOption(
-        "S",
-        f"split layout: {_SPLITS}",
-        f"split layouts: {_SPLITS}",
-        aliases={"--layouts": str, "--num-splits": str, "--split-size": "size:{}".format},
-    ),
-    "--rows": SharedOption("N", "", "query rows of a sequence in a call", aliases={"--q-len": str}),
-    "--dtype": SharedOption(
-        "T",
-        f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)}",
-        f"storage types of K and V, or pairs of K's/V's, for example f16,q8_0/q4_0: {', '.join(STORAGE)}",
-        _dtype,
-        {"--dtypes": str},
-    ),
-    "--page-size": SharedOption("N", "tokens per page of the cache", type=int),
-    "--device": SharedOption("D", _DEVICE, f"all, or of each {_DEVICE}", aliases={"--devices": str}),
-    "--runtime": SharedOption(
-        "R",
-        f"dispatcher: {', '.join(RUNTIMES)}",
-        f"dispatchers: {', '.join(RUNTIMES)}",
-        _runtime,
-        {"--runtimes": str},
-    ),
-    "--cu": SharedOption("N", "compute units of the device", type=int, aliases={"--compute-units": str}),
-    "--seed": SharedOption("N", "seed of the values", type=int),
-    "--out": SharedOption("DIR", "folder of the files"),
+SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {  # metavar and type of one value, and the help
+    "--shape": ("Q/KV/D", str, "q_heads/kv_heads/head_dim, for example 16/2/256"),
+    "--contexts": ("N", str, "numbers of keys, k = 1024"),
+    "--splits": ("S", str, "split layout: auto (the split rule), a number of splits, or size:KEYS"),
+    "--rows": ("N", int, "query rows of a sequence in a call"),
+    "--dtype": ("T", _dtype, f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)}"),
+    "--page-size": ("N", int, "tokens per page of the cache"),
+    "--device": ("D", str, "index or piece of the name, see 'zinc-attn devices'"),
+    "--runtime": ("R", _runtime, f"dispatcher: {', '.join(RUNTIMES)}"),
+    "--cu": ("N", int, "compute units of the device"),
+    "--seed": ("N", int, "seed of the values"),
+    "--out": ("DIR", str, "folder of the files"),
 }
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command: an unknown option shows this command's usage."""
+    """A parser that tells what is wrong in one line."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ArgumentParser, but nothing stays unknown."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+    def error(self, message: str) -> NoReturn:
+        """End the program with status 2."""
+        say(f"{self.prog}: error: {message}")
+        sys.exit(2)
 
 
 def add_command(subparsers: Subparsers, name: str, summary: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -118,28 +80,22 @@ def add_command(subparsers: Subparsers, name: str, summary: str, text: str, exam
         epilog=f"example:\n{example}\n\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(command=name)
     return parser
 
 
 def add_shared(
     parser: Any, name: str, default: Any = None, said: str = "", *, several: bool = False, text: str = ""
 ) -> None:
-    """Declare an option of SHARED and its aliases. parser: or a mutually exclusive group of one.
+    """Declare an option of SHARED. parser: or a mutually exclusive group of one.
 
-    said: the default in words; several: whether it takes a list; text: the help, in place of that of SHARED.
+    said: the default in words; several: whether it takes a list, as the metavar shows; text: in place of SHARED's help.
     """
-    option, said = SHARED[name], said or ("" if default is None else str(default))
-    text = text or (option.several if several else option.one)
-    settings: dict[str, Any] = {"type": str if several else option.type, "metavar": option.metavar + ",…" * several}
-    both = parser.add_mutually_exclusive_group() if option.aliases and hasattr(parser, "prog") else parser
-    both.add_argument(name, default=default, help=f"{text} (default: {said})" if said else text, **settings)
-    hidden = {"dest": name[2:].replace("-", "_"), "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for alias, value_of in option.aliases.items():
-        both.add_argument(alias, **settings | hidden | {"type": _both(value_of, settings["type"])})
-
-
-def _both(first: Callable[[str], str], second: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: second(first(text))
+    metavar, kind, help_text = SHARED[name]
+    said = said or ("" if default is None else str(default))
+    settings: dict[str, Any] = {"type": str if several else kind, "metavar": metavar + ",…" * several}
+    text = (text or help_text) + (f" (default: {said})" if said else "")
+    parser.add_argument(name, default=default, help=text, **settings)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,7 +150,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> Non
     group = parser.add_mutually_exclusive_group()
     models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
     group.add_argument("--model", metavar="M", help=models)
-    add_shared(group, "--shape", text=f"{SHARED['--shape'].one}{extra}")
+    add_shared(group, "--shape", text=f"{SHARED['--shape'][2]}{extra}")
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:

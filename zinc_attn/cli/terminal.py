@@ -1,29 +1,29 @@
-"""What the commands print: tables, JSON lines and notes. Results go to stdout, everything else to stderr."""
+"""What the commands print: tables, JSON lines and notes.
+
+Results go to stdout: where it is full or has lost its reader, ``stdout_trouble`` gives the status of the process.
+Everything else goes to stderr: what that does not take is lost, and changes no status.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from ..errors import ZincAttnError
-from ..runtime.device import list_devices
 from ..runtime.protocol import DeviceInfo
 from ..tools.harness.progress import Progress
 from ..tools.harness.tables import MISSING
 from ..tools.models import ModelPreset
 
-TABLE_COLUMNS: Final = 240  # characters of the widest table
-STYLES: Final = {"FAILED": "bold red", "DIFFERENT": "bold red", "refused": "yellow", "host differs": "yellow"}
-
-
-def has_rich() -> bool:
-    """Whether the package that draws tables and progress bars is installed."""
-    return importlib.util.find_spec("rich") is not None
+EX_IOERR: Final = 74  # of sysexits.h
+NO_READER: Final = 141  # of a process that SIGPIPE ends, as a shell counts it
 
 
 def need(*packages: str) -> None:
@@ -31,6 +31,43 @@ def need(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ZincAttnError(f"this command needs {' and '.join(missing)}: pip install 'zinc-attn[cli]'")
+
+
+# --- streams -----------------------------------------------------------------------------------------------
+
+
+def open_streams() -> None:
+    """Let stdout and stderr replace what their encodings lack, and put nothing in the place of closed ones."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
+        setattr(sys, name, stream)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def stdout_trouble(write: bool = False) -> int | None:
+    """Hand to the system what is buffered for stdout. write: and an empty line, where nothing is buffered perhaps.
+
+    The status of the process where that is not taken, and a line on stderr that says why; otherwise None.
+    """
+    try:
+        if write:
+            print()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return NO_READER
+    except OSError as error:
+        _discard(sys.stdout)
+        say(f"zinc-attn: error: stdout cannot be written: {error.strerror or error}; the results are incomplete")
+        return EX_IOERR
+    return None
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is still buffered nowhere, so that the interpreter's own flush at its end does not fail."""
+    with suppress(OSError, ValueError):  # a stream without a file descriptor buffers nothing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # --- stdout ------------------------------------------------------------------------------------------------
@@ -44,32 +81,20 @@ def print_json(records: Iterable[dict[str, Any]]) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0, sections: int = 0) -> None:
-    """The table of these columns and rows on stdout; without rich the same text in plain columns.
+    """The table of these columns and rows on stdout, aligned with spaces. It is never cut: a terminal may wrap it.
 
-    left: columns aligned to the left; sections: first cells whose change is set off. A row with one of STYLES has its
-    color. The table is never cut: a terminal that is narrower wraps it.
+    columns: headings, of several lines perhaps; left: columns aligned to the left; sections: first cells whose change
+    is set off by an empty line.
     """
     lines = [list(row) for row in rows]
-    if not has_rich():
-        _print_plain([[name.replace("\n", " ") for name in columns], *lines], left)
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
-    for before, line in zip([*lines[:1], *lines], lines, strict=False):
-        if before[:sections] != line[:sections]:
-            table.add_section()
-        table.add_row(*line, style=next((STYLES[cell] for cell in line if cell in STYLES), None))
-    Console(markup=False, highlight=False, emoji=False, width=TABLE_COLUMNS).print(table)
-
-
-def _print_plain(lines: list[list[str]], left: int) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
+    headings = [name.split("\n") for name in columns]
+    above = [list(line) for line in zip_longest(*(reversed(one) for one in headings), fillvalue="")][::-1]
+    widths = [max(map(len, column)) for column in zip(*above, *lines, strict=True)]
+    for at, line in enumerate([*above, *lines], -len(above)):
+        if at == 0:
+            print("─" * (sum(widths) + 2 * len(widths) - 2))
+        elif at > 0 and lines[at - 1][:sections] != line[:sections]:
+            print()
         cells = (
             cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
@@ -82,7 +107,10 @@ def _print_plain(lines: list[list[str]], left: int) -> None:
 
 def say(text: str) -> None:
     """A line on stderr."""
-    print(text, file=sys.stderr)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
 def say_written(paths: Iterable[Path]) -> None:
@@ -93,16 +121,13 @@ def say_written(paths: Iterable[Path]) -> None:
 def note_cpu(info: DeviceInfo) -> None:
     """Say plainly that a software driver runs."""
     if info.kind == "cpu":
-        names = {"llvmpipe": "lavapipe", "swiftshader": "SwiftShader"}
-        driver = next((name for key, name in names.items() if key in info.name.lower()), info.name)
-        others = any(d.kind != "cpu" for d in list_devices())
-        say(f"{'as asked, not on a GPU' if others else 'no GPU'}: running on the CPU through {driver}")
+        say(f"not a GPU: running on the CPU through {info.name}")
 
 
 @contextmanager
 def progress_bar(what: str = "starting") -> Iterator[Progress]:
     """A progress bar on stderr that begins with ``what``; nothing where stderr is no terminal, or without rich."""
-    if not has_rich():
+    if importlib.util.find_spec("rich") is None:
         yield lambda what, done, total: None
         return
     from rich.console import Console
