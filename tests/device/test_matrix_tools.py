@@ -19,7 +19,7 @@ from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
 from zinc_attn.planning import call as planning
 from zinc_attn.tools.harness.bits import Output, compare, truth
 from zinc_attn.tools.harness.inputs import Inputs
-from zinc_attn.tools.measure import CallSpec, bench, sweep
+from zinc_attn.tools.measure import CallSpec, measure_calls
 from zinc_attn.tools.measure.calls import Subject
 
 SHAPE = za.AttnShape(4, 2, 64)
@@ -55,7 +55,7 @@ def test_one_shot_calls_have_the_caches_bits(matrix_device):
 def test_few_rows_of_matrix_prefill_are_canonical(matrix_device):
     data = Inputs.normal(SHAPE, 200, "f16", q_len=8)
     for rows in (7, 8):  # times two heads per KV head: 14 and 16
-        q = data.rows[-rows:]
+        q = data.q[-rows:]
         got = za.attention(q, data.k, data.v, matrix_device, arithmetic="matrix-prefill")
         like = za.attention(q, data.k, data.v, matrix_device, arithmetic="canonical" if rows == 7 else "matrix")
         assert np.array_equal(got, like)
@@ -73,8 +73,8 @@ def test_one_shot_refusals(matrix_device):
 @pytest.mark.parametrize("page_size", [256, None])
 def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_size):
     spec = CallSpec(SHAPE, 1, [200], q_len=9, page_size=page_size, repeats=2, arithmetic="matrix")
-    rows = sweep(matrix_device, spec)
-    assert [(row.status, row.verified, row.arithmetic) for row in rows] == [("ok", "bound", "matrix")] * 2
+    rows = measure_calls([matrix_device], [spec])
+    assert {(row.status, row.verified, row.record()["arithmetic"]) for row in rows} == {("ok", "bound", "matrix")}
 
     def off(call: Subject, by: float) -> Subject:
         def result() -> Output:
@@ -84,19 +84,12 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_s
 
         return replace(call, result=result)
 
-    first, second = sweep(matrix_device, spec, wrap_call=lambda call: off(call, 0.5))
+    first, second = measure_calls([matrix_device], [spec], wrap_call=lambda call: off(call, 0.5))
     assert first.status == second.status == "failed" and "within" in str(first.error)
     calls = iter((0.0, 1e-6))  # the second layout has another bit
-    first, second = sweep(matrix_device, spec, wrap_call=lambda call: off(call, next(calls)))
-    assert (first.status, second.status) == ("ok", "failed") and str(second.error).startswith("unlike layout auto: ")
-
-
-def test_a_benchmark_is_within_the_bound(matrix_device):
-    spec = CallSpec(SHAPE, 1, [200], page_size=None, repeats=2, arithmetic="matrix")
-    rows = bench([matrix_device], [spec], host_rounds=2)
-    mine = [row for row in rows if row.arithmetic]
-    assert {(row.layout, row.verified) for row in mine if row.context} == {("auto", "bound"), ("1 split", "bound")}
-    assert {row.arithmetic for row in mine} == {"matrix"} and all(row.status != "failed" for row in rows)
+    *first, second = measure_calls([matrix_device], [spec], wrap_call=lambda call: off(call, next(calls)))
+    assert {row.status for row in first} == {"ok"}
+    assert second.status == "failed" and str(second.error).startswith("unlike layout auto: ")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from support import GPU, fake_device
 from zinc_attn import cli, reference
 from zinc_attn.cli import check as check_command
 from zinc_attn.cli.arguments import refuse_arithmetic
-from zinc_attn.cli.measured import sweep_notes, sweep_title
+from zinc_attn.cli.measured import notes
 from zinc_attn.errors import ArgumentError, DTypeError, UnsupportedError
 from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.shapes import AttnShape
@@ -23,8 +22,7 @@ from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.check.same_values import same_values
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
 from zinc_attn.tools.harness.bits import Output, compare, truth
-from zinc_attn.tools.measure import SPLITS, CallSpec, Row, layouts
-from zinc_attn.tools.models import ModelPreset
+from zinc_attn.tools.measure import CallSpec, Row
 
 SHAPE = AttnShape(4, 2, 64)
 SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
@@ -181,25 +179,22 @@ def test_commands_name_the_choices(command, capsys):
     assert f"choose from {names}" in line.replace("'matrix', matrix-prefill", "'matrix', 'matrix-prefill'")
 
 
-def sweep_row(**fields: Any) -> Row:
-    return Row("sweep", "x", "x", "vulkan", 1, 1, 64, 64, "f16", 1, median_us=2.0, **fields)
-
-
 def test_a_sweep_says_bound_where_no_oracle_has_the_bits():
-    notes = list(sweep_notes([sweep_row(verified="bound", arithmetic="matrix")]))
-    assert notes[0].startswith("bound: out and lse are as near to float64") and not any("bits:" in n for n in notes)
-    notes = list(sweep_notes([sweep_row(verified="bits"), sweep_row(verified="bound (sampled)")]))
-    assert any(n.startswith("bits: ") for n in notes) and any(n.startswith("bound*: ") for n in notes)
-    assert not any("bound" in n for n in sweep_notes([sweep_row(verified="bits")]))
-    model, spec = ModelPreset("4/2/64", SHAPE, 1), CallSpec(SHAPE, 1, [64], arithmetic="matrix")
-    assert sweep_title(model, [spec], None).endswith("arithmetic matrix")
-    assert "arithmetic" not in sweep_title(model, [replace(spec, arithmetic="canonical")], None)
+    spec = CallSpec(SHAPE, 1, [64], arithmetic="matrix")
+    said = {}
+    for words in (["bound"], ["bits", "bound (sampled)"], ["bits"]):
+        rows = [Row(spec, GPU, "vulkan", 64, "auto", verified=word, seconds=(2e-6,)) for word in words]
+        said[words[0], len(words)] = [note.split(":")[0] for note in notes(rows)]
+    assert said == {
+        ("bound", 1): ["bound", "Time", "tokens/s"],
+        ("bits", 2): ["bits", "bound*", "Time", "tokens/s"],
+        ("bits", 1): ["bits", "Time", "tokens/s"],
+    }
 
 
 def test_few_rows_of_matrix_prefill_have_the_oracles_bits():
     spec = CallSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
     assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
-    assert layouts(spec) == SPLITS and layouts(replace(spec, shape=AttnShape(16, 1, 64))) == SPLITS[:2]
     assert replace(spec, arithmetic="matrix").bounded and cases.MATRIX_ROWS == (16, 70)
     with pytest.raises(ArgumentError, match="arithmetic: got 'x', expected one of"):
         replace(spec, arithmetic="x")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from ..checks import check_int, parse_digits, shown
@@ -133,6 +134,23 @@ def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: Attn
         check_arithmetic(arithmetic, device, shape, dtype, ADVICE)
 
 
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """What the commands that verify and time calls have in common, beside their device."""
+    add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
+    add_shared(parser, "--splits", said="auto,1", several=True)
+    add_arithmetic(parser)
+    repeats = "timed runs per call (default: 5 to 50 within 3 s; 20 over ranks)"
+    parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
+    add_output(parser)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """--out and --json of a command that leaves rows."""
+    add_shared(parser, "--out", said="./COMMAND-DEVICE")
+    text = "JSON lines on stdout, as rows are ready, in place of text"
+    parser.add_argument("--json", action="store_true", help=text)
+
+
 def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
     """--model of a command that runs a checkpoint. parser: or a group of one."""
     text = "a GGUF file, or a folder with one, or with config.json, *.safetensors and tokenizer files"
@@ -145,22 +163,29 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--page-size", PAGE_SIZE)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, extra: str = "") -> None:
-    """--model or --shape. extra: the end of the help of --shape."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, layers: bool = False) -> None:
+    """--model or --shape, and with ``layers`` --layers."""
     group = parser.add_mutually_exclusive_group()
     models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
     group.add_argument("--model", metavar="M", help=models)
-    add_shared(group, "--shape", text=f"{SHARED['--shape'][2]}{extra}")
+    add_shared(group, "--shape")
+    if layers:
+        text = "layers with attention (default: the model's; 1 for --shape)"
+        parser.add_argument("--layers", type=int, metavar="N", help=text)
 
 
 def chosen_model(args: argparse.Namespace) -> ModelPreset:
-    """What --model or --shape names; a bare shape is a model of one layer."""
+    """What --model or --shape names, its layers as --layers says; a bare shape is a model of one layer."""
+    if not args.model and not args.shape:
+        raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
     if args.model:
-        return find_model(args.model)
-    if args.shape:
+        model = find_model(args.model)
+    else:
         shape = AttnShape.parse(args.shape)
-        return ModelPreset(str(shape), shape, 1)
-    raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
+        model = ModelPreset(str(shape), shape, 1)
+    if getattr(args, "layers", None) is not None:
+        model = replace(model, attention_layers=args.layers, windowed_layers=0)
+    return model
 
 
 def parse_numbers(name: str, text: str, expected: str) -> list[int]:

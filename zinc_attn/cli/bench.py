@@ -1,26 +1,15 @@
-"""``zinc-attn bench``: times of the kernels beside a read yardstick and baselines."""
+"""``zinc-attn bench``: times of the kernels, dispatchers, dtypes and layouts in turns."""
 
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
 
-from ..tools.harness.files import check_out
 from ..tools.harness.inputs import parse_contexts
-from ..tools.measure import CallSpec, bench, bench_png
-from .arguments import (
-    DEFAULT_CONTEXTS,
-    Subparsers,
-    add_arithmetic,
-    add_command,
-    add_shared,
-    installed_runtimes,
-    open_devices,
-    parse_shapes,
-    refuse_arithmetic,
-)
-from .measured import BENCH_WORDS, leave_files, print_bench, row_printer
-from .terminal import arithmetic_text, need, note_cpu, progress_bar
+from ..tools.harness.split_spec import parse_split_specs
+from ..tools.measure import CallSpec
+from .arguments import Subparsers, add_command, add_measuring, add_shared, installed_runtimes, parse_shapes
+from .measured import run_calls
+from .terminal import arithmetic_text
 
 
 def add_bench(subparsers: Subparsers) -> None:
@@ -28,47 +17,29 @@ def add_bench(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "bench",
-        "time the kernels beside a read yardstick and baselines",
-        "Verifies every layout against the oracle, bit for bit (with matrix units against float64, within the bound\n"
-        "of their roundings, and layouts against each other), then times runtimes and layouts in turns: the whole\n"
-        "call, both passes, the gap between them, the host's work. Beside them a kernel that only reads K and V, a\n"
-        "single split, one workgroup per query head, NumPy, and PyTorch where it is installed. Leaves bench.csv,\n"
-        "bench.jsonl and bench.png in --out.\n\n" + "\n".join(BENCH_WORDS),
-        "  zinc-attn bench\n  zinc-attn bench --runtime vulkan --shape 32/8/128 --contexts 8k --json",
+        "compare the kernels' dispatchers, dtypes and layouts, and time their passes",
+        "Verifies every call as sweep does, then times dispatchers, dtypes and layouts of a context in turns: calls\n"
+        "that submit a recording and wait, of one layer whose K and V lie in two arrays. Timestamps of the device add\n"
+        "the whole call, both passes and the gap between them. GB/s count each stored byte of K and V once.\n"
+        "Leaves bench.jsonl and bench.png in --out.",
+        "  zinc-attn bench\n  zinc-attn bench --runtime vulkan --shape 32/8/128 --contexts 8k --dtype f16,q8_0 --json",
     )
-    add = parser.add_argument
     add_shared(parser, "--device")
-    runtimes = installed_runtimes()
-    add_shared(parser, "--runtime", said=runtimes, several=True)
+    add_shared(parser, "--runtime", said=installed_runtimes(), several=True)
     add_shared(parser, "--shape", "16/2/256,32/4/128", several=True)
-    add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
-    add_shared(parser, "--dtype", "f16")
-    add_arithmetic(parser)
-    add("--repeats", type=int, metavar="N", help="rounds per point (default: 5 to 50 within 10 s)")
-    add_shared(parser, "--seed", 0)
-    add_shared(parser, "--out", said="bench-DEVICE")
-    add("--json", action="store_true", help="JSON lines on stdout, as points are ready, in place of the tables")
+    add_shared(parser, "--dtype", "f16", several=True)
+    add_measuring(parser)
     parser.set_defaults(run=run_bench)
 
 
 def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
-    need("rich", "matplotlib")
-    check_out(args.out)
-    shapes, contexts = parse_shapes(args.shape), parse_contexts(args.contexts)
-    options = {name: getattr(args, name) for name in ("dtype", "repeats", "seed", "arithmetic")}
-    specs = [CallSpec(shape, 1, contexts, page_size=None, **options) for shape in shapes]
-    with ExitStack() as stack:
-        devices = open_devices(stack, [args.device], args.runtime or installed_runtimes())
-        for device in devices:
-            refuse_arithmetic(args.arithmetic, device, args.dtype, *shapes)
-        info = devices[0].info
-        note_cpu(info)
-        if not args.json:
-            print(f"{info.name} ({info.driver}), {args.dtype}, one layer{arithmetic_text(args.arithmetic)}", flush=True)
-        with progress_bar() as progress:
-            rows = bench(devices, specs, progress=progress, on_row=row_printer(args))
-    if not args.json:
-        print_bench(rows)
-    leave_files(args, "bench", info, rows, bench_png(rows) if any(row.kv_gb_s for row in rows) else None)
-    return 1 if any(row.status == "failed" for row in rows) else 0
+    args.runtime = args.runtime or installed_runtimes()
+    contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits or "auto,1")
+    options = {"splits": splits, "page_size": None, "repeats": args.repeats, "arithmetic": args.arithmetic}
+    specs = [
+        [CallSpec(shape, 1, contexts, dtype=dtype.strip(), **options) for dtype in args.dtype.split(",")]
+        for shape in parse_shapes(args.shape)
+    ]
+    title = f"one layer, {args.shape}, {args.dtype}{arithmetic_text(args.arithmetic)}"
+    return run_calls(args, specs, title, ("kv_gb_s", "KV GB/s of the call"))

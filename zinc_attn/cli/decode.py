@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from ..checks import check_int
-from ..tools.harness.files import check_out
-from ..tools.measure import DecodeRun, DecodeSpec, decode_run, steps_png
-from ..tools.measure.steps import STALL_MS, STALL_RATIO
+from ..limits import MAX_CONTEXT
+from ..tools.harness.tables import grouped
+from ..tools.measure import CallSpec, Row, decode_steps, stalls
 from .arguments import (
     Subparsers,
     add_command,
     add_model_arguments,
+    add_output,
     add_shared,
     chosen_model,
     installed_runtimes,
-    open_devices,
 )
-from .measured import leave_files
-from .terminal import need, note_cpu, print_json, print_rows, progress_bar
-
-_COLUMNS = ("runtime", "prepare s", "recordings", "first ms", "median ms", "slowest ms", "at", "stalls", "bits")
+from .measured import run_calls
+from .terminal import model_text, plural
 
 
 def add_decode(subparsers: Subparsers) -> None:
@@ -34,59 +33,41 @@ def add_decode(subparsers: Subparsers) -> None:
         "time every step of a decode that grows from nothing",
         "A step appends one token to every layer and attends, as a model's forward does. Every 64th step's output is\n"
         "compared bit for bit with the NumPy oracle. A stall is a step above three times the median of the 16 steps\n"
-        "before and behind it, or 50 ms above it. Leaves steps.csv, steps.jsonl and steps.png in --out.",
+        "before and behind it, or 50 ms above it. Leaves decode.jsonl and decode.png in --out.",
         "  zinc-attn decode --shape 9/3/64 --layers 30 --tokens 4096\n"
         "  zinc-attn decode --shape 9/3/64 --layers 30 --tokens 600 --no-prepare",
     )
-    add_model_arguments(parser)
+    add_model_arguments(parser, layers=True)
     add = parser.add_argument
-    add("--layers", type=int, metavar="N", help="layers with attention (default: the model's; 1 for --shape)")
     add("--tokens", type=int, default=4096, metavar="N", help="steps (default: %(default)s)")
     add_shared(parser, "--dtype", "f16")
     add("--no-prepare", action="store_true", help="leave out Attention.prepare: steps make what they lack")
     add_shared(parser, "--device")
     add_shared(parser, "--runtime", installed_runtimes(), several=True)
-    add_shared(parser, "--out", said="decode-DEVICE")
-    add("--json", action="store_true", help="the steps as JSON lines on stdout in place of the table")
+    add_output(parser)
     parser.set_defaults(run=run_decode)
 
 
 def run_decode(args: argparse.Namespace) -> int:
     """Decode on every dispatcher, print, and write the files."""
-    need("rich", "matplotlib")
-    check_out(args.out)
-    model = chosen_model(args)
-    layers = model.attention_layers if args.layers is None else check_int("layers", args.layers, 1)
-    spec = DecodeSpec(model.shape, layers, args.tokens, args.dtype, not args.no_prepare)
-    with ExitStack() as stack:
-        devices = open_devices(stack, [args.device], args.runtime)
-        info = devices[0].info
-        note_cpu(info)
-        with progress_bar() as progress:
-            runs = [decode_run(device, spec, progress) for device in devices]
-    rows = [row for run in runs for row in run.rows]
-    title = f"{model.name}: {layers} layers of {model.shape}, {spec.dtype}, one token a step"
-    if args.json:
-        print_json(row.record() for row in rows)
-    else:
-        print(f"{title}, {args.tokens:,} steps; {info.name} ({info.driver})")
-        print_rows(_COLUMNS, [_line(run) for run in runs], 1)
-        print(f"stalls: steps above {STALL_RATIO:g} times the median of their neighbors, or {STALL_MS:g} ms above it.")
-    leave_files(args, "decode", info, rows, steps_png(runs, title))
-    return 1 if any(run.differ for run in runs) else 0
+    model, tokens = chosen_model(args), check_int("tokens", args.tokens, 1, MAX_CONTEXT)
+    contexts = range(1, tokens + 1)
+    spec = CallSpec(model.shape, model.attention_layers, contexts, dtype=args.dtype, model=model.name)
+    title = f"{model_text(model, spec.dtype)}, {plural(spec.layers, 'layer')}, {tokens:,} steps of one token"
+    measure = partial(decode_steps, prepare=not args.no_prepare)
+    figure_of = "attention_ms_per_step", "ms per step, all layers"
+    return run_calls(args, [[spec]], title, figure_of, measure=measure, show=print_steps)
 
 
-def _line(run: DecodeRun) -> list[str]:
-    ms = np.array([row.ms for row in run.rows], float)
-    slowest = int(ms.argmax())
-    return [
-        run.rows[0].runtime,
-        f"{run.prepare_s:.2f}" if run.rows[0].prepared else "none",
-        str(run.recordings),
-        f"{ms[0]:.2f}",
-        f"{np.median(ms):.2f}",
-        f"{ms[slowest]:.2f}",
-        f"{slowest + 1:,}",
-        str(sum(bool(row.stall) for row in run.rows)),
-        f"{run.differ} of {run.compared} DIFFER" if run.differ else f"{run.compared} equal",
-    ]
+def print_steps(rows: Sequence[Row]) -> None:
+    """A line per dispatcher."""
+    for runtime, mine in grouped((row.runtime, row) for row in rows).items():
+        prepared = [row.seconds[0] for row in mine if row.measure == "prepare"]
+        steps = [row for row in mine if row.measure == "step" and row.seconds]
+        wrong, compared = [row for row in mine if row.error], sum(row.verified is not None for row in mine)
+        print(f"{runtime}: {f'prepared in {prepared[0]:.2f} s' if prepared else 'not prepared'}", end="; ")
+        if steps:
+            times = {row.figures["attention_ms_per_step"] or 0.0: row.context for row in steps}
+            print(f"median step {np.median(list(times)):.2f} ms, slowest {max(times):.2f}", end=" ")
+            print(f"at {times[max(times)]:,} keys, {plural(len(stalls(steps)), 'stall')}", end="; ")
+        print(f"{len(wrong)} DIFFER: {wrong[0].error}" if wrong else f"{compared} outputs compared, all equal")

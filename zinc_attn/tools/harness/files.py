@@ -1,9 +1,7 @@
-"""Files that tools leave: records as JSON lines and as CSV, written whole or not at all."""
+"""Files that tools leave, written whole or not at all."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -57,17 +55,9 @@ def _writing(path: Path, hint: str) -> Iterator[None]:
 
 
 def write_report(folder: Path, name: str, records: Sequence[Mapping[str, Any]], png: bytes | None) -> list[Path]:
-    """Write ``name``.csv and ``name``.jsonl, and ``name``.png where there is a picture; the paths written.
-
-    records: at least one, all of the same keys. A value of None is an empty field of the CSV file.
-    """
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    """Write ``name``.jsonl, and ``name``.png where there is a picture; the paths written."""
     lines = "".join(f"{json.dumps(one, ensure_ascii=False, allow_nan=False)}\n" for one in records)
-    files = {"csv": table.getvalue().encode(), "jsonl": lines.encode(), "png": png}
-    made = {folder / f"{name}.{suffix}": data for suffix, data in files.items() if data is not None}
+    made = {folder / f"{name}.jsonl": lines.encode()} | ({folder / f"{name}.png": png} if png else {})
     for path, data in made.items():
         write_file(path, data)
     return list(made)

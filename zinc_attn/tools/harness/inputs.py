@@ -1,23 +1,15 @@
-"""The values that the tools attend: seeded normal ones, or the arrays of a file; and lists of context lengths."""
+"""The values that the tools attend, which are seeded and normal; and lists of context lengths."""
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from ...cache.rows import checked_values
 from ...checks import check_int, parse_digits, shown
-from ...decode.one_shot import check_arrays
-from ...decode.requests import check_score_bound
-from ...decode.scoring import check_scale
-from ...errors import ArgumentError, ShapeError
-from ...files import CONTENT_BYTES, ZIP, content_of, open_regular, refusing
+from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
 from ...shapes import AttnShape
 from ...storage import storage_types
@@ -53,33 +45,16 @@ def check_stored_v(shape: AttnShape) -> AttnShape:
     return shape
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Query rows of one sequence and its keys and values. A context of n keys takes the first n of them.
+class Inputs(NamedTuple):
+    """Query rows of one sequence and its keys and values.
 
     q: (q_heads, head_dim), or (q_len, q_heads, head_dim) for the last q_len positions, float32; k: (tokens, kv_heads,
-    head_dim), v: (tokens, kv_heads, v_head_dim), of one dtype; source: where the values come from, in words.
+    head_dim), v: (tokens, kv_heads, v_head_dim).
     """
 
     q: F32
     k: NDArray[Any]
     v: NDArray[Any]
-    source: str
-
-    @property
-    def shape(self) -> AttnShape:
-        """Heads and head dimensions. Arrays do not say whether V is the begin of K: the shape is never latent."""
-        return AttnShape(self.q.shape[-2], self.k.shape[1], self.q.shape[-1], self.v.shape[2])
-
-    @property
-    def rows(self) -> F32:
-        """q as (q_len, q_heads, head_dim)."""
-        return self.q.reshape(-1, *self.q.shape[-2:])
-
-    @property
-    def dtype(self) -> str:
-        """The dtype name of the arrays k and v: f32 or f16."""
-        return next(name for name, dtype in NUMPY_DTYPES.items() if dtype == self.k.dtype)
 
     @classmethod
     def normal(
@@ -96,50 +71,7 @@ class Inputs:
         kinds = storage_types(dtype)
         k = _normal((tokens, shape.kv_heads, shape.head_dim), kinds[0].name, [seed, 1, sequence])
         v = _normal((tokens, shape.kv_heads, shape.v_head_dim), kinds[1].name, [seed, 2, sequence])
-        return cls(q, k, v, f"normal, seed {seed}")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Inputs:
-        """The arrays q, k and v of a NumPy .npz file, checked. ArgumentError names the file."""
-        with refusing(Path(path), "an .npz file with q, k and v"), open_regular(Path(path)) as stream:
-            q, k, v = _arrays(stream)
-        try:
-            return cls(*_checked(q, k, v), str(path))
-        except ArgumentError as error:
-            raise type(error)(f"{path}: {error}") from error
-
-    def prefix(self, tokens: int) -> Inputs:
-        """The first ``tokens`` keys and values."""
-        return replace(self, k=self.k[:tokens], v=self.v[:tokens])
-
-
-def _arrays(stream: io.FileIO) -> list[NDArray[Any]]:
-    """q, k and v of an open .npz file. OSError with a reason for any other content."""
-    found = content_of(stream.read(CONTENT_BYTES))
-    if found != ZIP:
-        raise OSError(0, f"it is {found or 'no archive of arrays'}")
-    stream.seek(0)
-    try:
-        with np.load(stream, allow_pickle=False) as file:
-            if set("qkv") <= set(file):
-                return [file[name] for name in "qkv"]
-            names = sorted(file)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # whatever reading damaged bytes comes to
-        raise OSError(0, f"it is damaged: {error}") from error
-    raise OSError(0, f"it has arrays {names}")
-
-
-def _checked(q: Any, k: Any, v: Any) -> tuple[F32, NDArray[Any], NDArray[Any]]:
-    q, k, v, shape = check_arrays(q, k, v)
-    if len(q) > len(k):
-        raise ShapeError(f"q, k: got {len(q)} query rows and {len(k)} tokens, expected a token per row or more")
-    q, q_max = checked_values("q", q.astype(np.float32))
-    k, k_max = checked_values("k", k)
-    v, _ = checked_values("v", v)
-    check_score_bound(q_max, k_max, shape.head_dim, check_scale(None, shape.head_dim))
-    return q, k, v
+        return cls(q, k, v)
 
 
 def _normal(shape: tuple[int, int, int], dtype: str, seed: list[int]) -> NDArray[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,42 +29,6 @@ def set_title(figure: Figure, text: str, size: float = 12) -> None:
     figure.suptitle("\n".join(lines), fontsize=size, parse_math=False)
 
 
-class Line(NamedTuple):
-    """A line of a picture. points: of x and y, in any order; None as y: left out; style: of matplotlib."""
-
-    label: str
-    points: Sequence[tuple[float, float | None]]
-    style: str
-    width: float = 1.6
-
-
-def lines_png(
-    panels: Mapping[str, Sequence[Line]], title: str, y_label: str, *, log_digits: int | None = 4, contexts: bool = True
-) -> bytes:
-    """A PNG of lines, a panel per title of ``panels``.
-
-    log_digits: as for ``finish_axes``; contexts: whether x is on a log scale with a tick per point, or counts keys.
-    """
-    figure = new_figure(9 if len(panels) == 1 else 1 + 5.5 * len(panels), 5.4)
-    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (about, lines) in zip(every, panels.items(), strict=True):
-        drawn = [(line, sorted((x, y) for x, y in line.points if y is not None)) for line in lines]
-        for line, points in drawn:
-            if points:
-                axes.plot(*zip(*points, strict=True), line.style, linewidth=line.width, markersize=5, label=line.label)
-        finish_axes(axes, [x for _, points in drawn for x, _ in points], log_digits, contexts)
-        axes.set_title(about, fontsize=9.5, color="#444444", parse_math=False)
-    low, high = every[0].get_ylim()
-    if log_digits is None:
-        every[0].set_ylim(0, 1.03 * high)
-    elif high / low < 200:  # so few decades that 2 and 5 of each have room for a label
-        every[0].yaxis.set_minor_formatter(lambda y, _: f"{y:,.4g}" if f"{y:e}"[0] in "25" else "")
-    every[0].set_ylabel(y_label if log_digits is None else f"{y_label} (log scale)")
-    every[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    set_title(figure, title)
-    return to_png(figure)
-
-
 def finish_axes(axes: Axes, x: Iterable[float], log_digits: int | None = 4, contexts: bool = True) -> None:
     """Label both axes and draw the grid. x: contexts of the points.
 
@@ -82,6 +46,7 @@ def finish_axes(axes: Axes, x: Iterable[float], log_digits: int | None = 4, cont
     if log_digits is not None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(f"{{x:,.{log_digits}g}}")
+        axes.yaxis.set_minor_formatter(lambda y, _: f"{y:,.4g}" if f"{y:e}"[0] in "25" else "")
     axes.grid(True, which="major", color="#d5d5d5", linewidth=0.8)
     axes.grid(True, axis="y", which="minor", color="#ebebeb", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)

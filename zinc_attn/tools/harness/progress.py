@@ -1,12 +1,9 @@
-"""Reports of progress: what the caller gives to be told of steps, and of rows that are ready."""
+"""Reports of progress: what the caller gives to be told of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
 
-P = TypeVar("P")
-R = TypeVar("R")
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
 
 
@@ -26,18 +23,3 @@ class Steps:
         """Say that every step is done."""
         self.done = self.total
         self.begin("done", 0)
-
-
-def each_point(
-    points: Sequence[P], steps: Steps, rows_of: Callable[[P], list[R]], on_row: Callable[[R], Any] | None
-) -> list[R]:
-    """What ``rows_of`` gives for every point, each of as many steps; on_row sees each row when it is ready."""
-    rows: list[R] = []
-    for i, point in enumerate(points):
-        steps.done = i * (steps.total // len(points))
-        for row in rows_of(point):
-            rows.append(row)
-            if on_row:
-                on_row(row)
-    steps.finish()
-    return rows

@@ -1,201 +1,112 @@
-"""What a sweep, a benchmark or a decode says of what it measured: one type of row, and the columns of each tool."""
+"""What a sweep, a benchmark or a decode says of what it measured: one type of row."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from ...kernels.device_info import DeviceInfo
 from ...planning.splits import SplitPlan
-from ...runtime.device import Device
-from ...shapes import AttnShape
-from ..harness.split_spec import SplitSpec
 from .spec import CallSpec
 
-DECODE_MODE: Final = "decode call: append, attend, merge; host clock, warm; median"
-CONTIGUOUS_MODE: Final = "submit and wait: attend, merge; host clock, warm; median"
-RANKS_MODE: Final = "decode call: append, attend, one gather, merge; host clock of rank 0, warm; median"
-BENCH_WARM_UP: Final = 2  # rounds
-HOST_CLOCK: Final = f"host clock, submit and wait, after {BENCH_WARM_UP} warm-up rounds"
-DEVICE_CLOCK: Final = "device timestamps"
-MEASURES: Final[Mapping[str, str]] = {  # what a row of a benchmark times, and by which clock
-    "call": HOST_CLOCK,  # of a recording, of the yardstick or of a baseline
-    "steady call": HOST_CLOCK,  # write the query, call, read the result: what a decode loop does
+DEVICE_CLOCK: Final = "device timestamps; median"
+MODES: Final = {  # of a measure: what its time covers, and by which clock
+    "call": "host clock, warm; median",
+    "device": DEVICE_CLOCK,  # from the begin of the first dispatch to the end of the last one
     "pass 1": DEVICE_CLOCK,
     "gap": DEVICE_CLOCK,  # from the end of pass 1 to the begin of pass 2
     "pass 2": DEVICE_CLOCK,
-    "device": DEVICE_CLOCK,  # from the begin of the first dispatch to the end of the last one
-    "empty submit": HOST_CLOCK,
-    "host per call": "median of steady calls without keys less that of empty submissions",
+    "step": "decode calls of all layers, each append, attend, merge; host clock; mean of the layers",
+    "prepare": "Attention.prepare; host clock",
 }
-_GIVEN: Final = ("model", "arithmetic", "batch", "q_len", "page_size", "layers", "weights_ms")
+LINE: Final = ("shape", "dtype", "runtime")  # beside the layout, what tells the rows of one context apart
+FIGURES: Final = ("median_us", "min_us", "max_us", "iqr_us", "kv_gb_s", "attention_ms_per_step", "tokens_s")
+_GIVEN: Final = ("model", "layers", "dtype", "batch", "q_len", "page_size", "arithmetic")
 _PLANNED: Final = ("num_splits", "unit_keys", "passes", "workgroups", "scratch_bytes")
-Times = tuple[float, ...]  # seconds; by the host clock also CPU seconds of the process and of the calling thread
-COLUMNS: Final[Mapping[str, Sequence[str]]] = {  # of the files of each tool
-    name: words.split()
-    for name, words in {
-        "sweep": "model device device_kind driver runtime compute_units q_heads kv_heads head_dim v_head_dim dtype "
-        "batch q_len page_size layers data context layout plan num_splits unit_keys build passes workgroups "
-        "scratch_bytes status verified error latency_mode repeats median_us min_us max_us iqr_us kv_gb_s "
-        "attention_ms_per_step tokens_s weights_ms tokens_s_with_weights ranks received_bytes formula_bytes arithmetic",
-        "bench": "device device_kind driver runtime shape dtype context layout load plan heads_per_workgroup verified "
-        "status note measure latency_mode repeats median_us q1_us q3_us min_us cpu_us caller_us kv_gb_s of_read "
-        "compute_units arithmetic",
-        "steps": "device driver runtime shape layers dtype prepared context ms neighbors_ms stall",
-    }.items()
-}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A measure of a call on one layer, or a step of ``decode_run``. What there is not is None.
+    """A measure of a call on one layer, or a step of ``decode_steps``. What there is not is None.
 
-    tool: sweep, bench or steps, which says what of the row is written (COLUMNS). context: keys that a sequence's last
-    row sees, the call's own rows among them; 0: the host's work per call. layout: of splits; in a benchmark also "read"
-    (the yardstick) and "baseline". The fields from plan to scratch_bytes are those of one sequence's plan.
+    context: keys that a sequence's last row sees, the call's own rows among them. plan: of one sequence under
+    ``layout``, None for a step. measure: a key of MODES; seconds: of every timed call.
     status: "ok", "failed" (wrong output; ``error`` names the first, its indices sequence, row, head, dimension), or
     "refused" (there is no room; ``error`` says why). Only "ok" has times.
     verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
-    are, at least of the last KV head of the last sequence, and all are those of the context's first layout. "bound",
+    are, at least of the last KV head of every sequence, and all are those of the context's first layout. "bound",
     "bound (sampled)": with matrix units, out and lse are as near to float64 as their roundings allow, and all bits are
-    those of the first layout. Of a baseline, its error.
+    those of the first layout. A step of a decode that was not compared has None.
     """
 
-    tool: str
-    device: str
-    driver: str
+    spec: CallSpec
+    info: DeviceInfo
     runtime: str
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    dtype: str
     context: int
-    layout: str = ""
-    device_kind: str = ""
-    compute_units: int | None = None
-    model: str = ""
-    batch: int = 1
-    q_len: int = 1
-    page_size: int | None = None  # tokens; None: contiguous, without a cache
-    layers: int = 1
-    data: str = ""
-    plan: str | None = None  # fingerprint
-    num_splits: int = 1
-    unit_keys: int = 0
-    build: str = ""
-    passes: int = 1
-    workgroups: int = 0
-    scratch_bytes: int = 0
-    heads_per_workgroup: int | None = None
-    arithmetic: str | None = None  # None for the yardstick and baselines
-    load: float | None = None  # the machine's load average of the last minute
+    layout: str
+    plan: SplitPlan | None = None
     status: str = "ok"
     verified: str | None = None
     error: str | None = None
     measure: str = "call"
-    latency_mode: str = HOST_CLOCK
-    repeats: int = 0
-    median_us: float | None = None
-    min_us: float | None = None
-    max_us: float | None = None
-    q1_us: float | None = None  # lower quartile
-    q3_us: float | None = None
-    cpu_us: float | None = None  # median CPU time, all threads; a CPU device's work is in it
-    caller_us: float | None = None  # median CPU time of the calling thread, which no device's work is in
-    kv_gb_s: float | None = None  # stored bytes of K and V of all sequences, each once, per median; 1e9
-    of_read: float | None = None  # kv_gb_s over the yardstick's, by the same clock, runtime and context
-    attention_ms_per_step: float | None = None  # all layers
-    tokens_s: float | None = None  # batch * q_len per step, as if attention were all of the step
-    weights_ms: float | None = None  # the rest of the step, as given
-    tokens_s_with_weights: float | None = None
+    seconds: tuple[float, ...] = ()
     ranks: int = 1
-    received_bytes: int | None = None
-    formula_bytes: int | None = None
-    prepared: bool | None = None  # whether ``prepare`` was called before the first step
-    ms: float | None = None  # wall time of a step's calls, one per layer
-    neighbors_ms: float | None = None  # the median of the steps around it
-    stall: bool | None = None
 
-    @classmethod
-    def of(cls, tool: str, device: Device, shape: AttnShape, dtype: str, context: int, **more: Any) -> Row:
-        """A row of a device that has no figures yet. more: its other fields."""
-        info, load = device.info, os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        sizes = (shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim)
-        more = {"device_kind": info.kind, "compute_units": info.compute_units, "load": load, **more}
-        return cls(tool, info.name, info.driver, device.runtime.name, *sizes, dtype, context, **more)
+    @property
+    def line(self) -> dict[str, str]:
+        """What tells it from other rows of its context: LINE and the layout."""
+        return {"shape": str(self.spec.shape), "dtype": self.spec.dtype, "runtime": self.runtime, "layout": self.layout}
 
-    @classmethod
-    def of_call(cls, tool: str, spec: CallSpec, device: Device, split: SplitSpec, plan: SplitPlan, **more: Any) -> Row:
-        """The row of a call that has not run. more: other fields."""
-        mode = HOST_CLOCK if tool == "bench" else DECODE_MODE if spec.page_size else CONTIGUOUS_MODE
-        more |= {name: getattr(plan, name) for name in _PLANNED} | {name: getattr(spec, name) for name in _GIVEN}
-        return cls.of(
-            tool,
-            device,
-            spec.shape,
-            spec.dtype,
-            plan.context_len,
-            layout=split.label,
-            data=spec.kv.source if spec.kv else f"normal, seed {spec.seed}",
-            plan=plan.fingerprint(),
-            build=plan.build_on(device.info.layout_facts, spec.dtype),
-            **{"latency_mode": mode, **more},
+    @property
+    def latency_mode(self) -> str:
+        """What the time covers, and by which clock."""
+        if self.measure != "call":
+            return MODES[self.measure]
+        gather = "one gather, " if self.ranks > 1 else ""
+        call = (
+            f"decode call: append, attend, {gather}merge" if self.spec.page_size else "submit and wait: attend, merge"
         )
+        return f"{call}; {MODES['call']}"
 
-    @property
-    def shape(self) -> str:
-        """The shape, as --shape takes it."""
-        return str(AttnShape(self.q_heads, self.kv_heads, self.head_dim, self.v_head_dim))
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """FIGURES of the times. kv_gb_s: stored bytes of K and V of all sequences, each once, per median time; 1e9.
 
-    @property
-    def note(self) -> str | None:
-        """The error, by its name in the files of a benchmark."""
-        return self.error
-
-    @property
-    def iqr_us(self) -> float | None:
-        """The distance between the quartiles."""
-        return None if self.q1_us is None or self.q3_us is None else self.q3_us - self.q1_us
+        attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it.
+        """
+        found, spec = dict[str, float | None].fromkeys(FIGURES), self.spec
+        if not self.seconds:
+            return found
+        low, q1, median, q3, high = (1e6 * np.percentile(self.seconds, (0, 25, 50, 75, 100))).tolist()
+        found |= {"median_us": median, "min_us": low, "max_us": high, "iqr_us": q3 - q1}
+        if median > 0 and self.measure not in ("gap", "pass 2", "prepare"):
+            nbytes = spec.batch * self.context * spec.shape.kv_bytes_per_token(spec.dtype)
+            found["kv_gb_s"] = nbytes / median / 1e3
+        if median > 0 and self.measure in ("call", "step"):
+            ms = median * spec.layers / 1e3
+            found |= {"attention_ms_per_step": ms, "tokens_s": 1e3 * spec.batch * spec.q_len / ms}
+        return found
 
     def record(self) -> dict[str, Any]:
-        """What is written of the row, floats rounded to 6 digits."""
-        values = {name: getattr(self, name) for name in COLUMNS[self.tool]}
+        """What is written of the row: an object of texts and numbers, floats rounded to 6 digits."""
+        spec, info, plan = self.spec, self.info, self.plan
+        values = {
+            "device": info.name,
+            **{"device_kind": info.kind, "driver": info.driver, "compute_units": info.compute_units},
+            **{name: getattr(self, name) for name in ("runtime", "ranks")},
+            **{"shape": str(spec.shape), **asdict(spec.shape), "context": self.context, "layout": self.layout},
+            **{name: getattr(spec, name) for name in _GIVEN},
+            "plan": plan.fingerprint() if plan else None,
+            "build": plan.build_on(info.layout_facts, spec.dtype) if plan else None,
+            **{name: getattr(plan, name, None) for name in _PLANNED},
+            **{name: getattr(self, name) for name in ("status", "verified", "error", "measure", "latency_mode")},
+            **{"repeats": len(self.seconds), **self.figures},
+        }
         return {name: float(f"{x:.6g}") if isinstance(x, float) else x for name, x in values.items()}
 
     def failed(self, error: str) -> Row:
         """The row of wrong output."""
-        return replace(self, status="failed", verified=None, error=error)
-
-    def refused(self, error: BaseException | str) -> Row:
-        """The row of what there is no room for."""
-        return replace(self, status="refused", verified=None, error=str(error) or "no room in host memory")
-
-    def timed(self, samples: Sequence[Mapping[str, Times]]) -> list[Row]:
-        """A row per measure of ``samples``, each of which has a time of every measure."""
-        return [
-            self._of_times(measure, *zip(*(one[measure] for one in samples), strict=True))
-            for measure in MEASURES
-            if measure in samples[0]
-        ]
-
-    def _of_times(self, measure: str, seconds: Sequence[float], *cpu: Sequence[float]) -> Row:
-        low, q1, median, q3, high = (1e6 * float(x) for x in np.percentile(seconds, (0, 25, 50, 75, 100)))
-        row = replace(self, measure=measure, repeats=len(seconds), median_us=median, q1_us=q1, q3_us=q3)
-        row = replace(row, min_us=low, max_us=high)
-        if measure != "call":
-            row = replace(row, latency_mode=MEASURES[measure])
-        if cpu:
-            whole, caller = (1e6 * float(np.median(x)) for x in cpu)
-            row = replace(row, cpu_us=whole, caller_us=caller)
-        if self.context == 0 or measure in ("gap", "pass 2") or median <= 0:
-            return row
-        nbytes = self.batch * self.context * AttnShape.parse(self.shape).kv_bytes_per_token(self.dtype)
-        row = replace(row, kv_gb_s=nbytes / median / 1e3)
-        tokens, ms = self.batch * self.q_len, median * self.layers / 1e3
-        if self.weights_ms is not None:
-            row = replace(row, tokens_s_with_weights=1e3 * tokens / (ms + self.weights_ms))
-        return replace(row, attention_ms_per_step=ms, tokens_s=1e3 * tokens / ms)
+        return replace(self, status="failed", verified=None, error=error, seconds=())

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...cache.pages import PagePool
-from ...cache.rows import stored_values
 from ...checks import check_int
 from ...decode.arithmetic import arithmetic_name
 from ...dtypes import storage_dtype
-from ...errors import ArgumentError, ShapeError
+from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
 from ...planning.arithmetic import Arithmetic, on_matrices
 from ...shapes import AttnShape, row_format
-from ...storage import storage_types
 from ..harness.bits import ORACLE_PRODUCTS
 from ..harness.inputs import Inputs, check_stored_v
 from ..harness.split_spec import SplitSpec
@@ -27,13 +25,11 @@ PAGE_SIZE: Final = 256  # tokens
 class CallSpec:
     """The calls that are measured. ArgumentError and its kinds name the field that cannot be.
 
-    layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits:
-    layouts (those of ``distributed_sweep`` and ``bench`` are their own); dtype: of K and V; batch: sequences in a call,
-    with q_len new rows each; page_size: tokens, None for contiguous K and V without a cache (one sequence); repeats:
-    timed calls per point (None: 5 to 50 within some seconds); weights_ms: the rest of a step; kv: values of this shape
-    for every sequence, in place of normal ones from ``seed``; arithmetic: see ``Attention``; oracle_products: batch *
-    q_len * context * q_heads * head_dim up to which everything is compared with the oracle, and above it as many KV
-    heads as that allows.
+    layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits: layouts;
+    dtype: of K and V; batch: sequences in a call, with q_len new rows each; page_size: tokens, None for contiguous K
+    and V without a cache (one sequence); repeats: timed calls per point (None: 5 to 50 within some seconds);
+    arithmetic: see ``Attention``; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything
+    is compared with the oracle, and above it as many KV heads as that allows.
     """
 
     shape: AttnShape
@@ -45,9 +41,6 @@ class CallSpec:
     q_len: int = 1
     page_size: int | None = PAGE_SIZE
     repeats: int | None = None
-    weights_ms: float | None = None
-    seed: int = 0
-    kv: Inputs | None = None
     model: str = ""
     arithmetic: Arithmetic = "canonical"
     oracle_products: int = ORACLE_PRODUCTS
@@ -59,36 +52,13 @@ class CallSpec:
             check_int(name, getattr(self, name), 1)
         if self.page_size is not None:
             PagePool(1, self.page_size)
-        elif self.batch > 1:
-            raise ArgumentError(f"batch: got {self.batch}, expected 1 for contiguous K and V without a cache")
-        for name in ("contexts", "splits"):
-            if not getattr(self, name):
-                raise ArgumentError(f"{name}: got none, expected one or more")
         arithmetic_name(self.arithmetic)
-        check_int("seed", self.seed, 0)
         if self.repeats is not None:
             check_int("repeats", self.repeats, 1)
-        if self.weights_ms is not None and not 0 <= self.weights_ms < float("inf"):
-            raise ArgumentError(f"weights_ms: got {self.weights_ms}, expected milliseconds of at least 0")
         shortest = min(check_int("contexts", context, 1, MAX_CONTEXT) for context in self.contexts)
         if shortest < self.q_len:
             raise ArgumentError(f"contexts: got {shortest}, expected at least {self.q_len}, the call's own rows")
-        if self.kv is not None:
-            self._check_kv(self.kv)
-
-    def _check_kv(self, kv: Inputs) -> None:
-        longest = max(self.contexts)
-        if kv.shape != self.shape:
-            raise ShapeError(f"kv: got {kv.shape}, expected {self.shape}")
-        if len(kv.rows) != self.q_len:
-            raise ShapeError(f"q_len: got {self.q_len}, expected {len(kv.rows)}, the query rows in {kv.source}")
-        if longest > len(kv.k):
-            raise ArgumentError(f"contexts: got {longest}, expected at most {len(kv.k)}, the tokens in {kv.source}")
-        try:
-            for name, x, kind in zip("kv", (kv.k, kv.v), storage_types(self.dtype), strict=True):
-                stored_values(name, x, kind.name)
-        except ArgumentError as error:
-            raise type(error)(f"{kv.source}: {error}") from error
+        check_int("batch * contexts", self.batch * max(self.contexts), 1, MAX_CONTEXT)  # tokens of a cache
 
     @property
     def bounded(self) -> bool:
@@ -97,6 +67,4 @@ class CallSpec:
 
     def inputs(self, context: int, sequence: int = 0) -> Inputs:
         """The values of one sequence of the batch."""
-        if self.kv:
-            return self.kv.prefix(context)
-        return Inputs.normal(self.shape, context, self.dtype, self.seed, q_len=self.q_len, sequence=sequence)
+        return Inputs.normal(self.shape, context, self.dtype, q_len=self.q_len, sequence=sequence)

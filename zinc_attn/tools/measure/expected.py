@@ -1,0 +1,43 @@
+"""How the calls of one context must come out: as the oracle says, and all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..harness.bits import Expected, Output, compare, oracle, truth
+from ..harness.inputs import Inputs
+from .spec import CallSpec
+
+
+class Expectation:
+    """What every call of ``spec`` must give at one context: the oracle's bits, or float64 within matrix units' bound.
+
+    Of each sequence the oracle computes the last ``rows`` rows, and of these the last ``kv_heads`` KV heads: all, or as
+    many as ``spec.oracle_products`` allows, and at least a row of one head.
+    """
+
+    def __init__(self, spec: CallSpec, context: int) -> None:
+        self.spec, shape = spec, spec.shape
+        row = spec.batch * context * shape.group * max(shape.head_dim, shape.v_head_dim)  # products of one KV head
+        self.rows = min(max(spec.oracle_products // row, 1), spec.q_len)
+        self.kv_heads = min(max(spec.oracle_products // (row * self.rows), 1), shape.kv_heads)
+        everything = (self.rows, self.kv_heads) == (spec.q_len, shape.kv_heads)
+        self.word = ("bound" if spec.bounded else "bits") + ("" if everything else " (sampled)")  # see Row.verified
+        self.sequences: list[Expected] = []
+        self.first: tuple[str, Output] | None = None  # layout and output of the first call that was as it must be
+
+    def add(self, sequence: int, data: Inputs) -> None:
+        """Compute what a sequence of ``data`` must give, unless that is known."""
+        if sequence == len(self.sequences):
+            judge: Callable[..., Expected] = truth if self.spec.bounded else oracle
+            self.sequences.append(judge(data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads))
+
+    def trouble(self, layout: str, got: Output) -> str | None:
+        """What is wrong with the output of a call, out (batch, …) and lse (batch, …); None where nothing is."""
+        for sequence, (out, lse, want) in enumerate(zip(*got, self.sequences, strict=True)):
+            if found := compare(Output(out, lse), want):
+                return found.text(of=(sequence,))
+        self.first = self.first or (layout, got)
+        if found := compare(got, self.first[1]):
+            return f"unlike layout {self.first[0]}: {found.text()}"
+        return None
