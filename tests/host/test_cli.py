@@ -228,7 +228,7 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plot() -> None:
     pytest.importorskip("matplotlib")
 
-    from zinc_attn.tools.harness.plots import keys_label
+    from zinc_attn.tools.measure.picture import keys_label
 
     rows = [
         replace(TIMED, context=context, layout=layout, runtime=runtime)

@@ -1,1 +1,1 @@
-"""What every tool shares: inputs, split layouts, the oracle, comparison of bits, timing, files and pictures."""
+"""What every tool shares: inputs, split layouts, the oracle, comparison of bits, timing and files."""
