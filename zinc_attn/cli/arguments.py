@@ -137,9 +137,9 @@ def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: Attn
 def add_measuring(parser: argparse.ArgumentParser) -> None:
     """What the commands that verify and time calls have in common, beside their device."""
     add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
-    add_shared(parser, "--splits", said="auto,1", several=True)
+    add_shared(parser, "--splits", "auto,1", several=True)
     add_arithmetic(parser)
-    repeats = "timed runs per call (default: 5 to 50 within 3 s; 20 over ranks)"
+    repeats = "timed runs per call (default: 5 to 50 within 3 s)"
     parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
     add_output(parser)
 

@@ -35,7 +35,7 @@ def add_bench(subparsers: Subparsers) -> None:
 def run_bench(args: argparse.Namespace) -> int:
     """Benchmark, print, and write the files."""
     args.runtime = args.runtime or installed_runtimes()
-    contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits or "auto,1")
+    contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits)
     options = {"splits": splits, "page_size": None, "repeats": args.repeats, "arithmetic": args.arithmetic}
     specs = [
         [CallSpec(shape, 1, contexts, dtype=dtype.strip(), **options) for dtype in args.dtype.split(",")]

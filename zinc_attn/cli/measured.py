@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from ..distributed.ranks import Ranks
 from ..tools.harness.files import check_out, write_report
 from ..tools.harness.tables import figure, grouped
 from ..tools.measure import CallSpec, Row, measure_calls, rows_png
@@ -43,18 +42,15 @@ def run_calls(
     title: str,
     figure_of: tuple[str, str],
     *,
-    ranks: Ranks | None = None,
     measure: Callable[..., list[Row]] = measure_calls,
     show: Callable[[Sequence[Row]], None] | None = None,
 ) -> int:
     """Measure the calls of ``specs``, a group of one shape after the other, print and write the files; the exit status.
 
-    figure_of: the field of the picture, and its label. ranks: those of which this process is one; rank 0 prints. show:
-    prints the rows, None for ``print_measured``.
+    figure_of: the field of the picture, and its label. show: prints the rows, None for ``print_measured``.
     """
     need("matplotlib")
     check_out(args.out)
-    quiet, options = ranks is not None and ranks.rank > 0, dict[str, Any]({"ranks": ranks} if ranks else {})
     with ExitStack() as stack:
         devices = open_devices(stack, [args.device], args.runtime)
         for spec in (spec for mine in specs for spec in mine):
@@ -62,20 +58,18 @@ def run_calls(
                 refuse_arithmetic(spec.arithmetic, device, spec.dtype, spec.shape)
         info = devices[0].info
         title = f"{info.name} ({info.driver}), {', '.join(one.runtime.name for one in devices)}\n{title}"
-        if not quiet:
-            note_cpu(info)
-            if not args.json:
-                print(title, flush=True)
-            options["progress"] = stack.enter_context(progress_bar())
-            if args.json:
-                options["on_row"] = lambda row: print_json([row.record()])
-        rows = [row for mine in specs for row in measure(devices, mine, **options)]
-    if not quiet:
+        note_cpu(info)
         if not args.json:
-            (show or print_measured)(rows)
-        png = rows_png([row for row in rows if row.measure in ("call", "step")], title, *figure_of)
-        where = Path(args.out or f"{args.command}-{slug(info.name)}")
-        say_written(write_report(where, args.command, [row.record() for row in rows], png))
+            print(title, flush=True)
+        options: dict[str, Any] = {"progress": stack.enter_context(progress_bar())}
+        if args.json:
+            options["on_row"] = lambda row: print_json([row.record()])
+        rows = [row for mine in specs for row in measure(devices, mine, **options)]
+    if not args.json:
+        (show or print_measured)(rows)
+    png = rows_png([row for row in rows if row.measure in ("call", "step")], title, *figure_of)
+    where = Path(args.out or f"{args.command}-{slug(info.name)}")
+    say_written(write_report(where, args.command, [row.record() for row in rows], png))
     failed = any(row.status == "failed" for row in rows)
     return 1 if failed else 2 if all(row.status == "refused" for row in rows) else 0
 

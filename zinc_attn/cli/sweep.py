@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ..distributed.ranks import TIMEOUT_S, Ranks, check_timeout, start_mpi
-from ..errors import ArgumentError
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.measure import PAGE_SIZE, CallSpec
@@ -19,7 +17,7 @@ from .arguments import (
     chosen_model,
 )
 from .measured import run_calls
-from .terminal import arithmetic_text, model_text, plural, say
+from .terminal import arithmetic_text, model_text, plural
 
 
 def add_sweep(subparsers: Subparsers) -> None:
@@ -35,11 +33,8 @@ def add_sweep(subparsers: Subparsers) -> None:
         "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed, behind every\n"
         "call. The cache has one layer; a step's figures are that layer's times --layers. A point with wrong output\n"
         "FAILED and has no time; one for which the device has no room is refused.\n"
-        "Leaves sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.\n\n"
-        "With --distributed, started by mpiexec, the ranks hold the nodes of 512 keys of one sequence in proportion\n"
-        "to their devices' memory. Every rank compares its bits with the oracle, rank 0 prints. Needs the extra mpi.",
+        "Leaves sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.",
         "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
-        "  mpiexec -n 4 zinc-attn sweep --distributed --shape 32/8/128 --contexts 32k,128k\n"
         "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --rows 2\n"
         "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
     )
@@ -50,41 +45,18 @@ def add_sweep(subparsers: Subparsers) -> None:
     add("--batch", type=int, default=1, metavar="N", help="sequences in a call, each of the same context (default: 1)")
     add_shared(parser, "--rows", 1, text="query rows of a sequence in a call, which appends as many")
     add_shared(parser, "--page-size", PAGE_SIZE)
-    ranks = "share one sequence among the ranks of mpiexec; only --device and --runtime may differ between ranks"
-    add("--distributed", action="store_true", help=ranks)
-    timeout = "seconds that a rank waits for the others (default: %(default)g s)"
-    add("--timeout", type=float, default=TIMEOUT_S, metavar="S", help=timeout)
     add_device_arguments(parser)
     parser.set_defaults(run=run_sweep)
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """Sweep, alone or as one of several ranks."""
-    if not args.distributed:
-        return sweep(args, None)
-    ranks = Ranks(start_mpi(check_timeout(args.timeout)), args.timeout)
-    try:
-        status = sweep(args, ranks)
-        ranks.exchange(b"")  # ends together: a rank whose files cannot be written fails all
-    except BaseException as error:
-        ranks.leave(error)
-        if ranks.lost:
-            say(f"zinc-attn: error: {error}")
-            ranks.abort(2)
-        raise
-    return status
-
-
-def sweep(args: argparse.Namespace, ranks: Ranks | None) -> int:
-    """The sweep of this process; the exit status."""
-    if ranks and (args.batch > 1 or args.splits):
-        raise ArgumentError("distributed: got --batch or --splits, expected one sequence and a split per node")
+    """Sweep, print, and write the files."""
     model = chosen_model(args)
     spec = CallSpec(
         model.shape,
         model.attention_layers,
         parse_contexts(args.contexts),
-        parse_split_specs(args.splits or "auto,1"),
+        parse_split_specs(args.splits),
         q_len=args.rows,
         model=model.name,
         **{name: getattr(args, name) for name in ("dtype", "batch", "page_size", "repeats", "arithmetic")},
@@ -93,7 +65,6 @@ def sweep(args: argparse.Namespace, ranks: Ranks | None) -> int:
     if model.windowed_layers:
         layers += f" ({model.windowed_layers} more with a window of {model.window} keys are not counted)"
     call = f"{plural(spec.batch, 'sequence')}, {plural(spec.q_len, 'row')}{' each' * (spec.batch > 1)} per call"
-    over = f", {plural(ranks.size, 'rank')}" if ranks else ""
-    title = f"{model_text(model, spec.dtype)}, {layers}\n{call}; cache with pages of {spec.page_size} tokens{over}"
+    title = f"{model_text(model, spec.dtype)}, {layers}\n{call}; cache with pages of {spec.page_size} tokens"
     title += arithmetic_text(spec.arithmetic)
-    return run_calls(args, [[spec]], title, ("tokens_s", "tokens/s, attention alone"), ranks=ranks)
+    return run_calls(args, [[spec]], title, ("tokens_s", "tokens/s, attention alone"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...cache.kv_cache import KVCache
+from ...cache.sequence import Sequence
 from ...decode.attention import Attention
 from ...decode.contiguous import ContiguousKV, RecordedCall
-from ...distributed.attention import ShardedAttention
-from ...distributed.cache import ShardedKVCache
-from ...distributed.ranks import Ranks
 from ...runtime.device import Device
 from ..harness.bits import F32, Output, compare
 from ..harness.inputs import Inputs
@@ -84,21 +82,14 @@ class Subject:
 
 
 class CachedCalls:
-    """The sequences of a batch in a cache of one layer, which have ``before`` tokens each between the calls.
+    """The sequences of a batch in a cache of one layer, which have ``before`` tokens each between the calls."""
 
-    ranks: those among which the nodes of the one sequence lie.
-    """
-
-    def __init__(self, device: Device, spec: CallSpec, context: int, ranks: Ranks | None) -> None:
+    def __init__(self, device: Device, spec: CallSpec, context: int) -> None:
         assert spec.page_size is not None
         self.before, self.arithmetic = context - spec.q_len, spec.arithmetic
-        self.cache: Any
-        if ranks:
-            self.cache = ShardedKVCache([device], spec.shape, 1, context, spec.dtype, spec.page_size, comm=ranks)
-        else:
-            capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
-            self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size)
-        self.sequences: list[Any] = []
+        capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
+        self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size)
+        self.sequences: list[Sequence] = []
         self.q: list[F32] = []  # of each sequence, as k and v are: the rows that a call appends
         self.k: list[F32] = []
         self.v: list[F32] = []
@@ -114,13 +105,9 @@ class CachedCalls:
         self.v.append(data.v[n:].copy())
 
     def subject(self, row: Row, split: SplitSpec) -> Subject:
-        """The call under a layout; over ranks it is a split per node."""
-        attention: Callable[..., Any]
-        if isinstance(self.cache, KVCache):
-            sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
-            attention = Attention(self.cache, arithmetic=self.arithmetic, **sizes)
-        else:
-            attention = ShardedAttention(self.cache, arithmetic=self.arithmetic)
+        """The call under a layout."""
+        sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
+        attention = Attention(self.cache, arithmetic=self.arithmetic, **sizes)
         got, others = list[Any](), [-q for q in self.q]
 
         def attend(q: list[F32]) -> None:
@@ -170,10 +157,10 @@ class ContiguousCalls:
         self.stack.close()
 
 
-def pass_times(spans: Sequence[tuple[float, float]]) -> dict[str, float]:
+def pass_times(spans: Iterable[tuple[float, float]]) -> dict[str, float]:
     """Seconds by measure, from begin and end of the one or two dispatches of a call."""
     (begin, end), *more = spans
-    times = {"device": spans[-1][1] - begin, "pass 1": end - begin}
+    times = {"device": end - begin, "pass 1": end - begin}
     for second, last in more:
-        times |= {"gap": second - end, "pass 2": last - second}
+        times |= {"device": last - begin, "gap": second - end, "pass 2": last - second}
     return times

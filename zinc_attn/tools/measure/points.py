@@ -7,12 +7,9 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Final
 
-from ...canonical.constants import KEYS_PER_NODE
-from ...distributed.ranks import Ranks
 from ...errors import LimitError
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
-from ..harness.split_spec import SplitSpec
 from ..harness.timing import in_turns
 from .calls import CachedCalls, ContiguousCalls, Subject
 from .expected import Expectation
@@ -21,9 +18,7 @@ from .spec import CallSpec
 
 WARM_UP_RUNS: Final = 3
 BUDGET_S: Final = 3.0  # timed runs of a call where ``repeats`` is not given
-RANKS_REPEATS: Final = 20  # over ranks, which must make the same calls
 NO_ROOM: Final = (LimitError, MemoryError)  # DeviceMemoryError is a MemoryError
-NODES: Final = SplitSpec("nodes", split_size=KEYS_PER_NODE)
 WrapCall = Callable[[Subject], Subject]
 
 
@@ -31,7 +26,6 @@ def measure_calls(
     devices: Sequence[Device],
     specs: Sequence[CallSpec],
     *,
-    ranks: Ranks | None = None,
     progress: Progress | None = None,
     on_row: Callable[[Row], Any] = lambda row: None,
     wrap_call: WrapCall = lambda call: call,
@@ -40,21 +34,15 @@ def measure_calls(
 
     devices: dispatchers on one physical device; specs: of one shape and the same contexts. on_row sees each row when it
     is ready. A call for which the device has no room gives a row with status "refused".
-    ranks: those among which the nodes of one sequence lie, each with its one device; all make the same call, whose
-    layout is a split per node. Every rank compares its bits with the oracle's and with those of rank 0, and what fails
-    on one fails on all. LimitError, MemoryError: a rank has no room. RankError: see Ranks.
     wrap_call: is given every call and returns the one that is made in its place; tests put faults in there.
     """
-    if ranks:
-        ranks.agree(repr(specs), 1.0)
-        specs = [replace(one, splits=(NODES,), repeats=one.repeats or RANKS_REPEATS) for one in specs]
     each = len(devices) * len(specs) * (specs[0].batch + 2 * len(specs[0].splits))
     contexts, rows = specs[0].contexts, list[Row]()
     steps = Steps(progress, each * len(contexts))
     for i, context in enumerate(contexts):
         steps.done = i * each
         with ExitStack() as stack:
-            point = Point(stack, context, steps, ranks, wrap_call)
+            point = Point(stack, context, steps, wrap_call)
             for spec in specs:
                 expected = Expectation(spec, context)
                 for device in devices:
@@ -69,14 +57,13 @@ def measure_calls(
 class Point:
     """The calls of one context, and the rows of those for which there is no room. ``stack`` closes what they need."""
 
-    def __init__(self, stack: ExitStack, context: int, steps: Steps, ranks: Ranks | None, wrap_call: WrapCall) -> None:
-        self.stack, self.context, self.steps, self.ranks, self.wrap_call = stack, context, steps, ranks, wrap_call
+    def __init__(self, stack: ExitStack, context: int, steps: Steps, wrap_call: WrapCall) -> None:
+        self.stack, self.context, self.steps, self.wrap_call = stack, context, steps, wrap_call
         self.found: list[Subject | Row] = []
 
     def add(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
         """Make and verify the calls of ``spec`` on a device."""
         facts, blank = device.info.layout_facts, Row(spec, device.info, device.runtime.name, self.context, "")
-        blank = replace(blank, ranks=self.ranks.size if self.ranks else 1)
         plans = [one.plan(self.context, spec.shape, facts, spec.dtype, spec.q_len) for one in spec.splits]
         rows = [replace(blank, layout=one.label, plan=plan) for one, plan in zip(spec.splits, plans, strict=True)]
         try:
@@ -89,7 +76,6 @@ class Point:
             try:
                 subject = self.wrap_call(resident.subject(row, split))
                 subject.verify(expected)
-                self._share_verdict(subject)
                 self.found.append(subject)
             except NO_ROOM as error:
                 self._refuse(error, [row])
@@ -102,7 +88,6 @@ class Point:
         for one, mine in zip(good, times, strict=True):
             one.times = mine
             one.run_spoiled()
-            self._share_verdict(one)
         for found in self.found:
             yield from found.rows() if isinstance(found, Subject) else [found]
 
@@ -112,7 +97,7 @@ class Point:
     def _resident(self, device: Device, spec: CallSpec, expected: Expectation) -> CachedCalls | ContiguousCalls:
         """The sequences on the device."""
         made: CachedCalls | ContiguousCalls = (
-            CachedCalls(device, spec, self.context, self.ranks) if spec.page_size else ContiguousCalls(device, spec)
+            CachedCalls(device, spec, self.context) if spec.page_size else ContiguousCalls(device, spec)
         )
         self.stack.enter_context(closing(made))
         for sequence in range(spec.batch):
@@ -123,18 +108,5 @@ class Point:
         return made
 
     def _refuse(self, error: BaseException, rows: Sequence[Row]) -> None:
-        """Keep the rows of what there is no room for. Over ranks the error ends all, as they make the same calls."""
-        if self.ranks:
-            raise error
+        """Keep the rows of what there is no room for."""
         self.found += [replace(row, status="refused", error=str(error) or "no room in host memory") for row in rows]
-
-    def _share_verdict(self, subject: Subject) -> None:
-        """Fail the subject on all ranks where it failed on one, or where the output of a rank is not that of rank 0."""
-        if self.ranks is None:
-            return
-        mine = f"{subject.result().digest()} {subject.row.error or ''}"
-        (first, _), *_ = said = [one.decode().split(" ", 1) for one in self.ranks.exchange(mine.encode())]
-        for rank, (digest, error) in enumerate(said):
-            if error or digest != first:
-                subject.row = subject.row.failed(f"rank {rank}: {error or 'out or lse are not those of rank 0'}")
-                return

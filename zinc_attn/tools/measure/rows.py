@@ -53,7 +53,6 @@ class Row:
     error: str | None = None
     measure: str = "call"
     seconds: tuple[float, ...] = ()
-    ranks: int = 1
 
     @property
     def line(self) -> dict[str, str]:
@@ -65,10 +64,7 @@ class Row:
         """What the time covers, and by which clock."""
         if self.measure != "call":
             return MODES[self.measure]
-        gather = "one gather, " if self.ranks > 1 else ""
-        call = (
-            f"decode call: append, attend, {gather}merge" if self.spec.page_size else "submit and wait: attend, merge"
-        )
+        call = "decode call: append, attend, merge" if self.spec.page_size else "submit and wait: attend, merge"
         return f"{call}; {MODES['call']}"
 
     @cached_property
@@ -96,7 +92,7 @@ class Row:
         values = {
             "device": info.name,
             **{"device_kind": info.kind, "driver": info.driver, "compute_units": info.compute_units},
-            **{name: getattr(self, name) for name in ("runtime", "ranks")},
+            "runtime": self.runtime,
             **{"shape": str(spec.shape), **asdict(spec.shape), "context": self.context, "layout": self.layout},
             **{name: getattr(spec, name) for name in _GIVEN},
             "plan": plan.fingerprint() if plan else None,
