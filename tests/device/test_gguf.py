@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import shutil
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,9 @@ from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+SCALED = "got scaled rotary positions"
 
 
 @pytest.fixture(scope="module")
@@ -49,32 +49,24 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_model_and_the_tokenizer_are_those_that_were_written(model: Any, file: Path) -> None:
-    for path in (file, file.parent):
-        loaded = generate.load_model(path)
-        assert loaded.name == "tiny" and loaded.model.config._attn_implementation == "zinc"
-        state = loaded.model.state_dict()
-        assert state.keys() == model.state_dict().keys()
-        assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
+    loaded = generate.load_model(file)
+    assert loaded.name == "tiny" and loaded.model.config._attn_implementation == "zinc"
+    state = loaded.model.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
     got, want = generate.load_tokenizer(file), byte_tokenizer()
     assert got is not None and got(TEXT)["input_ids"] == want(TEXT)["input_ids"]
     assert got.decode(got(TEXT)["input_ids"]) == TEXT
 
 
-def test_the_header_is_parsed_once_and_the_tensors_are_told(
-    model: Any, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_header_is_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gguf
 
-    read, told = [], list[tuple[str, int, int]]()
-    right = gguf.GGUFReader
+    read, right = [], gguf.GGUFReader
     monkeypatch.setattr(gguf, "GGUFReader", lambda *arguments: read.append(arguments) or right(*arguments))
-    own = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
-    generate.load_checkpoint(file, progress=lambda *step: told.append(step))
-    weights = len(model.state_dict()) - 1  # the embedding is tied
-    assert len(read) == 1 and own == (gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map)
-    unpacked = [step[1:] for step in told if step[0] == "unpacking tiny.gguf"]
-    assert unpacked == [(done, len(unpacked)) for done in range(len(unpacked))] and len(unpacked) >= weights
-    assert told[0] == ("reading tiny.gguf", 0, 0) and told[-1][0] == "reading the tokenizer of tiny.gguf"
+    own = gguf.GGUFReader, gguf.get_tensor_name_map
+    generate.load_checkpoint(file)
+    assert len(read) == 1 and own == (gguf.GGUFReader, gguf.get_tensor_name_map)
 
 
 def test_text_is_that_of_the_safetensors_files(
@@ -82,7 +74,6 @@ def test_text_is_that_of_the_safetensors_files(
 ) -> None:
     model.save_pretrained(tmp_path / "folder")
     byte_tokenizer().save_pretrained(tmp_path / "folder")
-    shutil.copy(file, tmp_path / "folder")  # safetensors files come first
     records = []
     for path in (file, tmp_path / "folder"):
         assert run("generate", "--model", path, "--prompt", TEXT, "--max-new-tokens", 12, "--json") == 0
@@ -95,7 +86,7 @@ def test_text_is_that_of_the_safetensors_files(
 
 def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("validate", "--model", file, "--contexts", "100", "--splits", "3", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["status"] == "pass"
+    assert [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()] == ["equal", "equal"]
 
 
 # --- refused -----------------------------------------------------------------------------------------------
@@ -104,15 +95,13 @@ def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architecture": "mammoth"}, "has architecture 'mammoth', which transformers "),
-        ({"architecture": "t5"}, "got model_type 't5', expected a causal language model"),
+        ({"architecture": "mammoth"}, "GGUF model with architecture mammoth is not supported"),
+        ({"architecture": "t5"}, "configuration_t5.T5Config'> for this kind of AutoModel: AutoModelForCausalLM. "),
+        ({"layers": 3}, "it lacks 9 weights of LlamaForCausalLM, the first model.layers.2."),
         ({"split__count": 3}, "is one of the 3 parts of a checkpoint, expected a whole one; join them with "),
-        (
-            {"llama__rope__scaling__type": "yarn"},
-            "got scaled rotary positions (llama.rope.scaling.type = yarn), which ",
-        ),
-        ({"llama__rope__scaling__factor": 4.0}, "got scaled rotary positions (llama.rope.scaling.factor = 4), which "),
-        ({"rope_freqs__weight": np.ones(32, np.float32)}, "got scaled rotary positions (rope_freqs.weight), which "),
+        ({"llama__rope__scaling__type": "yarn"}, f"{SCALED} (llama.rope.scaling.type = yarn), which "),
+        ({"llama__rope__scaling__factor": 4.0}, f"{SCALED} (llama.rope.scaling.factor = 4), which "),
+        ({"rope_freqs__weight": np.ones(32, np.float32)}, f"{SCALED} (rope_freqs.weight), which "),
     ],
 )
 def test_files_refused(
@@ -135,34 +124,19 @@ def test_truncated(part: float, file: Path, tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "cut.gguf"
     path.write_bytes(data[: max(4, int(part * len(data)))])
     assert run("generate", "--model", path, "--prompt", "text") == 2
-    size = path.stat().st_size
-    assert error_of(capsys) == (
-        f"model: {path} is truncated or damaged: got {size:,} bytes that are no whole GGUF file; expected a complete "
-        "one, so copy or download it again"
-    )
+    said = f"model: {path} is no whole GGUF file, expected one, so copy or download it again: "
+    assert error_of(capsys).startswith(said)
 
 
-def test_a_file_that_lacks_weights(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_gguf(tmp_path / "short.gguf", model, layers=3)
-    assert run("validate", "--model", path) == 2
-    assert "it lacks 9 weights of LlamaForCausalLM, the first model.layers.2." in error_of(capsys)
-
-
-def test_paths_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = tmp_path / "other.gguf"
+def test_paths_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, none = tmp_path / "other.gguf", tmp_path / "none.gguf"
     other.write_text("this is text")
-    none = tmp_path / "none.gguf"
     for path, message in (
-        (none, f"model: got '{none}', which is no file, expected a GGUF file or a folder"),
-        (other, f"model: {other} does not begin with the letters GGUF, expected a GGUF file"),
+        (none, f"got '{none}', expected a folder with config.json and *.safetensors, or a GGUF file; nothing "),
+        (other, f"{other} is no whole GGUF file, expected one, so copy or download it again: GGUF magic invalid"),
     ):
         assert run("generate", "--model", path, "--prompt", "text") == 2
-        assert error_of(capsys) == message
-    shutil.copy(file, tmp_path)
-    assert run("generate", "--model", tmp_path, "--prompt", "text") == 2
-    assert error_of(capsys) == (
-        f"model: {tmp_path} has 2 GGUF files, expected the path of one of them: other.gguf, tiny.gguf"
-    )
+        assert error_of(capsys).startswith(f"model: {message}")
 
 
 def test_without_a_tokenizer(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,22 +148,12 @@ def test_without_a_tokenizer(model: Any, tmp_path: Path, capsys: pytest.CaptureF
         assert error_of(capsys).startswith(f"{name}: {path} has no tokenizer, expected ")
 
 
-@pytest.mark.parametrize("missing", [["gguf"], ["accelerate"], ["gguf", "accelerate"]])
+@pytest.mark.parametrize("missing", ["gguf", "accelerate"])
+@pytest.mark.parametrize("command", ["generate --prompt a", "generate --chat", "validate", "perplexity"])
 def test_without_the_packages(
-    missing: list[str], file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str, command: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
-    for command in (["generate", "--prompt", "a"], ["generate", "--chat"], ["validate"], ["perplexity"]):
-        assert run(*command, "--model", file) == 2
-        assert error_of(capsys) == (
-            f"model: {file} is a GGUF file, which needs {' and '.join(missing)}: pip install 'zinc-attn[gguf]'"
-        )
-
-
-def test_with_a_broken_package(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", types.ModuleType("gguf"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "here")
-    assert run("generate", "--prompt", "a", "--model", file) == 2
-    needs = "which needs gguf: module 'gguf' has no attribute 'GGUFReader'"
-    assert error_of(capsys).startswith(f"model: {file} is a GGUF file, {needs}")
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert run(*command.split(), "--model", file) == 2
+    said = f"model: {file} is a GGUF file, which needs other packages (pip install 'zinc-attn[gguf]'): "
+    assert error_of(capsys).startswith(f"{said}import of {missing} halted")

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'zinc-att
 
 from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.dtypes import EXPECTED  # noqa: E402
+from zinc_attn.errors import UnsupportedError  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
@@ -93,6 +94,13 @@ def test_refused(arguments, message, folder, capsys):
     assert run(folder, *(str(one).format(folder) for one in arguments)) == 2
     error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message.format(folder)}")
+
+
+def test_adapted_models_are_refused(tmp_path, device):
+    """Their own attention cannot be selected again."""
+    model = generate.build_model(config_file(tmp_path / "bloom.json", "bloom"))
+    with pytest.raises(UnsupportedError, match="got bloom of type bloom, whose attention is adapted, expected"):
+        generate.measure_perplexity(model, device, [1, 2, 3], ["f16"], generate.Settings())
 
 
 def test_a_text_is_in_the_package():

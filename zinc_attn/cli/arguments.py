@@ -153,7 +153,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
     """--model of a command that runs a checkpoint. parser: or a group of one."""
-    text = "a GGUF file, or a folder with one, or with config.json, *.safetensors and tokenizer files"
+    text = "a GGUF file, or a folder with config.json, *.safetensors and tokenizer files"
     parser.add_argument("--model", metavar="PATH", required=required, help=text)
 
 

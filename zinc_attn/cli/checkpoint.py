@@ -17,7 +17,6 @@ from .arguments import refuse_arithmetic
 from .terminal import note_cpu, plural, progress_bar, say
 
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")  # of torch, and of lavapipe
-COMPILING: Final = "compiling the kernels"
 
 
 @contextmanager
@@ -30,10 +29,9 @@ def opened(
     those of --dtype or of the model unless given.
     """
     hosted = "torch" in sys.modules  # then the program that calls this one has chosen torch's threads
-    with progress_bar() as progress:
+    with progress_bar(f"reading {args.model or args.config}"):
         if args.model:
-            given = {"float32": float32, "tokenizer": bool(tokenizer)}
-            host, words = generate.load_checkpoint(args.model, **given, progress=progress)
+            host, words = generate.load_checkpoint(args.model, float32=float32, tokenizer=bool(tokenizer))
         else:
             host, words = generate.build_model(args.config, args.seed), None
     if tokenizer and words is None:

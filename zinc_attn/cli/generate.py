@@ -1,15 +1,18 @@
-"""``zinc-attn generate``: a Hugging Face checkpoint whose attention runs on the device."""
+"""``zinc-attn generate``: a Hugging Face checkpoint whose attention runs on the device; with --chat a conversation."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, fields
+from typing import Final
 
 from ..errors import ArgumentError
+from ..runtime.protocol import DeviceInfo
 from ..tools import generate
 from ..tools.harness.split_spec import SplitSpec
+from ..tools.harness.tables import figure
 from .arguments import (
     Subparsers,
     add_arithmetic,
@@ -20,9 +23,13 @@ from .arguments import (
     add_shared,
     parse_numbers,
 )
-from .chat import run_chat, say_figures
-from .checkpoint import COMPILING, named, opened
-from .terminal import need, print_json, print_rows, progress_bar, say
+from .checkpoint import named, opened
+from .terminal import arithmetic_text, need, plural, print_json, say
+
+ENDS: Final = {  # why an answer ended before the model ended it
+    "length": "the answer is cut off: see --max-new-tokens and --capacity",
+    "interrupted": "interrupted: what was shown stays in the conversation",
+}
 
 
 def add_generate(subparsers: Subparsers) -> None:
@@ -32,17 +39,12 @@ def add_generate(subparsers: Subparsers) -> None:
         "generate",
         "run a Hugging Face checkpoint with its attention on the device",
         "The model runs in transformers on the CPU, its keys and values live on the Vulkan device. Text goes to\n"
-        "stdout as it comes; tokens/s, and the attention function's share of decode time, to stderr, without the\n"
-        "warm-up before. Nothing is ever downloaded. --selfcheck generates again with other split layouts, page\n"
-        "sizes and prefill chunks. --chat reads turns from stdin, a line each, and answers with the checkpoint's\n"
-        "chat template: Ctrl-C ends an answer, and at the prompt, like Ctrl-D, the conversation.\n\n"
-        "exit status:\n"
-        "  0  fine\n"
-        "  1  --selfcheck: a layout or a page size gave other bits\n"
-        "  2  wrong arguments, no device, no room, or a model that cannot be run",
+        "stdout as it comes; tokens/s, the attention function's share of decode time, and a digest of all token ids\n"
+        "and logits to stderr. Nothing is ever downloaded. --chat reads turns from stdin, a line each, and answers\n"
+        "with the checkpoint's chat template: Ctrl-C ends an answer, and at the prompt, like Ctrl-D, the conversation.",
         "  zinc-attn generate --model ~/models/Qwen3-0.6B --prompt 'The sea is' --max-new-tokens 64\n"
         "  zinc-attn generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat\n"
-        "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0 --selfcheck",
+        "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0",
     )
     add = parser.add_argument
     add_checkpoint_argument(parser, required=True)
@@ -60,21 +62,18 @@ def add_generate(subparsers: Subparsers) -> None:
     add_shared(parser, "--splits", "auto")
     add_arithmetic(parser)
     add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed; --chat: 4096)")
-    add("--selfcheck", action="store_true", help="compare layouts, page sizes and prefill chunks")
-    add("--json", action="store_true", help="one JSON object on stdout, in place of the text; --chat: one per turn")
+    add("--json", action="store_true", help="one JSON object on stdout, in place of the text")
     add_device_arguments(parser)
     parser.set_defaults(run=run_generate)
 
 
 def run_generate(args: argparse.Namespace) -> int:
-    """Generate, and check."""
+    """Generate, and print."""
     need("rich")
     layout = SplitSpec.parse(args.splits)
     options = {"num_splits": layout.num_splits, "split_size": layout.split_size} | vars(args)
     settings = generate.Settings(**{one.name: options[one.name] for one in fields(generate.Settings)})
     if args.chat:
-        if args.selfcheck:
-            raise ArgumentError("selfcheck: got --chat, expected --prompt or --prompt-ids")
         return run_chat(args, settings)
     given, need_words = None, "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"
     if args.prompt is None:
@@ -90,30 +89,54 @@ def run_generate(args: argparse.Namespace) -> int:
         show(f"{',' if pieces else ''}{token}")
 
     with opened(args, tokenizer=need_words) as (host, tokenizer, device):
-        if tokenizer is None:
-            say("token ids in, token ids out: no tokenizer is used")
         on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
         text = read_stdin() if args.prompt == "-" else args.prompt
         prompt = given or [int(i) for i in tokenizer(text)["input_ids"]]
-        traced = generate.AttentionTrace(digests=args.selfcheck)
-        made = generate.generate_ids(
-            host, device, prompt, settings, on_token=on_token, trace=traced, warm=progress_bar(COMPILING)
-        )
+        made = generate.generate_ids(host, device, prompt, settings, on_token)
         end()
-        if not args.json:
-            print(flush=True)
-            say_figures(host, device.info, made, args.arithmetic)
-        checks: list[generate.Check] = []
-        if args.selfcheck:
-            with progress_bar() as progress:
-                checks = generate.selfcheck(host, device, prompt, settings, made, traced, progress)
         if args.json:
             record = named(host, device) | {"settings": {**asdict(settings), "dtype": made.dtype}}
             record |= {"ids": made.ids, "text": "".join(pieces) if tokenizer else None, "stopped": made.stopped}
-            print_json([record | made.figures | {"selfcheck": [asdict(one) for one in checks] or None}])
-    if checks and not args.json:
-        print_checks(checks)
-    return 1 if any(one.status == "DIFFERENT" for one in checks) else 0
+            print_json([record | {"digest": made.digest} | made.figures])
+        else:
+            print(flush=True)
+            say_figures(host, device.info, made, args.arithmetic)
+    return 0
+
+
+def run_chat(args: argparse.Namespace, settings: generate.Settings) -> int:
+    """Answer line by line until stdin ends."""
+    if args.json:
+        raise ArgumentError("json: got --chat, expected --prompt or --prompt-ids")
+    what = "chat: {} has no tokenizer, expected a checkpoint with one"
+    with (
+        opened(args, tokenizer=what) as (host, tokenizer, device),
+        generate.open_conversation(host, tokenizer, device, settings) as talk,
+    ):
+        say(f"{host.name}: a line is a turn; Ctrl-D ends the conversation, Ctrl-C an answer")
+        for line in read_turns():
+            turn = talk.answer(line, lambda piece: print(piece, end="", flush=True))
+            print(flush=True)
+            if turn.stopped in ENDS:
+                say(ENDS[turn.stopped])
+    return 0
+
+
+def read_turns() -> Iterator[str]:
+    """The lines of stdin that are not blank, asked for on a terminal. ArgumentError where it is no text."""
+    ask = "> " if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() else ""
+    while sys.stdin is not None:
+        try:
+            line = input(ask)
+        except (EOFError, KeyboardInterrupt) as error:
+            if not ask and isinstance(error, KeyboardInterrupt):
+                raise
+            print(end="\n" if ask else "")
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"chat: stdin cannot be read: {error}; expected text") from error
+        if line.strip():
+            yield line
 
 
 def read_stdin() -> str:
@@ -124,15 +147,16 @@ def read_stdin() -> str:
         raise ArgumentError(f"prompt: stdin cannot be read: {error}; expected text") from error
 
 
-def print_checks(checks: Sequence[generate.Check]) -> None:
-    """The self-check's table and what it says."""
-    lines = []
-    for one in checks:
-        bits = "not compared" if one.bits_equal is None else "equal" if one.bits_equal else one.status
-        lines.append([one.kind, one.value, bits, "equal" if one.ids_equal else "differ"])
-    print_rows(("varied", "value", "bits of attention and logits", "token ids"), lines, left=4)
-    for one in checks:
-        if one.text:
-            print(f"{one.kind} {one.value}: {one.text}")
-    if any(one.kind == "chunks" and not one.ids_equal for one in checks):
-        print("The model's own sums may round differently for other numbers of rows; attention's do not.")
+def say_figures(host: generate.HFModel, info: DeviceInfo, made: generate.Generation, arithmetic: str) -> None:
+    """Tokens per second, attention's share, and the digest, on stderr."""
+    figures = made.figures
+    say(f"{host.name} on the CPU, attention on {info.name}, cache {made.dtype}{arithmetic_text(arithmetic)}")
+    rate = figure(figures["prefill_tokens_s"])
+    say(f"prefill  {plural(made.prompt_tokens, 'token')} in {made.prefill_s:.3g} s with compiling: {rate} tokens/s")
+    if figures["decode_tokens_s"] is not None:
+        say(
+            f"decode   {plural(len(made.steps_s), 'token')} in {figures['decode_s']:.3g} s: "
+            f"{figure(figures['decode_tokens_s'])} tokens/s, median {figure(figures['median_step_ms'])} ms; "
+            f"attention {100 * figures['attention_share']:.3g} %"
+        )
+    say(f"digest   {made.digest} of the token ids and logits")

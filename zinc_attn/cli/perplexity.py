@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,6 +61,7 @@ def run_perplexity(args: argparse.Namespace) -> int:
         storage_dtype(dtype)
     if args.context is not None:
         check_int("context", args.context, 2)
+    settings = generate.Settings(page_size=args.page_size, arithmetic=args.arithmetic)
     text = read_text(args.text, "a text file in UTF-8")
     what = "perplexity: {} has no tokenizer, expected a checkpoint with one"
     with opened(args, tokenizer=what, float32=True, dtypes=dtypes) as (host, tokenizer, device):
@@ -69,27 +69,18 @@ def run_perplexity(args: argparse.Namespace) -> int:
         context = args.context or min(generate.CONTEXT, host.max_positions or generate.CONTEXT)
         ids = generate.text_ids(tokenizer, text, context)
         with progress_bar() as progress:
-            found = generate.measure_perplexity(
-                host, device, ids, dtypes, args.page_size, progress, arithmetic=args.arithmetic
-            )
+            found = generate.measure_perplexity(host, device, ids, dtypes, settings, progress)
         about = named(host, device) | {"arithmetic": args.arithmetic}
     if args.json:
         print_json(about | {"text": args.text.name, "context": len(ids)} | asdict(one) for one in found)
         return 0
     print(f"{info.name} ({info.driver}), {about['runtime']}{arithmetic_text(args.arithmetic)}")
     print(f"{host.name} in float32: the first {len(ids):,} tokens of {args.text.name}")
-    print_perplexities(found)
-    return 0
-
-
-def print_perplexities(found: Sequence[generate.Perplexity]) -> None:
-    """A line per cache, beside eager attention."""
-    lines = []
-    for one in found:
-        cells = [MISSING] * 3
-        if one.kl is not None and one.same_best is not None:
-            change = 100 * (one.perplexity / found[0].perplexity - 1)
-            cells = [f"{change:+.4f} %", f"{one.kl:.2e}", f"{100 * one.same_best:.2f} %"]
-        lines.append([one.cache, f"{one.perplexity:.4f}", *cells])
+    lines = [[found[0].cache, f"{found[0].perplexity:.4f}", *[MISSING] * 3]]
+    for one in found[1:]:
+        change = 100 * (one.perplexity / found[0].perplexity - 1)
+        same_best = f"{one.same_best:.2%}".replace("%", " %")
+        lines.append([one.cache, f"{one.perplexity:.4f}", f"{change:+.4f} %", f"{one.kl:.2e}", same_best])
     print_rows(("cache", "perplexity", "change", "KL divergence\nin nats", "same best\ntoken"), lines, left=1)
     print("KL divergence: of the next token's distribution from that of eager attention, the mean over all tokens.")
+    return 0

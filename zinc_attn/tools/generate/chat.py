@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final
 
 from ...errors import ArgumentError, LimitError
 from ...runtime.device import Device
-from .generation import Generation, Sampler, Settings, continue_text, open_cache, stream_text
+from .generation import Settings, continue_text, open_cache, sampler, stream_text
 from .hf_model import HFModel, integration, refusing
-from .warm_up import warm_up
 
 CAPACITY: Final = 4096  # tokens of a conversation's cache by default, if the model has as many positions
-WARM_UP_CHUNKS: Final = (16, 64, 256)  # rows of the prefills that are compiled before the first turn
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer. text: what was shown of it. ids: its tokens.
+    """One answer. text: what was shown of it. ids: its tokens. stopped: "eos", "length" or "interrupted".
 
     prompt_tokens: of the whole conversation up to the answer, of which the cache had ``kept_tokens`` from the turns
-    before. made: what the generation was, None for an answer that was interrupted.
+    before.
     """
 
     text: str
     ids: list[int]
     prompt_tokens: int
     kept_tokens: int
-    made: Generation | None
+    stopped: str
 
 
 @contextmanager
@@ -46,21 +45,17 @@ def open_conversation(model: HFModel, tokenizer: Any, device: Device, settings: 
     capacity = settings.capacity or min(CAPACITY, model.max_positions or CAPACITY)
     model.check_positions(capacity, "capacity")
     with open_cache(model, device, settings, capacity) as cache:
-        chunks = [size for size in WARM_UP_CHUNKS if size < capacity // 2]
-        warm_up_s = warm_up(model, cache, settings.layout, chunks)
-        yield Conversation(model, tokenizer, cache, settings, warm_up_s)
+        yield Conversation(model, tokenizer, cache, settings)
 
 
 class Conversation:
     """A conversation on ``cache``, a ZincCache without tokens that holds as many as the conversation may have."""
 
-    def __init__(self, model: HFModel, tokenizer: Any, cache: Any, settings: Settings, warm_up_s: float = 0.0) -> None:
-        self.warm_up_s = warm_up_s  # the time of the warm-up before
+    def __init__(self, model: HFModel, tokenizer: Any, cache: Any, settings: Settings) -> None:
         self._model, self._tokenizer, self._cache, self._settings = model, tokenizer, cache, settings
-        self._sampler = Sampler(settings)
+        self._choose = sampler(settings)
         self._messages: list[dict[str, str]] = []
         self._held: list[int] = []  # the tokens in the cache
-        self._croppable = all(isinstance(layer, integration().ZincLayer) for layer in cache.layers)
 
     def answer(self, text: str, show: Callable[[str], None]) -> Turn:
         """Answer ``text``; ``show`` gets the answer in whole words as it comes.
@@ -69,12 +64,13 @@ class Conversation:
         nothing there, its question neither. LimitError: the conversation no longer fits in the cache.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
-        ids = self._prompt_ids(messages)
-        room = min(self._settings.max_new_tokens, self._cache.capacity - len(ids) + 1)
+        with refusing(f"chat: the chat template of {self._model.name} fails"):
+            ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        room = min(self._settings.max_new_tokens, self._cache.max_cache_len - len(ids) + 1)
         if room < 1:
             raise LimitError(
                 f"chat: got a conversation of {len(ids):,} tokens, expected at most capacity = "
-                f"{self._cache.capacity:,}; begin a new one, or give a larger --capacity"
+                f"{self._cache.max_cache_len:,}; begin a new one, or give a larger --capacity"
             )
         kept = self._keep_common(ids)
         new: list[int] = []
@@ -84,10 +80,9 @@ class Conversation:
             new.append(token)
             put(token)
 
-        made = None
-        chunks = self._settings.chunks(len(ids) - kept)
+        stopped, settings = "interrupted", replace(self._settings, max_new_tokens=room)
         try:
-            made = continue_text(self._model, self._cache, ids[kept:], room, self._sampler, on_token, chunks)
+            stopped = continue_text(self._model, self._cache, ids[kept:], settings, self._choose, on_token).stopped
         except KeyboardInterrupt:
             pass
         finally:  # a token enters the cache only after on_token had it
@@ -96,23 +91,17 @@ class Conversation:
         answer = self._tokenizer.decode(new, skip_special_tokens=True)
         if new:
             self._messages = [*messages, {"role": "assistant", "content": answer}]
-        return Turn(answer, new, len(ids), kept, made)
-
-    def _prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        """The template's token ids for these messages and the beginning of an answer."""
-        with refusing(f"chat: the chat template of {self._model.name} fails"):
-            found = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return [int(token) for token in found]
+        return Turn(answer, new, len(ids), kept, stopped)
 
     def _keep_common(self, ids: list[int]) -> int:
         """Cut the cache to the tokens that ``ids`` begins with, less the last of all ids: how many these are."""
-        most = min(len(self._held), len(ids) - 1)
-        common = next((i for i in range(most) if self._held[i] != ids[i]), most)
+        pairs = zip(self._held, ids[:-1], strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if common < len(self._held):
-            if self._croppable:
+            if all(isinstance(layer, integration().ZincLayer) for layer in self._cache.layers):
                 self._cache.crop(common - len(self._held))
             else:  # the state of a linear-attention layer cannot go back
                 self._cache.reset()
                 common = 0
-            self._held = ids[:common]
+        self._held = ids[:common]
         return common

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ...checks import check_int
-from ...decode.arithmetic import arithmetic_name
-from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...planning.arithmetic import Arithmetic
 from ...runtime.device import Device
 from ..measure import PAGE_SIZE
 from .hf_model import HFModel, integration, quiet
-from .trace import AttentionTrace
-from .warm_up import warm_up
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to generate. ArgumentError for a value that no run could have.
+    """How to generate. ArgumentError for a value that no run could have; those of the cache are refused by ZincCache.
 
     prefill_chunk: prompt tokens per forward, None for all at once. dtype: of the cache, None for the model's.
     capacity: tokens of the cache, None for what is needed. num_splits, split_size: a fixed split layout. arithmetic:
@@ -44,63 +40,37 @@ class Settings:
     arithmetic: Arithmetic = "canonical"
 
     def __post_init__(self) -> None:
-        arithmetic_name(self.arithmetic)
         check_int("seed", self.seed, 0, (1 << 64) - 1)
-        least = dict.fromkeys(("max_new_tokens", "prefill_chunk", "num_splits", "split_size", "capacity"), 1)
-        for name, bound in {**least, "page_size": 16}.items():
-            if (value := getattr(self, name)) is not None or getattr(Settings, name) is not None:
-                check_int(name, value, bound)
+        check_int("max_new_tokens", self.max_new_tokens, 1)
+        for name in ("prefill_chunk", "capacity"):
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, 1)
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
             raise ArgumentError(f"temperature: got {self.temperature!r}, expected a finite number of at least 0")
-        if self.num_splits is not None and self.split_size is not None:
-            raise ArgumentError("num_splits, split_size: got both, expected at most one")
-        if self.dtype is not None:
-            storage_dtype(self.dtype)
-
-    @property
-    def layout(self) -> dict[str, int | None]:
-        """The arguments of Attention that fix a split layout."""
-        return {"num_splits": self.num_splits, "split_size": self.split_size}
-
-    def tokens(self, prompt: int) -> int:
-        """Tokens that the cache must hold; the last new one never enters it. ArgumentError beyond ``capacity``."""
-        needed = prompt + self.max_new_tokens - 1
-        if self.capacity is not None and self.capacity < needed:
-            raise ArgumentError(
-                f"capacity: got {self.capacity:,}, expected at least {needed:,} for {prompt:,} prompt tokens and "
-                f"{self.max_new_tokens:,} new ones"
-            )
-        return self.capacity or needed
-
-    def chunks(self, prompt: int) -> list[int]:
-        """Sizes of the chunks of a prompt."""
-        return even_chunks(prompt, self.prefill_chunk or prompt)
 
 
 @dataclass(frozen=True)
 class Generation:
     """What came out. Times are in seconds; a step is the forward of a single token and choosing the next one.
 
-    stopped: "length" or "eos". margins: by how much the best logit led when each id was chosen. warm_up_s: the time of
-    the warm-up before, which is in no other time.
+    stopped: "length" or "eos". digest: of each step's float32 logits and token id, so that two runs can be compared.
+    prefill_s: with the compiling of what the prompt and the steps need. attention_s: of the steps alone.
     """
 
     ids: list[int]
     prompt_tokens: int
     stopped: str
     dtype: str
+    digest: str
     prefill_s: float
-    decode_attention_s: float
+    attention_s: float
     steps_s: list[float]
-    margins: list[float]
-    warm_up_s: float = 0.0
 
     @property
     def figures(self) -> dict[str, Any]:
         """Tokens per second and attention's share of decode; None where nothing was decoded."""
         decoded, decode_s = len(self.steps_s), sum(self.steps_s)
         return {
-            "warm_up_s": self.warm_up_s,
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": len(self.ids),
             "prefill_s": self.prefill_s,
@@ -108,35 +78,22 @@ class Generation:
             "decode_s": decode_s,
             "decode_tokens_s": decoded / decode_s if decoded else None,
             "median_step_ms": 1e3 * float(np.median(self.steps_s)) if decoded else None,
-            "attention_share": self.decode_attention_s / decode_s if decoded else None,
+            "attention_share": self.attention_s / decode_s if decoded else None,
         }
 
 
-def combined(parts: Sequence[Generation], warm_up_s: float) -> Generation:
-    """Generations on one cache, at least one, as one: ids, margins and times of all, behind one warm-up.
+def sampler(settings: Settings) -> Callable[[Any], int]:
+    """What chooses a token of logits (vocab,): the best one at temperature 0, otherwise a draw by the seed."""
+    import torch
 
-    Numbers are added, and lists joined.
-    """
-    names = ("ids", "prompt_tokens", "prefill_s", "decode_attention_s", "steps_s", "margins")
-    totals = {name: reduce(add, (getattr(one, name) for one in parts)) for name in names}
-    return replace(parts[-1], **totals, warm_up_s=warm_up_s)
+    generator = torch.Generator().manual_seed(settings.seed)
 
+    def choose(logits: Any) -> int:
+        if not settings.temperature:
+            return int(logits.argmax())
+        return int((logits / settings.temperature).softmax(-1).multinomial(1, generator=generator))
 
-class Sampler:
-    """Chooses the next token: at temperature 0 the best logit, otherwise one drawn from the seed's generator."""
-
-    def __init__(self, settings: Settings) -> None:
-        import torch
-
-        self.temperature, self.generator = settings.temperature, torch.Generator().manual_seed(settings.seed)
-
-    def choose(self, logits: Any) -> tuple[int, float]:
-        """A token id, and by how much the best logit led."""
-        best = logits.topk(2).values
-        token = logits.argmax()
-        if self.temperature:
-            token = (logits / self.temperature).softmax(-1).multinomial(1, generator=self.generator)
-        return int(token), float(best[0] - best[1])
+    return choose
 
 
 def generate_ids(
@@ -144,39 +101,30 @@ def generate_ids(
     device: Device,
     prompt: Sequence[int],
     settings: Settings,
-    *,
     on_token: Callable[[int], None] = lambda token: None,
-    trace: AttentionTrace | None = None,
-    chunks: Sequence[int] | None = None,
-    warm: AbstractContextManager[Any] | None = None,
 ) -> Generation:
     """Prefill ``prompt`` (token ids) in chunks, then decode until a stop id or max_new_tokens.
 
-    on_token: called with each new id. trace: the cache's observer. chunks: sizes of the prompt's chunks, in place of
-    settings.prefill_chunk. warm: run ``warm_up`` before, in this context, so that the times are without it.
-    ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that is too small.
+    on_token: called with each new id. ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that
+    is too small.
     """
     if not prompt:
         raise ArgumentError("prompt: got no token, expected at least one")
     for one in prompt:
         check_int("prompt", one, 0, model.config.vocab_size - 1)
-    needed = settings.tokens(len(prompt))
+    needed = len(prompt) + settings.max_new_tokens - 1  # the last new one never enters the cache
+    capacity = check_int("capacity", settings.capacity or needed, needed)
     model.check_positions(len(prompt) + settings.max_new_tokens, "prompt, max_new_tokens")
-    sizes = list(chunks or settings.chunks(len(prompt)))
-    with open_cache(model, device, settings, needed) as cache:
-        warm_up_s = 0.0
-        if warm is not None:
-            with warm:
-                warm_up_s = warm_up(model, cache, settings.layout, sizes)
-        made = continue_text(model, cache, prompt, settings.max_new_tokens, Sampler(settings), on_token, sizes, trace)
-    return replace(made, warm_up_s=warm_up_s)
+    with open_cache(model, device, settings, capacity) as cache:
+        return continue_text(model, cache, prompt, settings, sampler(settings), on_token)
 
 
 @contextmanager
 def open_cache(model: HFModel, device: Device, settings: Settings, tokens: int) -> Iterator[Any]:
     """A ZincCache for ``tokens`` tokens with the settings' dtype, pages and layout. Its memory has been taken."""
-    options = {"device": device, "dtype": settings.dtype, "page_size": settings.page_size, **settings.layout}
-    with integration().ZincCache(model.model.config, tokens, arithmetic=settings.arithmetic, **options) as cache:
+    names = ("dtype", "page_size", "num_splits", "split_size", "arithmetic")
+    options = {name: getattr(settings, name) for name in names}
+    with integration().ZincCache(model.model.config, tokens, device=device, **options) as cache:
         cache.allocate(model.dtype)
         yield cache
 
@@ -185,11 +133,9 @@ def continue_text(
     model: HFModel,
     cache: Any,
     prompt: Sequence[int],
-    max_new_tokens: int,
-    sampler: Sampler,
+    settings: Settings,
+    choose: Callable[[Any], int],
     on_token: Callable[[int], None],
-    chunks: Sequence[int],
-    trace: AttentionTrace | None = None,
 ) -> Generation:
     """Prefill ``prompt`` in chunks behind the tokens that ``cache`` has, then decode until a stop id or max_new_tokens.
 
@@ -197,34 +143,32 @@ def continue_text(
     """
     import torch
 
-    cache.observer = trace = trace or AttentionTrace()
-    ids, prefill_s, steps_s, margins = list[int](), list[float](), list[float](), list[float]()
-    parts = torch.tensor([list(prompt)]).split(list(chunks), dim=1)
+    attention_s, steps_s, ids, digest = list[float](), list[float](), list[int](), hashlib.blake2b(digest_size=16)
+    cache.observer = lambda call: attention_s.append(call.seconds)
+    parts = torch.tensor([list(prompt)]).split(settings.prefill_chunk or len(prompt), dim=1)
     with torch.no_grad(), quiet():
-        while not ids or (len(ids) < max_new_tokens and ids[-1] not in model.stop_ids):
-            with trace.timed(steps_s if ids else prefill_s):
-                for part in [torch.tensor([[ids[-1]]])] if ids else parts:
-                    logits = model.logits(part, cache)
-                trace.end_step(logits)
-                token, margin = sampler.choose(logits)
-                ids.append(token)
-                margins.append(margin)
-            on_token(token)
+        while not ids or (len(ids) < settings.max_new_tokens and ids[-1] not in model.stop_ids):
+            begin = perf_counter()
+            for part in [torch.tensor([[ids[-1]]])] if ids else parts:
+                logits = model.logits(part, cache)
+            ids.append(choose(logits))
+            if len(ids) == 1:
+                cache.prepare()  # no step compiles anything
+                attention_s.clear()
+            steps_s.append(perf_counter() - begin)
+            digest.update(logits.numpy().astype("<f4").tobytes() + ids[-1].to_bytes(8, "little"))
+            on_token(ids[-1])
+    prefill_s, *steps_s = steps_s
     return Generation(
         ids=ids,
         prompt_tokens=len(prompt),
         stopped="eos" if ids[-1] in model.stop_ids else "length",
         dtype=cache.caches[0].dtype,
-        prefill_s=prefill_s[0],
-        decode_attention_s=sum(trace.steps_s[1:]),
+        digest=digest.hexdigest(),
+        prefill_s=prefill_s,
+        attention_s=sum(attention_s),
         steps_s=steps_s,
-        margins=margins,
     )
-
-
-def even_chunks(tokens: int, size: int) -> list[int]:
-    """Sizes of chunks of ``size`` tokens; the last one has what is left."""
-    return [min(size, tokens - at) for at in range(0, tokens, size)]
 
 
 def stream_text(tokenizer: Any, show: Callable[[str], None]) -> tuple[Callable[[int], None], Callable[[], None]]:

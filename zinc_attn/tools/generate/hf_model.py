@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceMemoryError, LimitError, UnsupportedError, ZincAttnError
@@ -51,25 +49,16 @@ class HFModel:
                 f"{what}: got {tokens:,} tokens, expected at most max_position_embeddings = {most:,} of {self.name}"
             )
 
-    def check_selectable(self, what: str) -> None:
-        """UnsupportedError for a model that ``adapt`` has changed, whose own attention cannot be selected again."""
-        if self.model.config.model_type in integration().ADAPTABLE:
-            raise UnsupportedError(
-                f"{what}: got {self.name} of type {self.model.config.model_type}, whose attention is adapted, expected "
-                "a model that calls transformers' AttentionInterface; generate takes it"
-            )
-
-    def logits(self, ids: Any, cache: Any) -> Any:
-        """Run one forward of token ids (1, n) on a cache, and return the last one's float32 logits (vocab,).
+    def logits(self, ids: Any, cache: Any, *, all_rows: bool = False) -> Any:
+        """The float32 logits of one forward of token ids (1, n) on a cache: of the last one (vocab,), or (n, vocab).
 
         UnsupportedError: what the model's own code raises.
         """
-        keeps_few = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        return self._forward(ids, cache, {"logits_to_keep": 1} if keeps_few else {})[-1].float()
-
-    def all_logits(self, ids: Any, cache: Any) -> Any:
-        """The same, with the float32 logits of all the ids: (n, vocab)."""
-        return self._forward(ids, cache, {}).float()
+        keeps_few = not all_rows and "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        with refusing(f"model: a forward of {type(self.model).__name__} failed"):
+            options = {"logits_to_keep": 1} if keeps_few else {}
+            made = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **options).logits[0]
+        return (made if all_rows else made[-1]).float()
 
     @contextmanager
     def eager_attention(self) -> Iterator[None]:
@@ -79,26 +68,6 @@ class HFModel:
             yield
         finally:
             self.model.set_attn_implementation(integration().NAME)
-
-    def _forward(self, ids: Any, cache: Any, arguments: dict[str, Any]) -> Any:
-        """The logits (rows, vocab) of one forward, in the model's dtype."""
-        try:
-            made = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **arguments)
-        except (ZincAttnError, MemoryError):
-            raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {_one_line(error)}"
-            raise UnsupportedError(f"model: a forward of {type(self.model).__name__} failed: {text}") from error
-        return made.logits[0]
-
-    def describe(self) -> str:
-        """How many attention layers of which shape it has, and how many others."""
-        hf = integration()
-        with hf.ZincCache(self.model.config, 1) as cache:
-            shapes = Counter(str(layer.shape) for layer in cache.layers if isinstance(layer, hf.ZincLayer))
-            others = len(cache.layers) - shapes.total()
-        text = ", ".join(f"{n} attention layer{'s' if n > 1 else ''} {one}" for one, n in shapes.items())
-        return f"{text} and {others} others" if others else text
 
 
 def integration() -> Any:
@@ -127,7 +96,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn errors of transformers, safetensors and torch into typed ones that begin with ``what``."""
+    """Turn what transformers, safetensors, gguf and torch raise into typed errors that begin with ``what``."""
     try:
         yield
     except ZincAttnError as error:
@@ -135,21 +104,5 @@ def refusing(what: str) -> Iterator[None]:
     except MemoryError as error:
         raise DeviceMemoryError(f"{what}: no room in host memory") from error
     except Exception as error:  # what these libraries raise is not documented
-        raise UnsupportedError(f"{what}: {_one_line(error) or type(error).__name__}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
-
-
-def check_memory(nbytes: int, what: str) -> None:
-    """DeviceMemoryError where the host has less memory available. Where that is not known, nothing is refused."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    if found and nbytes > found[0]:
-        raise DeviceMemoryError(
-            f"{what} take {nbytes:,} bytes, expected at most the {found[0]:,} that this host has left"
-        )
+        text = " ".join(str(error).split())[:400]
+        raise UnsupportedError(f"{what}: {text or type(error).__name__}") from error

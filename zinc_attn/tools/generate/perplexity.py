@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_int
-from ...errors import ArgumentError
-from ...planning.arithmetic import Arithmetic
+from ...errors import ArgumentError, UnsupportedError
 from ...runtime.device import Device
 from ..harness.progress import Progress, Steps
-from .generation import even_chunks
+from .generation import Settings, open_cache
 from .hf_model import HFModel, integration, quiet
 
 TEXT: Final = Path(__file__).with_name("pride_and_prejudice_1.txt")  # chapter 1 of Jane Austen's novel of 1813
@@ -44,15 +43,6 @@ class Perplexity:
     same_best: float | None = None
 
 
-def _sums(found: Any, eager: Any, targets: Any) -> NDArray[np.float64]:
-    """Summed over positions: loss, KL divergence from eager, and how often the best token is eager's.
-
-    found, eager: float64 log-probabilities (n, vocab); targets: the token ids (n,) that come next.
-    """
-    loss = -found.gather(1, targets[:, None]).sum()
-    return np.array([loss, (eager.exp() * (eager - found)).sum(), (found.argmax(1) == eager.argmax(1)).sum()])
-
-
 def text_ids(tokenizer: Any, text: str, context: int) -> list[int]:
     """The first ``context`` token ids of a text. ArgumentError: it is too short."""
     check_int("context", context, 2)
@@ -70,41 +60,55 @@ def measure_perplexity(
     device: Device,
     ids: Sequence[int],
     dtypes: Sequence[str],
-    page_size: int,
+    settings: Settings,
     progress: Progress | None = None,
-    *,
-    arithmetic: Arithmetic = "canonical",
 ) -> list[Perplexity]:
     """Eager's perplexity of the tokens, and that with a cache of each dtype; the first token is given.
 
-    arithmetic: of attention with the caches, see ``Attention``.
+    settings: the caches' page size and arithmetic.
     model: with float32 weights (``load_model(path, float32=True)``). LimitError: more tokens than it has positions.
     UnsupportedError: its own attention cannot be selected.
     """
     import torch
     from transformers import DynamicCache
 
-    model.check_selectable("perplexity")
+    config = model.model.config
+    if config.model_type in integration().ADAPTABLE:
+        raise UnsupportedError(
+            f"perplexity: got {model.name} of type {config.model_type}, whose attention is adapted, expected a model "
+            "that calls transformers' AttentionInterface; generate takes it"
+        )
     model.check_positions(len(ids), "context")
-    hf, tokens = integration(), torch.tensor([list(ids)])
+    tokens = torch.tensor(list(ids))
     sums = np.zeros((1 + len(dtypes), 3))
-    chunks = even_chunks(len(ids) - 1, CHUNK)  # the last token has no next one
-    steps = Steps(progress, len(chunks) * (1 + len(dtypes)))
+    parts, targets = tokens[:-1].split(CHUNK), tokens[1:].split(CHUNK)  # the last token has no next one
+    steps = Steps(progress, len(parts) * (1 + len(dtypes)))
     with ExitStack() as stack, torch.no_grad(), quiet():
-        options = {"device": device, "page_size": page_size, "arithmetic": arithmetic}
-        caches = [hf.ZincCache(model.model.config, len(ids), dtype=dtype, **options) for dtype in dtypes]
-        for cache in caches:
-            stack.enter_context(cache)
-        eager_cache = DynamicCache(config=model.model.config)
-        parts, targets = tokens[:, :-1].split(chunks, dim=1), tokens[0, 1:].split(chunks)
+        each = (replace(settings, dtype=dtype) for dtype in dtypes)
+        caches = [stack.enter_context(open_cache(model, device, one, len(ids))) for one in each]
+        eager_cache = DynamicCache(config=config)
         for part, following in zip(parts, targets, strict=True):
             steps.begin(EAGER)
             with model.eager_attention():
-                eager = model.all_logits(part, eager_cache).double().log_softmax(1)
+                eager = _log_probabilities(model, part, eager_cache)
             sums[0] += _sums(eager, eager, following)
             for i, cache in enumerate(caches):
                 steps.begin(dtypes[i])
-                sums[1 + i] += _sums(model.all_logits(part, cache).double().log_softmax(1), eager, following)
+                sums[1 + i] += _sums(_log_probabilities(model, part, cache), eager, following)
     eager_run, *runs = (sums / (len(ids) - 1)).tolist()
     found = [Perplexity(dtype, math.exp(loss), kl, same) for dtype, (loss, kl, same) in zip(dtypes, runs, strict=True)]
     return [Perplexity(EAGER, math.exp(eager_run[0])), *found]
+
+
+def _log_probabilities(model: HFModel, part: Any, cache: Any) -> Any:
+    """Float64 log-probabilities (n, vocab) of the tokens behind each of ``part`` (n,)."""
+    return model.logits(part[None], cache, all_rows=True).double().log_softmax(1)
+
+
+def _sums(found: Any, eager: Any, targets: Any) -> NDArray[np.float64]:
+    """Summed over positions: loss, KL divergence from eager, and how often the best token is eager's.
+
+    found, eager: float64 log-probabilities (n, vocab); targets: the token ids (n,) that come next.
+    """
+    loss = -found.gather(1, targets[:, None]).sum()
+    return np.array([loss, (eager.exp() * (eager - found)).sum(), (found.argmax(1) == eager.argmax(1)).sum()])
