@@ -1,10 +1,12 @@
-"""Rows for a KVCache, and a sequence that grows by them with the oracle's bits at each step."""
+"""Rows for a cache, and a sequence that grows by them with the oracle's bits at each step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
+from support import differing
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -36,28 +38,105 @@ def same(got: Any, want: Any, label: object = "") -> None:
     """Bits of (out, lse) pairs."""
     for name, a, b in zip(("out", "lse"), got, want, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype == np.float32, (label, name, a.shape, b.shape)
-        differ = np.flatnonzero(a.reshape(-1).view(np.uint32) != b.reshape(-1).view(np.uint32))
-        assert differ.size == 0, f"{label} {name}: {differ.size} of {a.size} differ, first at {differ[0]}"
+        assert not (difference := differing(a, b)), (label, name, difference)
 
 
-def grow(cache: za.KVCache, steps: Any, seed: int = 0, scale: float = 1.0, **layout: Any) -> list[Pair]:
+class Twin:
+    """A sequence of a cache, sharded or not, and beside it the rows that each layer must hold.
+
+    attention: what ``step`` calls, whose results must have the oracle's bits; scoring: of the oracle, where a list has
+    an option for each layer; held: (k, v) of each layer, as they are stored.
+    """
+
+    def __init__(self, attention: Any, seed: int = 0, scale: float = 1.0, **scoring: Any) -> None:
+        self.attention, self.cache, self.scoring = attention, attention.cache, scoring
+        self.sequence = self.cache.new_sequence()
+        self.rng, self.scale = np.random.default_rng(seed), scale
+        none = np.zeros((0, self.cache.shape.kv_heads, self.cache.shape.head_dim), np.float32)
+        self.held = [(none, none)] * self.cache.num_layers
+
+    def new(self, layer: int, n: int, q_len: int) -> tuple[Any, Any, Any]:
+        """q, k and v of a call; the rows are held from here on."""
+        k, v = new_rows(self.rng, n, self.cache.shape, self.cache.dtype, self.scale)
+        if n:
+            pairs = zip(self.held[layer], rows.stored(k, v, self.cache.dtype), strict=True)
+            self.held[layer] = tuple(np.concatenate(pair) for pair in pairs)
+        return new_q(self.rng, q_len, self.cache.shape), k, v
+
+    def check(self, layer: int, q: Any, got: Any, label: object = "") -> None:
+        """``got``, out and lse of the query rows ``q`` over all that a layer holds, has the oracle's bits."""
+        scoring = {name: one[layer] if isinstance(one, list) else one for name, one in self.scoring.items()}
+        same(got, reference.emulate(q, *self.held[layer], **scoring), (label, layer, len(self.held[layer][0])))
+
+    def append(self, n: int) -> None:
+        for layer in range(self.cache.num_layers):
+            self.cache.append(self.sequence, layer, *self.new(layer, n, 0)[1:])
+
+    def step(self, n: int, q_len: int = 1) -> list[Pair]:
+        """``n`` tokens appended and ``q_len`` rows attended in every layer: (out, lse) of each."""
+        found = []
+        for layer in self.rng.permutation(self.cache.num_layers).tolist():
+            q, k, v = self.new(layer, n, q_len)
+            found.append(self.attention(q, self.sequence, layer, k=k, v=v, return_lse=True))
+            self.check(layer, q, found[-1])
+        return found
+
+    def look(self, q_len: int = 1, attention: Any = None) -> None:
+        """Attend in every layer, also where there are fewer keys than rows."""
+        for layer in range(self.cache.num_layers):
+            q = new_q(self.rng, q_len, self.cache.shape)
+            got = (attention or self.attention)(q, self.sequence, layer, return_lse=True, allow_empty=True)
+            self.check(layer, q, got, "no new rows")
+
+    def other(self, sequence: Any, attention: Any = None) -> Twin:
+        """``sequence``, perhaps of another cache, beside the rows of this one: a fork, or what was loaded."""
+        twin = Twin.__new__(Twin)
+        vars(twin).update(vars(self), sequence=sequence, held=list(self.held))
+        twin.rng = np.random.default_rng(self.rng.integers(1 << 30))
+        if attention is not None:
+            twin.attention, twin.cache = attention, attention.cache
+        return twin
+
+    def fork(self) -> Twin:
+        return self.other(self.sequence.fork())
+
+    def truncate(self, n: int) -> None:
+        self.sequence.truncate(n)
+        self.held = [(k[:n], v[:n]) for k, v in self.held]
+
+    def keep(self, kept: Seq[int], last: int) -> None:
+        self.sequence.keep(kept, last)
+        ends = [len(k) - last for k, _ in self.held]
+        self.held = [
+            tuple(np.concatenate([x[:n], x[n:][list(kept)]]) for x in pair)
+            for n, pair in zip(ends, self.held, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+def together(twins: Seq[Twin], counts: Seq[int], q_lens: Seq[int] | None = None, attention: Any = None) -> None:
+    """One call of all ``twins`` in every layer, with so many new rows (0 of each: none) and query rows of each."""
+    attention = attention or twins[0].attention
+    for layer in range(attention.cache.num_layers):
+        new = [one.new(layer, n, m) for one, n, m in zip(twins, counts, q_lens or counts, strict=True)]
+        q, k, v = (list(column) for column in zip(*new, strict=True))
+        rows_of = {"k": k, "v": v} if any(counts) else {}
+        outs, lses = attention(q, [one.sequence for one in twins], layer, return_lse=True, **rows_of)
+        for one, rows_q, *got in zip(twins, q, outs, lses, strict=True):
+            one.check(layer, rows_q, got, "batch")
+
+
+def grow(cache: Any, steps: Any = STEPS, seed: int = 0, scale: float = 1.0, **layout: Any) -> list[Pair]:
     """(out, lse) of every step (tokens, query rows) and layer on one sequence, each equal to the emulation."""
-    rng, shape, attn = np.random.default_rng(seed), cache.shape, za.Attention(cache, **layout)
-    seq, held, found = cache.new_sequence(), [[] for _ in range(cache.num_layers)], []
-    for n, q_len in steps:
-        for layer in range(cache.num_layers):
-            k, v = new_rows(rng, n, shape, cache.dtype, scale)
-            q = new_q(rng, q_len, shape)
-            got = attn(q, seq, layer, k=k, v=v, return_lse=True)
-            held[layer].append(rows.stored(k, v, cache.dtype))
-            keys, values = (np.concatenate([h[i] for h in held[layer]]) for i in (0, 1))
-            same(got, reference.emulate(q, keys, values), (str(shape), cache.dtype, n, q_len, layer))
-            found.append(got)
-    seq.free()
+    twin = Twin(za.Attention(cache, **layout), seed, scale)
+    found = [pair for step in steps for pair in twin.step(*step)]
+    twin.sequence.free()
     return found
 
 
-def grown(*made: Any, steps: Any = STEPS, **options: Any) -> list[Pair]:
+def grown(*made: Any, **options: Any) -> list[Pair]:
     """``grow`` on a KVCache of its own."""
     with za.KVCache(*made) as cache:
-        return grow(cache, steps, **options)
+        return grow(cache, **options)

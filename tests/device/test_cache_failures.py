@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import SMALL, Twin, new_q, new_rows
 from interrupts import Interrupter, files, moments, signals
-from support import FULL
+from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -25,26 +27,24 @@ from zinc_attn.cache import rows
 
 pytestmark = pytest.mark.both_dispatchers
 
-SHAPE, LAYERS = za.AttnShape(4, 2, 64), 2
-STEPS = (1, 1, 5, 1, 1, 70, 1)  # tokens that a thread appends behind its first ones
+LAYERS = 2
 METHODS = ("run", "start", "write", "read", "record", "buffer", "kernel")
 
 
 def values(n: int, seed: int) -> Any:
     """k, v (n, 2, 64) float16; later seeds are larger, so that the largest magnitudes move."""
-    x = np.random.default_rng(seed).standard_normal((2, n, 2, 64)).astype(np.float32)
-    return (x * np.float32(1 + seed / 10)).astype(np.float16)
+    return new_rows(np.random.default_rng(seed), n, SMALL, "f16", 1 + seed / 10)
 
 
 def queries(n: int, seed: int) -> Any:
-    return np.random.default_rng(seed).standard_normal((n, 4, 64)).astype(np.float32)
+    return new_q(np.random.default_rng(seed), n, SMALL)
 
 
 class World:
     """A cache with a sequence, a fork of it that shares a partly filled page, and one that goes its own way."""
 
     def __init__(self, device: za.Device, path: Any) -> None:
-        self.cache = za.KVCache(device, SHAPE, LAYERS, 640, "f16", 16)
+        self.cache = za.KVCache(device, SMALL, LAYERS, 640, "f16", 16)
         self.path = path
         self.pending: Any = None  # what names a call, and the call
         self.attn, self.looker = za.Attention(self.cache), za.Attention(self.cache)
@@ -145,10 +145,7 @@ class Fault:
 def equal(got: Any, want: Any) -> bool:
     if got is None or want is None:
         return got is want
-    return len(got) == len(want) and all(
-        np.array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))
-        for a, b in zip(got, want, strict=True)
-    )
+    return not any(differing(np.asarray(a), np.asarray(b)) for a, b in zip(got, want, strict=True))
 
 
 @contextmanager
@@ -203,30 +200,26 @@ def test_a_failure_at_any_runtime_call_changes_nothing(
 
 def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page goes to another sequence, while the call that is made again finds its old page its own: no copy."""
-    rng, shape = np.random.default_rng(0), za.AttnShape(2, 1, 64)
-    k, other = (rng.standard_normal((n, 1, 64)).astype(np.float32) for n in (101, 150))
-    q = rng.standard_normal((2, 64)).astype(np.float32)
-    want, want_other = (reference.emulate(q, x, x) for x in (k, other))
-    cache = za.KVCache(device, shape, 1, 1024, "f32")
-    attn, seq, start = za.Attention(cache), cache.new_sequence(), device.runtime.start
+    start = device.runtime.start
 
     def interrupted(recording: Any) -> None:
         start(recording)
         raise KeyboardInterrupt  # behind the copy and the attention
 
-    cache.append(seq, 0, k[:100], k[:100])
-    fork = seq.fork()
-    with monkeypatch.context() as patch:
-        patch.setattr(device.runtime, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            attn(q, seq, 0, k[100:], k[100:])
-    fork.free()
-    heir = cache.new_sequence()
-    cache.append(heir, 0, other, other)
-    assert equal(attn(q, seq, 0, k[100:], k[100:], return_lse=True), want)
-    assert equal(attn(q, seq, 0, return_lse=True), want)
-    assert equal(attn(q, heir, 0, return_lse=True), want_other)
-    cache.close()
+    with za.KVCache(device, SMALL, 1, 1024, "f32") as cache:
+        one, heir = (Twin(za.Attention(cache), seed) for seed in (0, 1))
+        one.append(100)
+        fork = one.fork()
+        again = one.other(one.sequence)
+        with monkeypatch.context() as patch:
+            patch.setattr(device.runtime, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.step(1)
+        fork.sequence.free()
+        heir.append(150)
+        again.step(1)
+        again.look()
+        heir.look()
 
 
 WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
@@ -284,7 +277,7 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
         os.close(found)
         return found
 
-    cache, path = za.KVCache(device, SHAPE, 1, 64, "f16", 16), tmp_path / "file"
+    cache, path = za.KVCache(device, SMALL, 1, 64, "f16", 16), tmp_path / "file"
     seq = cache.new_sequence()
     cache.append(seq, 0, *values(3, 1))
     seq.save(path)
@@ -305,7 +298,7 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
 
 def test_signals_at_random_times_during_decode(device: za.Device) -> None:
     """Real signals on a cache of few pages: what counts afterwards has the right bits, and no page is lost."""
-    cache = za.KVCache(device, SHAPE, LAYERS, 1024, "f16", 16)
+    cache = za.KVCache(device, SMALL, LAYERS, 1024, "f16", 16)
     attn, seqs = za.Attention(cache), [cache.new_sequence(), cache.new_sequence()]
     held = [[], []]  # seeds of the tokens of each sequence, those of layer 0
     with signals(20.0 if FULL else 1.5, 0.004, 21) as came:
@@ -339,35 +332,23 @@ def test_signals_at_random_times_during_decode(device: za.Device) -> None:
 
 
 def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> None:
-    cache = za.KVCache(device, SHAPE, LAYERS, 2048, "f16", 16)
-    attn = za.Attention(cache)
+    with za.KVCache(device, SMALL, LAYERS, 2048, "f16", 16) as cache:
+        attn = za.Attention(cache)
 
-    def decode(seed: int) -> tuple[Any, Any]:
-        seq, outs = cache.new_sequence(), []
-        for step, n in enumerate((30 + seed, *STEPS)):
-            for layer in range(LAYERS):
-                k, v = values(n, seed + step)
-                outs.append(attn(queries(1, step), seq, layer, k=k, v=v, return_lse=True))
-            if step == 3:
-                fork = seq.fork()
-                seq.free()
-                seq = fork
-        return seq, outs
+        def decode(seed: int) -> Twin:
+            one = Twin(attn, seed)
+            for step, n in enumerate((30 + seed, 1, 1, 5, 1, 1, 70, 1)):
+                one.step(n)
+                if step == 3:
+                    fork = one.fork()
+                    one.sequence.free()
+                    one = fork
+            return one
 
-    try:
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(decode, range(6)))
-        for seed, (_, outs) in enumerate(found):
-            counts = (30 + seed, *STEPS)
-            k, v = np.concatenate([values(n, seed + step) for step, n in enumerate(counts)], axis=1)
-            for step, tokens in enumerate(itertools.accumulate(counts)):
-                want = reference.emulate(queries(1, step), *rows.stored(k[:tokens], v[:tokens], "f16"))
-                for layer in range(LAYERS):
-                    assert equal(outs[step * LAYERS + layer], want), (seed, step)
-        cache.pool.check([seq.pages for seq, _ in found])
+        cache.pool.check([one.sequence.pages for one in found])
         assert len(cache.sequences) == 6
-    finally:
-        cache.close()
 
 
 def use_it(world: World) -> list[Callable[[], Any]]:
@@ -386,11 +367,10 @@ def test_after_close_of_the_cache(device: za.Device, tmp_path: Any) -> None:
     world.attend(world.a, 0, 1, 1)
     world.cache.close()
     world.cache.close()
-    more = [world.cache.new_sequence, lambda: world.cache.load(world.path), world.a.fork, lambda: world.a.truncate(0)]
+    more = [world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)]
     for call in (*use_it(world), *more):
-        with pytest.raises(errors.ClosedError) as caught:
+        with pytest.raises(errors.ClosedError, match=r"^KVCache: used after close\(\)$"):
             call()
-        assert str(caught.value) == "KVCache: used after close()"
     world.a.free()  # harmless
     other = World(device, tmp_path / "file")  # the device is as good as new
     other.attend(other.a, 0, 1, 1)
@@ -402,36 +382,31 @@ def test_after_close_of_the_device(device: za.Device, tmp_path: Any) -> None:
     world = World(opened, tmp_path / "file")
     for layer in range(LAYERS):
         world.attend(world.a, layer, 1, 1)
-    before = world.state()
+    before, text = world.state(), f"{opened.info.name}: used after close(); open it again with Device.open()"
     opened.close()
-    for call in use_it(world):
-        with pytest.raises(errors.ClosedError) as caught:
+    for call in (*use_it(world), lambda: za.KVCache(opened, SMALL, LAYERS, 64)):
+        with pytest.raises(errors.ClosedError, match=f"^{re.escape(text)}$"):
             call()
-        assert str(caught.value) == f"{opened.info.name}: used after close(); open it again with Device.open()"
         assert world.state() == before
-    with pytest.raises(errors.ClosedError, match="used after close"):
-        za.KVCache(opened, SHAPE, LAYERS, 64)
     world.cache.close()
     assert [p.name for p in tmp_path.iterdir()] == []
 
 
 def test_in_a_forked_child(device: za.Device, tmp_path: Any) -> None:
     world = World(device, tmp_path / "file")
-    try:
-        world.attend(world.c, 0, 1, 1)
-        pid = os.fork()
-        if pid == 0:
-            refused = 0
-            try:
-                for call in (*use_it(world), lambda: za.KVCache(device, SHAPE, LAYERS, 64)):
-                    with suppress(errors.ForkedProcessError):
-                        call()
-                        break
-                    refused += 1
-            finally:
-                os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-        world.attend(world.c, 1, 1, 1)
-        assert len(world.c) == 71
-    finally:
-        world.cache.close()
+    world.attend(world.c, 0, 1, 1)
+    pid = os.fork()
+    if pid == 0:
+        refused = 0
+        try:
+            for call in (*use_it(world), lambda: za.KVCache(device, SMALL, LAYERS, 64)):
+                with suppress(errors.ForkedProcessError):
+                    call()
+                    break
+                refused += 1
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    world.attend(world.c, 1, 1, 1)
+    assert len(world.c) == 71
+    world.cache.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import DTYPES, SHAPE, SMALL, STEPS, Pair, grow, grown, new_q, new_rows, same
+from cache_rows import DTYPES, SHAPE, SMALL, Pair, Twin, grow, new_q, new_rows, same
 from support import FULL
 
 import zinc_attn as za
@@ -17,58 +17,55 @@ from zinc_attn.cache import rows
 from zinc_attn.cache.layer_storage import buffer_count
 from zinc_attn.cache.pages import CapacityError
 from zinc_attn.decode import runner
-from zinc_attn.planning import inputs
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 
+HEAD_BYTES = {"f32": 256, "f16": 128, "bf16": 128, "q8_0": 64 + 4}  # of a token's K or V
+CUTS = [  # dtype, shape, layers, KV heads of all that fit in a buffer, those of each slice, the buffers' numbers
+    *((dtype, "6/3/64", 2, most, cut, [0, 1]) for dtype in DTYPES for most, cut in ((2, [1, 2]), (1, [1, 1, 1]))),
+    *(("f16", "4/2/64", 5, 2 * most, [2], numbers)
+      for most, numbers in ((4, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2]), (1, [0, 1, 2, 3, 4]))),
+]  # fmt: skip
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layers_cut_into_shards_have_the_same_bits(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str, tmp_path: Any
+
+@pytest.mark.parametrize(("dtype", "text", "layers", "most", "cut", "numbers"), CUTS)
+def test_layers_in_several_buffers_have_the_same_bits(
+    device: za.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    dtype: str,
+    text: str,
+    layers: int,
+    most: int,
+    cut: list[int],
+    numbers: list[int],
 ) -> None:
-    shape = za.AttnShape(6, 3, 64)
-    whole = grown(device, shape, 2, 256, dtype, 16)
-    per_head = 256 * 64 * {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}[dtype] + (256 * 4 if dtype == "q8_0" else 0)
-    for heads, cut in ((2, [1, 2]), (1, [1, 1, 1])):
-        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=heads * per_head))
-        cache = za.KVCache(device, shape, 2, 256, dtype, 16)
-        monkeypatch.undo()
-        assert [[one.heads for one in layer.slices] for layer in cache.layers] == [cut] * 2
-        for got, want in zip(grow(cache, STEPS), whole, strict=True):
-            same(got, want, cut)
-        k, v = new_rows(np.random.default_rng(0), 21, shape, dtype)
-        seq = cache.new_sequence()
-        for layer in (0, 1):
-            cache.append(seq, layer, k, v)
-        fork = seq.fork()  # page copies, gathers and files know shards too
-        for layer in (0, 1):
-            cache.append(fork, layer, v[:6], k[:6])
-        fork.keep([0, 2, 5], 6)
-        fork.save(tmp_path / "fork")
-        back = cache.load(tmp_path / "fork")
-        keys, values = rows.stored(np.concatenate([k, v[:6][[0, 2, 5]]]), np.concatenate([v, k[:6][[0, 2, 5]]]), dtype)
-        q = new_q(np.random.default_rng(1), 1, shape)
-        for one in (fork, back):
-            same(za.Attention(cache)(q, one, 1, return_lse=True), reference.emulate(q, keys, values), cut)
-        cache.close()
+    """Cut by KV heads, or by layers."""
+    limit = most * 256 * HEAD_BYTES[dtype] + (4 if len(cut) == 1 else 0)
+    monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=limit))
+    cache = za.KVCache(device, za.AttnShape.parse(text), layers, 256, dtype, 16)
+    monkeypatch.undo()
+    with cache:
+        assert [[one.heads for one in layer.slices] for layer in cache.layers] == [cut] * layers
+        assert [layer.number for layer in cache.layers] == numbers
+        assert buffer_count(cache.layers) == 2 * len(cut) * (numbers[-1] + 1)
+        grow(cache)
+        one = Twin(za.Attention(cache))
+        one.append(21)
+        fork = one.fork()
+        fork.append(6)  # copies the shared page of every layer
+        one.truncate(0)
+        fork.keep([0, 2, 5], 6)  # page copies, gathers and files know slices and buffers, too
+        fork.sequence.save(tmp_path / "fork")
+        back = fork.other(cache.load(tmp_path / "fork"))
+        for twin in (fork, back):
+            twin.look()
+            for layer, held in enumerate(twin.held):
+                k, v = (x.astype(np.float16) if dtype == "f16" else x for x in held)
+                want = rows.encode(k, v, cache.shape, dtype)
+                assert dtype == "q8_0" or np.array_equal(cache.read_rows(twin.sequence, layer, 0, 24), want), layer
 
 
-@pytest.mark.both_dispatchers
-def test_a_call_in_several_blocks_of_rows_has_the_same_bits(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
-    start = device.runtime.start
-    monkeypatch.setattr(device.runtime, "start", lambda recording: (runs.append(1), start(recording)))
-    cache = za.KVCache(device, SMALL, 2, 2048, "f16", 16)
-    grow(cache, ((300, 40), (1, 1), (20, 20)))
-    assert len(runs) == 6  # one submission per call and layer
-    monkeypatch.setattr(inputs, "SCRATCH_BYTES", 64 * 4 * 4 * 66)  # 64 states
-    runs.clear()
-    grow(cache, ((300, 40), (1, 1), (20, 20)))
-    assert len(runs) > 12
-    cache.close()
-
-
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("dtype", ("f16", "q8_0"))
 def test_steady_decode_records_nothing(device: za.Device, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Nor does it plan more than once for each leaf of a sequence, also where two sequences take turns."""
@@ -90,7 +87,6 @@ def test_steady_decode_records_nothing(device: za.Device, monkeypatch: pytest.Mo
     cache.close()
 
 
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize(("batch", "q_len", "window"), [(1, 1, None), (3, 1, 100), (2, 3, None)])
 def test_what_was_prepared_is_not_made_again(
     device: za.Device, monkeypatch: pytest.MonkeyPatch, batch: int, q_len: int, window: int | None
@@ -130,35 +126,6 @@ def test_what_was_prepared_is_not_made_again(
     cache.close()
 
 
-@pytest.mark.both_dispatchers
-def test_layers_in_several_buffers_have_the_same_bits(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = grown(device, SMALL, 5, 256, "f16", 16)
-    layer_bytes = 256 * SMALL.kv_heads * SMALL.head_dim * 2
-    for most, numbers in ((4, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2]), (1, [0, 1, 2, 3, 4])):
-        monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=most * layer_bytes + 4))
-        cache = za.KVCache(device, SMALL, 5, 256, "f16", 16)
-        monkeypatch.undo()
-        assert [layer.number for layer in cache.layers] == numbers
-        assert buffer_count(cache.layers) == 2 * (numbers[-1] + 1)
-        for got, want in zip(grow(cache, STEPS), whole, strict=True):
-            same(got, want, most)
-        seq = cache.new_sequence()
-        k, v = new_rows(np.random.default_rng(0), 21, SMALL, "f16")
-        for layer in range(5):
-            cache.append(seq, layer, k * (1 + layer), v)
-        fork = seq.fork()
-        for layer in range(5):  # copies the shared page of every layer
-            cache.append(fork, layer, v[:6], k[:6])
-        seq.free()
-        fork.keep((0, 2, 5), 6)
-        for layer in range(5):
-            got, kept = cache.read_rows(fork, layer, 0, 24), [0, 2, 5]
-            want = rows.encode(np.r_[k * (1 + layer), v[kept]], np.r_[v, k[kept]], cache.shape, "f16")
-            assert np.array_equal(got, want), (most, layer)
-        cache.close()
-
-
-@pytest.mark.both_dispatchers
 def test_what_the_cache_says_of_its_memory(device: za.Device) -> None:
     cache = za.KVCache(device, SMALL, 3, 100, "f16", 16)
     assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (100, 112, 3 * 2 * 2 * 64 * 2)
@@ -166,8 +133,10 @@ def test_what_the_cache_says_of_its_memory(device: za.Device) -> None:
     assert {layer.number for layer in cache.layers} == {0}
     assert sum(s.k.nbytes + s.v.nbytes for s in cache.layers[0].slices) == cache.nbytes
     seq = cache.new_sequence()
-    cache.append(seq, 0, *new_rows(np.random.default_rng(0), 17, SMALL, "f16"))
-    assert cache.free_tokens == 112 - 32 and len(seq) == 0 and seq.lengths == (17, 0, 0)
+    for layer, magnitude in ((0, 3), (1, 2)):
+        cache.append(seq, layer, *np.full((2, 17, 2, 64), -magnitude, np.float16))
+        assert cache.largest == (3, 3)  # ever
+    assert cache.free_tokens == 112 - 32 and len(seq) == 0 and seq.lengths == (17, 17, 0)
     cache.close()
 
 
@@ -202,34 +171,27 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not FULL, reason="2.7 GB: the long run")
-def test_131072_tokens_of_ten_layers(device: za.Device, record_property: Any) -> None:
-    tokens, layers, chunk = 131072, 10, 4096
+def test_131072_tokens_of_ten_layers(device: za.Device) -> None:
+    tokens, layers, chunk, picked = 131072, 10, 4096, 7
     if machine.memory_budget(device.info.index)[1] < 4 << 30:
         pytest.skip("needs 4 GiB of device memory")
-    cache = za.KVCache(device, SHAPE, layers, tokens, "f16")
-    assert cache.nbytes == tokens * 20480 and cache.bytes_per_token == 20480
-    seq, attn, rng = cache.new_sequence(), za.Attention(cache), np.random.default_rng(0)
-    base = new_rows(rng, chunk, SHAPE, "f16")
-    picked = 7
+    base = new_rows(np.random.default_rng(0), chunk, SHAPE, "f16")
 
     def rows_at(begin: int, layer: int) -> Pair:  # cheap, and different everywhere
         shift = begin // chunk * 131 + layer
         return np.roll(base[0], shift, axis=0), np.roll(base[1], -shift, axis=2)
 
-    for begin in range(0, tokens, chunk):
-        for layer in range(layers):
+    with za.KVCache(device, SHAPE, layers, tokens, "f16") as cache:
+        assert cache.nbytes == tokens * 20480 and cache.bytes_per_token == 20480
+        seq, attn = cache.new_sequence(), za.Attention(cache)
+        for begin, layer in itertools.product(range(0, tokens, chunk), range(layers)):
             cache.append(seq, layer, *rows_at(begin, layer))
-    assert len(seq) == tokens and cache.free_tokens == 0
-    q = new_q(rng, 1, SHAPE)
-    outs = [attn(q, seq, layer, return_lse=True) for layer in range(layers)]
-    parts = [rows_at(begin, picked) for begin in range(0, tokens, chunk)]
-    k, v = (np.concatenate([p[i][:, 1:] for p in parts]) for i in (0, 1))
-    want = reference.emulate(q[:, 8:], k, v)  # KV head 1 of one layer
-    same([x[:, 8:] for x in outs[picked]], want, "131072 tokens")
-    assert len({out.tobytes() for out, _ in outs}) == layers
-    with pytest.raises(CapacityError):
-        cache.append(seq, 0, base[0][:1], base[1][:1])
-    figure = f"{cache.nbytes:,} bytes of K and V in {buffer_count(cache.layers)} buffers"
-    record_property("memory", figure)
-    print(figure)
-    cache.close()
+        assert len(seq) == tokens and cache.free_tokens == 0
+        q = new_q(np.random.default_rng(1), 1, SHAPE)
+        outs = [attn(q, seq, layer, return_lse=True) for layer in range(layers)]
+        parts = [rows_at(begin, picked) for begin in range(0, tokens, chunk)]
+        k, v = (np.concatenate([p[i][:, 1:] for p in parts]) for i in (0, 1))
+        same([x[:, 8:] for x in outs[picked]], reference.emulate(q[:, 8:], k, v))  # KV head 1 of one layer
+        assert len({out.tobytes() for out, _ in outs}) == layers
+        with pytest.raises(CapacityError):
+            cache.append(seq, 0, base[0][:1], base[1][:1])

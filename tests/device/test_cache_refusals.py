@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import DTYPES, SMALL, new_rows, same
+from cache_rows import SMALL, new_rows, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
@@ -120,6 +120,9 @@ BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
     (StepError,
      "fork: layer 0 has length 3, layer 1 has length 2, expected equal lengths; append to every layer first, or "
      "truncate(2)", lambda s: s.ahead.fork()),
+    (StepError,
+     "save: layer 0 has length 3, layer 1 has length 2, expected equal lengths; append to every layer first, or "
+     "truncate(2)", lambda s: s.ahead.save("/nowhere/at all")),
     (errors.LimitError, "max_sequences: 3 sequences are live, expected at most 3; free() one",
      lambda s: [s.seq.fork() for _ in range(2)]),
 )  # fmt: skip
@@ -139,90 +142,81 @@ def test_bad_arguments_change_nothing(device: za.Device) -> None:
     scene.close()
 
 
-WRONG_ROWS = [
-    ("f16", np.float32, "a f16 cache takes float16; a cache made with round_rows=True rounds float32 and bfloat16"),
-    ("f32", np.float64, "a f32 cache takes float32, float16 or bfloat16"),
-    (
-        "bf16",
-        np.float64,
-        "a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly; a cache made with "
-        "round_rows=True rounds float32 and float16",
-    ),
-    ("q8_0", np.int8, "a q8_0 cache takes float32, float16 or bfloat16"),
-]
+ROUNDS = "; a cache made with round_rows=True rounds float32 and "
+MOST = "expected a finite value of at most 2**60"
+F16_TAKES = f"a f16 cache takes float16{ROUNDS}bfloat16"
+BF16_TAKES = f"a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly{ROUNDS}float16"
+BEYOND_Q8_0 = "got a magnitude of up to 8323072, a cache of q8_0 takes at most 8319008; use a bf16 or f32 cache"
+WRONG_ROWS: dict[str, tuple[Any, str, list[tuple[float, str]]]] = {  # a wrong dtype, and values, with what is said
+    "f16": (np.float32, F16_TAKES, [(np.inf, f"got inf, {MOST}")]),
+    "f32": (np.float64, "a f32 cache takes float32, float16 or bfloat16",
+            [(np.inf, f"got inf, {MOST}"), (2.0**61, f"got 2.30584e+18, {MOST}")]),
+    "bf16": (np.float64, BF16_TAKES, [(2.0**61, f"got 2.30584e+18, {MOST}"),
+                                      (1 + 2.0**-8, f"not a bfloat16 value; {BF16_TAKES}")]),
+    "q8_0": (np.int8, "a q8_0 cache takes float32, float16 or bfloat16",
+             [(np.inf, f"got inf, {MOST}"), (127 * 65536.0, BEYOND_Q8_0)]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "given", "takes"), WRONG_ROWS, ids=DTYPES)
-def test_rows_that_a_cache_does_not_take(device: za.Device, dtype: str, given: Any, takes: str) -> None:
-    cache = za.KVCache(device, SMALL, 2, 32, dtype, 16)
-    seq, good = cache.new_sequence(), k_(3, np.float16)
-    with pytest.raises(errors.DTypeError) as caught:
-        cache.append(seq, 0, k_(1, given), k_(1, given))
-    assert str(caught.value) == f"k: got dtype {np.dtype(given)}, {takes}"
-    bad = k_(3, np.float16 if dtype == "f16" else np.float32)
-    cases = [(np.inf, "inf", "expected a finite value of at most 2**60")]
-    if dtype != "f16":
-        cases.append((np.float32(2.0**61), "2.30584e+18", "expected a finite value of at most 2**60"))
-    for value, shown, expected in cases:
-        bad[1, 0, 5] = value
-        with pytest.raises(errors.ValueRangeError) as caught:
-            za.Attention(cache)(q_(), seq, 0, k=bad, v=bad)
-        assert str(caught.value) == f"k[1, 0, 5]: got {shown}, {expected}"
-    if dtype == "bf16":
-        bad[1, 0, 5] = 1 + 2.0**-8
-        with pytest.raises(errors.ValueRangeError) as caught:
-            cache.append(seq, 0, good, bad)
-        assert str(caught.value) == f"v[1, 0, 5]: not a bfloat16 value; {takes}"
-    if dtype == "q8_0":
-        bad[1, 0, 5] = 127 * 65536.0
-        with pytest.raises(errors.ValueRangeError) as caught:
-            cache.append(seq, 0, good, bad)
-        most = "a cache of q8_0 takes at most 8319008; use a bf16 or f32 cache"
-        assert str(caught.value) == f"v[1, 0, 5]: got a magnitude of up to 8323072, {most}"
-    assert cache.free_tokens == 32 and seq.lengths == (0, 0) and cache.largest == (0, 0)
-    cache.append(seq, 0, good, good)
-    cache.close()
+@pytest.mark.parametrize("dtype", WRONG_ROWS)
+def test_rows_that_a_cache_does_not_take(device: za.Device, dtype: str) -> None:
+    given, takes, values = WRONG_ROWS[dtype]
+    with za.KVCache(device, SMALL, 2, 32, dtype, 16) as cache:
+        seq, attn, good = cache.new_sequence(), za.Attention(cache), k_(3)
+        with pytest.raises(errors.DTypeError) as caught:
+            cache.append(seq, 0, k_(1, given), k_(1, given))
+        assert str(caught.value) == f"k: got dtype {np.dtype(given)}, {takes}"
+        for value, text in values:
+            bad = k_(3, np.float16 if dtype == "f16" else np.float32)
+            bad[1, 0, 5] = value
+            for name, call in (
+                ("k", lambda bad=bad: attn(q_(), seq, 0, k=bad, v=good)),
+                ("v", lambda bad=bad: cache.append(seq, 0, good, bad)),
+            ):
+                with pytest.raises(errors.ValueRangeError) as caught:
+                    call()
+                assert str(caught.value) == f"{name}[1, 0, 5]: {text}"
+        assert cache.free_tokens == 32 and seq.lengths == (0, 0) and cache.largest == (0, 0)
+        cache.append(seq, 0, good, good)
 
 
 def test_scores_that_could_overflow_are_refused_for_what_the_cache_holds(device: za.Device) -> None:
-    cache = za.KVCache(device, SMALL, 1, 32, "f32", 16)
-    seq, attn = cache.new_sequence(), za.Attention(cache)
-    cache.append(seq, 0, k_(1, np.float32) * np.float32(2.0**59), k_(1, np.float32))
-    with pytest.raises(errors.ValueRangeError) as caught:
-        attn(q_() * np.float32(2.0**40), seq, 0)
-    assert str(caught.value) == (
-        "q, k: got max|q| = 1.09951e+12, max|k| = 5.76461e+17, scale = 0.125 at head_dim 64; expected max|q| * max|k| "
-        "* head_dim * scale of at most 2**96"
-    )
-    same(
-        attn(q_(), seq, 0, return_lse=True),
-        reference.emulate(q_(), k_(1, np.float32) * np.float32(2.0**59), k_(1, np.float32)),
-    )
-    cache.close()
+    k, v = k_(1, np.float32) * np.float32(2.0**59), k_(1, np.float32)
+    with za.KVCache(device, SMALL, 1, 32, "f32", 16) as cache:
+        seq, attn = cache.new_sequence(), za.Attention(cache)
+        cache.append(seq, 0, k, v)
+        with pytest.raises(errors.ValueRangeError) as caught:
+            attn(q_() * np.float32(2.0**40), seq, 0)
+        assert str(caught.value) == (
+            "q, k: got max|q| = 1.09951e+12, max|k| = 5.76461e+17, scale = 0.125 at head_dim 64; expected max|q| * "
+            "max|k| * head_dim * scale of at most 2**96"
+        )
+        same(attn(q_(), seq, 0, return_lse=True), reference.emulate(q_(), k, v))
 
 
-@pytest.mark.both_dispatchers
 def test_repr(device: za.Device, rng: np.random.Generator) -> None:
     """What a debugger shows: without the lock, which another thread holds, in the middle of a step, and after close."""
-    with za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache:
-        seq = cache.new_sequence()
+    with (
+        za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache,
+        za.ShardedKVCache([device], SMALL, 1, 1024) as sharded,
+        ThreadPoolExecutor(1) as other,
+    ):
+        seq, freed = cache.new_sequence(), cache.new_sequence()
         cache.append(seq, 0, *new_rows(rng, 7, SMALL, "f16"))
-        freed = cache.new_sequence()
         freed.free()
-        with za.ShardedKVCache([device], SMALL, 1, 1024) as sharded, ThreadPoolExecutor(1) as other:
-            shown = [cache, seq, freed, za.Attention(cache, split_size=64), sharded, sharded.new_sequence()]
-            with cache.lock, sharded.lock:
-                texts = other.submit(lambda: list(map(repr, shown))).result(10)
-    where = f"Device({device.info.name!r}, runtime={device.runtime.name!r})"
-    said = f"KVCache(4/2/64, f16, 2 layers, 64 of 100 tokens free in pages of 64, {where})"
-    assert texts[:4] == [
-        said,
-        f"Sequence(serial={seq.serial}, 0 to 7 tokens)",
-        f"Sequence(serial={freed.serial}, 0 tokens, freed)",
-        f"Attention({said}, num_splits=None, split_size=64, canonical)",
-    ]
-    assert texts[4].startswith("ShardedKVCache(4/2/64, f16, 1 layers, capacity=1,024 tokens, 1 shards: [KVCache(4/2/64")
-    assert texts[5] == "ShardedSequence(serial=0, 0 tokens)"
+        where = f"Device({device.info.name!r}, runtime={device.runtime.name!r})"
+        said = f"KVCache(4/2/64, f16, 2 layers, 64 of 100 tokens free in pages of 64, {where})"
+        shards = "ShardedKVCache(4/2/64, f16, 1 layers, capacity=1,024 tokens, 1 shards: "
+        texts = {
+            cache: said,
+            seq: f"Sequence(serial={seq.serial}, 0 to 7 tokens)",
+            freed: f"Sequence(serial={freed.serial}, 0 tokens, freed)",
+            za.Attention(cache, split_size=64): f"Attention({said}, num_splits=None, split_size=64, canonical)",
+            sharded: f"{shards}{list(sharded.shards.values())})",
+            sharded.new_sequence(): "ShardedSequence(serial=0, 0 tokens)",
+        }
+        with cache.lock, sharded.lock:
+            assert other.submit(lambda: list(map(repr, texts))).result(10) == list(texts.values())
     assert repr(cache).endswith(f"{where}, closed)") and repr(sharded).endswith("closed)") and repr(seq)
-    for kind in (za.Device, *map(type, shown)):
+    for kind in (za.Device, *map(type, texts)):
         assert repr(object.__new__(kind)) == f"<{kind.__name__}: AttributeError>"  # its constructor failed

@@ -354,7 +354,7 @@ def test_validate_finds_a_wrong_bit(
     splits: int, differing: list[str], layouts: list[Any], findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, lambda _: layouts[-1] == splits)
-    status, found = findings("--layouts", "2,8,auto")
+    status, found = findings("--splits", "2,8,auto")
     assert status == 1 and [one["what"] for one in found] == ["2", "8", "auto", "oracle"]
     for one in found:
         at = "layer 1: out[0, 3, 63]: got " if one["what"] == "oracle" else "step 0, layer 1: out[0, 3, 63]: got "
@@ -395,7 +395,7 @@ def test_validate_does_not_take_the_blame_for_the_host(
 
 
 def test_validate_refuses_what_there_is_no_room_for(findings: Findings) -> None:
-    options = ("--contexts", "16m,64", "--layouts", "2", "--dtype", "f32")
+    options = ("--contexts", "16m,64", "--splits", "2", "--dtype", "f32")
     status, found = findings(*options, max_position_embeddings=1 << 24)
     assert status == 2 and [one["status"] for one in found] == ["refused", "equal", "equal"]
     assert found[0]["context"] == 1 << 24 and found[0]["text"].startswith("max_cache_len")
