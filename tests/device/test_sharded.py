@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import Twin, together
 from sharded import SHAPE, check_books
 from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache import rows
 from zinc_attn.errors import ArgumentError, DeviceLostError, ZincAttnError
 
 DEVICES = {
@@ -36,27 +36,16 @@ WINDOW = {"window": 900, "sinks": np.linspace(-2, 5, 6, dtype=np.float32)}
     ("dtype", "some"), (("f16", {}), ("q8_0", WINDOW), *((("f16", WINDOW), ("q8_0", {})) if FULL else ()))
 )
 def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict[str, Any]) -> None:
-    rng = np.random.default_rng(len(devices))
-    k, v = (rng.standard_normal((3700, 2, 64)).astype(np.float16) for _ in "kv")
-    exact = rows.stored(k, v, dtype)
     weights = [3.0, 1.0, 2.0][: len(devices)]
     most = 6 if any("SwiftShader" in one.info.name for one in devices) else 20  # which takes seconds for 20 rows
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, dtype, 64, weights=weights) as cache:
-        attn, seq, at = za.ShardedAttention(cache, **some), cache.new_sequence(), 0
+        one = Twin(za.ShardedAttention(cache, **some), len(devices), **some)
         for n in (1, 510, 1, 1, 1500, 1, 37, 1649) if FULL else (1, 510, 1, 1, 600, 1, 37, 889):  # of 4 nodes and more
-            for layer in range(2):
-                q = rng.standard_normal((min(n, most), 6, 64)).astype(np.float32)
-                got = attn(q, seq, layer, k[at : at + n], v[at : at + n], return_lse=True)
-                want = reference.emulate(q, exact[0][: at + n], exact[1][: at + n], **some)
-                assert not differing(got[0], want[0]) and not differing(got[1], want[1]), (at, n)
-            at += n
-        assert len(seq) == at
-        counts = [len(one) for one in seq.shards.values()]
-        assert sum(counts) == at and all(counts)
-        seq.truncate(1111)
-        q = rng.standard_normal((6, 64)).astype(np.float32)
-        want = reference.emulate(q, exact[0][:1111], exact[1][:1111], **some)
-        assert not differing(attn(q, seq, 1), want[0])
+            one.step(n, min(n, most))
+        counts = [len(shard) for shard in one.sequence.shards.values()]
+        assert sum(counts) == len(one) and all(counts)
+        one.truncate(1111)
+        one.look()
 
 
 @pytest.mark.parametrize("text", ("6/2/40/72", "6/1/80/64/latent"))
@@ -123,86 +112,54 @@ def test_short_sequences_fill_the_shards_by_weight(device: za.Device) -> None:
         assert cache.allocator.used.tolist() == [2, 4, 10]
 
 
-@pytest.mark.parametrize("seed", range(3 if FULL else 1))
-def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int) -> None:
-    """Whatever was appended, cut, forked and freed before."""
-    rng = np.random.default_rng(seed)
-    k = rng.standard_normal((2, 3000, 1, 64)).astype(np.float16)
-    cache = za.ShardedKVCache([device] * 3, za.AttnShape(3, 1, 64), 1, 14 * 512, page_size=64, weights=[4.0, 2.0, 1.0])
-    attn, most, kept = za.ShardedAttention(cache), 14, 0
-    with cache:
-        live: list[tuple[za.ShardedSequence, np.ndarray[Any, Any]]] = []  # with the numbers of their tokens' rows
-        for _ in range(200 if FULL else 30):
-            action, at = rng.integers(8), int(rng.integers(max(len(live), 1)))
-            used = check_books(cache, [seq for seq, _ in live])
-            if not live or action == 0:
-                live.append((cache.new_sequence(), np.zeros(0, np.int64)))
-            elif action == 1:
-                seq, have = live.pop(at)
-                if rng.random() < 0.5:
-                    seq.free()
-                del seq
-            elif action in (2, 3):
-                seq, have = live[at]
-                n = int(rng.integers(len(seq) + 1))
-                if action == 2 or any(map(cache.allocator.is_shared, seq.held[n // 512 :])):
-                    n = n // 512 * 512
-                seq.truncate(n)
-                live[at] = seq, have[:n]
-                if action == 2:
-                    live.append((seq.fork(), have[:n]))
-            elif action == 4:
-                seq, have = live[at]
-                last = int(rng.integers(min(len(seq), 1400) + 1))
-                keep = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
-                pages = [one.pool.free_pages for one in cache.shards.values()]
-                if min(pages) * 64 > last and not any(map(cache.allocator.is_shared, seq.held)):
-                    seq.keep(keep, last)
-                    kept += len(keep)
-                    have = np.concatenate([have[: len(have) - last], have[len(have) - last :][keep]])
-                    live[at] = seq, have
-            elif action > 4:
-                seq, have = live[at]
-                room = (most - used + len(seq.held)) * 512 - len(seq)
-                n = min(int(rng.choice([1, 30, 511, 1300, 7000])), room)
-                if n:
-                    new = rng.integers(0, 3000, n)
-                    cache.append(seq, 0, *k[:, new])
-                    live[at] = seq, np.concatenate([have, new])
-        q = rng.standard_normal((len(live), 3, 64)).astype(np.float32)
-        found = attn(list(q), [seq for seq, _ in live], 0, allow_empty=True)
-        for got, one, (_, rows) in zip(found, q, live, strict=True):
-            assert not differing(got, reference.emulate(one, *k[:, rows])[0])
-        assert kept > 100
-
-
-@pytest.mark.parametrize("some", ({}, {**WINDOW, "window": 700, "softcap": 9.0}))
-def test_forks_and_batches_have_the_bits_of_each_alone(devices: list[za.Device], some: dict[str, Any]) -> None:
-    rng = np.random.default_rng(5)
-    k, v = (rng.standard_normal((5000, 2, 64)).astype(np.float16) for _ in "kv")
-    with za.ShardedKVCache(devices, SHAPE, 2, 12 * 512, weights=[2.0, 3.0, 1.0][: len(devices)]) as cache:
-        attn, root = za.ShardedAttention(cache, **some), cache.new_sequence()
-        for layer in range(2):
-            cache.append(root, layer, k[:700], v[:700])
-        seqs = [root, root.fork(), root.fork(), cache.new_sequence()]
-        have = [np.arange(700)] * 3 + [np.zeros(0, np.int64)]
-        for counts in ((1, 1, 400, 3), (2, 500, 1, 600), (1, 1, 1, 1)):
-            new = [rng.integers(0, 5000, n) for n in counts]
-            have = [np.concatenate(pair) for pair in zip(have, new, strict=True)]
-            q = [rng.standard_normal((min(n, 3), 6, 64)).astype(np.float32) for n in counts]
-            q[0] = q[0][0]
-            for layer in range(2):
-                rows_k, rows_v = [k[rows] for rows in new], [v[rows] for rows in new]
-                outs, lses = attn(q, seqs, layer, rows_k, rows_v, return_lse=True)
-                for one, rows, out, lse in zip(q, have, outs, lses, strict=True):
-                    want = reference.emulate(one, k[rows], v[rows], **some)
-                    assert out.shape == one.shape and not differing(out, want[0]) and not differing(lse, want[1])
-        root.free()
-        outs = attn([q[1], q[1], q[2]], [seqs[1], seqs[1], seqs[2]], 0)
-        for one, rows, out in zip((q[1], q[1], q[2]), (have[1], have[1], have[2]), outs, strict=True):
-            assert not differing(out, reference.emulate(one, k[rows], v[rows], **some)[0])
+@pytest.mark.parametrize("some", ({}, {**WINDOW, "window": 700, "softcap": 9.0}), ids=("plain", "options"))
+@pytest.mark.parametrize("seed", range(4 if FULL else 1))
+def test_what_fits_the_capacity_fits_the_shards(device: za.Device, seed: int, some: dict[str, Any]) -> None:
+    """Whatever was appended, cut, kept, forked and freed before; batches have the bits of each sequence alone."""
+    rng, most, kept, batches = np.random.default_rng(seed), 14, 0, 0
+    with za.ShardedKVCache([device] * 3, SHAPE, 1, most * 512, page_size=64, weights=[4.0, 2.0, 1.0]) as cache:
+        attn, live = za.ShardedAttention(cache, **some), list[Twin]()
         assert attn([], [], 0) == []
-        assert check_books(cache, seqs[1:]) == 1 + 2 + 2 + 2
+        for step in range(400 if FULL else 150):
+            action = rng.choice(
+                ["new", "free", "free", "fork", "cut", "cut", "keep", "keep", "batch", "append", "append"]
+            )
+            used = check_books(cache, [one.sequence for one in live])
+            if not live or action == "new":
+                live.append(Twin(attn, step, **some))
+                continue
+            at = int(rng.integers(len(live)))
+            one = live[at]
+            held, n = one.sequence.held, int(rng.integers(len(one) + 1))
+            if action == "free":
+                if rng.random() < 0.5:
+                    one.sequence.free()
+                del live[at], one
+            elif action in ("fork", "cut"):
+                if action == "fork" or any(map(cache.allocator.is_shared, held[n // 512 :])):
+                    n = n // 512 * 512
+                one.truncate(n)
+                if action == "fork":
+                    live.append(one.fork())
+            elif action == "keep":
+                pages = min(shard.pool.free_pages for shard in cache.shards.values())
+                last = min(n, 1400, max(pages - 1, 0) * 64)
+                if not any(map(cache.allocator.is_shared, held)):
+                    rows = np.sort(rng.choice(last, int(rng.integers(last + 1)), replace=False))
+                    one.keep(rows.tolist(), last)
+                    one.look()
+                    kept += len(rows)
+            elif action == "batch":
+                count = int(rng.choice([1, 40])) if used + len(live) <= most else 0
+                batch = [one for one in live if count or len(one)]
+                together(batch, [count] * len(batch), [1 + (count > 1)] * len(batch))
+                batches += len(batch) > 2
+            elif room := (most - used + len(held)) * 512 - len(one):
+                one.append(min(int(rng.choice([1, 30, 511, 1300, 7000])), room))
+            one = batch = None
+        for one in live:
+            one.look(3)
+        assert kept > 100 and batches > 1, (kept, batches)
 
 
 def lost(*_: Any) -> None:
