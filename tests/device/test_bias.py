@@ -26,7 +26,6 @@ def random_mask(rows: int, keys: int) -> NDArray[np.float32]:
     return np.where(RNG.random((rows, keys)) < 0.4, np.float32(-np.inf), values)
 
 
-@pytest.mark.both_dispatchers
 def test_steady_decode_moves_the_rows_position(device):
     """Calls that are patched, not planned, over the end of a leaf; and a masked one between them."""
     with za.KVCache(device, SHAPE, 1, 512, "f16", 64) as cache:
@@ -38,7 +37,6 @@ def test_steady_decode_moves_the_rows_position(device):
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("alibi", (None, SLOPES), ids=("plain", "alibi"))
 def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, alibi):
     with za.KVCache(device, SHAPE, 1, 4096, "f16", 64) as cache:
@@ -101,6 +99,8 @@ def test_rows_before_the_first_key_have_negative_positions(device, causal):
 
 BEHIND = np.ones((5, 130), bool)
 BEHIND[2, :128] = False  # row 2 is at position 127
+OUTSIDE = np.zeros((5, 130), bool)
+OUTSIDE[:, :100] = True
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (np.ones((4, 9), bool), errors.ShapeError, r"mask: got shape \(4, 9\), expected \(5, n\)"),
     "keys": (np.ones((5, 131), bool), errors.ShapeError, "of which there are 130"),
@@ -110,38 +110,30 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "plus infinity": (np.full((5, 9), np.inf, np.float32), errors.ValueRangeError, "mask: got a NaN, "),
     "hides all": (np.zeros((5, 130), bool), errors.ArgumentError, "mask: row 0 sees no key"),
     "hides all that is before": (BEHIND, errors.ArgumentError, "mask: row 2 sees no key"),
+    # the mask leaves the keys before it, which the window does not reach
+    "shows what a window hides": (OUTSIDE, errors.ArgumentError, "mask: row 0 sees no key"),
+    "hides a window": (np.zeros((5, 20), bool), errors.ArgumentError, "mask: row 4 sees no key"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_masks_leave_the_cache_as_it_was(device, name):
     mask, error, text = REFUSED[name]
+    window = 20 if "window" in name else None
     with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
-        attn, seq = za.Attention(cache), cache.new_sequence()
+        attn, seq = za.Attention(cache, window=window), cache.new_sequence()
         cache.append(seq, 0, K[:125], V[:125])
         calls: list[Callable[[], Any]] = [
             lambda: attn(Q, seq, 0, K[125:130], V[125:130], mask=mask),
             lambda: attn.submit(Q, seq, 0, K[125:130], V[125:130], mask=mask),
-            lambda: za.attention(Q, K[:130], V[:130], device, mask=mask),
+            lambda: za.attention(Q, K[:130], V[:130], device, mask=mask, window=window),
         ]
         for call in calls:
             with pytest.raises(error, match=text):
                 call()
         assert len(seq) == 125
-
-
-def test_a_mask_that_hides_a_window_is_refused(device):
-    """The mask leaves the keys before it, which the window does not reach."""
-    mask = np.zeros((1, 20), bool)
-    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
-        attn, seq = za.Attention(cache, window=20), cache.new_sequence()
-        cache.append(seq, 0, K[:125], V[:125])
-        for call in (attn, attn.submit):
-            with pytest.raises(errors.ArgumentError, match="mask: row 0 sees no key"):
-                call(Q[0], seq, 0, mask=mask)
-        with pytest.raises(errors.ArgumentError, match="mask: row 0 sees no key"):
-            za.attention(Q[0], K[:125], V[:125], device, window=20, mask=mask)
-        assert np.any(za.Attention(cache, window=21)(Q[0], seq, 0, mask=mask))
+        if name == "hides a window":
+            assert np.any(za.Attention(cache, window=25)(Q, seq, 0, K[125:130], V[125:130], mask=mask))
 
 
 def test_refused_slopes_and_rows(device):

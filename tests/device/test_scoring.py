@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import Twin, same, together
 from support import FULL, differing, make_inputs
 
 import zinc_attn as za
@@ -67,78 +68,36 @@ def test_every_layout_gives_the_oracles_bits(any_device: za.Device, text: str, n
             step.run()
             got = step.result()
             step.close()
-            assert not differing(got[0][0], out), (context, plan)
-            assert not differing(got[1][0], lse), (context, plan)
+            same([x[0] for x in got], (out, lse), (context, plan))
         kv.close()
 
 
-@pytest.mark.both_dispatchers
 @pytest.mark.parametrize("causal", (True, False))
 @pytest.mark.parametrize("name", ("window", "all"))
 def test_rows_of_a_prompt(device: za.Device, name: str, causal: bool) -> None:
-    shape = za.AttnShape(4, 2, 64)
-    some = options(name, 4)
-    rng = np.random.default_rng(5)
+    some, rng = options(name, 4) | {"causal": causal}, np.random.default_rng(5)
     for tokens, q_len in ((5, 9), (300, 300), (700, 33)):
-        k, v = (rng.standard_normal((tokens, 2, 64), np.float32) for _ in "kv")
+        k, v = rng.standard_normal((2, tokens, 2, 64), np.float32)
         q = rng.standard_normal((q_len, 4, 64), np.float32)
-        want = reference.emulate(q, k, v, causal=causal, **options(name, 4))
-        for splits in (None, 1, 9):
-            some |= {"causal": causal, "allow_empty": True}  # the first four of nine rows are before the first key
-            got = za.attention(q, k, v, device, splits, return_lse=True, **some)
-            assert not differing(got[0], want[0]), (tokens, q_len, splits)
-            assert not differing(got[1], want[1]), (tokens, q_len, splits)
-        assert shape.group == 2
+        want = reference.emulate(q, k, v, **some)
+        for splits in (None, 1, 9):  # the first four of nine rows are before the first key
+            got = za.attention(q, k, v, device, splits, return_lse=True, allow_empty=True, **some)
+            same(got, want, (tokens, q_len, splits))
 
 
 @pytest.mark.parametrize("page_size", (16, 256) if FULL else (256,))
 def test_layers_of_a_cache_score_differently(device: za.Device, page_size: int) -> None:
     """Windows and sinks per layer; tokens one by one, in chunks and in a batch; every step has the oracle's bits."""
     shape, rng = za.AttnShape(6, 2, 64), np.random.default_rng(9)
-    windows, cap = [128, None, 3], 5.0
     sinks = [rng.standard_normal(6).astype(np.float32), None, rng.standard_normal(6).astype(np.float32) * 9]
+    some = {"window": [128, None, 3], "softcap": 5.0, "sinks": sinks}
     with za.KVCache(device, shape, 3, 2048, "f16", page_size) as cache:
-        attn = za.Attention(cache, window=windows, softcap=cap, sinks=sinks)
-        fixed = za.Attention(cache, window=windows, softcap=cap, sinks=sinks, num_splits=3)
-        seqs = [cache.new_sequence(), cache.new_sequence()]
-        held = [[np.zeros((2, 0, 2, 64), np.float16) for _ in windows] for _ in seqs]
-        for step, lengths in enumerate(((100, 7), (1, 1), (1, 1), (260, 62), (1, 1), (1, 1), (1, 1), (513, 1), (1, 1))):
-            for layer in range(3):
-                fresh = [rng.standard_normal((2, n, 2, 64)).astype(np.float16) for n in lengths]
-                held_now = [np.concatenate([held[i][layer], fresh[i]], axis=1) for i in range(2)]
-                qs = [rng.standard_normal((n, 6, 64)).astype(np.float32) for n in lengths]
-                outs, lses = attn(qs, seqs, layer, [f[0] for f in fresh], [f[1] for f in fresh], return_lse=True)
-                for i in range(2):
-                    held[i][layer] = held_now[i]
-                    some = {"window": windows[layer], "softcap": cap, "sinks": sinks[layer]}
-                    want = reference.emulate(qs[i], *held_now[i], **some)
-                    assert not differing(outs[i], want[0]), (step, layer, i)
-                    assert not differing(lses[i], want[1]), (step, layer, i)
-                    again = fixed(qs[i][-1:], seqs[i], layer)
-                    assert not differing(again, want[0][-1:]), (step, layer, i)
-
-
-def test_steady_decode_records_nothing(device: za.Device) -> None:
-    shape, rng = za.AttnShape(4, 2, 64), np.random.default_rng(2)
-    with za.KVCache(device, shape, 2, 2048, "f16") as cache:
-        attn, seq = za.Attention(cache, window=[128, None]), cache.new_sequence()
-        k, v = (rng.standard_normal((1500, 2, 64)).astype(np.float16) for _ in "kv")
-        counts = set()
-        for t in range(700, 1200, 1):
-            for layer in range(2):
-                begin = 0 if t == 700 else t - 1
-                q = rng.standard_normal((4, 64)).astype(np.float32)
-                if t % 37 == 0 or t in (701, 705, 768, 769, 832, 833):
-                    out = attn(q, seq, layer, k[begin:t], v[begin:t])
-                    want = reference.emulate(q, k[:t], v[:t], window=128 if layer == 0 else None)[0]
-                    assert not differing(out, want), (t, layer)
-                elif t == 700:
-                    attn(np.repeat(q[None], 1, 0), seq, layer, k[:t], v[:t])
-                else:
-                    attn(q, seq, layer, k[begin:t], v[begin:t])
-            if t > 1100:
-                counts.add(attn.recordings)
-        assert len(counts) == 1
+        attn, fixed = (za.Attention(cache, **some, **layout) for layout in ({}, {"num_splits": 3}))
+        twins = [Twin(attn, seed, **some) for seed in (0, 1)]
+        for lengths in ((100, 7), (1, 1), (1, 1), (260, 62), (1, 1), (1, 1), (1, 1), (513, 1), (1, 1)):
+            together(twins, lengths)
+            for one in twins:
+                one.look(attention=fixed)
 
 
 def test_a_window_reads_only_its_keys(device: za.Device) -> None:
@@ -185,6 +144,7 @@ def test_close_to_float64(device: za.Device, text: str, kind: str) -> None:
         ({"sinks": np.zeros(3, np.float32)}, ShapeError, r"sinks: got shape \(3,\), expected \(4,\)"),
         ({"sinks": np.zeros(4, np.int32)}, DTypeError, "sinks: got dtype int32, expected float32"),
         ({"sinks": np.full(4, np.inf, np.float32)}, ValueRangeError, r"sinks\[0\]"),
+        *(({"scale": scale}, ArgumentError, "scale: got ") for scale in (1e39, 1e300, "abc", [1], np.array([1, 2]))),
     ),
 )
 def test_refusals(device: za.Device, bad: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -24,10 +24,9 @@ K = RNG.standard_normal((300, 2, 64), dtype=np.float32)
 V = RNG.standard_normal((300, 2, 96), dtype=np.float32)
 SCALES = np.array([[[0.1, 0.02], [0.5, 1]], [[3, 0.25], [0.03, 0.7]]], np.float32)  # (layers, K and V, KV heads)
 FP8 = {"k_scale": SCALES[:, 0], "v_scale": SCALES[:, 1]}
-ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)
+ONE_DISPATCHER = True
 
 
-@pytest.mark.both_dispatchers
 def test_scales_are_a_heads_and_a_layers(device, tmp_path):
     """In prefill, steady decode, a batch, a cascade, partial states, and a file."""
     with za.KVCache(device, SHAPE, 2, 1024, "fp8_e4m3", 64, **FP8) as cache:
@@ -64,7 +63,6 @@ def test_scales_are_a_heads_and_a_layers(device, tmp_path):
         assert len(one) == 206
 
 
-@ONE
 def test_scales_where_heads_have_buffers_of_their_own(device, monkeypatch):
     """A layer's heads are cut over buffers where one would be beyond the device's limit."""
     monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=512 * 96))
@@ -79,7 +77,6 @@ def test_scales_where_heads_have_buffers_of_their_own(device, monkeypatch):
     same(got, reference.emulate(Q[:2], *stored(K, V, "fp8_e4m3", scales=SCALES[1])))
 
 
-@ONE
 def test_states_of_other_scales_do_not_fold(device):
     parts = []
     k, v = np.concatenate([K, K]), np.concatenate([V, V])
@@ -92,7 +89,6 @@ def test_states_of_other_scales_do_not_fold(device):
         za.fold(parts)
 
 
-@ONE
 def test_a_file_whose_filling_is_no_number_is_refused(device, tmp_path, monkeypatch):
     """The kernels multiply it by 0."""
     shape = za.AttnShape(2, 1, 20)
@@ -109,7 +105,6 @@ def test_a_file_whose_filling_is_no_number_is_refused(device, tmp_path, monkeypa
             cache.load(tmp_path / "bad")
 
 
-@ONE
 def test_scales_of_shards(device):
     devices = [device, device]
     with za.ShardedKVCache(devices, SHAPE, 2, 4096, "q8_0/fp8_e4m3", 64, weights=[1, 1], v_scale=SCALES[:, 1]) as cache:
@@ -160,15 +155,14 @@ def test_the_values_of_a_gpu(any_device, pair, monkeypatch):
     monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete"))
     sizes = np.exp2(RNG.integers(-20, 3, (300, 2, 1))).astype(np.float32)
     k, v = K * sizes, V * sizes
+    want = reference.emulate(Q[:1], *stored(k, v, pair, True))
     with za.KVCache(any_device, SHAPE, 1, 512, pair, round_rows=True) as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, k, v)
-        want = reference.emulate(Q[:1], *stored(k, v, pair, True))
         for splits in (None, 1):  # eight waves, one of the loop build
             same(za.Attention(cache, num_splits=splits)(Q[:1], seq, 0, return_lse=True), want)
 
 
-@ONE
 def test_latent_caches(device):
     """V is part of K: it has K's scales, and none of its own, and encoded rows are those of K."""
     shape = za.AttnShape(4, 2, 96, 64, latent=True)
@@ -188,7 +182,6 @@ def test_latent_caches(device):
         za.KVCache(device, shape, 1, 512, "fp8_e4m3", 64, v_scale=0.1)
 
 
-@ONE
 def test_files_know_both_types(device, tmp_path):
     with za.KVCache(device, SHAPE, 1, 512, "q5_1/q4_0", 64) as cache:
         seq = cache.new_sequence()
