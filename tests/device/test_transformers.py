@@ -9,7 +9,6 @@ what follows a different choice is another text.
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from zinc_models import (
     model_of,
     padded,
     torch,
-    transformers,
 )
 
 import zinc_attn as za
@@ -37,7 +35,6 @@ from zinc_attn import errors
 from zinc_attn.integrations.transformers import attention as zinc_attention
 
 MARGIN = 1e-4  # of logits of order 1, float32 through a few layers
-ULP = 2.0**-23
 ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 ONE_DISPATCHER = True
 pytestmark = [
@@ -93,44 +90,6 @@ def test_decoding_without_a_cache_of_ours_warns_once(device: za.Device) -> None:
     )
 
 
-@ARCHITECTURES
-def test_layers_are_eager_attentions(name: str, device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer's output against the model's own eager function, on the same q, k, v.
-
-    A score's error is at most a few ulps of the sum of its |q * k|, which is the relative error of a weight.
-    """
-    model = model_of(name)
-    seen: dict[int, list[Any]] = {}
-    worst = []  # error / bound
-
-    def both(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        layer = module.layer_idx
-        new = key.layer.pending or (key.plain(), value.plain())  # a model with latent attention has expanded them
-        seen[layer] = [new] if layer not in seen else [*seen[layer], new]
-        k, v = (torch.cat([pair[i] for pair in seen[layer]], dim=2) for i in (0, 1))
-        at = torch.arange(k.shape[2])
-        rows_at = at[-query.shape[2] :, None]
-        window = kwargs.get("sliding_window") or 10**6
-        bias = torch.zeros(1, 1, len(rows_at), len(at))
-        bias.masked_fill_((at > rows_at) | (at <= rows_at - window), -torch.inf)
-        eager = sys.modules[type(module).__module__].eager_attention_forward
-        want = eager(module, query, k, v, bias, **kwargs)[0]
-        out = hf.attention_forward(module, query, key, value, mask, **kwargs)
-        assert out[0].shape == want.shape and out[0].dtype == query.dtype
-        scores = query.abs() @ k.abs().repeat_interleave(query.shape[1] // k.shape[1], 1).transpose(2, 3)
-        bound = ULP * (4 + scores.max() * kwargs["scaling"]) * v.abs().max()
-        worst.append(((out[0] - want).abs().max() / bound).item())
-        return out
-
-    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "zinc", both)
-    ids = prompt(48)
-    with cache_of(model, device) as cache:
-        for begin, end in ((0, 40), (40, 41), (41, 48)):
-            model(ids[:, begin:end], past_key_values=cache)
-    assert len(worst) == 3 * len(seen) > 0
-    assert max(worst) < 1
-
-
 AS_ONE = [(name, False) for name in (MODELS if FULL else ("llama", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2"))]
 
 
@@ -162,14 +121,24 @@ def test_shapes_come_from_the_config(name: str, device: za.Device) -> None:
         assert len(cache._groups) == len(set(SHAPES[name]))
 
 
-@pytest.mark.parametrize("name", [*SHAPES, "llama_40", "llama_72", "llama_100", *SIMILAR])
-def test_logits_are_eager_attentions_in_chunks(name: str, device: za.Device) -> None:
-    """A prompt in chunks, then single tokens, and the whole prompt without a cache of ours."""
-    ids = prompt(75)
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_linear")
+# Recurrent layers of transformers' own round otherwise in other chunks.
+IN_CHUNKS = [name for name, (_, config) in {**MODELS, **SIMILAR}.items() if "linear_key_head_dim" not in config]
+
+
+@pytest.mark.parametrize(("name", "latent"), [*((one, False) for one in IN_CHUNKS), *((one, True) for one in LATENT)])
+def test_logits_are_eager_attentions_in_chunks(name: str, latent: bool, device: za.Device) -> None:
+    """A prompt in chunks, then single tokens, and the whole prompt without a cache of ours.
+
+    A wrong scale, window, sink, head or row is far beyond either bound. The largest deviation that was measured of
+    compressed rows, which are attended in the absorbed form, is 0.84e-5.
+    """
+    ids, bound = prompt(75), 4e-5 if latent else MARGIN
     want, model = model_of(name, "eager")(ids).logits, model_of(name)
-    with cache_of(model, device) as cache:
-        for got in (in_chunks(model, ids, cache, 0, 30, 37, 70, 71, 72), model_of(name)(ids).logits):
-            assert (got - want).abs().max() <= MARGIN
+    with cache_of(model, device, latent=latent) as cache:
+        found = [in_chunks(model, ids, cache, 0, 30, 37, 70, 71, 72)]
+    for got in found if latent else (*found, model(ids).logits):
+        assert (got - want).abs().max() <= bound
 
 
 def test_compressed_rows_may_only_be_expanded(device: za.Device) -> None:
@@ -210,14 +179,6 @@ def test_layers_that_share_keys_and_values(device: za.Device) -> None:
     with cache_of(model, device) as cache:
         assert agree(want, generate(model, ids, past_key_values=cache, max_new_tokens=16)) >= 8
         assert cache.caches[0].num_layers == 2
-
-
-@pytest.mark.both_dispatchers
-def test_both_dispatchers_give_the_same_logits(device: za.Device) -> None:
-    model, ids = model_of("llama"), prompt(40)
-    with cache_of(model, device) as cache:
-        got = generate(model, ids, past_key_values=cache, max_new_tokens=4)
-    assert agree(generate(model_of("llama", "eager"), ids, max_new_tokens=4), got) == 4
 
 
 @pytest.mark.parametrize(

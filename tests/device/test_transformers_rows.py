@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from support import FULL
 from tiny_models import UNTIED, prompt
 from zinc_models import attend, cache_of, equal, hf, model_of, torch, transformers
 
@@ -106,61 +108,50 @@ def test_padding_in_front_never_shows(device: za.Device) -> None:
     assert equal(got, whole(batch, mask))
     for i, pad in enumerate(pads):
         alone = Layer(device, tokens, batch=3)
-        alone.cache = hf.ZincCache(alone.config, 64, device=device)
         with alone.cache:
             want = alone.step(pad, tokens, batch=slice(i, i + 1))[:, 0]
         assert equal(got[:, i, pad:], want)
         assert not got[:, i, :pad].any()
 
 
-def test_padded_rows_are_cropped_and_reordered(device: za.Device) -> None:
-    """Also into the padding."""
-    layer, mask, order = Layer(device, 60, batch=3), left_padded(60, 0, 13, 41), [2, 0, 2]
-    with layer.cache as cache:
-        layer.step(0, 50, mask[:, :50])
-        cache.crop(-20)
-        assert [len(one) for one in cache.sequences[0]] == [30, 17, 0]
-        want = whole(layer, mask)
-        assert equal(layer.step(30, 45, mask[:, :45]), want[:, :, 30:45])
-        cache.reorder_cache(torch.tensor(order))
-        layer.q, layer.k, layer.v, mask = (*(x[:, order] for x in (layer.q, layer.k, layer.v)), mask[order])
-        assert equal(layer.step(45, 60, mask), want[:, order, 45:])
-        cache.crop(-60)
-        assert equal(layer.step(0, 60), whole(layer))
-
-
-def test_crop_reset_reorder_and_fork_give_the_bits_of_the_tokens_that_are_left(device: za.Device) -> None:
-    layer = Layer(device, 80, batch=4)
-    cache = layer.cache
-    want = whole(layer)
-    with cache:
-        assert equal(layer.step(0, 50), want[:, :, :50])
-        cache.crop(-20)
-        assert cache.get_seq_length() == 30
-        assert equal(layer.step(30, 60), want[:, :, 30:60])
-        cache.crop(0)
-        # rows 1, 1, 3, 0: then what each of them was goes on
-        cache.reorder_cache(torch.tensor([1, 1, 3, 0]))
-        picked = [1, 1, 3, 0]
-        layer.q, layer.k, layer.v = (x[:, picked] for x in (layer.q, layer.k, layer.v))
-        twin = copy.deepcopy(cache)
-        assert equal(layer.step(60, 70), want[:, picked, 60:70])
-        layer.cache = twin
-        assert twin.get_seq_length() == 60
-        assert equal(layer.step(60, 80), want[:, picked, 60:80])
-        twin.reset()
-        layer.cache = cache
-        cache.batch_select_indices([2])
-        cache.batch_repeat_interleave(2)
-        assert cache.batch_size == 2
-        again = [2, 2]
-        layer.q, layer.k, layer.v = (x[:, again] for x in (layer.q, layer.k, layer.v))
-        assert equal(layer.step(70, 80), want[:, [3, 3], 70:80])
-        cache.reset()
-        assert cache.get_seq_length() == 0 and cache.batch_size == -1
-        pages = cache.caches[0].pool
-        assert pages.free_pages == pages.num_pages
-        assert equal(layer.step(0, 80), want[:, [3, 3]])
+@pytest.mark.parametrize("pads", ((0, 0, 0, 0), (0, 13, 41, 2)))
+@pytest.mark.parametrize("seed", range(40 if FULL else 6))
+def test_what_happens_between_steps_leaves_the_bits_of_the_tokens(device: za.Device, pads: Any, seed: int) -> None:
+    """Crops, also into the padding, rows reordered, selected and repeated, forks and resets, in random order."""
+    layer, rng, at = Layer(device, 80, batch=4), np.random.default_rng([seed, *pads]), 0
+    mask, first, origin = left_padded(80, *pads), layer.cache, list(range(4))
+    inputs = layer.q, layer.k, layer.v, whole(layer, mask)
+    with first:
+        for action in rng.permutation(["crop", "crop", "order", "select", "fork", "reset", "none", "none"]).tolist():
+            cache, rows = layer.cache, len(origin)
+            if action == "crop":
+                cut = int(rng.integers(at + 1))
+                cache.crop(-cut)
+                at -= cut
+            elif action == "order" and at:
+                order = rng.integers(0, rows, rows).tolist()
+                cache.reorder_cache(torch.tensor(order))
+                origin = [origin[i] for i in order]
+            elif action == "select" and at:
+                kept = [int(rng.integers(rows))]
+                cache.batch_select_indices(kept)
+                cache.batch_repeat_interleave(2)
+                origin = [origin[i] for i in kept * 2]
+            elif action == "fork":
+                layer.cache = copy.deepcopy(cache)
+                cache.reset()  # frees what the twin does not share
+            elif action == "reset":
+                cache.reset()
+                at = 0
+                assert cache.get_seq_length() == 0 and cache.batch_size == -1
+                pool = cache.caches[0].pool if cache.caches else None
+                assert pool is None or pool.free_pages == pool.num_pages
+            layer.q, layer.k, layer.v, want = (x[:, origin] for x in inputs)
+            end = min(at + int(rng.integers(1, 30)), 80)
+            if at < end:
+                assert equal(layer.step(at, end, mask[origin, :end]), want[:, :, at:end]), (action, at, end)
+            at = end
+            assert layer.cache.get_seq_length() == at
 
 
 def test_options_of_a_layer_are_those_of_its_call(device: za.Device) -> None:
@@ -185,25 +176,6 @@ def qkv(q_len: int = 3, keys: int = 3, head_dim: int = 64, dtype: Any = torch.fl
     return [torch.ones(1, heads, n, head_dim, dtype=dtype) for heads, n in ((4, q_len), (2, keys), (2, keys))]
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "match"),
-    [
-        ({"dropout": 0.1}, r"got dropout = 0\.1, expected 0"),
-        ({"is_causal": False}, "got is_causal = False"),
-        ({"position_bias": torch.ones(1)}, "got position_bias, which"),
-        ({"head_mask": torch.ones(4)}, "got head_mask, which"),
-        ({"output_attentions": True}, "got output_attentions, which"),
-        ({"cu_seq_lens_q": torch.ones(2)}, "got cu_seq_lens_q, which"),
-        ({"query": torch.ones(1, 4, 3, 64, requires_grad=True)}, "require a gradient"),
-    ],
-)
-def test_what_is_not_supported_is_named(kwargs: dict[str, Any], match: str) -> None:
-    q, k, v = qkv()
-    given = {"query": q, "key": k, "value": v, "attention_mask": None, **kwargs}
-    with torch.enable_grad(), pytest.raises(errors.UnsupportedError, match=match):
-        hf.attention_forward(torch.nn.Module(), **given)
-
-
 def test_without_the_packages_the_import_says_so() -> None:
     code = "import sys; sys.modules['transformers'] = None; import zinc_attn.integrations.transformers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -212,16 +184,22 @@ def test_without_the_packages_the_import_says_so() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_harmless_arguments_pass(device: za.Device) -> None:
-    attend(*qkv(), position_ids=torch.arange(3), use_cache=True, head_mask=None)
-
-
 def zinc_cache(*length: Any, head_dim: int = 64, **options: Any) -> hf.ZincCache:
     return hf.ZincCache(transformers.LlamaConfig(**{**UNTIED, "head_dim": head_dim}), *length, **options)
 
 
 CHUNKED = {"num_hidden_layers": 2, "layer_types": ["chunked_attention"] * 2}
+GRADIENT = torch.ones(1, 4, 3, 64, requires_grad=True)
 WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
+    *((lambda given=given: attend(*qkv(), **given), errors.UnsupportedError, text) for given, text in (
+        ({"dropout": 0.1}, r"got dropout = 0\.1, expected 0"),
+        ({"is_causal": False}, "got is_causal = False"),
+        ({"position_bias": torch.ones(1)}, "got position_bias, which"),
+        ({"head_mask": torch.ones(4)}, "got head_mask, which"),
+        ({"output_attentions": True}, "got output_attentions, which"),
+        ({"cu_seq_lens_q": torch.ones(2)}, "got cu_seq_lens_q, which"),
+    )),
+    (lambda: attend(GRADIENT, *qkv()[1:]), errors.UnsupportedError, "require a gradient"),
     (lambda: attend(*qkv(head_dim=577)), errors.ArgumentError, "head_dim: got 577, expected an int from 1 to 576"),
     (lambda: attend(*qkv()[:2], torch.ones(1, 2, 2, 64)), errors.ShapeError,
      r"value: got shape \(1, 2, 2, 64\), expected \(1, 2, 3\) as key's first axes, and any v_head_dim"),
@@ -243,7 +221,7 @@ WRONG: tuple[tuple[Callable[[], Any], type[Exception], str], ...] = (
 
 @pytest.mark.parametrize(("make", "error", "match"), WRONG)
 def test_wrong_arguments(make: Callable[[], Any], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
+    with torch.enable_grad(), pytest.raises(error, match=match):
         make()
 
 
@@ -257,12 +235,9 @@ def test_patterns_that_are_causal_are_found() -> None:
         hf.attention_mask(1, 4, 9, 5, attention_mask=torch.ones(1, 4, dtype=torch.bool))
     with pytest.raises(errors.UnsupportedError, match="not a static one"):
         hf.attention_mask(1, 4, 64, 0)
-
-
-def test_a_window_that_only_the_mask_has_is_refused(device: za.Device) -> None:
-    mask = hf.attention_mask(1, 5, 5, mask_function=transformers.masking_utils.sliding_window_causal_mask_function(2))
     with pytest.raises(errors.UnsupportedError, match="got None for a layer whose mask has a window of 2"):
-        attend(*qkv(5, 5), mask)
+        attend(*qkv(5, 5), hf.attention_mask(1, 5, 5, mask_function=m.sliding_window_causal_mask_function(2)))
+    attend(*qkv(), position_ids=torch.arange(3), use_cache=True, head_mask=None)  # harmless
 
 
 def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:
