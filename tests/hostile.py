@@ -116,7 +116,6 @@ INNER = {
     "KVCache.read_rows",
     "KVCache.write_rows",
     "KVCache.write_values",
-    "Ranks.abort",
     "Ranks.agree",
     "Ranks.exchange",
     "Ranks.fail",

@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import zinc_attn as za
-from zinc_attn import reference
 from zinc_attn.cli import app as cli
-from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
+from zinc_attn.decode.contiguous import ContiguousKV
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
-from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.measure import CallSpec, Row, measure_calls
 from zinc_attn.tools.measure.calls import pass_times
 
@@ -72,26 +69,6 @@ def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) ->
     rows = run([device], [100, 101], "f16")
     assert [(r.status, r.error) for r in rows if r.context == 101] == [("refused", "no room")] * 2
     assert {r.status for r in rows if r.context == 100} == {"ok"}
-
-
-def test_heads_per_workgroup_never_show(device: za.Device) -> None:
-    shape = za.AttnShape(5, 1, 64)
-    data = Inputs.normal(shape, 300, "f16")
-    want = reference.emulate(data.q, data.k, data.v)
-    kv = ContiguousKV(device, data.k, data.v)
-    plan = za.SplitPlan.fixed(300, shape, num_splits=2)
-    for heads in (1, 2, 5, None):
-        step = RecordedCall(kv, plan, heads_per_workgroup=heads)
-        step.write_q(data.q[None])
-        step.poison()
-        step.run()
-        for got, expected in zip(step.result(), want, strict=True):
-            assert np.array_equal(got[0].view(np.uint32), expected.view(np.uint32)), heads
-        step.close()
-    for heads in (0, 6):
-        with pytest.raises(ArgumentError, match=f"^heads_per_workgroup: got {heads}, expected an int "):
-            RecordedCall(kv, plan, heads_per_workgroup=heads)
-    kv.close()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from .arguments import (
     parse_numbers,
 )
 from .checkpoint import named, opened
-from .terminal import arithmetic_text, need, plural, print_json, say
+from .terminal import arithmetic_text, plural, print_json, say
 
 ENDS: Final = {  # why an answer ended before the model ended it
     "length": "the answer is cut off: see --max-new-tokens and --capacity",
@@ -69,7 +69,6 @@ def add_generate(subparsers: Subparsers) -> None:
 
 def run_generate(args: argparse.Namespace) -> int:
     """Generate, and print."""
-    need("rich")
     layout = SplitSpec.parse(args.splits)
     options = {"num_splits": layout.num_splits, "split_size": layout.split_size} | vars(args)
     settings = generate.Settings(**{one.name: options[one.name] for one in fields(generate.Settings)})

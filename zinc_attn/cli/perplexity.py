@@ -22,7 +22,7 @@ from .arguments import (
     add_shared,
 )
 from .checkpoint import named, opened
-from .terminal import arithmetic_text, need, print_json, print_rows, progress_bar
+from .terminal import arithmetic_text, print_json, print_rows, progress_bar
 
 
 def add_perplexity(subparsers: Subparsers) -> None:
@@ -53,7 +53,6 @@ def add_perplexity(subparsers: Subparsers) -> None:
 
 def run_perplexity(args: argparse.Namespace) -> int:
     """Measure, and print."""
-    need("rich")
     canonical = args.arithmetic == "canonical"
     names = args.dtype or ",".join(name for name in STORAGE if canonical or name != "f32")
     dtypes = [word.strip() for word in names.split(",")]

@@ -52,7 +52,7 @@ def add_proof(subparsers: Subparsers) -> None:
 
 def run_proof(args: argparse.Namespace) -> int:
     """Prove, print a line per step, and write the report. 0: all is well; 1: a step is not."""
-    need("rich", "matplotlib")
+    need("matplotlib")
     device = args.device if args.device is not None else os.environ.get("ZINC_ATTN_DEVICE") or None
     info = choose(list_devices(), device)
     contexts = args.contexts or proof.CONTEXTS["quick" if args.quick else "cpu" if info.kind == "cpu" else "gpu"]

@@ -21,7 +21,7 @@ from .arguments import (
     add_shared,
 )
 from .checkpoint import named, opened
-from .terminal import arithmetic_text, need, print_json, print_rows, progress_bar
+from .terminal import arithmetic_text, print_json, print_rows, progress_bar
 
 
 def add_validate(subparsers: Subparsers) -> None:
@@ -56,7 +56,6 @@ def add_validate(subparsers: Subparsers) -> None:
 
 def run_validate(args: argparse.Namespace) -> int:
     """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
-    need("rich")
     contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.splits)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)

@@ -18,8 +18,6 @@ from ..cache.layer_storage import HeadSlice, LayerStorage
 from ..cache.mover import PageGeometry
 from ..cache.rows import pack_k, pack_v, stored_values, tiles
 from ..canonical.constants import KEYS_PER_LEAF
-from ..checks import check_int
-from ..limits import WAVE
 from ..planning.arithmetic import Arithmetic
 from ..planning.call import SubmissionPlanner
 from ..planning.inputs import CallFacts, CallOptions, Request, SplitLayout
@@ -36,22 +34,14 @@ from .workspace import PagedStorage, Tensors, Workspace
 
 F32 = NDArray[np.float32]
 DTYPES: Final = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-PIECE: Final = 16 * WAVE  # bytes that a workgroup of the benchmark's yardstick reads at once
 _EVERY_TILE: Final = 31  # page_shift with which every tile lies in page 0
 
 
-def whole_pieces(nbytes: int) -> int:
-    """The bytes of a buffer of ``nbytes`` that a kernel reads in whole pieces."""
-    return -(-nbytes // PIECE) * PIECE
-
-
 def packed(k: NDArray[Any], v: NDArray[Any], dtype: str, check: bool) -> Iterator[Words]:
-    """The words of the buffers of ContiguousKV, of K and then of V, filled up by zeros. check: as a cache does."""
+    """The words of the buffers of ContiguousKV, of K and then of V. check: as a cache does."""
     shape, kinds = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2]), storage_types(dtype)
     for name, pack, x, kind in zip("kv", (pack_k, pack_v), (k, v), kinds, strict=True):
-        words = pack(stored_values(name, x, kind.name)[0] if check else x, shape, kind)
-        missing = whole_pieces(words.nbytes) - words.nbytes
-        yield np.pad(words, (0, missing // 4)) if missing else words
+        yield pack(stored_values(name, x, kind.name)[0] if check else x, shape, kind)
 
 
 class ContiguousKV:
@@ -70,9 +60,7 @@ class ContiguousKV:
             4 * max(tiles(self.tokens), 1) * KEYS_PER_LEAF * kv_heads * words for words in (row.k_words, row.v_words)
         )
         with ExitStack() as undo:
-            self.k, self.v = (
-                undo.enter_context(closing(device.runtime.buffer(whole_pieces(n), Use.DATA))) for n in sizes
-            )
+            self.k, self.v = (undo.enter_context(closing(device.runtime.buffer(n, Use.DATA))) for n in sizes)
             if self.tokens:
                 for buffer, words in zip((self.k, self.v), packed(k, v, self.dtype, dtype is not None), strict=True):
                     device.runtime.write(buffer, words)
@@ -88,8 +76,7 @@ class RecordedCall:
     """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
 
     scoring: None is the usual scale and nothing else; its window must be the plan's. mask: of the query rows, or None.
-    heads_per_workgroup: query heads that one workgroup of pass 1 serves, which never shows in the bits; None is the
-    shape's choice. arithmetic: see ``Attention``; with matrix units a workgroup serves what their tiles hold.
+    arithmetic: see ``Attention``.
     """
 
     def __init__(
@@ -101,13 +88,9 @@ class RecordedCall:
         causal: bool = True,
         mask: Mask | None = None,
         timestamps: bool = False,
-        heads_per_workgroup: int | None = None,
         arithmetic: Arithmetic = "canonical",
     ) -> None:
         shape, device = plan.shape, kv.device
-        if heads_per_workgroup is not None:
-            most = shape.heads_per_workgroup
-            heads_per_workgroup = check_int("heads_per_workgroup", heads_per_workgroup, 1, most)
         self.plan, self.runtime = plan, device.runtime
         scoring = Scoring(check_scale(None, shape.head_dim)) if scoring is None else scoring
         ones = check_head_scales(kv.dtype, shape, 1, None, None)
@@ -133,7 +116,7 @@ class RecordedCall:
             self._made.callback(self._workspace.close)
             self._workspace.work.set(page_shift=_EVERY_TILE)
             self._workspace.fill(submission, 0)
-            dispatches = self._workspace.dispatches(0, scoring, heads_per_workgroup)
+            dispatches = self._workspace.dispatches(0, scoring)
             self._recording = self.runtime.record(dispatches, timestamps)
             self._made.callback(self._recording.close)
         except BaseException:

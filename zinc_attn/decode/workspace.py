@@ -304,10 +304,10 @@ class Workspace:
 
     # --- dispatches ---------------------------------------------------------------------------------------
 
-    def dispatches(self, layer: int, scoring: Scoring, heads: int | None = None) -> list[Dispatch]:
+    def dispatches(self, layer: int, scoring: Scoring) -> list[Dispatch]:
         """Append, attend, merge; encode first where the device encodes the new rows.
 
-        They are those of every layer that shares ``layer``'s K and V buffers. heads: see ``AttendVariant``.
+        They are those of every layer that shares ``layer``'s K and V buffers.
         """
         key, layout, device = self.key, self.pages.layout, self.pages.device
         alone = AttendVariant(
@@ -319,7 +319,6 @@ class Workspace:
             softcap=scoring.softcap is not None,
             alibi=scoring.alibi is not None,
             mask=key.masks > 0,
-            heads=heads,
             wave_size=device.info.wave_size,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib.util
 import os
 import signal
 import sys
@@ -40,40 +39,6 @@ class RankError(ZincAttnError):
 
 class RemoteCapacityError(RankError):
     """A shard of another rank is full. Calls of a ShardedKVCache raise it as a CapacityError."""
-
-
-def start_mpi(timeout_s: float = TIMEOUT_S) -> Any:
-    """Start MPI and return mpi4py's COMM_WORLD. MPI ends with the interpreter.
-
-    RankError where there is no MPI, or not all ranks started in time.
-    """
-    if importlib.util.find_spec("mpi4py") is None:
-        raise RankError(NO_MPI)
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise RankError(f"{NO_MPI} ({error})") from error
-    _outlive_others()
-    if MPI.Is_initialized():
-        return MPI.COMM_WORLD
-    # MPI_Init waits for all ranks without a limit. Called through ctypes in a thread of its own it does not hold the
-    # interpreter lock, so this thread can stop waiting for it.
-    library, got = ctypes.CDLL(MPI.__file__), ctypes.c_int()
-    starting = Thread(
-        target=lambda: library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(got)), daemon=True
-    )
-    starting.start()
-    starting.join(timeout_s)
-    if starting.is_alive():
-        raise RankError(
-            f"waited {timeout_s:g} s for all ranks to start; one ended before, or was never started; look at their "
-            "output, and start all of them again"
-        )
-    atexit.register(MPI.Finalize)
-    return MPI.COMM_WORLD
 
 
 def check_timeout(seconds: Any) -> float:
@@ -167,14 +132,6 @@ class Ranks:
         """
         with suppress(RemoteCapacityError):  # the caller raises this rank's own error
             self._gather(FULL + str(error).encode())
-
-    def abort(self, status: int) -> None:
-        """End all ranks with ``status``, after a grace period in which the others print their errors."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(min(self.timeout_s, GRACE_S))
-        Thread(target=_exit_after, args=(GRACE_S, status), daemon=True).start()  # if Abort waits for a lost rank
-        self._comm.Abort(status)
 
     def _gather(self, data: bytes) -> list[bytes]:
         if self.lost:

@@ -237,7 +237,5 @@ KERNELS: Final = (
     PRIMITIVES,
 )
 
-# The benchmark's yardstick: a workgroup reads loads * 32 uvec4 of a buffer and xors them to one word.
-READ: Final = KernelDecl("read", "read.comp", (Binding("data", "read"), Binding("out", "write")), ("loads",))
 # One kernel of each module.
-MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, READ, MATRIX))}.values())[::-1]
+MODULES: Final = tuple({decl.file: decl for decl in reversed((*KERNELS, ENCODE, MATRIX))}.values())[::-1]

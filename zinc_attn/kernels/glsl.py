@@ -47,7 +47,6 @@ _INTERFACES: Final = {
     "COPY": declarations.COPY_KERNEL,
     "ENCODE": declarations.ENCODE,
     "PRIMITIVES": declarations.PRIMITIVES,
-    "READ": declarations.READ,
 }
 
 
