@@ -74,11 +74,14 @@ class Library:
         self.open()
 
     def open(self):
-        options = Options(*self.names, 4, 2, 64, 0, False, self.dtype)
-        self.attn = c.c_void_p(self.c.za_open(c.byref(options)))
+        self.attn = c.c_void_p(self.open_with(*self.names, 4, 2, 64, 0, False, self.dtype))
         assert self.attn, self.error
         self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, PAGES, *self.scales))
         assert self.cache, self.error
+
+    def open_with(self, *options):
+        """What za_open gives for Options."""
+        return self.c.za_open(c.byref(Options(*options)))
 
     @property
     def error(self):
@@ -146,16 +149,15 @@ def words_of_page(section, size):
     return found.tolist()
 
 
-def words_of_call(biased):
-    """With slopes and a mask, where they differ."""
-    return words_of_page("Slopes and masks", 101) if biased else page_words("A call in words").tolist()
+PLAIN = ({}, page_words("A call in words").tolist())
+BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 101))
+WORDS = pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 
 
-@pytest.mark.parametrize("biased", (False, True))
-def test_the_words_of_the_page_are_those_of_the_package(device, inputs, biased):
+@WORDS
+def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options, words):
     """The call's submission as the planner makes it, in a workspace that has room for it and no more."""
-    q, k, v = inputs
-    alibi, mask = (PAGE_SLOPES, PAGE_MASK) if biased else (None, None)
+    (q, k, v), alibi = inputs, options.get("alibi")
     seen, order = [], range(PAGES - 1, -1, -1)
     with za.KVCache(device, SHAPE, LAYERS, PAGES * PAGE_SIZE, "f16", PAGE_SIZE, page_order=order) as cache:
         attention = za.Attention(cache, alibi=alibi, observer=lambda submission, workspace: seen.append(submission))
@@ -163,7 +165,7 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, biased):
         for layer in range(LAYERS):
             cache.append(sequence, layer, k[:-NEW], v[:-NEW])
         for layer in range(LAYERS):
-            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:], mask=mask)
+            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:], mask=options.get("mask"))
         submission = seen[-1]
         sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables", "masks")}
         key = submission.key._replace(**sizes, states=2 * 3)
@@ -174,19 +176,19 @@ def test_the_words_of_the_page_are_those_of_the_package(device, inputs, biased):
         found = workspace.work.words.tolist()
         workspace.close()
         tensors.close()
-    assert found == words_of_call(biased)
+    assert found == words
 
 
-@pytest.mark.parametrize("biased", (False, True))
-def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, biased):
+@WORDS
+def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options, words):
     """And its bits are the oracle's; the calls of two layers differ in one word."""
-    words, options = [], {"alibi": PAGE_SLOPES, "mask": PAGE_MASK} if biased else {}
+    found_words, keys = [], 2 * ("mask" in options)
     for layer in range(LAYERS):
-        found = page_call(opened, inputs, layer, **options, mask_keys=2 * biased)
-        words.append(opened.words())
+        found = page_call(opened, inputs, layer, **options, mask_keys=keys)
+        found_words.append(opened.words())
         same(found, za.reference.emulate(*inputs, **options))
-    assert words[1].tolist() == words_of_call(biased)
-    assert np.flatnonzero(words[0] != words[1]).tolist() == [kernels.HEADER.index("first_page")]
+    assert found_words[1].tolist() == words
+    assert np.flatnonzero(np.not_equal(*found_words)).tolist() == [kernels.HEADER.index("first_page")]
     trace = opened.c.za_trace(opened.attn)
     assert (trace.splits, trace.leaves_per_state, trace.loop) == (3, 1, False)
 
@@ -326,8 +328,8 @@ def test_what_scales_refuse(scaled, opened, inputs):
 
 def test_a_latent_shape_has_no_v(scaled, tmp_path):
     export.export(tmp_path, [za.AttnShape(1, 1, 64, 32, latent=True)], dtype="fp8_e4m3")
-    options = Options(str(tmp_path).encode(), scaled.names[1], 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3"))
-    attn, one = c.c_void_p(scaled.c.za_open(c.byref(options))), np.ones((1, 1), np.float32)
+    options = str(tmp_path).encode(), scaled.names[1], 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
+    attn, one = c.c_void_p(scaled.open_with(*options)), np.ones((1, 1), np.float32)
     assert attn, scaled.error
     assert not scaled.c.za_cache_make(attn, 1, 1, address(one), address(one))
     assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
@@ -360,6 +362,7 @@ def test_a_latent_shape_has_no_v(scaled, tmp_path):
         ({"scale": -1e30}, "and scale = -1e+30, whose scores may overflow"),
         ({"softcap": -1.0}, "softcap: got -1, expected 9.09495e-13 to 1.15292e+18, or 0 for none"),
         ({"softcap": np.nan}, "softcap: got nan, expected 9.09495e-13"),
+        ({"sinks": np.full(4, np.inf, np.float32)}, "sinks[0]: got inf, expected at most 1.15292e+18"),
         ({"alibi": SLOPES * np.float32(2.0**62)}, "alibi[0]: got 4.61169e+18"),
         ({"alibi": SLOPES * np.float32("nan")}, "alibi[0]: got nan, expected at most 1.15292e+18"),
         ({"mask_keys": 3}, "mask: got NULL, expected q_len * mask_keys = 6 numbers"),
@@ -394,37 +397,38 @@ def test_too_large_a_key_does_not_stay(opened, inputs):
     k[-1, 0, 0] = 65504
     with pytest.raises(Refused, match="scores may overflow"):
         opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22)
-    page_call(opened, inputs)
+    page_call(opened, inputs, scale=1e22)
 
 
-def test_other_refusals(opened, tmp_path):
+def test_what_a_cache_and_a_copy_refuse(opened):
     assert not opened.c.za_copy_page(opened.attn, opened.cache, 3, 12)
     assert opened.error == "source, target: got pages 3 and 12, expected ones below 12"
     too_large = opened.make_cache(1000, 1 << 20)
     assert "cache: got 1000 layers of 1048576 pages, " in too_large and "make a cache of at most 0" in too_large
     assert opened.make_cache(0, 1)
-    for *sizes, types, message in (
-        (0, 2, 64, 0, False, (2, 0), "got shape 0/2/64, expected numbers from 1 on"),
-        (4, 2, 64, 0, False, (0, 0), "got dtype 0 and v_dtype 0, expected a za_dtype, 1 to 10; v_dtype 0 is K's"),
-        (4, 2, 64, 0, False, (2, 11), "got dtype 2 and v_dtype 11, expected a za_dtype, 1 to 10"),
-        (4, 2, 64, 0, False, (2, -1), "got dtype 2 and v_dtype -1, expected a za_dtype"),
-        (4, 2, 64, 32, True, (2, 4), "got dtype f16 and v_dtype q8_0 for a latent shape, expected one type"),
-        (4, 2, 64, 65, True, (2, 0), "got v_head_dim 65 for a latent shape, expected at most head_dim = 64"),
-    ):
-        options = Options(b"nowhere", None, *sizes, *types)
-        assert not opened.c.za_open(c.byref(options))
-        assert opened.error.startswith(f"options: {message}")
-    export.export(tmp_path, [za.AttnShape(1, 1, 64)], dtype="q8_0")
-    for v_head_dim, latent, v_dtype, text, types in (
-        (0, False, 0, "1/1/64", "f16"),
-        (64, False, 2, "1/1/64", "f16"),
-        (32, False, 4, "1/1/64/32", "f16/q8_0"),
-        (64, True, 0, "1/1/64/64/latent", "f16"),
-    ):
-        options = Options(str(tmp_path).encode(), None, 1, 1, 64, v_head_dim, latent, 2, v_dtype)
-        assert not opened.c.za_open(c.byref(options))
-        want = f"it has no sizes for shape {text}, {types}; export it with --shape {text} --dtype {types}"
-        assert opened.error.endswith(want)
+
+
+NO_SIZES = "it has no sizes for shape {0}, {1}; export it with --shape {0} --dtype {1}"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtypes", "message"),
+    (
+        ((0, 2, 64, 0, False), (2, 0), "got shape 0/2/64, expected numbers from 1 on"),
+        ((4, 2, 64, 0, False), (0, 0), "got dtype 0 and v_dtype 0, expected a za_dtype, 1 to 10; v_dtype 0 is K's"),
+        ((4, 2, 64, 0, False), (2, 11), "got dtype 2 and v_dtype 11, expected a za_dtype, 1 to 10"),
+        ((4, 2, 64, 0, False), (2, -1), "got dtype 2 and v_dtype -1, expected a za_dtype"),
+        ((4, 2, 64, 32, True), (2, 4), "got dtype f16 and v_dtype q8_0 for a latent shape, expected one type"),
+        ((4, 2, 64, 65, True), (2, 0), "got v_head_dim 65 for a latent shape, expected at most head_dim = 64"),
+        ((1, 1, 64, 0, False), (2, 0), NO_SIZES.format("1/1/64", "f16")),  # the page's export has 4/2/64
+        ((4, 2, 64, 64, False), (4, 4), NO_SIZES.format("4/2/64", "q8_0")),
+        ((4, 2, 64, 32, False), (2, 4), NO_SIZES.format("4/2/64/32", "f16/q8_0")),
+        ((4, 2, 64, 64, True), (2, 0), NO_SIZES.format("4/2/64/64/latent", "f16")),
+    ),
+)
+def test_what_opening_refuses(opened, sizes, dtypes, message):
+    assert not opened.open_with(opened.names[0], None, *sizes, *dtypes)
+    assert message in opened.error
 
 
 def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):

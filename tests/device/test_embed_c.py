@@ -19,11 +19,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from c_host import EXAMPLE, PAGE, SANITIZE, SHIM, SOURCES, WRAP, compiled, make_case, needs_compiler, page_words
-from support import DRIVERS, FULL, differing, open_device
+from support import DRIVERS, FULL, open_device
 
 import zinc_attn as za
 from zinc_attn.kernels import declarations as kernels
-from zinc_attn.storage import storage_types
 from zinc_attn.tools import export
 from zinc_attn.tools.export.files import sealed
 
@@ -32,35 +31,27 @@ Step, Values, Case = make_case.Step, make_case.Values, make_case.Case
 SHAPE = za.AttnShape(20, 2, 80)  # two chunks of heads per KV head, and lanes without a slice of the values
 SMALL = za.AttnShape(1, 1, 64)  # compiles fast
 CONTEXTS = (0, 1, 63, 64, 65, 1000, 8192)
-SHORT = (*CONTEXTS[:5], "run")
+SHORT = (1, 65, "run")
 SPLITS = (0, 1, 7)  # 0: the split rule
 MASKS = ((None, None, False), (130, None, True), (3000, 2.0, True), (None, 30.0, False))  # window, softcap, sinks
-BIASES = (  # ALiBi, not causal, masks, and masks that are not of the whole context
-    {"alibi": True},
-    {"causal": False},
-    {"masks": 1.0},
-    {"alibi": True, "causal": False, "masks": 0.4},
-    {"alibi": True, "masks": 0.4, "window": 100, "softcap": 3.0, "sinks": True},
-)
+# ALiBi, not causal, masks that are not of the whole context, and all that there is; test_c_library.py has each alone
+SOME = {"alibi": True, "causal": False, "masks": 0.4}
+EVERYTHING = {"alibi": True, "masks": 0.4, "window": 100, "softcap": 3.0, "sinks": True}
 # (sequence, new rows, query rows): a prompt in chunks of which some rows are attended, or none; a fork at the end of a
 # page, which looks, and both grow; then a fork of the fork within a page, and both grow
 RUN = ((0, 70, 9), (0, 57, 0), (0, 1, 1), (1, 0, 2), (0, 1, 1), (1, 1, 1), (1, 99, 5), (2, 2, 2), (1, 1, 1))
 
-ONCE = (
-    "vkEnumerateInstanceVersion vkCreateInstance vkEnumeratePhysicalDevices vkCreateDevice vkCreateCommandPool "
-    "vkAllocateCommandBuffers vkCreateFence vkCreateDescriptorPool"
-)
-FOUR_TIMES = (
-    "vkCreateDescriptorSetLayout vkCreatePipelineLayout vkResetDescriptorPool vkBeginCommandBuffer vkEndCommandBuffer "
-    "vkQueueSubmit vkWaitForFences vkResetFences"
-)
-FALLIBLE = {  # functions that give a VkResult: how often a run of SMALL calls them at least
-    **dict.fromkeys(ONCE.split(), 1),
-    **dict.fromkeys(FOUR_TIMES.split(), 4),
-    **dict.fromkeys(("vkCreateShaderModule", "vkCreateComputePipelines"), 5),
-    **{"vkMapMemory": 6, "vkAllocateDescriptorSets": 8},
-    **dict.fromkeys(("vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory"), 9),
+CALLED = {  # functions that give a VkResult, by how often a run of SMALL calls them at least
+    1: "vkEnumerateInstanceVersion vkCreateInstance vkEnumeratePhysicalDevices vkCreateDevice vkCreateCommandPool "
+    "vkAllocateCommandBuffers vkCreateFence vkCreateDescriptorPool",
+    4: "vkCreateDescriptorSetLayout vkCreatePipelineLayout vkResetDescriptorPool vkBeginCommandBuffer "
+    "vkEndCommandBuffer vkQueueSubmit vkWaitForFences vkResetFences",
+    5: "vkCreateShaderModule vkCreateComputePipelines",
+    6: "vkMapMemory",
+    8: "vkAllocateDescriptorSets",
+    9: "vkCreateBuffer vkAllocateMemory vkBindBufferMemory",
 }
+FALLIBLE = {name: count for count, names in CALLED.items() for name in names.split()}
 
 pytestmark = needs_compiler
 
@@ -75,55 +66,34 @@ def embed(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def checked(tmp_path_factory, embed):
-    """The program with the compiler's sanitizers, where it has them. Vulkan layers lose memory of their own."""
+def checked(tmp_path_factory):
+    """The program with a shim before libvulkan, see embed_shim.c, and the sanitizers where the compiler has them.
+
+    Vulkan layers lose memory of their own.
+    """
     program = tmp_path_factory.mktemp("checked") / "embed"
-    layered = "VK_INSTANCE_LAYERS" in os.environ
-    return embed if layered or compiled(program, SOURCES, *SANITIZE).returncode else program
-
-
-@pytest.fixture(scope="session")
-def shimmed(tmp_path_factory):
-    """The program with a shim before libvulkan, see embed_shim.c; with the sanitizers, where they are there."""
-    program = tmp_path_factory.mktemp("shimmed") / "embed"
-    for flags in (SANITIZE, []):
+    for flags in ([] if "VK_INSTANCE_LAYERS" in os.environ else SANITIZE, []):
         done = compiled(program, [*SOURCES, SHIM], *flags, *WRAP)
         if done.returncode == 0:
             return program
     pytest.fail(done.stderr)
 
 
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory):
-    """The exported kernels; case files by (tokens, mask, splits), or by name, and the oracle's digests likewise."""
-    folder = tmp_path_factory.mktemp("inputs")
-    export.export(folder / "kernels", [SHAPE], page_size=128)
-    rng = np.random.default_rng(5)
-    q = rng.standard_normal((1, SHAPE.q_heads, SHAPE.head_dim), dtype=np.float32)
+def contexts(rng, shape):
+    """The cases of the digests and their names: one row of each length, mask and number of splits; then a run."""
+    q = rng.standard_normal((1, shape.q_heads, shape.head_dim), dtype=np.float32)
     q[0, 0, :3] = -0.0, 2.0**-41, -(2.0**-149)  # counts as 0
-    k, v = rng.standard_normal((2, max(CONTEXTS), SHAPE.kv_heads, SHAPE.head_dim)).astype(np.float16)
+    k, v = rng.standard_normal((2, max(CONTEXTS), shape.kv_heads, shape.head_dim)).astype(np.float16)
     k[5:9] *= np.float16(60)  # awkward: large scores, subnormals, zeros of either sign
     v[::3, 0, :4] = np.float16(6e-8), np.float16(-6e-8), np.float16(-0.0), np.float16(65504)
-    sinks = rng.standard_normal(SHAPE.q_heads, dtype=np.float32)
-    cases, digests = {}, {}
-
-    def add(key, case, digest=None):
-        cases[key] = folder / f"case{len(cases)}"
-        case.write(cases[key])
-        digests[key] = digest or make_case.digest(case)
-        return digests[key]
-
-    options_of = [{"window": w, "softcap": cap, "sinks": sinks if some else None} for w, cap, some in MASKS]
-    for n, (mask, options) in itertools.product(CONTEXTS, enumerate(options_of)):
+    sinks = rng.standard_normal(shape.q_heads, dtype=np.float32)
+    options = [{"window": w, "softcap": cap, "sinks": sinks if some else None} for w, cap, some in MASKS]
+    for n, mask, splits in itertools.product(CONTEXTS, range(len(MASKS)), SPLITS):
         last = max(n - 1, 0)
-        steps = [Step(0, last, 0), Step(0, n - last, 1)]
         values = [[Values(q[:0], k[:last], v[:last])], [Values(q, k[last:n], v[last:n])]]
-        digest = None
-        for splits in SPLITS:
-            digest = add((n, mask, splits), Case(SHAPE, "f16", 1, steps, values, splits, options), digest)
+        yield (n, mask), Case(shape, "f16", 1, [Step(0, last, 0), Step(0, n - last, 1)], values, splits, options[mask])
     for mask in (0, 1):
-        add(("run", mask), Case.drawn(rng, SHAPE, "f16", 3, [Step(*s) for s in RUN], options=options_of[mask]))
-    return SimpleNamespace(folder=folder, kernels=folder / "kernels", cases=cases, digests=digests, qkv=(q, k, v))
+        yield ("run", mask), Case.drawn(rng, shape, "f16", 3, [Step(*s) for s in RUN], options=options[mask])
 
 
 @pytest.fixture(scope="session")
@@ -135,8 +105,8 @@ def small(tmp_path_factory):
     case.write(folder / "case")
     with open_device("default", "vulkan") as opened:
         on = "-d", opened.info.name
-    kernels, path = folder / "kernels", folder / "case"
-    return SimpleNamespace(on=on, kernels=kernels, case=path, digest=make_case.digest(case))
+    digest = make_case.digest(case)
+    return SimpleNamespace(on=on, kernels=folder / "kernels", case=folder / "case", digest=digest)
 
 
 def run(program, *args):
@@ -151,7 +121,7 @@ def run(program, *args):
 
 
 def biased(rng, shape, dtype, **options):
-    """RUN in two layers with an entry of BIASES; masks: of which part of the keys."""
+    """RUN in three layers with options of BITS; masks: of which part of the keys."""
     steps, sequences, masks = [Step(*s) for s in RUN], [], {}
     for i, step in enumerate(steps):
         if step.sequence == len(sequences):
@@ -163,109 +133,68 @@ def biased(rng, shape, dtype, **options):
     given = {name: options.get(name) for name in ("window", "softcap")} | {"causal": options.get("causal", True)}
     given |= {"alibi": make_case.slopes(shape.q_heads) if "alibi" in options else None}
     given |= {"sinks": rng.standard_normal(shape.q_heads, np.float32) if "sinks" in options else None}
-    return Case.drawn(rng, shape, dtype, 2, steps, options=given, masks=masks)
-
-
-def results(case, path):
-    """out and lse of each step and layer of a case, from the file that the program wrote."""
-    data, at, found = np.fromfile(f"{path}.out", np.float32), 0, []
-    for step, of_step in zip(case.steps, case.values, strict=True):
-        for _ in of_step if step.q_len else ():
-            heads = step.q_len * case.shape.q_heads
-            ends = at + heads * case.shape.v_head_dim, at + heads * (case.shape.v_head_dim + 1)
-            found.append((data[at : ends[0]], data[ends[0] : ends[1]]))
-            at = ends[1]
-    assert at == len(data)
-    return found
+    return Case.drawn(rng, shape, dtype, 3, steps, options=given, masks=masks)
 
 
 def file_digest(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("any_device", [(d, r) for d, r in DRIVERS if r == "vulkan"], indirect=True, ids="-".join)
-def test_digests_are_python_s_and_the_oracle_s(embed, inputs, any_device):
-    """Every context and layout, both builds of pass 1, several layers, rows and forks, all by C."""
+ON_VULKAN = [driver for driver in DRIVERS if driver[1] == "vulkan"]
+
+
+@pytest.mark.parametrize("any_device", ON_VULKAN, indirect=True, ids="-".join)
+def test_digests_are_the_oracle_s(embed, any_device, tmp_path):
+    """Every context and layout, both builds of pass 1, several layers, rows and forks, in one process."""
     name = any_device.info.name
-    q, k, v = inputs.qkv
-    slow = "SwiftShader" in name and not FULL
-    # of long contexts SwiftShader, which takes seconds where lavapipe takes one, has those with all options
-    cases = {key: path for key, path in inputs.cases.items() if not slow or key[0] in SHORT or key[:2] == (1000, 2)}
-    done = run(embed, "-d", name, inputs.kernels, *cases.values())
+    slow = "SwiftShader" in name and not FULL  # it keeps no compiled code
+    shape = SMALL if slow else SHAPE
+    export.export(tmp_path / "kernels", [shape], page_size=128)
+    paths, digests, of_mask = [], [], {}
+    for key, case in contexts(np.random.default_rng(5), shape):
+        if not slow or (key[0] in SHORT and key[1] in (0, 2)):  # with no option, and with all
+            paths.append(tmp_path / f"case{len(paths)}")
+            case.write(paths[-1])
+            digests.append(of_mask[key] if key in of_mask else make_case.digest(case))
+            of_mask[key] = digests[-1]  # which the splits do not change
+    done = run(embed, "-d", name, tmp_path / "kernels", *paths)
     assert done.returncode == 0, done.stderr
     head, *lines = done.stdout.splitlines()
     assert head.startswith(name)
-    assert [line.split("  ")[0] for line in lines] == [f"{path}.out" for path in cases.values()]
-    assert all(file_digest(f"{path}.out") == inputs.digests[key] for key, path in cases.items())
+    assert [line.split("  ")[0] for line in lines] == [f"{path}.out" for path in paths]
+    assert [file_digest(f"{path}.out") for path in paths] == digests
     assert {line.rsplit(" ", 1)[1] for line in lines} == {"single", "loop"}
-    if not slow:  # which would compile the kernels once more; its bits of both builds are those of test_bits.py
-        out, lse = za.attention(q[0], k[:1000], v[:1000], device=any_device, return_lse=True)
-        assert hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest() == inputs.digests[1000, 0, 0]
 
 
-STORED = (  # each type at least once, K and V apart, sizes that the cache fills up, and latent shapes
-    ("6/2/96", "f32"),
-    ("6/2/96", "bf16"),
-    ("6/2/96/64/latent", "q8_0"),  # three blocks: the last word of scales is half filled
-    ("6/2/96", "fp8_e4m3/q5_1"),
-    ("6/2/96/64", "q5_0/q4_1"),
-    ("6/2/70/40", "q4_0/iq4_nl"),
-    ("6/2/77/65/latent", "fp8_e4m3"),
-)
-
-
-@pytest.mark.parametrize("device", ("vulkan",), indirect=True)
-@pytest.mark.parametrize("shape,dtype", STORED)
-def test_storage_types_have_the_bits_of_attention(checked, device, rng, tmp_path, shape, dtype):
-    """Three layers in one pair of buffers, under the sanitizers, and the same steps through ``Attention`` and in the
-    oracle."""
-    shape = za.AttnShape.parse(shape)
-    export.export(tmp_path, [shape], dtype=dtype, page_size=32)
-    case = Case.drawn(rng, shape, dtype, 3, [Step(*s) for s in RUN])
-    case.write(tmp_path / "case")
-    done = run(checked, "-d", device.info.name, tmp_path, tmp_path / "case")
-    assert done.returncode == 0, done.stderr
-    found = results(case, tmp_path / "case")
-    for got, want in zip(found, case.results(), strict=True):
-        assert not (differing(got[0], want[0]) or differing(got[1], want[1]))
-    k_type, v_type = storage_types(dtype)
-    scales = {"k_scale": case.scales[:, 0]} if k_type.head_scale else {}
-    scales |= {"v_scale": case.scales[:, 1]} if v_type.head_scale and not shape.latent else {}
-    with za.KVCache(device, shape, 3, 1024, dtype, page_size=32, **scales) as cache:
-        attention, sequences, at = za.Attention(cache), [cache.new_sequence()], iter(found)
-        for step, of_step in zip(case.steps, case.values, strict=True):
-            if step.sequence == len(sequences):
-                sequences.append(sequences[-1].fork())
-            for layer, (q, k, v) in enumerate(of_step):
-                if step.new_rows:
-                    cache.append(sequences[step.sequence], layer, k, None if shape.latent else v)
-                if step.q_len:
-                    out, lse = attention(q, sequences[step.sequence], layer, return_lse=True)
-                    got = next(at)
-                    assert not (differing(got[0], out) or differing(got[1], lse))
-
-
-# SwiftShader compiles everything anew in each process; these shapes and types have its bits in Python's tests
-SIZES_OF_V = [
-    pytest.param(driver, shape, dtype, id=f"{'-'.join(driver)}-{shape}-{dtype}")
-    for driver in DRIVERS
-    for shape, dtype in (("6/2/64", "f16"), ("6/2/96/64", "q8_0"), ("6/3/64/160", "f32"))
-    if driver[1] == "vulkan" and (FULL or driver[0] == "default")
+BITS = [  # each type at least once, K and V apart, sizes that the cache fills up, latent shapes, and biases
+    ("6/2/64", "f16", [SOME, EVERYTHING]),
+    ("6/2/96", "f32", [{}]),
+    ("6/2/96", "bf16", [{}]),
+    ("6/2/96/64/latent", "q8_0", [{}]),  # three blocks: the last word of scales is half filled
+    ("6/2/96", "fp8_e4m3/q5_1", [EVERYTHING]),
+    ("6/2/96/64", "q5_0/q4_1", [{}]),
+    ("6/3/64/160", "f32/q8_0", [{}]),
+    ("6/2/70/40", "q4_0/iq4_nl", [{}]),
+    ("6/2/77/65/latent", "fp8_e4m3", [{}]),
 ]
 
 
-@pytest.mark.parametrize(("any_device", "shape", "dtype"), SIZES_OF_V, indirect=["any_device"])
-def test_biases_masks_and_sizes_of_v_have_the_oracle_s_bits(embed, any_device, rng, tmp_path, shape, dtype):
+# SwiftShader compiles everything anew in each process; these shapes and types have its bits in Python's tests
+@pytest.mark.parametrize("any_device", ON_VULKAN if FULL else ON_VULKAN[:1], indirect=True, ids="-".join)
+@pytest.mark.parametrize(("shape", "dtype", "biases"), BITS)
+def test_storage_types_sizes_and_biases_have_the_oracle_s_bits(
+    checked, any_device, rng, tmp_path, shape, dtype, biases
+):
+    """Three layers in one pair of buffers, under the sanitizers."""
     shape = za.AttnShape.parse(shape)
-    export.export(tmp_path, [shape], dtype=dtype, page_size=64)
-    some = BIASES if FULL or dtype == "f16" else BIASES[1:4:2]  # the others have kernels that no other test compiles
-    cases = [biased(rng, shape, dtype, **options) for options in some]
-    paths = [tmp_path / f"case{i}" for i in range(len(cases))]
-    for case, path in zip(cases, paths, strict=True):
+    export.export(tmp_path, [shape], dtype=dtype, page_size=32)
+    cases = {tmp_path / f"case{i}": biased(rng, shape, dtype, **options) for i, options in enumerate(biases)}
+    for path, case in cases.items():
         case.write(path)
-    done = run(embed, "-d", any_device.info.name, tmp_path, *paths)
+    done = run(checked, "-d", any_device.info.name, tmp_path, *cases)
     assert done.returncode == 0, done.stderr
-    assert [file_digest(f"{path}.out") for path in paths] == list(map(make_case.digest, cases))
+    for path, case in cases.items():
+        assert file_digest(f"{path}.out") == make_case.digest(case), path
 
 
 def run_made(embed, small, folder, shape, *switches):
@@ -393,10 +322,6 @@ def test_a_case_that_is_no_good_is_refused(checked, small, tmp_path):
     def changed(at, data, text=good):
         return text[:at] + data + text[at + len(data) :]
 
-    def inserted(at, word, *values):
-        """A size that says there is more, and floats in front of the others."""
-        return good[:at] + words(word) + good[at + 4 : q] + struct.pack(f"<{len(values)}f", *values) + good[q:]
-
     for data, message in (
         (good[:-1], f"got {size - 1} bytes, expected {size} for {shape}"),
         (good + b"\0\0", f"got {size + 2} bytes, expected"),
@@ -409,15 +334,7 @@ def test_a_case_that_is_no_good_is_refused(checked, small, tmp_path):
         (changed(step + 20, words(0xFFFFFFFF)), "step 1: got sequence 1, 4294967295 new rows"),
         (changed(step + 12, words(0xFFFFFFFF)), "and a mask of 4294967295 keys, expected at most"),
         (changed(step + 12, words(9)), f"got {size} bytes, expected {size + 4 * 9} for {shape}"),
-        (changed(12, words(0), good[:q] + good[q + 4 * 128 :]), "options: got shape 0/1/64"),
         (changed(q, struct.pack("<f", np.nan)), "q[0]: got nan, expected at most"),
-        (changed(size - 2, struct.pack("<e", np.inf)), "v[0, 0, 63]: got inf, expected a finite value"),
-        (changed(68, struct.pack("<d", 1e30)), "whose scores may overflow"),
-        (changed(76, struct.pack("<d", -1)), "softcap: got -1, expected"),
-        (inserted(56, 1, np.inf), "sinks[0]: got inf"),
-        (inserted(60, 1, np.inf), "alibi[0]: got inf"),
-        (inserted(step + 12, 1, np.nan), "mask[0, 0]: got nan"),
-        (inserted(step + 12, 66, *[np.nan] * 66), "mask_keys: got 66, expected at most the 65 tokens"),
     ):
         path.write_bytes(data)
         assert message in refused(checked, *small.on, small.kernels, path)
@@ -482,7 +399,6 @@ def test_a_damaged_manifest_never_crashes_it(checked, small, tmp_path, rng, monk
 
 
 def test_every_call_that_can_fail_is_in_the_table():
-    """Each VkResult is looked at, and has its test below."""
     text = "".join(path.read_text() for path in SOURCES)
     called = set(re.findall(r"\b(vk[A-Z]\w+)\(", text))
     void = re.compile("vk(Get|Destroy|Free|Cmd|Update)|vkEnumerateDeviceExtensionProperties|vkDeviceWaitIdle")
@@ -490,11 +406,11 @@ def test_every_call_that_can_fail_is_in_the_table():
 
 
 @pytest.mark.parametrize("name", FALLIBLE)
-def test_a_call_that_fails_is_refused(shimmed, small, monkeypatch, name):
+def test_a_call_that_fails_is_refused(checked, small, monkeypatch, name):
     """The first and the last call of a run: one line with the reason, everything freed, nothing crashes."""
     for count in {1, FALLIBLE[name]}:
         monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:-2")
-        assert "out of device memory (VkResult -2)" in refused(shimmed, *small.on, small.kernels, small.case)
+        assert "out of device memory (VkResult -2)" in refused(checked, *small.on, small.kernels, small.case)
 
 
 @pytest.mark.parametrize(
@@ -509,16 +425,16 @@ def test_a_call_that_fails_is_refused(shimmed, small, monkeypatch, name):
         ),
     ),
 )
-def test_the_reason_is_named(shimmed, small, monkeypatch, failure, message):
+def test_the_reason_is_named(checked, small, monkeypatch, failure, message):
     monkeypatch.setenv("EMBED_FAIL", failure)
-    assert re.fullmatch(message, refused(shimmed, *small.on, small.kernels, small.case))
+    assert re.fullmatch(message, refused(checked, *small.on, small.kernels, small.case))
 
 
-def test_subgroups_of_32_are_asked_for_where_they_are_offered(shimmed, small, monkeypatch):
+def test_subgroups_of_32_are_asked_for_where_they_are_offered(checked, small, monkeypatch):
     """And only the size: nothing rests on full subgroups. No call of the run fails."""
     monkeypatch.setenv("EMBED_WAVE32", "1")
     monkeypatch.setenv("EMBED_FAIL", "vkQueueSubmit:5:-2")  # a run submits four times
-    done = run(shimmed, *small.on, small.kernels, small.case)
+    done = run(checked, *small.on, small.kernels, small.case)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "device: subgroupSizeControl 1, computeFullSubgroups 0"
