@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, ModuleType
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from support import differing
 
 import zinc_attn as za
 from zinc_attn import reference
@@ -95,73 +97,19 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 
 # What only other modules of the package call, with arguments that they have checked, and what takes no arguments of a
 # user's: records that the package fills.
-INNER = {
-    "Attention.replan",
-    "Attention.window_of",
-    "Device",
-    "Device.dispatch",
-    "Device.kernel",
-    "Device.submit",
-    "PendingAttention",
-    "DeviceInfo",
-    "KVCache.adopt",
-    "KVCache.check_layer",
-    "KVCache.check_rows",
-    "KVCache.check_sequence",
-    "KVCache.commit",
-    "KVCache.copy_pages",
-    "KVCache.encode_into",
-    "KVCache.scales_of",
-    "KVCache.forget",
-    "KVCache.read_rows",
-    "KVCache.write_rows",
-    "KVCache.write_values",
-    "Ranks.agree",
-    "Ranks.exchange",
-    "Ranks.fail",
-    "Ranks.full",
-    "Ranks.leave",
-    "Sequence",
-    "Sequence.retract",
-    "Sequence.table",
-    "ShardedKVCache.keep_rows",
-    "ShardedSequence",
-    "ShardedSequence.nodes",
-    "ShardedSequence.places",
-    "ShardedSequence.tokens",
-    "SplitPlan.build_on",
-}  # fmt: skip
-
-# Tested with a device (tests/device/test_hostile_arguments.py); all others without one.
-ON_DEVICE = {
-    "Attention",
-    "Attention.__call__",
-    "Attention.partial",
-    "Attention.prepare",
-    "Attention.submit",
-    "Attention.record",
-    "Device.from_kompute",
-    "Device.open",
-    "Fold",
-    "Fold.__call__",
-    "KVCache",
-    "KVCache.append",
-    "KVCache.append_encoded",
-    "KVCache.load",
-    "Ranks",
-    "Sequence.save",
-    "Sequence.drop_last",
-    "Sequence.keep",
-    "Sequence.truncate",
-    "ShardedAttention",
-    "ShardedAttention.__call__",
-    "ShardedKVCache",
-    "ShardedKVCache.append",
-    "ShardedSequence.drop_last",
-    "ShardedSequence.keep",
-    "ShardedSequence.truncate",
-    "attention",
+_INNER_METHODS = {
+    "Attention": "replan window_of",
+    "Device": "dispatch kernel submit",
+    "KVCache": "adopt check_layer check_rows check_sequence commit copy_pages encode_into scales_of forget read_rows "
+    "write_rows write_values",
+    "Ranks": "agree exchange fail full leave",
+    "Sequence": "retract table",
+    "ShardedKVCache": "keep_rows",
+    "ShardedSequence": "nodes places tokens",
+    "SplitPlan": "build_on",
 }
+INNER = {f"{owner}.{name}" for owner, names in _INNER_METHODS.items() for name in names.split()}
+INNER |= {"Device", "PendingAttention", "DeviceInfo", "Sequence", "ShardedSequence"}
 
 
 def parameters(call: Callable[..., Any]) -> list[str]:
@@ -226,3 +174,105 @@ def walk(make: Make, check: Callable[[], None] = lambda: None) -> list[str]:
                 wrong.append(f"{name} = {label}: {type(error).__name__}: {str(error)[:200]}")
             check()
     return wrong
+
+
+# --- what needs a device -----------------------------------------------------------------------------------
+
+SHAPE = za.AttnShape(2, 2, 64)
+Q = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
+K, V = (np.linspace(-1, 1, 3 * 128, dtype=np.float32).reshape(3, 2, 64)[::step].copy() for step in (1, -1))
+
+
+class Alone:
+    """An mpi4py communicator of one rank, as far as Ranks looks at it before an exchange."""
+
+    Iallgatherv = Iprobe = None
+
+    def Idup(self) -> tuple[Alone, Any]:
+        return self, SimpleNamespace(Test=lambda: True)
+
+    def Get_rank(self) -> int:
+        return 0
+
+    Get_size = Get_rank
+
+
+class Bench:
+    """A device with a plain and a sharded cache; ``seq`` and ``apart`` give a sequence of three tokens each."""
+
+    def __init__(self, device: za.Device, folder: Path) -> None:
+        self.device, self.file = device, folder / "file"
+        self.cache = za.KVCache(device, SHAPE, 1, 4096, "f32", 16)
+        self.sharded = za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", 16)
+        self.attend, self.attend_apart = za.Attention(self.cache), za.ShardedAttention(self.sharded)
+        self.part = self.attend.partial(Q, self.seq(), 0)
+        self.seq().save(self.file)
+        self.want = reference.emulate(Q, K, V)[0]
+
+    def seq(self) -> za.Sequence:
+        seq = self.cache.new_sequence()
+        seq.cache.append(seq, 0, K, V)
+        return seq
+
+    def apart(self) -> za.ShardedSequence:
+        seq = self.sharded.new_sequence()
+        self.sharded.append(seq, 0, K, V)
+        return seq
+
+    def options(self) -> dict[str, Any]:
+        return {"scale": 0.5, "window": 2, "softcap": 1.0, "sinks": np.zeros(2, np.float32)}
+
+    def good_call(self) -> None:
+        """The same bits as ever, in both caches."""
+        assert not differing(self.attend(Q, self.seq(), 0), self.want)
+        assert not differing(self.attend_apart(Q, self.apart(), 0), self.want)
+
+
+def closing(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``make``, whose result is closed at once; its parameters are those of ``make``."""
+
+    def made(**given: Any) -> None:
+        make(**given).close()
+
+    made.__wrapped__ = make  # type: ignore[attr-defined]
+    return made
+
+
+ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] = {
+    "Attention": lambda b: (closing(za.Attention), {"cache": b.cache} | b.options()),
+    "Attention.__call__": lambda b: (b.attend, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
+    "Attention.partial": lambda b: (b.attend.partial, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
+    "Attention.prepare": lambda b: (b.attend.prepare, {"tokens": 100, "batch": 2, "q_len": 3}),
+    "Attention.submit": lambda b: (b.attend.submit, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
+    "Attention.record": lambda b: (b.attend.record, {"sequence": 0, "q": 0, "seq": b.seq(), "layer": 0}),
+    "Device.from_kompute": lambda b: (za.Device.from_kompute, {"manager": 0, "index": 0}),
+    "Device.open": lambda b: (closing(za.Device.open), {"device": b.device.info.index, "runtime": "vulkan"}),
+    "Fold": lambda b: (closing(za.Fold), {"device": b.device, "shape": SHAPE}),
+    "Fold.__call__": lambda b: (za.Fold(b.device, SHAPE), {"parts": [b.part]}),
+    "KVCache": lambda b: (
+        closing(za.KVCache),
+        {"device": b.device, "shape": SHAPE, "num_layers": 1, "capacity": 64, "dtype": "f32", "page_size": 16},
+    ),
+    "KVCache.append": lambda b: (b.cache.append, {"sequence": b.seq(), "layer": 0, "k": K, "v": V}),
+    "KVCache.append_encoded": lambda b: (
+        b.cache.append_encoded,
+        {"sequence": b.seq(), "layer": 0, "k": K.view(np.uint8), "v": V.view(np.uint8)},
+    ),
+    "KVCache.load": lambda b: (b.cache.load, {"path": b.file}),
+    "Ranks": lambda b: (za.Ranks, {"comm": Alone(), "timeout_s": 1.0}),
+    "Sequence.save": lambda b: (b.seq().save, {"path": b.file}),
+    "Sequence.drop_last": lambda b: (b.seq().drop_last, {"n": 1}),
+    "Sequence.keep": lambda b: (b.seq().keep, {"rows": [1], "last": 2}),
+    "Sequence.truncate": lambda b: (b.seq().truncate, {"n": 1}),
+    "ShardedAttention": lambda b: (closing(za.ShardedAttention), {"cache": b.sharded} | b.options()),
+    "ShardedAttention.__call__": lambda b: (b.attend_apart, {"q": Q, "seq": b.apart(), "layer": 0, "k": K, "v": V}),
+    "ShardedKVCache": lambda b: (
+        closing(za.ShardedKVCache),
+        {"devices": [b.device], "shape": SHAPE, "num_layers": 1, "capacity": 512, "dtype": "f32", "weights": [1.0]},
+    ),
+    "ShardedKVCache.append": lambda b: (b.sharded.append, {"seq": b.apart(), "layer": 0, "k": K, "v": V}),
+    "ShardedSequence.drop_last": lambda b: (b.apart().drop_last, {"n": 1}),
+    "ShardedSequence.keep": lambda b: (b.apart().keep, {"rows": [1], "last": 2}),
+    "ShardedSequence.truncate": lambda b: (b.apart().truncate, {"n": 1}),
+    "attention": lambda b: (za.attention, {"q": Q, "k": K, "v": V, "device": b.device} | b.options()),
+}
