@@ -3,8 +3,6 @@
 The story opens a device, fills a cache, decodes, attends a batch, forks, copies a shared page on write, saves and loads
 a sequence, makes 49 more calls, and closes. Every result must have the oracle's bits or be a ZincAttnError, whatever
 call of Vulkan fails; closing must end; and where the device goes on working no Vulkan object may be left.
-
-    python tests/faults.py vulkan 200     # 200 seeded faults; without a number all of them
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import gc
 import itertools
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -34,7 +31,6 @@ from zinc_attn.errors import DeviceLostError, ZincAttnError
 LAYER = "VK_LAYER_ZINC_ATTN_fault"
 SHAPE, LAYERS, PAGE = za.AttnShape(2, 1, 64), 2, 16
 MORE_CALLS = 49
-PER_PROCESS = 100  # stories between two reports of the whole campaign
 STORY_LIMIT_S = 60  # a story takes a fraction of a second; the driver's first compilation may take the rest
 WAITING = ("vkQueueSubmit", "vkWaitForFences", "vkResetFences", "vkQueueWaitIdle", "vkDeviceWaitIdle")
 MAKING = ("vkCreate", "vkAllocate")  # such a call that is said to have failed is never carried out
@@ -311,14 +307,14 @@ def tell_stories(library: Path, runtime: str, plan: Path) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-# --- the campaign: all faults, told in few processes -------------------------------------------------------
+# --- many faults, told in few processes --------------------------------------------------------------------
 
 
 def told(library: Path, runtime: str, faults: Sequence[Faults], limit_s: float = 3600) -> tuple[list[str], int, str]:
     """The lines that a process prints which tells these stories, its exit status and what it says of an error."""
     plan = library.parent / f"plan-{runtime}.json"
     plan.write_text(json.dumps(faults))
-    command = [sys.executable, __file__, "--stories", str(library), runtime, str(plan)]
+    command = [sys.executable, __file__, str(library), runtime, str(plan)]
     done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=limit_s)
     lines = done.stdout.splitlines()
     if done.returncode and not any(line.startswith("start") for line in lines):
@@ -382,22 +378,5 @@ def summary(faults: Sequence[Faults], outcomes: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> None:
-    if arguments[0] == "--stories":
-        tell_stories(Path(arguments[1]), arguments[2], Path(arguments[3]))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(Path(folder))
-        every = all_faults(count_calls(library, arguments[0]))
-        random.Random(1).shuffle(every)
-        faults = every[: int(arguments[1])] if len(arguments) > 1 else every
-        outcomes: list[str] = []
-        for at in range(0, len(faults), PER_PROCESS):
-            outcomes += run_faults(library, arguments[0], faults[at : at + PER_PROCESS])
-            print(len(outcomes), "of", len(faults), file=sys.stderr, flush=True)
-            print(summary(faults[: len(outcomes)], outcomes), file=sys.stderr, flush=True)
-        print(summary(faults, outcomes))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    tell_stories(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
