@@ -11,8 +11,6 @@ random ones per driver. ZINC_ATTN_FUZZ_SECONDS=3600 runs random ones for that lo
 (SwiftShader among them).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -21,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,6 +101,21 @@ class Cut(Exception):
     """The operation was failed or interrupted by the test; what it did is seen from the lengths."""
 
 
+def operation(**strategies: Any) -> Callable[[Any], Any]:
+    """A rule with a fault, which ends where that cuts it short."""
+
+    def of(method: Any) -> Any:
+        @rule(fault=faults, **strategies)
+        @functools.wraps(method)
+        def run(self: Any, **given: Any) -> None:
+            with suppress(Cut):
+                method(self, **given)
+
+        return run
+
+    return of
+
+
 class Machine(RuleBasedStateMachine):
     """Up to two caches on ``device``; ``done`` counts the operations by their outcome."""
 
@@ -125,14 +138,14 @@ class Machine(RuleBasedStateMachine):
 
     # --- helpers ------------------------------------------------------------------------------------------
 
-    def open(self, kind: int) -> None:
+    def open(self, kind):
         dtype, page_size = KINDS[kind % len(KINDS)]
         cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST)
         self.worlds.append(World(cache, dtype))
         for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
             self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
 
-    def start(self, at: int) -> None:
+    def start(self, at):
         world = self.worlds[at]
         world.models.append(Model(world.cache.new_sequence()))
 
@@ -162,12 +175,13 @@ class Machine(RuleBasedStateMachine):
         """What ``call`` returns, or the error where it is one of ``expected``. Cut: the test made it fail."""
         runtime = self.device.runtime
         interrupter = Interrupter(WHERE)
-        if fault is not None and fault[0] == "opcode":
-            interrupter = Interrupter(WHERE, fault[1], *(fault[1] + more for more in fault[2:]))
-        if fault is not None and fault[0] == "run":
-            left = [fault[1]]
+        kind, *at = fault or (None,)
+        if kind == "opcode":
+            interrupter = Interrupter(WHERE, at[0], *(at[0] + more for more in at[1:]))
+        if kind == "run":
+            left = at[:1]
             for name_of in ("run", "start"):
-                setattr(runtime, name_of, self.failing(getattr(runtime, name_of), left, fault[2]))
+                setattr(runtime, name_of, self.failing(getattr(runtime, name_of), left, at[1]))
         try:
             found = interrupter.run(call) if interrupter.at else call()
             self.done[name] += 1
@@ -262,7 +276,7 @@ class Machine(RuleBasedStateMachine):
             assert model.sequence.lengths == model.lengths
         return None if isinstance(found, Exception) else found
 
-    def check(self, out: Any, lse: Any, q: Any, model: Model, layer: int, option: int) -> None:
+    def check(self, out, lse, q, model, layer, option):
         kinds = {name: value for name, value in OPTIONS[option].items() if name in ("window", "softcap", "sinks")}
         kinds = {name: value[layer] if isinstance(value, list) else value for name, value in kinds.items()}
         want = reference.emulate(q, *model.held[layer], **kinds)
@@ -271,34 +285,27 @@ class Machine(RuleBasedStateMachine):
 
     # --- operations ---------------------------------------------------------------------------------------
 
-    @rule(pick=picks, fault=faults)
-    def begin(self, pick: int, fault: Any) -> None:
+    @operation(pick=picks)
+    def begin(self, pick, fault):
         world = self.world(pick)
         full = len(world.models) >= MOST
-        try:
-            found = self.attempt("new", world.cache.new_sequence, fault, errors.LimitError)
-        except Cut:
-            return
+        found = self.attempt("new", world.cache.new_sequence, fault, errors.LimitError)
         assert full == isinstance(found, errors.LimitError)
         if not full:
             world.models.append(Model(found))
 
-    @rule(pick=picks, which=picks, layer=layers, n=counts, fault=faults)
-    def append(self, pick: int, which: int, layer: int, n: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks, layer=layers, n=counts)
+    def append(self, pick, which, layer, n, fault):
         world = self.world(pick)
         model = self.model(world, which)
         behind = max(model.lengths) - model.lengths[layer]
         n = behind if behind and n % 8 else n
         k, v, stored = self.new_rows(world, n)
-
-        def call() -> bool:
-            world.cache.append(model.sequence, layer, k, v)
-            return True
-
-        self.grow("append", [model], layer, n, call, [[stored]], fault)
+        append = functools.partial(world.cache.append, model.sequence, layer, k, v)
+        self.grow("append", [model], layer, n, lambda: append() or True, [[stored]], fault)
 
     @rule(pick=picks, which=picks, n=counts, attn=picks, q_len=st.sampled_from((1, 1, 2, 5)), fault=faults)
-    def step(self, pick: int, which: int, n: int, attn: int, q_len: int, fault: Any) -> None:
+    def step(self, pick, which, n, attn, q_len, fault):
         """Rows for every layer, the fault at one of them: the ordinary decode step, or a chunk of a prompt."""
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
@@ -322,7 +329,7 @@ class Machine(RuleBasedStateMachine):
             fault = None
 
     @rule(pick=picks, layer=layers, n=st.sampled_from((1, 1, 3, 30)), attn=picks, fault=faults, which=picks)
-    def batch(self, pick: int, layer: int, n: int, attn: int, fault: Any, which: int) -> None:
+    def batch(self, pick, layer, n, attn, fault, which):
         """Some sequences, or one with those that share its last page, all of them or not."""
         world = self.world(pick)
         called, option = world.attns[attn % len(world.attns)]
@@ -337,33 +344,24 @@ class Machine(RuleBasedStateMachine):
         if not models:
             return
         new, q = [self.new_rows(world, n) for _ in models], [self.queries(1 + pick % 2) for _ in models]
-
-        def call() -> Any:
-            seqs = [model.sequence for model in models]
-            k, v = ([rows[i] for rows in new] for i in (0, 1))
-            return called(q, seqs, layer, k=k, v=v, return_lse=True, allow_empty=True)
-
-        found = self.grow("batch", models, layer, n, call, [[stored] for _, _, stored in new], fault)
+        k, v, stored = ([rows[i] for rows in new] for i in range(3))
+        seqs = [model.sequence for model in models]
+        call = functools.partial(called, q, seqs, layer, k=k, v=v, return_lse=True, allow_empty=True)
+        found = self.grow("batch", models, layer, n, call, [[one] for one in stored], fault)
         if found is not None:
             for out, lse, one, model in zip(*found, q, models, strict=True):
                 self.check(out, lse, one, model, layer, option)
 
-    @rule(pick=picks, layer=layers, q_len=st.integers(1, 5), attn=picks, fault=faults)
-    def attend(self, pick: int, layer: int, q_len: int, attn: int, fault: Any) -> None:
+    @operation(pick=picks, layer=layers, q_len=st.integers(1, 5), attn=picks)
+    def attend(self, pick, layer, q_len, attn, fault):
         world = self.world(pick)
         called, option = world.attns[attn % len(world.attns)]
         models = world.models[pick % 3 :] or [self.model(world, 0)]
         q, seqs = [self.queries(q_len) for _ in models], [model.sequence for model in models]
         blind, allowed = any(q_len > model.lengths[layer] for model in models), bool(pick % 2)
         outs = [np.full(one.shape, 7, np.float32) for one in q] if attn % 2 else None
-
-        def call() -> Any:
-            return called(q, seqs, layer, return_lse=True, out=outs, allow_empty=allowed)
-
-        try:
-            found = self.attempt("attend", call, fault, errors.ArgumentError)
-        except Cut:
-            return
+        call = functools.partial(called, q, seqs, layer, return_lse=True, out=outs, allow_empty=allowed)
+        found = self.attempt("attend", call, fault, errors.ArgumentError)
         assert isinstance(found, errors.ArgumentError) == (blind and not allowed)
         if isinstance(found, errors.ArgumentError):
             assert all(np.all(out == 7) for out in outs or [])
@@ -371,28 +369,22 @@ class Machine(RuleBasedStateMachine):
         for out, lse, one, model in zip(*found, q, models, strict=True):
             self.check(out, lse, one, model, layer, option)
 
-    @rule(pick=picks, which=picks, n=counts, layer=layers, attn=picks, fault=faults)
-    def partial(self, pick: int, which: int, n: int, layer: int, attn: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks, n=counts, layer=layers, attn=picks)
+    def partial(self, pick, which, n, layer, attn, fault):
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
         k, v, stored = self.new_rows(world, n)
         q = self.queries(1 + n % 3)
-
-        def call() -> Any:
-            return called.partial(q, model.sequence, layer, k, v)
-
+        call = functools.partial(called.partial, q, model.sequence, layer, k, v)
         found = self.grow("partial", [model], layer, n, call, [[stored]], fault)
         if found is not None:
             self.check(*za.fold([found]), q, model, layer, option)
 
-    @rule(pick=picks, which=picks, fault=faults)
-    def fork(self, pick: int, which: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks)
+    def fork(self, pick, which, fault):
         world = self.world(pick)
         model = self.model(world, which)
-        try:
-            found = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
-        except Cut:
-            return
+        found = self.attempt("fork", model.sequence.fork, fault, StepError, errors.LimitError)
         if isinstance(found, StepError):
             assert len(set(model.lengths)) > 1
         elif isinstance(found, errors.LimitError):
@@ -400,8 +392,8 @@ class Machine(RuleBasedStateMachine):
         else:
             world.models.append(Model(found, list(model.held)))
 
-    @rule(pick=picks, which=picks, attn=picks, steps=st.integers(1, 3), fault=faults)
-    def recorded(self, pick: int, which: int, attn: int, steps: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks, attn=picks, steps=st.integers(1, 3))
+    def recorded(self, pick, which, attn, steps, fault):
         """Both layers recorded in a sequence of the host's, and some steps, the fault in one of them."""
         if self.manager is None:
             return
@@ -437,9 +429,7 @@ class Machine(RuleBasedStateMachine):
         for one in calls:
             one.close()
 
-    def shrink(
-        self, name: str, model: Model, after: list[Rows], call: Any, fault: Any, *expected: type[Exception]
-    ) -> Any:
+    def shrink(self, name: str, model: Model, after: list[Rows], call: Any, fault: Any, *expected: Any) -> Any:
         try:
             found = self.attempt(name, call, fault, *expected)
         except Cut:
@@ -451,15 +441,15 @@ class Machine(RuleBasedStateMachine):
         assert model.sequence.lengths == model.lengths
         return found
 
-    @rule(pick=picks, which=picks, n=st.integers(0, 700), fault=faults)
-    def truncate(self, pick: int, which: int, n: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks, n=st.integers(0, 700))
+    def truncate(self, pick, which, n, fault):
         model = self.model(self.world(pick), which)
         n = n if n <= min(model.lengths) else max(min(model.lengths) - n % 5, 0)
         after = [(k[:n], v[:n]) for k, v in model.held]
         self.shrink("truncate", model, after, lambda: model.sequence.truncate(n), fault)
 
-    @rule(pick=picks, which=picks, tree=counts, last=st.integers(0, 90), share=shares, fault=faults)
-    def keep(self, pick: int, which: int, tree: int, last: int, share: float, fault: Any) -> None:
+    @operation(pick=picks, which=picks, tree=counts, last=st.integers(0, 90), share=shares)
+    def keep(self, pick, which, tree, last, share, fault):
         """Tokens of all layers, and some of these and of those before them."""
         world = self.world(pick)
         model = self.model(world, which)
@@ -482,15 +472,15 @@ class Machine(RuleBasedStateMachine):
         if fault is None:
             assert isinstance(found, StepError) == apart and isinstance(found, CapacityError) == full
 
-    @rule(pick=picks, which=picks, layer=layers, n=st.integers(0, 20), fault=faults)
-    def retract(self, pick: int, which: int, layer: int, n: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks, layer=layers, n=st.integers(0, 20))
+    def retract(self, pick, which, layer, n, fault):
         model = self.model(self.world(pick), which)
         n = max(model.lengths[layer] - n, 0)
         after = [(k[:n], v[:n]) if i == layer else (k, v) for i, (k, v) in enumerate(model.held)]
         self.shrink("retract", model, after, lambda: model.sequence.retract(layer, n), fault, StepError)
 
-    @rule(pick=picks, which=picks, fault=faults, drop=st.booleans())
-    def free(self, pick: int, which: int, fault: Any, drop: bool) -> None:
+    @operation(pick=picks, which=picks, drop=st.booleans())
+    def free(self, pick, which, fault, drop):
         world = self.world(pick)
         model = self.model(world, which)
         if drop:
@@ -506,24 +496,18 @@ class Machine(RuleBasedStateMachine):
             del model
             world.models.append(Model(world.cache.new_sequence()))
 
-    @rule(pick=picks, which=picks, other=picks, fault=faults)
-    def through_a_file(self, pick: int, which: int, other: int, fault: Any) -> None:
+    @operation(pick=picks, which=picks, other=picks)
+    def through_a_file(self, pick, which, other, fault):
         world, target = self.world(pick), self.world(other)
         model, path = self.model(world, which), self.folder / "sequence"
-        try:
-            apart = len(set(model.lengths)) > 1  # in the middle of a step
-            cause, refusal = None if other % 2 else fault, (StepError,) if apart else ()
-            if isinstance(self.attempt("save", lambda: model.sequence.save(path), cause, *refusal), Exception):
-                return
-            assert not apart
-            expected = (
-                CapacityError,
-                errors.LimitError,
-                *([] if world.dtype == target.dtype else [errors.ArgumentError]),
-            )
-            found = self.attempt("load", lambda: target.cache.load(path), fault if other % 2 else None, *expected)
-        except Cut:
+        apart = len(set(model.lengths)) > 1  # in the middle of a step
+        cause, refusal = None if other % 2 else fault, (StepError,) if apart else ()
+        if isinstance(self.attempt("save", lambda: model.sequence.save(path), cause, *refusal), Exception):
             return
+        assert not apart
+        expected = [CapacityError, errors.LimitError]
+        expected += [errors.ArgumentError] * (world.dtype != target.dtype)
+        found = self.attempt("load", lambda: target.cache.load(path), fault if other % 2 else None, *expected)
         if isinstance(found, Exception):
             return
         assert world.dtype == target.dtype
@@ -531,7 +515,7 @@ class Machine(RuleBasedStateMachine):
         target.models.append(Model(found, [(k[:n], v[:n]) for k, v in model.held]))
 
     @rule(pick=picks, which=picks, wrong=st.integers(0, 5))
-    def refused(self, pick: int, which: int, wrong: int) -> None:
+    def refused(self, pick, which, wrong):
         """Calls with wrong arguments."""
         world = self.world(pick)
         model, (called, _) = self.model(world, which), world.attns[0]
@@ -548,26 +532,22 @@ class Machine(RuleBasedStateMachine):
         assert isinstance(found, errors.ArgumentError)
 
     @rule(kind=picks)
-    def reopen(self, kind: int) -> None:
+    def reopen(self, kind):
         """A second cache, or the older one closed and another in its place."""
         if len(self.worlds) == 2:
             old = self.worlds.pop(0)
             old.cache.close()
-            assert isinstance(
-                self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError), errors.ClosedError
-            )
+            found = self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError)
+            assert isinstance(found, errors.ClosedError)
         self.open(kind)
         self.start(-1)
 
-    @rule(pick=picks, attn=picks, option=picks, fault=faults)
-    def another_attention(self, pick: int, attn: int, option: int, fault: Any) -> None:
+    @operation(pick=picks, attn=picks, option=picks)
+    def another_attention(self, pick, attn, option, fault):
         """An Attention closed, to be used again, and perhaps replaced by one with other options."""
         world = self.world(pick)
         at = attn % len(world.attns)
-        try:
-            self.attempt("close attention", world.attns[at][0].close, fault)
-        except Cut:
-            return
+        self.attempt("close attention", world.attns[at][0].close, fault)
         if option % 2:
             option %= len(OPTIONS)
             world.attns[at] = za.Attention(world.cache, **OPTIONS[option]), option
