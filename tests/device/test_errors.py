@@ -15,8 +15,6 @@ from zinc_attn.runtime import device as device_module
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.protocol import Use
 
-pytestmark = pytest.mark.both_dispatchers
-
 
 def arrays():
     """q of 4 heads, k and v of 10 tokens and 2 heads, head_dim 64."""
@@ -187,26 +185,13 @@ def test_no_such_device_or_runtime():
         za.Device("vulkan")
 
 
-NO_DRIVER = dict.fromkeys(("VK_ICD_FILENAMES", "VK_DRIVER_FILES"), "/none.json") | {"VK_ADD_DRIVER_FILES": ""}
-
-
-@pytest.mark.parametrize(
-    ("runtime", "before", "environment", "error", "texts"),
-    [
-        ("kompute", "", NO_DRIVER, "NoVulkanError", ["install"]),
-        ("vulkan", "", NO_DRIVER, "NoVulkanError", ["install"]),
-        ("kompute", "kp", {}, "RuntimeUnavailableError", ["scripts/build_kp.sh", "runtime='vulkan'"]),
-    ],
-)
-def test_what_is_not_installed_is_an_error_and_not_a_crash(runtime, before, environment, error, texts):
-    code = (
-        f"import sys; sys.modules[{before!r}] = None\nimport zinc_attn as za\n"
-        f"try: za.Device.open(runtime={runtime!r})\nexcept za.errors.{error} as e: print('refused:', e)"
-    )
+def test_no_driver_is_an_error_and_not_a_crash():
+    code = "import zinc_attn as za\ntry: za.Device.open()\nexcept za.errors.NoVulkanError as e: print('refused:', e)"
+    no_driver = dict.fromkeys(("VK_ICD_FILENAMES", "VK_DRIVER_FILES"), "/none.json") | {"VK_ADD_DRIVER_FILES": ""}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **no_driver})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused:") and all(text in done.stdout for text in texts)
+    assert done.stdout.startswith("refused:") and "install" in done.stdout
 
 
 def test_missing_spirv_says_how_to_build_it(device, monkeypatch, tmp_path):

@@ -14,7 +14,6 @@ from support import open_device
 
 import zinc_attn as za
 from zinc_attn import errors
-from zinc_attn.runtime import kompute
 from zinc_attn.runtime.device import default_runtime
 
 kp: Any = pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
@@ -147,7 +146,3 @@ def test_a_manager_that_its_host_destroyed(index, order):
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-
-
-def test_only_the_own_build_is_loaded():
-    assert kompute.load_kp() is kp

@@ -19,7 +19,7 @@ from support import FULL, differing, same
 import zinc_attn as za
 from zinc_attn.cache.rows import decode
 from zinc_attn.canonical.matrix_bound import matrix_bound
-from zinc_attn.errors import ArgumentError, ValueRangeError
+from zinc_attn.errors import ValueRangeError
 from zinc_attn.planning import call, inputs, whole_context
 from zinc_attn.planning.splits import plan_splits
 
@@ -306,11 +306,3 @@ def test_beyond_float16(matrix_device, rng, name):
         with pytest.raises(ValueRangeError, match=rf"^{name}: got a.* magnitude of 70"):
             attention(q, seq, 0, k=k, v=v)
         assert len(seq) == 40 and not differing(attention(given["q"], seq, 0), want)
-
-
-def test_other_words(device):
-    with (
-        za.KVCache(device, za.AttnShape(8, 1, 64), 1, 64) as cache,
-        pytest.raises(ArgumentError, match="arithmetic: got 'fast', expected one of 'canonical', 'matrix', 'matrix-p"),
-    ):
-        za.Attention(cache, arithmetic="fast")  # type: ignore[arg-type]

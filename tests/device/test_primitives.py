@@ -39,7 +39,6 @@ DRIVERS = {
 }
 
 
-@pytest.mark.both_dispatchers
 def test_every_driver_gives_the_results(any_device):
     check_primitives(any_device.runtime, device_module.load_spirv(PRIMITIVES))
 

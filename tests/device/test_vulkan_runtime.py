@@ -2,7 +2,6 @@
 
 import gc
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -151,11 +150,6 @@ def test_empty_submit_and_empty_recording(runtime):
     for _ in range(3):
         runtime.empty_submit()
     runtime.run(runtime.record([], timestamps=True))
-
-
-def test_threads(runtime):
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda c: [works(runtime, c) for _ in range(30)], range(4)))
 
 
 # --- what it refuses ---------------------------------------------------------------------------------------
