@@ -28,7 +28,6 @@ READ = {  # a file, or what else the path may be
     "sweep --model": "sweep --model {}",
     "check --against": "check --against {}",
     "decode --model": "decode --model {}",
-    "rdna4 --spirv": "rdna4 --spirv {}",
     "validate --config": "validate --config {}",
     "validate --model": "validate --model {}",
     "generate --model": "generate --model {} --prompt-ids 1",
@@ -44,7 +43,7 @@ WRITTEN = {  # a folder, or a file
     "export directory": "export {}",
 }
 NO_PATHS = {
-    *("card", "contexts", "cu", "data", "device", "dtype", "isa", "masking", "prompt", "prompt_ids"),
+    *("card", "contexts", "cu", "data", "device", "dtype", "masking", "prompt", "prompt_ids"),
     *("rows", "runtime", "shape", "splits"),
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}
@@ -75,7 +74,7 @@ SAID = {  # of a file that is refused, whichever command reads it
     "safetensors": "it is a safetensors file",
     "UTF-16": "it is text in UTF-16",
 }
-NO_FILES = ("rdna4 --spirv", "validate --model", "generate --model", "perplexity --model")  # of READ; they are folders
+NO_FILES = ("validate --model", "generate --model", "perplexity --model")  # of READ; they are folders
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,7 @@
-"""The compiler gate: the shipped kernels under RADV's compiler for RDNA4, on a machine without the card."""
+"""The compiler gate: the shipped kernels under RADV's compiler for gfx1201, on a machine without the card."""
 
-from .compiler import compile_variants, isa_text, missing
+from .compiler import compile_variants, missing
 from .gates import table, violations
-from .variants import FAMILIES, UNEQUAL_SHAPES, USUAL, Spec, encode_specs, specs_for, unequal_specs
+from .variants import USUAL, Spec, specs_for
 
-__all__ = [
-    "FAMILIES",
-    "UNEQUAL_SHAPES",
-    "USUAL",
-    "Spec",
-    "compile_variants",
-    "encode_specs",
-    "isa_text",
-    "missing",
-    "specs_for",
-    "table",
-    "unequal_specs",
-    "violations",
-]
+__all__ = ["USUAL", "Spec", "compile_variants", "missing", "specs_for", "table", "violations"]

@@ -1,4 +1,4 @@
-"""RADV's compiler for RDNA4, without the card.
+"""RADV's compiler for gfx1201, without the card.
 
 Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing. Environment
 variables choose it, so ``worker`` does the compiling in child processes.
@@ -17,70 +17,80 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...canonical.constants import CHUNK, KEYS_PER_LEAF
-from ...errors import ArgumentError, KernelError, NoVulkanError
-from ...kernels.declarations import MATRIX, Build
+from ...errors import KernelError, NoVulkanError
+from ...kernels.declarations import KernelDecl
 from ...kernels.sizes import attend_sizes
 from ...kernels.tuning import chunks_ahead
 from ...runtime.device import SPIRV
 from .gates import VariantReport
 from .isa import main_loops
-from .variants import FAMILIES, Spec, default_specs, encode_specs, matrix_specs
+from .variants import Spec, all_specs
 
 ICD_FOLDERS: Final = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 NEEDED_MESA: Final = "RADV of Mesa 25.0 (older ones do not know the chip, newer ones compile for real cards only)"
 PACKAGE_ROOT: Final = Path(__file__).parents[3]
+Program = tuple[KernelDecl, tuple[int, ...]]  # a kernel and its specialization constants
 
 
-def compile_variants(
-    specs: Sequence[Spec] | None = None, family: str = "gfx1201", spirv: Path = SPIRV
-) -> list[VariantReport]:
-    """Compile ``specs`` from the modules in folder ``spirv``; by default ``default_specs()`` and those of encode and of
-    the matrix units.
+def compile_variants(specs: Sequence[Spec] | None = None) -> list[VariantReport]:
+    """Compile ``specs``, by default ``all_specs()``, from the installed modules.
 
-    NoVulkanError with the text of ``missing(family)`` where there is no such compiler; KernelError where it refuses.
+    NoVulkanError with the text of ``missing()`` where there is no such compiler; KernelError where it refuses.
     """
-    wanted = [*default_specs(), *encode_specs()] if specs is None else list(specs)
-    if specs is None and (spirv / MATRIX.file).exists():  # the package may be built without it
-        wanted += matrix_specs()
+    wanted = all_specs() if specs is None else list(specs)
     count = max(1, min(len(wanted), os.cpu_count() or 1))
-    shares = [wanted[i::count] for i in range(count)]
+    shares = [[spec.program() for spec in wanted[i::count]] for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        made = list(pool.map(lambda share: _compile(share, family, spirv), shares))
-    return [_read(spec, family, made[i % count][i // count]) for i, spec in enumerate(wanted)]
+        made = list(pool.map(compile_programs, shares))
+    return [_read(spec, made[i % count][i // count]) for i, spec in enumerate(wanted)]
 
 
-def isa_text(spec: Spec, family: str = "gfx1201", spirv: Path = SPIRV) -> str:
-    """The compiled program of one variant; RADV prints its own notation where LLVM does not know the chip."""
-    return str(_compile([spec], family, spirv)[0]["isa"])
-
-
-def missing(family: str = "gfx1201") -> str | None:
-    """Why nothing can be compiled for ``family`` on this machine, in one sentence; None where it can."""
+def missing() -> str | None:
+    """Why nothing can be compiled for gfx1201 on this machine, in one sentence; None where it can."""
     try:
-        _compile([], family, SPIRV)
+        compile_programs([])
     except NoVulkanError as e:
         return str(e)
     return None
 
 
-def _read(spec: Spec, family: str, one: Mapping[str, Any]) -> VariantReport:
+def compile_programs(programs: Sequence[Program]) -> list[dict[str, Any]]:
+    """{"wave", "statistics", "isa"} per program, from one child process."""
+    jobs = [[str(SPIRV / decl.file), len(decl.bindings), decl.constants(spec)] for decl, spec in programs]
+    ran = subprocess.run(
+        [sys.executable, "-m", f"{__package__}.worker"],
+        input=json.dumps(jobs),
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        said = [line for line in ran.stderr.splitlines() if "conformant" not in line]
+        raise NoVulkanError(f"compiling for gfx1201 needs {NEEDED_MESA}; here: {said[-1] if said else 'it died'}")
+    answer = json.loads(ran.stdout)
+    if "refused" in answer:
+        raise KernelError(answer["refused"])
+    return list(answer["made"])
+
+
+def _read(spec: Spec, one: Mapping[str, Any]) -> VariantReport:
     """A worker's answer for one variant."""
     wmma = len(re.findall(r"\bv_wmma_", one["isa"]))
-    loops = (None, None) if spec.build is None else main_loops(one["isa"], _trips(spec, spec.build))
-    return VariantReport(spec, family, int(one["wave"]), one["statistics"], *loops, wmma)
+    loops = main_loops(one["isa"], _trips(spec)) if spec.build else (None, None)
+    return VariantReport(spec, int(one["wave"]), one["statistics"], *loops, wmma)
 
 
-def _trips(spec: Spec, build: Build) -> tuple[float, float]:
+def _trips(spec: Spec) -> tuple[float, float]:
     """Trips of both main loops per leaf. Their source forbids to unroll them: a trip is what pass 1 has in flight."""
+    assert spec.build is not None
     ahead = chunks_ahead("discrete", spec.shape.k_dim)
-    sizes = attend_sizes(spec.shape, spec.heads, ahead, str(spec.dtype), build)
+    sizes = attend_sizes(spec.shape, spec.heads, ahead, spec.dtype, spec.build)
     return spec.shape.k_dim / (CHUNK * ahead), sizes["VALUE_PASSES"] * KEYS_PER_LEAF / sizes["KEYS_AHEAD"]
 
 
-def _environment(family: str) -> Mapping[str, str]:
+def _environment() -> Mapping[str, str]:
     """The environment in which the loader offers RADV alone, and RADV the chip alone."""
-    if family not in FAMILIES:
-        raise ArgumentError(f"family: got {family!r}, expected one of {', '.join(FAMILIES)}")
     chosen = os.environ.get("ZINC_ATTN_RADV_ICD")  # for a Mesa unpacked beside the system's
     paths = [Path(chosen)] if chosen else [p for d in ICD_FOLDERS for p in sorted(Path(d).glob("radeon_icd*.json"))]
     icd = next((str(p) for p in paths if p.is_file()), None)
@@ -90,32 +100,9 @@ def _environment(family: str) -> Mapping[str, str]:
     dropped = ("VK_ADD_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE", "VK_INSTANCE_LAYERS")
     kept = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("RADV_")}
     return kept | {
-        "RADV_FORCE_FAMILY": FAMILIES[family],
+        "RADV_FORCE_FAMILY": "gfx1201",
         "VK_ICD_FILENAMES": icd,
         "VK_DRIVER_FILES": icd,
         "MESA_SHADER_CACHE_DISABLE": "true",  # statistics exist only for what is compiled now
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), kept.get("PYTHONPATH")))),
     }
-
-
-def _compile(specs: Sequence[Spec], family: str, spirv: Path) -> list[dict[str, Any]]:
-    """{"wave", "statistics", "isa"} per spec, from one child process."""
-    jobs = []
-    for spec in specs:
-        decl, constants = spec.program()
-        jobs.append([str(spirv / decl.file), len(decl.bindings), decl.constants(constants)])
-    ran = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.worker"],
-        input=json.dumps({"family": family, "jobs": jobs}),
-        env=_environment(family),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode:
-        said = [line for line in ran.stderr.splitlines() if "conformant" not in line]
-        raise NoVulkanError(f"compiling for {family} needs {NEEDED_MESA}; here: {said[-1] if said else 'it died'}")
-    answer = json.loads(ran.stdout)
-    if "refused" in answer:
-        raise KernelError(answer["refused"])
-    return list(answer["made"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import limits
@@ -17,8 +17,7 @@ LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64
 
 MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
 MAX_LDS_BYTES: Final = 4096  # of a workgroup; the node build's is node_shared_bytes
-# (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it, on
-# RDNA4 only.
+# (kernel name prefix, head_dim and v_head_dim up to, VGPRs up to): the first row that fits a variant holds for it.
 VGPR_GATES: Final = (
     ("attend_single_", 256, 120),  # 12 waves per SIMD
     ("attend_node_", 256, 120),
@@ -40,7 +39,6 @@ class VariantReport:
     """
 
     spec: Spec
-    family: str
     wave: int
     statistics: Mapping[str, int]
     qk: Issue | None
@@ -78,11 +76,6 @@ class VariantReport:
         """Issue cycles of the main loops per key and KV head, over all head chunks."""
         return None if self.qk is None or self.pv is None else self.spec.chunks * (self.qk.total + self.pv.total)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, with the derived numbers."""
-        derived = ("waves_per_simd", "waves_per_simd_lds", "issue_per_key")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
-
 
 def _lds_gate(spec: Spec) -> int:
     """LDS bytes that a workgroup may have, in the steps in which they are allocated."""
@@ -105,7 +98,7 @@ def violations(reports: Iterable[VariantReport]) -> list[str]:
             ("LDS bytes", r.lds_bytes, _lds_gate(r.spec)),
             ("VGPRs", r.vgprs, SHARED_GATE if r.spec.rows > 1 else gate),
         ):
-            if got > most and (what != "VGPRs" or r.family.startswith("gfx12")):
+            if got > most:
                 found.append(f"{r.spec.name}: {got} {what}, at most {most} allowed")
         if not r.wmma and r.spec.call == "attend_matrix":
             found.append(f"{r.spec.name}: no instruction of the matrix units")

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
-from ...checks import parse_digits, shown
-from ...dtypes import storage_dtype
-from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.dispatches import AttendVariant, MatrixVariant, encode_call, merge_call
 from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import merge_workgroup_size, shared_rows
-from ...limits import MAX_HEAD_DIM, WAVE
+from ...limits import WAVE
+from ...runtime.device import SPIRV
 from ...shapes import AttnShape
 from ...storage import STORAGE
 from ..cost.cards import RDNA4_UNITS, TILE
 
-FAMILIES: Final = {"gfx1201": "gfx1201", "gfx1200": "gfx1200", "gfx1100": "navi31"}  # to Mesa's name
-# Shapes whose V is of another size than K: latent attention of 20 and of 64 heads, of a smaller K, and plain V of 128.
-UNEQUAL_SHAPES: Final = ("20/1/576/512/latent", "64/1/576/512/latent", "32/1/320/256/latent", "32/8/192/128")
-
 USUAL: Final = ("f32", "f16", "bf16", "q8_0")  # storage types that are compiled for every shape
-_KERNEL: Final = re.compile(r"(?P<call>merge|encode|attend_(?:single|node|loop|matrix))(?:_(?P<dtype>.+))?")
+_CALLS: Final = (*(f"attend_{build}" for build in kernels.BUILDS), "attend_matrix", "encode", "merge")
 
 
 @dataclass(frozen=True)
@@ -52,27 +45,9 @@ class Spec:
         if self.v_head_dim is None:
             object.__setattr__(self, "v_head_dim", self.head_dim)
 
-    @classmethod
-    def parse(cls, text: str) -> Spec:
-        """A variant by its ``name``."""
-        kernel, *parts = text.split(":")
-        given = [parse_digits(part) for part in parts[1:]]
-        numbers = [number for number in given if number is not None]
-        try:
-            if len(numbers) < len(given) or len(numbers) > 4 or 0 in numbers[3:]:
-                raise ArgumentError("a number is none, or there are too many")
-            shape = AttnShape.parse(f"1/1/{''.join(parts[:1])}")
-        except ArgumentError:
-            raise ArgumentError(
-                f"isa: got {shown(text)}, expected KERNEL:HEAD_DIM:HEADS, or merge:HEAD_DIM; HEAD_DIM is at most "
-                f"{MAX_HEAD_DIM}, and 192/128 or 576/512/latent where V is not like K"
-            ) from None
-        heads, chunks, softcap, rows = [*numbers, *(0, 1, 0, 1)[len(numbers) :]]
-        return cls(kernel, shape.head_dim, heads, chunks, softcap, rows, shape.v_head_dim, shape.latent)
-
     @property
     def name(self) -> str:
-        """kernel:dims:heads, as --isa takes it; :chunks:softcap:rows follows where softcap or rows is set."""
+        """kernel:dims:heads; :chunks:softcap:rows follows where softcap or rows is set."""
         more = (self.chunks, self.softcap, self.rows) if self.softcap or self.rows > 1 else ()
         return ":".join(str(x) for x in (self.kernel, self.dims, self.heads, *more) if x or more)
 
@@ -88,21 +63,13 @@ class Spec:
 
     @property
     def call(self) -> str:
-        """merge, encode, attend_single, attend_node, attend_loop or attend_matrix; ArgumentError for another kernel."""
-        parts = _KERNEL.fullmatch(self.kernel)
-        call = parts["call"] if parts else ""
-        if not call or (call == "merge") != (self.dtype is None) or (call in ("merge", "encode")) == (self.heads > 0):
-            raise ArgumentError(
-                f"variant: got {self.name}, expected attend_BUILD_DTYPE, BUILD single, node or loop, DTYPE as for "
-                f"--dtype, or {kernels.MERGE.name}, with its constants"
-            )
-        return call
+        """merge, encode, attend_single, attend_node, attend_loop or attend_matrix."""
+        return next(call for call in _CALLS if self.kernel.startswith(call))
 
     @property
-    def dtype(self) -> str | None:
-        """The storage type of K and V; None for pass 2."""
-        parts = _KERNEL.fullmatch(self.kernel)
-        return storage_dtype(parts["dtype"]) if parts and parts["dtype"] else None
+    def dtype(self) -> str:
+        """The storage type of K and V; empty for pass 2."""
+        return self.kernel[len(self.call) + 1 :]
 
     @property
     def build(self) -> kernels.Build | None:
@@ -111,7 +78,7 @@ class Spec:
 
     def program(self) -> tuple[kernels.KernelDecl, tuple[int, ...]]:
         """The kernel and its specialization constants, from the dispatches that a discrete GPU is given."""
-        call, shape, dtype, softcap = self.call, self.shape, str(self.dtype), bool(self.softcap)
+        call, shape, dtype, softcap = self.call, self.shape, self.dtype, bool(self.softcap)
         if call in ("merge", "encode"):
             one = merge_call(shape, "discrete", 1) if call == "merge" else encode_call(shape, dtype, 1)
             return one.decl, one.spec
@@ -158,7 +125,9 @@ def default_specs() -> list[Spec]:
         if (rows := shared_rows("discrete", shape)) > 1:
             names = _kernels(USUAL, ("single", "loop"))
             found += [Spec(kernel, shape.head_dim, shape.group * rows, rows=rows) for kernel in names]
-    return _by_kernel(found + specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE))
+    found += specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE)
+    order = [*_kernels(STORAGE), kernels.MERGE.name]
+    return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
 def matrix_specs() -> list[Spec]:
@@ -179,12 +148,7 @@ def encode_specs() -> list[Spec]:
     return [*(Spec(f"encode_{name}", 256) for name in names), latent]
 
 
-def unequal_specs() -> list[Spec]:
-    """The variants of ``UNEQUAL_SHAPES``."""
-    return _by_kernel([spec for shape in UNEQUAL_SHAPES for spec in specs_for(AttnShape.parse(shape))])
-
-
-def _by_kernel(specs: list[Spec]) -> list[Spec]:
-    """Each spec once, in the order of the kernels."""
-    order = [*_kernels(STORAGE), kernels.MERGE.name]
-    return sorted(dict.fromkeys(specs), key=lambda spec: order.index(spec.kernel))
+def all_specs() -> list[Spec]:
+    """What the command compiles: matrix units only where the package was built with them."""
+    matrices = (SPIRV / kernels.MATRIX.file).exists()
+    return default_specs() + encode_specs() + (matrix_specs() if matrices else [])
