@@ -20,13 +20,13 @@ from zinc_attn.distributed import fold
 from zinc_attn.planning import call as planned
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
-from zinc_attn.tools.check import Case, Observer
+from zinc_attn.tools.check import Case, properties
 from zinc_attn.tools.check.cases import QUICK
-from zinc_attn.tools.check.properties import GPUS
+from zinc_attn.tools.check.properties import GPUS, ShardedKVCache
 from zinc_attn.tools.check.record import RECORD
-from zinc_attn.tools.harness.split_spec import parse_split_specs
+from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 
-SMALL = ("--shape", "9/3/64", "--dtype", "f16", "--contexts", "1000", "--splits", "1,7,auto,size:100")
+SMALL = ("--cases", "9/3/64 f16 1000", "--splits", "1,7,auto,size:100")
 
 
 def run(device: za.Device, *options: Any) -> int:
@@ -52,7 +52,7 @@ def test_quick_agrees_with_the_committed_record(device: za.Device, capsys: pytes
     assert [line.split()[0] for line in lines if re.match(r" ?\d+ \S", line)] == [str(prop) for prop in range(1, 11)]
     assert all(re.search(r"  pass, \d+ comparisons$", line) for line in lines[-11:-1])
     entry = json.loads(RECORD.read_text())["records"][0]
-    assert lines[-1] == f"run {entry['run']}  {device.info.name}, {device.runtime.name}"
+    assert lines[-1] == f"run {entry['run']}  {device.info.name}, {device.runtime.name}, {device.info.driver}"
 
 
 @pytest.mark.parametrize(
@@ -83,57 +83,58 @@ def test_check_runs_without_rich(
     """Any import of rich fails here."""
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert run(device, "--shape", "9/3/64", "--dtype", "f16", "--contexts", "65", "--splits", "auto") == 0
+    assert run(device, "--cases", "9/3/64 f16 65", "--splits", "auto") == 0
     assert capsys.readouterr().out.startswith("pass    9/3/64 f16 65")
 
 
-def test_shards_lie_on_every_device(device: za.Device) -> None:
+def test_shards_lie_on_every_device(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[list[za.Device]] = []
 
-    class Shards(Observer):
-        def sharded(self, cache: za.ShardedKVCache) -> None:
-            used.append(cache.devices)
-            assert set(cache.owners) == set(range(len(cache.devices)))
+    def sharded(*args: Any, **options: Any) -> ShardedKVCache:
+        cache = ShardedKVCache(*args, **options)
+        assert set(cache.owners) == set(range(len(cache.devices)))
+        used.append(cache.devices)
+        return cache
 
+    monkeypatch.setattr(properties, "ShardedKVCache", sharded)
     case, splits = Case.parse("9/3/64 f16 1100"), parse_split_specs("auto")
     with za.Device.open(device.info.index, runtime="vulkan") as other:
-        (alone,) = check.check([device], [case], splits, observer=Shards())
-        both = check.check([device, other], [case], splits, observer=Shards())
+        (alone,) = check.check([device], [case], splits)
+        both = check.check([device, other], [case], splits)
         assert used == [[device, device], [device, other], [other, device]]
     assert [outcome.shown[9] for outcome in (alone, *both)] == [2, 2, 2]
     assert {outcome.status for outcome in (alone, *both)} == {"pass"}
 
 
-def test_every_layout_and_unit_count_runs_as_planned(device: za.Device) -> None:
+def test_every_layout_and_unit_count_runs_as_planned(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     laid_out: set[tuple[int, ...]] = set()
+    planned = SplitSpec.plan
 
-    class Plans(Observer):
-        def planned(self, plan: za.SplitPlan) -> None:
-            laid_out.add(plan.boundaries)
+    def plan(*args: Any) -> za.SplitPlan:
+        found = planned(*args)
+        laid_out.add(found.boundaries)
+        return found
 
-    shape, splits = za.AttnShape(9, 3, 64), parse_split_specs("1,8,size:100")
-    case = Case(shape, "f16", 1000)
-    outcome = check.examine(device, case, case.data(), splits, observer=Plans())
-    wanted = [za.SplitPlan.fixed(1000, shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
-    wanted += [za.plan_splits(1000, shape, units, node_workgroups=nodes) for units, nodes in GPUS]
+    monkeypatch.setattr(SplitSpec, "plan", plan)
+    case = Case.parse("9/3/64 f16 1000")
+    (outcome,) = check.check([device], [case], parse_split_specs("1,8,size:100"))
+    wanted = [za.SplitPlan.fixed(1000, case.shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
+    wanted += [za.plan_splits(1000, case.shape, units, node_workgroups=nodes) for units, nodes in GPUS]
     assert {plan.boundaries for plan in wanted} <= laid_out
     assert outcome.status == "pass"
 
 
 def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[str]) -> None:
-    every = len(za.list_devices())
-    runtime = device.runtime.name
-    options = ["--json", "--shape", "9/3/64", "--dtype", "f16", "--contexts", "2", "--splits", "auto"]
+    every, runtime = len(za.list_devices()), device.runtime.name
+    options = ["--json", "--cases", "9/3/64 f16 2", "--splits", "auto"]
     assert cli.main(["check", "--device", "all", "--runtime", runtime, *options]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     outcomes, entries = lines[:every], lines[every:]
     assert len(entries) == every and len({entry["run"] for entry in entries}) == 1
     assert {outcome["status"] for outcome in outcomes} == {"pass"}
     assert [outcome["variations"]["10"] for outcome in outcomes] == [1] + [2] * (every - 1)
-    made = entries[0]["made_by"]
-    built = device_module.build_record()
-    assert made["spirv"] == {name: built[name] for name in ("compiler", "sources_sha256")}
-    assert (made["runtime"], made["zinc_attn"], made["numpy"]) == (runtime, za.__version__, np.__version__)
+    assert entries[0]["made_by"].keys() == {"zinc_attn", "device", "runtime", "driver"}
+    assert (entries[0]["made_by"]["runtime"], entries[0]["made_by"]["zinc_attn"]) == (runtime, za.__version__)
 
 
 # --- records of other machines -----------------------------------------------------------------------------
@@ -141,11 +142,11 @@ def test_devices_are_compared(device: za.Device, capsys: pytest.CaptureFixture[s
 
 def test_record_and_against(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
-    small = ("--shape", "9/3/64", "--dtype", "f16", "--contexts", "65,1000", "--splits", "auto")
+    small = ("--cases", "9/3/64 f16 65,9/3/64 f16 1000", "--splits", "auto")
     assert run(device, *small, "--record", path) == 0
     assert capsys.readouterr().err.endswith(f"written: {path}\n")
     assert run(device, *small, "--against", path) == 0
-    source = f"r.json [0], {device.info.name}, {device.runtime.name}"
+    source = f"r.json [0], {device.info.name}, {device.runtime.name}, {device.info.driver}"
     assert f"\n{source}: has 2 of the 2 cases\n" in capsys.readouterr().out
     assert run(device, *small, "--record", path / "r.json") == 2
     assert "; choose another file with --record\n" in capsys.readouterr().err
@@ -215,7 +216,7 @@ def test_a_fold_of_shards_in_another_order_fails(
         return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
 
     monkeypatch.setattr(fold, "gather", reversed_gather)
-    assert run(device, *SMALL[:4], "--contexts", "2048", "--splits", "auto") == 1
+    assert run(device, "--cases", "9/3/64 f16 2048", "--splits", "auto") == 1
     text = capsys.readouterr().out
     assert text.startswith("FAIL    9/3/64 f16 2048")
     assert len(fails(text, 9)) == 1 and re.findall(r"^ +(\d+) .*: got ", text, re.MULTILINE) == ["9"], text

@@ -67,8 +67,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def outcome_of(device: za.Device, text: str) -> check.Outcome:
     with za.Device.open(device.info.index, runtime="vulkan") as another:  # which loads the kernels anew
-        case = Case.parse(text)._replace(arithmetic="matrix")
-        (outcome,) = check.check([another], [case], parse_split_specs("1,auto,size:512"))
+        (outcome,) = check.check([another], [Case.parse(text, "matrix")], parse_split_specs("1,auto,size:512"))
     return outcome
 
 

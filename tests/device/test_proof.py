@@ -10,7 +10,7 @@ import pytest
 from zinc_attn.cli import app as cli
 from zinc_attn.tools import proof
 
-SMALL = ("--shape", "9/3/64", "--dtype", "f32", "--contexts", "65", "--splits", "1,auto")  # a case of the record
+SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record
 
 
 def test_quick_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

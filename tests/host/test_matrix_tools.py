@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ from zinc_attn.cli.measured import notes
 from zinc_attn.errors import ArgumentError, DTypeError, UnsupportedError
 from zinc_attn.kernels.matrix import NO_MATRICES
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.check import cases, judge, record
+from zinc_attn.tools.check import outcome as judging
+from zinc_attn.tools.check import record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
-from zinc_attn.tools.check.same_values import same_values
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
 from zinc_attn.tools.harness.bits import Output, compare, truth
 from zinc_attn.tools.measure import CallSpec, Row
@@ -30,7 +29,7 @@ SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
 
 def outcome(case: Case = SMALL, off: float = 0.0) -> Outcome:
     """The outcome of a device that gives the oracle's numbers, one of them ``off``."""
-    result = judge.oracle_output(case, case.data())
+    result = judging.oracle_output(case, case.data())
     result.out[3, 1, 5] += off
     return Outcome(case, "a device", result)
 
@@ -53,8 +52,8 @@ def test_the_cases_of_matrix_units():
 
 
 def test_more_rows_than_keys_are_refused():
-    with pytest.raises(ArgumentError, match="rows: got 70 with 10 keys, expected at most as many rows as keys"):
-        Case.matrix("4/2/64", "f16", "10,1k", rows=(70,), arithmetic="matrix")
+    with pytest.raises(ArgumentError, match="rows: got 70, expected an int from 1 to 10"):
+        Case.parse("4/2/64 f16 10 rows=70", "matrix")
 
 
 def test_rows_are_the_last_ones_of_the_call():
@@ -64,16 +63,15 @@ def test_rows_are_the_last_ones_of_the_call():
 
 
 def test_coarse_values_are_in_three_types():
-    found = {text: (case, data) for text, case, data in same_values(SMALL, SMALL.data())}
-    assert list(found) == ["stored as bf16", "stored as q8_0"]
-    for case, data in found.values():
+    found = list(SMALL.same_values(SMALL.data()))
+    assert [case.dtype for case, _ in found] == ["bf16", "q8_0"]
+    for case, data in found:
         held = data.stored_as(case.dtype)
         assert np.array_equal(held.k, SMALL.data().k) and np.array_equal(held.v, SMALL.data().v)
     normal = SMALL._replace(kind="normal")
-    assert not list(same_values(normal, normal.data()))
-    assert [text for text, *_ in same_values(normal._replace(arithmetic="canonical"), normal.data())] == [
-        "stored as f32"
-    ]
+    assert not list(normal.same_values(normal.data()))
+    canonical = normal._replace(arithmetic="canonical")
+    assert [case.dtype for case, _ in canonical.same_values(normal.data())] == ["f32"]
 
 
 # --- bounds ------------------------------------------------------------------------------------------------
@@ -82,9 +80,9 @@ def test_coarse_values_are_in_three_types():
 def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
-    judge.judge_bounded(good, data, {}, fake_device())
-    judge.judge_bounded(bad, data, {}, fake_device())
-    assert good.status == "pass" and good.verified.startswith("bound (") and good.shown == {11: 1}
+    good.judge(data, {})
+    bad.judge(data, {})
+    assert good.status == "pass" and good.verified.startswith("bound (") and good.shown == {10: 0, 11: 1}
     assert bad.status == "FAIL" and not bad.verified
     (line,) = [bad.line(fault) for fault in bad.faults]
     assert line.startswith("11 error against float64, in its bound, float64: out[3, 1, 5]: got ")
@@ -92,7 +90,7 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
 
 
 def test_a_missing_number_is_beyond_every_bound():
-    want, result = truth(*judge.reference_arguments(SMALL, SMALL.data())), outcome().result
+    want, result = truth(*judging.reference_arguments(SMALL, SMALL.data())), outcome().result
     assert result is not None and want.share(result) < 0.01
     result.lse[0, 0] = np.nan
     found = compare(result, want)
@@ -115,31 +113,25 @@ def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys():
 
 
 def test_a_record_names_the_driver_and_is_of_no_other():
-    mine = record.describe(fake_device(), "matrix")
-    assert mine["arithmetic"] == "matrix" and mine["tile"] == {"m": 16, "n": 16, "k": 16}
-    assert "arithmetic" not in record.describe(fake_device())
-    source = f"r.json [0], {record.origin(mine)}"
-    assert GPU.driver in source and record.is_of(source, fake_device(), "matrix")
-    assert not record.is_of(source, fake_device(driver="radv Mesa 27"), "matrix")
-    known = {source: {str(SMALL): "0" * 64}, "other, of another driver": {str(SMALL): "1" * 64}}
+    source = f"r.json [0], {record.origin(record.maker(fake_device()))}"
+    assert GPU.driver in source and record.is_of(source, fake_device())
+    assert not record.is_of(source, fake_device(driver="radv Mesa 27"))
     changed = outcome()
-    judge.judge_bounded(changed, SMALL.data(), known, fake_device())
+    changed.judge(SMALL.data(), {source: {str(SMALL): "0" * 64}, "other": {"another case": "1" * 64}})
     (fault,) = changed.faults
-    assert fault.property == 10 and "expected 0000000000000000, of the same device and driver" in fault.text
+    assert fault.property == 10 and fault.text.endswith("expected 0000000000000000")
 
 
 def test_a_record_of_another_device_is_refused():
-    args = SimpleNamespace(arithmetic="matrix", against="r.json")
     with pytest.raises(ArgumentError, match="the bits of matrix units are a driver's own"):
-        check_command.check_sources(args, {"r.json [0], another": {}}, [fake_device()])  # type: ignore[arg-type]
-    args.arithmetic = "canonical"
-    check_command.check_sources(args, {"r.json [0], another": {}}, [fake_device()])  # type: ignore[arg-type]
+        check_command.check_sources("matrix", {"r.json [0], another": {}}, [fake_device()])
+    check_command.check_sources("canonical", {"r.json [0], another": {}}, [fake_device()])
 
 
 def test_the_lines_of_check():
     good = outcome()
-    judge.judge_bounded(good, SMALL.data(), {}, fake_device())
-    entry = record.make_entry({str(SMALL): good.digest}, **record.describe(fake_device(), "matrix"))
+    good.judge(SMALL.data(), {})
+    entry = record.make_entry({str(SMALL): good.digest}, record.maker(fake_device()))
     lines = list(check_command.summary([good], [entry], {}))
     assert "11 error against float64, in its bound       pass, 1 comparisons" in lines
     assert lines[-1].endswith(f"{GPU.name}, vulkan, {GPU.driver}; arithmetic matrix") and entry["run"] in lines[-1]
@@ -195,6 +187,6 @@ def test_a_sweep_says_bound_where_no_oracle_has_the_bits():
 def test_few_rows_of_matrix_prefill_have_the_oracles_bits():
     spec = CallSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
     assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
-    assert replace(spec, arithmetic="matrix").bounded and cases.MATRIX_ROWS == (16, 70)
+    assert replace(spec, arithmetic="matrix").bounded
     with pytest.raises(ArgumentError, match="arithmetic: got 'x', expected one of"):
         replace(spec, arithmetic="x")

@@ -43,7 +43,7 @@ WRITTEN = {  # a folder, or a file
     "export directory": "export {}",
 }
 NO_PATHS = {
-    *("card", "contexts", "cu", "data", "device", "dtype", "masking", "prompt", "prompt_ids"),
+    *("card", "cases", "contexts", "cu", "device", "dtype", "prompt", "prompt_ids"),
     *("rows", "runtime", "shape", "splits"),
 }
 FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}

@@ -46,7 +46,7 @@ def test_the_tools_take_the_same_names():
     shape, card = za.AttnShape(9, 3, 64), find_card("R9700")
     plan = za.plan_splits(1000, shape)
     assert CallSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
-    assert Case.matrix("9/3/64", "float16", "65") == Case.matrix("9/3/64", "f16", "65")
+    assert Case.parse("9/3/64 float16 65") == Case.parse("9/3/64 f16 65")
     assert predict(plan, card, "float16") == predict(plan, card, "f16")
     assert manifest([shape], dtype="float16") == manifest([shape], dtype="f16")
 

@@ -13,11 +13,10 @@ from typing import Any, Final
 from ..errors import ArgumentError
 from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
-from ..tools.check.cases import CONTEXTS, DTYPES, MATRIX_CONTEXTS, MATRIX_ROWS, MATRIX_SHAPES, SHAPES
 from ..tools.check.data import KINDS, MASKS
 from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
-from ..tools.check.record import Digests, describe, is_of, load_record, make_entry, origin, record_text
+from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import grouped
@@ -28,7 +27,6 @@ from .arguments import (
     add_shared,
     installed_runtimes,
     open_devices,
-    parse_counts,
     refuse_arithmetic,
 )
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
@@ -44,14 +42,15 @@ def add_check(subparsers: Subparsers) -> None:
         subparsers,
         "check",
         "show that the output bits never change",
-        "Seeded cases, the same on every machine: scores of one size, or such that rise, fall, jump, fade or\n"
-        "cancel along the context, some with a window, a softcap, sinks, a bias, a mask or another scale. Each\n"
-        "varies the run, the split layout, the compute-unit count, the batch, the prefill chunks, the pages, the\n"
-        "stored dtype, whether keys that rows share are attended once (counted where the device does so), and the\n"
-        "devices that hold the sequence (from 513 keys on: all devices and dispatchers of the run together, or\n"
-        "two shards on a single one). Every variation must give the same bits, and these must be the NumPy\n"
+        "Seeded cases, the same on every machine. Each varies the run, the split layout, the compute-unit count, the\n"
+        "batch, the prefill chunks, the pages, the stored dtype, whether keys that rows share are attended once\n"
+        "(counted where the device does so), and the devices that hold the sequence (from 513 keys on: all of the\n"
+        "run, or two shards on a single one). Every variation must give the same bits, and these must be the NumPy\n"
         "oracle's: its digests are in the package. A case which is not in there is compared with the oracle here\n"
         "(above 2**30 products with the heads of one KV head; it says so).\n\n"
+        "A case is SHAPE DTYPE KEYS, as its line names it, then words, with spaces or + between them: rows=N,\n"
+        f"{', '.join(KINDS[1:])} (how scores go along the context),\nwindow=KEYS, softcap=X, scale=X, "
+        f"sinks, alibi, noncausal and mask={'|'.join(MASKS)}.\n\n"
         "--arithmetic matrix does the same with matrix units, on cases of several rows, and on plain Vulkan alone.\n"
         "No oracle has these bits: out and lse must be within the bound of their roundings from float64, and the\n"
         "digests are the device's and driver's own. --against compares those of the same device and driver.\n\n"
@@ -60,28 +59,19 @@ def add_check(subparsers: Subparsers) -> None:
         "  1  some are not, or an error is beyond its bound: the case names the first element\n"
         "  2  wrong arguments, no device, or a case the device has no room for",
         "  zinc-attn check --quick\n"
-        "  zinc-attn check --device all --contexts 8k,32k --dtype f16 --splits 1,8,auto\n"
-        "  zinc-attn check --shape 64/8/64 --masking none,window=128+sinks --contexts 8k\n"
-        "  zinc-attn check --shape 32/8/192/128,20/1/576/512/latent --data rising,jumping --contexts 1k\n"
+        '  zinc-attn check --device all --splits 1,8,auto --cases "16/2/256 f16 32k,64/8/64 q8_0 8k window=128+sinks"\n'
         "  zinc-attn check --arithmetic matrix --quick --record matrix.json\n"
         "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
     )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="a small fixed set of cases, in place of the matrix")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
+    chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")
     add_arithmetic(parser, ("canonical", "matrix"))
-    shapes = "shapes q_heads/kv_heads/head_dim, with V's size behind it where it differs, with the word latent"
-    add_shared(parser, "--shape", said=SHAPES, several=True, text=shapes)
-    add_shared(parser, "--dtype", said=DTYPES, several=True)
-    add_shared(parser, "--contexts", said=CONTEXTS, several=True)
-    add_shared(parser, "--rows", said=f"1; with matrix units {','.join(map(str, MATRIX_ROWS))}", several=True)
-    add("--data", metavar="LIST", help=f"how scores go along the context: {', '.join(KINDS)} (default: normal)")
-    masks = "|".join(MASKS)
-    masking = f"none, or some of window=KEYS, softcap=X, scale=X, sinks, alibi, mask={masks}, noncausal, joined by +"
-    add("--masking", metavar="LIST", help=f"{masking} (default: none, and the few cases that have some)")
     add_shared(parser, "--splits", LAYOUTS, several=True)
     add_shared(parser, "--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
     quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
     add_shared(parser, "--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
+    add = parser.add_argument
     add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
     add("--against", metavar="FILE", type=Path, help="compare with another machine's digests, too")
     add("--json", action="store_true", help="JSON lines on stdout, one per case, then one per device")
@@ -107,7 +97,7 @@ def run_check(args: argparse.Namespace) -> int:
         devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))
-        check_sources(args, against, devices)
+        check_sources(args.arithmetic, against, devices)
         if len(cases) >= MANY and any(device.info.kind == "cpu" for device in devices):
             long = f"{'two or three' if args.quick else 'several'} minutes on a CPU"
             say(f"{len(cases)} cases on {plural(len(devices), 'device')}: {long}, less once its shaders are compiled")
@@ -116,7 +106,7 @@ def run_check(args: argparse.Namespace) -> int:
         entries = []
         for device in devices:
             digests = {str(o.case): o.digest for o in outcomes if o.subject == title(device) and o.result}
-            entries.append(make_entry(digests, **describe(device, args.arithmetic)))
+            entries.append(make_entry(digests, maker(device)))
     lines = [json.dumps(entry) for entry in entries] if args.json else summary(outcomes, entries, against)
     print("\n".join(lines))
     if args.record:
@@ -128,30 +118,21 @@ def run_check(args: argparse.Namespace) -> int:
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
     """The cases that the options name."""
-    units = args.arithmetic == "matrix"
-    asked = args.shape, args.dtype, args.contexts, args.masking, args.data
-    if args.quick and any((*asked, args.rows)):
-        options = "--shape, --dtype, --contexts, --masking, --data or --rows"
-        raise ArgumentError(f"quick: got --quick with {options}, expected either")
-    if any((*asked, args.rows)):
-        defaults = (MATRIX_SHAPES, "f16", MATRIX_CONTEXTS) if units else (SHAPES, DTYPES, CONTEXTS)
-        shapes, dtypes, contexts, masking, data = (
-            given or default for given, default in zip(asked, (*defaults, "none", "normal"), strict=True)
-        )
-        rows = parse_counts("rows", args.rows) if args.rows else MATRIX_ROWS if units else (1,)
-        return Case.matrix(shapes, dtypes, contexts, masking, data, rows, args.arithmetic)
-    return Case.quick(args.arithmetic) if args.quick else Case.default(args.arithmetic)
+    if args.cases is None:
+        return Case.quick(args.arithmetic) if args.quick else Case.default(args.arithmetic)
+    cases = [Case.parse(text, args.arithmetic) for text in args.cases.split(",")]
+    if other := next((case for case in cases if case.arithmetic != args.arithmetic), None):
+        raise ArgumentError(f"cases: got '{other}', expected cases of --arithmetic {args.arithmetic}, or the other one")
+    return list(dict.fromkeys(cases))
 
 
-def check_sources(args: argparse.Namespace, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
+def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
     """Refuse a record of matrix units that is of no device of this run, whose bits it says nothing of."""
-    if args.arithmetic == "canonical" or not against:
-        return
-    if not any(is_of(source, device, args.arithmetic) for source in against for device in devices):
-        mine = "; ".join(origin(describe(device, args.arithmetic)) for device in devices)
+    if arithmetic == "matrix" and against and not any(is_of(one, device) for one in against for device in devices):
+        mine = "; ".join(origin(maker(device)) for device in devices)
         raise ArgumentError(
-            f"{args.against}: got digests of {', '.join(against)}, expected some of this device and driver: {mine}; "
-            "the bits of matrix units are a driver's own"
+            f"against: got digests of {', '.join(against)}, expected some of this device and driver: {mine}; the bits "
+            "of matrix units are a driver's own"
         )
 
 

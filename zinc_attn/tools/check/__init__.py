@@ -12,6 +12,6 @@ its digest is the device's and driver's own.
 
 from .cases import Case
 from .outcome import Outcome
-from .properties import Observer, check, examine
+from .properties import check
 
-__all__ = ["Case", "Observer", "Outcome", "check", "examine"]
+__all__ = ["Case", "Outcome", "check"]

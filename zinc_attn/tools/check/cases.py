@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from ...checks import check_int, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...planning.arithmetic import Arithmetic
-from ...shapes import AttnShape, row_format
+from ...shapes import AttnShape
 from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
-from .data import KINDS, Data
-from .masking import Masking
+from .data import KINDS, MASKS, Data, mask_of, values
 
-CONTEXTS: Final = "1000,8191,8k,32k,128k"
-SHAPES: Final = "16/2/256,32/4/128,9/3/64"
-DTYPES: Final = "f32,f16,bf16,q8_0"
 QUICK: Final = (
     *("16/2/256 f16 1000", "16/2/256 q8_0 577", "32/8/128 f16 129"),
     *("9/3/64 bf16 300", "9/3/64 f32 65", "9/3/64 f16 2048"),
@@ -33,7 +32,9 @@ QUICK: Final = (
     *("9/3/64 q5_1/q4_0 300 rising", "9/3/64 q4_1/q5_0 300"),
     *("6/2/72/40 iq4_nl/fp8_e4m3 130", "9/3/64 fp8_e4m3/q5_1 90"),
 )
-MASKED: Final = (  # beside the matrix
+_CONTEXTS: Final = ("1000", "8191", "8192", "32768", "131072")
+DEFAULT: Final = (
+    *map(" ".join, product(("16/2/256", "32/4/128", "9/3/64"), ("f32", "f16", "bf16", "q8_0"), _CONTEXTS)),
     *("64/8/64 f16 1000 window=128+sinks", "64/8/64 f16 8191 sinks"),
     *("32/16/128 bf16 8191 window=4096+softcap=50", "32/16/128 f16 1000 softcap=50+scale=0.0625"),
     *("16/2/256 q8_0 1000 window=600+scale=0.125", "9/3/64 f32 2048 window=1100+softcap=20+scale=0.25+sinks"),
@@ -47,11 +48,7 @@ MASKED: Final = (  # beside the matrix
     *("16/2/256 fp8_e4m3 1000 sinks", "20/1/576/512/latent q5_1 1000", "6/2/80 iq4_nl/q5_1 1000"),
 )
 
-
 # Cases of matrix units, of rows that fill tiles and of some that do not, with ragged ends of keys.
-MATRIX_SHAPES: Final = "16/2/256,32/8/128,9/3/64"
-MATRIX_CONTEXTS: Final = "1000"
-MATRIX_ROWS: Final = (16, 70)
 MATRIX_QUICK: Final = (
     *("16/2/256 f16 577 rows=16", "32/8/128 f16 300 rows=17 window=100+sinks"),
     *("9/3/64 f16 1100 rows=70 softcap=20+scale=0.25+sinks", "9/3/64 bf16 700 rows=23 rising window=600"),
@@ -60,7 +57,9 @@ MATRIX_QUICK: Final = (
     *("9/3/64 f16 600 rows=33 jumping alibi+mask=f16", "2/1/72/40/latent f16 577 rows=16 rising"),
     "6/2/67/133 f16 300 rows=21 rising",  # more subgroups share a strip's V than its K
 )
-MATRIX_MORE: Final = (
+MATRIX_DEFAULT: Final = (
+    *map(" ".join, product(("16/2/256", "32/8/128", "9/3/64"), ("f16 1000",), ("rows=16", "rows=70"))),
+    *MATRIX_QUICK,
     *("32/8/128 f16 1000 rows=33 rising window=700+sinks", "16/2/256 f16 1000 rows=18 jumping softcap=50"),
     *("16/2/256 q8_0 700 rows=16 coarse", "32/8/128 bf16 600 rows=16 coarse sinks"),
     *("9/3/64 f16 2200 rows=20 falling sinks", "9/3/64 f16 700 rows=50 cancelling mask=f32+noncausal"),
@@ -68,25 +67,71 @@ MATRIX_MORE: Final = (
     *("128/1/64 f16 200 rows=9 jumping", "20/1/576/512/latent f16 600 rows=16", "32/8/64/192 f16 200 rows=16 sinks"),
 )
 
+_NUMBERS: Final[Mapping[str, Callable[[str], Any]]] = {"rows": int, "window": int, "softcap": float, "scale": float}
+_FLAGS: Final[Mapping[str, tuple[str, Any]]] = {  # word to field and value
+    "matrix": ("arithmetic", "matrix"),
+    **{kind: ("kind", kind) for kind in KINDS if kind != "normal"},
+    **{"sinks": ("sinks", True), "alibi": ("alibi", True)},
+    **{f"mask={kind}": ("mask", kind) for kind in MASKS},
+    "noncausal": ("causal", False),
+}
+
 
 class Case(NamedTuple):
-    """One set of values: the last ``rows`` rows over ``context`` keys. kind: of the data, a name of ``data.KINDS``."""
+    """One set of values: the last ``rows`` rows over ``context`` keys, with masking options.
+
+    kind: of the data, a name of ``data.KINDS``; sinks: whether it has them, their values are seeded; alibi: slopes of
+    2**-(1 + head % 8); mask: a name of ``data.mask_of``; causal: False where rows see the keys behind them, too.
+    """
 
     shape: AttnShape
     dtype: str
     context: int
-    masking: Masking = Masking()
-    kind: str = "normal"
     rows: int = 1
     arithmetic: Arithmetic = "canonical"
+    kind: str = "normal"
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    mask: str | None = None
+    causal: bool = True
 
     def __str__(self) -> str:
-        words = [str(self.shape), self.dtype, str(self.context)]
-        words += [f"rows={self.rows}"] if self.rows != 1 else []
-        words += [self.arithmetic] if self.arithmetic != "canonical" else []
-        words += [self.kind] if self.kind != "normal" else []
-        words += [str(self.masking)] if self.masking != Masking() else []
-        return " ".join(words)
+        numbers = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) != self._field_defaults[name]}
+        said = [f"{name}={str(value).removesuffix('.0')}" for name, value in numbers.items()]
+        said += [word for word, (field, value) in _FLAGS.items() if getattr(self, field) == value]
+        apart = [word for word in said if word.startswith("rows=") or word in ("matrix", *KINDS)]
+        masking = "+".join(word for word in said if word not in apart)
+        return " ".join([str(self.shape), self.dtype, str(self.context), *apart, *filter(None, [masking])])
+
+    @classmethod
+    def parse(cls, text: str, arithmetic: Arithmetic = "canonical") -> Case:
+        """The inverse of ``str``, in any order of the words behind the context. arithmetic: where no word says it."""
+        try:
+            shape, dtype, context, *words = text.replace("+", " ").split()
+            fields = dict(map(_field, words))
+            if len(fields) < len(words):
+                raise ValueError
+        except ValueError:
+            raise ArgumentError(
+                f"cases: got {shown(text)}, expected SHAPE DTYPE KEYS, then words, each once, of {', '.join(_FLAGS)} "
+                "and rows=N, window=KEYS, softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
+            ) from None
+        (keys,) = parse_contexts(context)
+        check_int("rows", fields.get("rows", 1), 1, keys)
+        return cls(AttnShape.parse(shape), storage_dtype(dtype), keys, **{"arithmetic": arithmetic} | fields)
+
+    @classmethod
+    def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
+        """The small fixed set."""
+        return [cls.parse(text, arithmetic) for text in (MATRIX_QUICK if arithmetic == "matrix" else QUICK)]
+
+    @classmethod
+    def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
+        """The matrix of shapes, dtypes and contexts, and the fixed cases beside it."""
+        return [cls.parse(text, arithmetic) for text in (MATRIX_DEFAULT if arithmetic == "matrix" else DEFAULT)]
 
     def data(self) -> Data:
         """The case's values."""
@@ -98,60 +143,48 @@ class Case(NamedTuple):
 
     def options(self) -> dict[str, Any]:
         """The masking options as ``Attention`` and the oracle take them."""
-        return self.masking.options(self.shape)
+        sinks = values(f"{self.shape} sinks", (self.shape.q_heads,)) * np.float32(4) if self.sinks else None
+        alibi = np.exp2(-(1.0 + np.arange(self.shape.q_heads) % 8)).astype(np.float32) if self.alibi else None
+        return {"window": self.window, "softcap": self.softcap, "scale": self.scale, "sinks": sinks, "alibi": alibi}
 
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """The inverse of ``str``."""
-        shape, dtype, context, *words = text.split()
-        rows = int(words.pop(0).removeprefix("rows=")) if words and words[0].startswith("rows=") else 1
-        arithmetic: Arithmetic = "canonical"
-        if words[:1] == ["matrix"]:
-            arithmetic, words = "matrix", words[1:]
-        kind = words.pop(0) if words and words[0] in KINDS else "normal"
-        masking = Masking.parse(*words or ["none"])
-        return cls(AttnShape.parse(shape), dtype, int(context), masking, kind, rows, arithmetic)
+    def masking(self, rows: int, tokens: int) -> dict[str, Any]:
+        """The masking options of a call on the last ``rows`` of ``tokens`` tokens."""
+        return {"causal": self.causal, "mask": mask_of(self.mask, rows, tokens) if self.mask else None}
 
-    @classmethod
-    def matrix(
-        cls,
-        shapes: str,
-        dtypes: str,
-        contexts: str,
-        masking: str = "none",
-        data: str = "normal",
-        rows: Sequence[int] = (1,),
-        arithmetic: Arithmetic = "canonical",
-    ) -> list[Case]:
-        """Every combination. ArgumentError for what no kernel serves, and for more rows than keys."""
-        parsed = [AttnShape.parse(text.strip()) for text in shapes.split(",")]
-        names = [storage_dtype(text.strip()) for text in dtypes.split(",")]
-        for shape, dtype in product(parsed, names):
-            row_format(shape, dtype)  # refuses a dtype that the shape does not take
-        masks = [Masking.parse(text) for text in masking.split(",")]
-        kinds = [text.strip() for text in data.split(",")]
-        for kind in kinds:
-            if kind not in KINDS:
-                raise ArgumentError(f"data: got {kind!r}, expected some of {', '.join(KINDS)}")
-        keys = parse_contexts(contexts)
-        if max(rows) > min(keys):
-            raise ArgumentError(f"rows: got {max(rows)} with {min(keys)} keys, expected at most as many rows as keys")
-        found = product(parsed, names, keys, masks, kinds, rows, (arithmetic,))
-        return list(dict.fromkeys(cls(*one) for one in found))
+    def same_values(self, data: Data) -> Iterator[tuple[Case, Data]]:
+        """The case in each other storage type that must give the same bits, with the values as its cache takes them.
 
-    @classmethod
-    def default(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        """The default matrix, and the fixed cases with masking options."""
-        if arithmetic == "matrix":
-            grid = cls.matrix(MATRIX_SHAPES, "f16", MATRIX_CONTEXTS, rows=MATRIX_ROWS, arithmetic=arithmetic)
-            return list(dict.fromkeys((*grid, *cls.quick(arithmetic), *_by_matrix_units(MATRIX_MORE))))
-        return list(dict.fromkeys((*cls.matrix(SHAPES, DTYPES, CONTEXTS), *map(cls.parse, MASKED))))
-
-    @classmethod
-    def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        """The small fixed set."""
-        return _by_matrix_units(MATRIX_QUICK) if arithmetic == "matrix" else list(map(cls.parse, QUICK))
+        The canonical arithmetic sees the stored numbers, which f32 holds. Matrix units are fed with float16: types
+        count that hold the same numbers, all of which float16 holds, since a device may round others to either side.
+        """
+        held = data.stored_as(self.dtype)
+        if self.arithmetic == "canonical":
+            if self.dtype != "f32":
+                yield self._replace(dtype="f32"), held
+            return
+        half = held._replace(k=held.k.astype(np.float16), v=held.v.astype(np.float16))
+        for dtype in ("f16", "bf16", "q8_0") if _equal(half, held) else ():
+            if dtype != self.dtype and (dtype == "f16" or _holds(dtype, held)):
+                yield self._replace(dtype=dtype), half if dtype == "f16" else held
 
 
-def _by_matrix_units(texts: Sequence[str]) -> list[Case]:
-    return [Case.parse(text)._replace(arithmetic="matrix") for text in texts]
+def _field(word: str) -> tuple[str, Any]:
+    """A field of ``Case`` and its value. ValueError: no word of a case."""
+    if word in _FLAGS:
+        return _FLAGS[word]
+    name, _, value = word.partition("=")
+    if name not in _NUMBERS:
+        raise ValueError(word)
+    return name, _NUMBERS[name](value)
+
+
+def _holds(dtype: str, data: Data) -> bool:
+    """Whether a cache of ``dtype`` gives back every value."""
+    try:
+        return _equal(data.stored_as(dtype), data)
+    except ArgumentError:  # a value that bf16 does not hold
+        return False
+
+
+def _equal(one: Data, other: Data) -> bool:
+    return np.array_equal(one.k, other.k) and np.array_equal(one.v, other.v)

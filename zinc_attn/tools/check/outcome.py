@@ -1,14 +1,16 @@
-"""What a case showed: how often each property was compared, and every wrong bit."""
+"""What a case showed: how often each property was compared, every wrong bit, and how its base result is judged."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ..harness.bits import Output, compare
+from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, truth
 from .cases import Case
+from .data import Data
+from .record import COMMITTED, Digests
 
 PROPERTIES: Final = {
     1: "run (repeats)",
@@ -36,16 +38,12 @@ def properties_of(arithmetic: str) -> Mapping[int, str]:
     return PROPERTIES if arithmetic == "canonical" else MATRIX_PROPERTIES
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A wrong bit: which property, in which variation, and the first element that differs."""
+class Fault(NamedTuple):
+    """A wrong bit: which property, in which variation, and the first element that differs, in words."""
 
     property: int
     variation: str
     text: str
-    array: str | None = None
-    index: tuple[int, ...] | None = None
-    ulp: int | None = None  # None where one of the two values is not a number
 
 
 @dataclass
@@ -70,8 +68,8 @@ class Outcome:
         """pass, FAIL, or refused where there is no room for the case."""
         return "FAIL" if self.faults else "refused" if self.refused else "pass"
 
-    def compare(self, prop: int, variation: str, got: Output, want: Output | None = None) -> None:
-        """Count a variation, and note the first element whose bits differ, if one does.
+    def compare(self, prop: int, variation: str, got: Output, want: Output | None = None) -> bool:
+        """Count a variation, and note the first element whose bits differ, if one does; whether none does.
 
         ``want`` is the base result where it is not given. It may be of the last heads alone.
         """
@@ -79,7 +77,46 @@ class Outcome:
         assert want is not None
         self.shown[prop] += 1
         if found := compare(got, want):
-            self.faults.append(Fault(prop, variation, found.text(ulp=True), found.array, found.index, found.ulp))
+            self.faults.append(Fault(prop, variation, found.text(ulp=True)))
+        return found is None
+
+    def judge(self, data: Data, known: Mapping[str, Digests]) -> None:
+        """Property 10: the digest against those ``known``, by source; and property 11, the error against float64.
+
+        The committed record stands for the oracle, which is asked where that lacks the case, or where digests differ:
+        it names the element. No oracle has the bits of matrix units.
+        """
+        if self.result is None:
+            return
+        name, digest, agrees = str(self.case), self.digest, ""
+        expected = {source: digests[name] for source, digests in known.items() if name in digests}
+        differing = {source: want for source, want in expected.items() if want != digest}
+        self.shown[10] += len(expected)
+        if self.case.arithmetic == "matrix":
+            self._judge_error(self.result, data)
+        else:
+            self.verified = "record"
+            if differing or COMMITTED not in expected:
+                agrees = self._ask_oracle(self.result, data)
+        for source, want in differing.items():
+            self.faults.append(Fault(10, source, f"digest {digest[:16]}, expected {want[:16]}{agrees}"))
+
+    def _ask_oracle(self, result: Output, data: Data) -> str:
+        """Compare with the oracle's bits. Returns what to say of a digest that differs although these are equal."""
+        want = oracle_output(self.case, data)
+        if not self.compare(10, "the NumPy oracle", result, want):
+            self.verified = ""
+            return ""
+        self.verified = "oracle (sampled heads)" if len(want.lse) < len(result.lse) else "oracle"
+        return "; the oracle computed here agrees with the device"
+
+    def _judge_error(self, result: Output, data: Data) -> None:
+        want = truth(*reference_arguments(self.case, data))
+        self.shown[11] = 1
+        if wrong := compare(result, want):
+            self.faults.append(Fault(11, "float64", wrong.text()))
+        else:
+            self.verified = f"bound ({want.share(result):.2%} of it)"
 
     def line(self, fault: Fault) -> str:
         """A fault in words."""
@@ -95,6 +132,18 @@ class Outcome:
             "digest": self.digest,
             "verified": self.verified,
             "variations": {str(prop): count for prop, count in sorted(self.shown.items())},
-            "faults": [vars(fault) for fault in self.faults],
+            "faults": [fault._asdict() for fault in self.faults],
             "refused": self.refused,
         }
+
+
+def reference_arguments(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> tuple[Any, ...]:
+    """Those of ``oracle`` and ``truth``; where these take more than ``products``, for the last KV head alone."""
+    sampled = case.rows * case.context * case.shape.q_heads * case.shape.head_dim > products
+    masking = {**case.options(), **case.masking(case.rows, case.context)}
+    return case.query(data), data.k, data.v, case.dtype, 1 if sampled else None, masking
+
+
+def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
+    """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
+    return oracle(*reference_arguments(case, data, products))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -18,18 +18,15 @@ from ...distributed.attention import ShardedAttention
 from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
 from ...kernels.tuning import LayoutFacts
-from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from .cases import Case
-from .data import KINDS, ROWS, Data, words
-from .judge import judge, judge_bounded
+from .data import ROWS, Data, words
 from .outcome import Outcome
-from .record import COMMITTED, Digests, committed_digests
-from .same_values import same_values
+from .record import COMMITTED, Digests, committed_digests, is_of
 
 # GPUs whose layouts are tried: compute units, and whether a workgroup can have the eight waves of a node.
 GPUS: Final = ((2, False), (32, False), (96, False), (64, True))
@@ -41,16 +38,6 @@ TAIL: Final = 70  # tokens that the chunking variations append anew
 PIECE: Final = 16384  # tokens per append of a long prompt
 
 
-class Observer:
-    """What a caller may watch of a check. Every method does nothing here; tests override them."""
-
-    def planned(self, plan: SplitPlan) -> None:
-        """A call is about to be laid out by ``plan``."""
-
-    def sharded(self, cache: ShardedKVCache) -> None:
-        """A sequence is about to be put into ``cache``."""
-
-
 def check(
     devices: Seq[Device],
     cases: Seq[Case],
@@ -58,38 +45,31 @@ def check(
     *,
     against: Mapping[str, Digests] | None = None,
     progress: Progress | None = None,
-    on_outcome: Callable[[Outcome], Any] | None = None,
-    observer: Observer | None = None,
+    on_outcome: Callable[[Outcome], Any] = lambda _: None,
 ) -> list[Outcome]:
-    """Every case on every device, compared with the committed record, with ``against`` and with the first device."""
+    """Every case on every device, compared with the committed record, with ``against`` and with the first device.
+
+    A device holds shards of the sequence together with the other ones; where there are none, it holds two shards.
+    """
     known = {COMMITTED: committed_digests(), **(against or {})}
     outcomes: list[Outcome] = []
     steps = Steps(progress, len(cases) * len(devices))
-
-    def values_of(case: Case) -> tuple[str, str, int, int]:
-        return str(case.shape), case.dtype, KINDS.index(case.kind), case.rows
-
-    for _, group in groupby(sorted(cases, key=values_of), key=values_of):
-        mine = sorted(group, key=lambda case: (case.context, str(case)))
-        data = None
-        for case in mine:
-            first: Outcome | None = None
-            for device in devices:
-                steps.begin(f"{case} on {device.info.name}")
-                data = data or mine[-1].data()
-                cut = data.prefix(case.context)
-                beside = [other for other in devices if other is not device]
-                outcome = examine(device, case, cut, splits, beside, observer)
-                if case.arithmetic == "matrix":
-                    judge_bounded(outcome, cut, known, device)
-                else:
-                    judge(outcome, cut, known)
-                    if outcome.result and first and first.result:
-                        outcome.compare(10, f"unlike {first.subject}", outcome.result, first.result)
-                first = first or outcome
-                outcomes.append(outcome)
-                if on_outcome:
-                    on_outcome(outcome)
+    for case in cases:
+        data, first = case.data(), len(outcomes)
+        for device in devices:
+            steps.begin(f"{case} on {device.info.name}")
+            outcome = Outcome(case, title(device))
+            beside = [other for other in devices if other is not device]
+            try:
+                _Examination(device, outcome, data).run(splits, beside or [device])
+            except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
+                outcome.refused = str(error) or "no room in host memory"
+            canonical = case.arithmetic == "canonical"
+            outcome.judge(data, {source: d for source, d in known.items() if canonical or is_of(source, device)})
+            outcomes.append(outcome)
+            if canonical and len(outcomes) > first + 1 and outcome.result and (one := outcomes[first]).result:
+                outcome.compare(10, f"unlike {one.subject}", outcome.result, one.result)
+            on_outcome(outcome)
     return outcomes
 
 
@@ -98,31 +78,11 @@ def title(device: Device) -> str:
     return f"{device.info.name} ({device.info.index}), {device.runtime.name}"
 
 
-def examine(
-    device: Device,
-    case: Case,
-    data: Data,
-    splits: Seq[SplitSpec],
-    beside: Seq[Device] = (),
-    observer: Observer | None = None,
-) -> Outcome:
-    """Properties 1 to 9 of a case on a device. ``data`` has the case's tokens.
-
-    beside: other devices, which hold shards of the sequence; where there are none, this one holds two shards.
-    """
-    outcome = Outcome(case, title(device))
-    try:
-        _Examination(device, outcome, data, observer or Observer()).run(splits, beside)
-    except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
-        outcome.refused = str(error) or "no room in host memory"
-    return outcome
-
-
 class _Examination:
     """The variations of one case on one device, each compared in ``outcome``."""
 
-    def __init__(self, device: Device, outcome: Outcome, data: Data, observer: Observer) -> None:
-        self.device, self.outcome, self.data, self.observer = device, outcome, data, observer
+    def __init__(self, device: Device, outcome: Outcome, data: Data) -> None:
+        self.device, self.outcome, self.data = device, outcome, data
         self.case = outcome.case
         self.query = self.case.query(data)
         self.split_rule = self._by_split(SplitSpec("auto"))
@@ -138,11 +98,11 @@ class _Examination:
             at_once = self._chunks(attention, seq)
             self._cascades(attention, seq)
         self._pages()
-        for variation, other, held in same_values(case, data):
+        for other, held in case.same_values(data):
             with self._filled(other, held, 256) as (attention, seq):
-                self.outcome.compare(7, variation, self._output(attention, self.query, seq))
+                self.outcome.compare(7, f"stored as {other.dtype}", self._output(attention, self.query, seq))
         if case.context > KEYS_PER_NODE:  # a single node has one place
-            self._shards([self.device, *(beside or [self.device])], at_once)
+            self._shards([self.device, *beside], at_once)
 
     def _by_split(self, split: SplitSpec, dtype: str | None = None, device: LayoutFacts | None = None) -> PlanRule:
         shape, facts = self.case.shape, device or self.device.info.layout_facts
@@ -156,14 +116,12 @@ class _Examination:
         """A sequence of ``data`` in a cache of that size and ``spare`` pages more, and attention by the split rule."""
         pages = -(-len(data.k) // page) + spare
         order = np.argsort(words("pages", pages), kind="stable").tolist() if shuffled else None
-        cache = KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, page_order=order)
-        with closing(cache):
+        with closing(KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, page_order=order)) as cache:
             seq = cache.new_sequence()
             _append(cache, seq, data, 0, len(data.k), PIECE)
             rule = self._by_split(SplitSpec("auto"), case.dtype)
-            planned = self.observer.planned
-            attention = PlannedAttention(cache, rule, planned, arithmetic=case.arithmetic, **case.options())
-            with closing(attention):
+            options = {"arithmetic": case.arithmetic, **case.options()}
+            with closing(PlannedAttention(cache, rule, lambda _: None, **options)) as attention:
                 yield attention, seq
 
     def _output(self, attention: PlannedAttention, q: F32, seq: Sequence, *new: NDArray[Any]) -> Output:
@@ -176,11 +134,11 @@ class _Examination:
         """The outputs of a call on a batch, each with the mask of its rows."""
         added = [len(x) for x in new[0]] if new else [0] * len(seqs)
         calls = [
-            self.case.masking.call(1 if q.ndim == 2 else len(q), len(seq) + count)
+            self.case.masking(1 if q.ndim == 2 else len(q), len(seq) + count)
             for q, seq, count in zip(queries, seqs, added, strict=True)
         ]
-        masks = [call["mask"] for call in calls] if self.case.masking.mask else None
-        return attention.outputs(queries, seqs, *new, causal=self.case.masking.causal, mask=masks)
+        masks = [call["mask"] for call in calls] if self.case.mask else None
+        return attention.outputs(queries, seqs, *new, causal=self.case.causal, mask=masks)
 
     def _repeats(self, attention: PlannedAttention, seq: Sequence) -> None:
         """Property 1: the call again, with another query in between."""
@@ -190,16 +148,15 @@ class _Examination:
 
     def _layouts(self, attention: PlannedAttention, seq: Sequence, splits: Seq[SplitSpec]) -> None:
         """Properties 2 and 3: every layout, and the split rule for other devices."""
-        rules: dict[tuple[int, str], tuple[PlanRule, LayoutFacts | None]]
-        rules = {(2, f"layout {one.label}"): (self._by_split(one), None) for one in splits}
+        tried: list[tuple[int, str, PlanRule, LayoutFacts | None]]
+        tried = [(2, f"layout {one.label}", self._by_split(one), None) for one in splits]
         for units, nodes in GPUS:
             slow = self.device.info.kind == "cpu" and self.case.arithmetic == "canonical"  # matrix units have one build
-            if nodes and slow and self.case.dtype not in NODE_DTYPES:
-                continue
-            device = LayoutFacts(units, "gpu", nodes)
-            label = f"{units} compute units{', node workgroups' * nodes}"
-            rules[3, label] = self._by_split(SplitSpec("auto"), device=device), device
-        for (prop, variation), (rule, runs) in rules.items():
+            if not (nodes and slow and self.case.dtype not in NODE_DTYPES):
+                facts = LayoutFacts(units, "gpu", nodes)
+                rule = self._by_split(SplitSpec("auto"), device=facts)
+                tried.append((3, f"{units} compute units{', node workgroups' * nodes}", rule, facts))
+        for prop, variation, rule, runs in tried:
             attention.lay_out(rule, device=runs)
             self.outcome.compare(prop, variation, self._output(attention, self.query, seq))
         attention.lay_out(self.split_rule)
@@ -227,7 +184,7 @@ class _Examination:
 
     def _chunks(self, attention: PlannedAttention, seq: Sequence) -> Output:
         """Property 5: the last rows at once; then cut off and appended anew, at once, in parts and one by one."""
-        data, causal, rows = self.data, self.case.masking.causal, self.case.rows
+        data, causal, rows = self.data, self.case.causal, self.case.rows
         n = len(seq)
         count, tail = min(max(ROWS, rows), n), min(max(TAIL, rows), n)
         q, begin = data.q[-count:], n - count
@@ -291,26 +248,27 @@ class _Examination:
         at_once: the output of the last rows, which are appended and attended; then the last one by itself.
         """
         case, data = self.case, self.data
-        rows = len(at_once.lse) if case.masking.causal else 0  # a shard appends the rows that are attended
+        rows = len(at_once.lse) if case.causal else 0  # a shard appends the rows that are attended
         n, begin = len(data.k), len(data.k) - rows
         weights = [1.0 + i % 2 for i in range(len(devices))]
-        with ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as sharded:
-            self.observer.sharded(sharded)
-            with closing(ShardedAttention(sharded, arithmetic=case.arithmetic, **case.options())) as attention:
-                seq = sharded.new_sequence()
-                _append(sharded, seq, data, 0, begin, PIECE)
-                where = "shards on " + " and ".join(map(title, devices))
+        with (
+            ShardedKVCache(devices, case.shape, 1, case.context, case.dtype, 256, weights=weights) as sharded,
+            closing(ShardedAttention(sharded, arithmetic=case.arithmetic, **case.options())) as attention,
+        ):
+            seq = sharded.new_sequence()
+            _append(sharded, seq, data, 0, begin, PIECE)
+            where = "shards on " + " and ".join(map(title, devices))
 
-                def attend(q: F32, *new: NDArray[Any]) -> Output:
-                    mask = case.masking.call(len(q.reshape(-1, *q.shape[-2:])), n)["mask"]
-                    return Output(*attention(q, seq, 0, *new, return_lse=True, mask=mask))
+            def attend(q: F32, *new: NDArray[Any]) -> Output:
+                mask = case.masking(1 if q.ndim == 2 else len(q), n)["mask"]
+                return Output(*attention(q, seq, 0, *new, return_lse=True, mask=mask))
 
-                if rows:
-                    self.outcome.compare(9, f"{where}, rows", attend(data.q[-rows:], *data.rows(begin, n)), at_once)
-                if rows or case.rows == 1:
-                    self.outcome.compare(9, where, attend(self.query))
-                else:  # a shard's rows see no keys behind them, and the last row has none there
-                    self.outcome.compare(9, where, attend(data.q[-1]), Output(at_once.out[-1], at_once.lse[-1]))
+            if rows:
+                self.outcome.compare(9, f"{where}, rows", attend(data.q[-rows:], *data.rows(begin, n)), at_once)
+            if rows or case.rows == 1:
+                self.outcome.compare(9, where, attend(self.query))
+            else:  # a shard's rows see no keys behind them, and the last row has none there
+                self.outcome.compare(9, where, attend(data.q[-1]), Output(at_once.out[-1], at_once.lse[-1]))
 
 
 def _append(kv_cache: Any, seq: Any, data: Data, begin: int, end: int, piece: int) -> None:
