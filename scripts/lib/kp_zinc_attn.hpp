@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <kompute/Kompute.hpp>
@@ -170,9 +171,18 @@ struct Access
                  } };
     }
 
-    static bool hasSequence(const kp::Manager& manager, const kp::Sequence& sequence)
+    // Why a call cannot be recorded into a host's sequence; empty: it can.
+    static std::string refusal(const kp::Manager& manager, const kp::Sequence& sequence)
     {
-        return sequence.isInit() && sequence.mDevice == manager.mDevice;
+        if (!sequence.isInit() || sequence.mDevice != manager.mDevice ||
+            sequence.mQueueIndex != manager.mComputeQueueFamilyIndices.at(0)) {
+            return "of another kp.Manager or queue, or one that was destroyed";
+        }
+        if (sequence.timestampQueryPool) {
+            return "with timestamps, of which a call's operations take more than it has";
+        }
+        // begin() of a command buffer that has ended drops what it holds.
+        return sequence.mRecording || sequence.mOperations.empty() ? "" : "that was evaluated, and cannot take more";
     }
 
     // (VkBuffer, bytes) of a tensor of the manager that was not destroyed, else (0, 0).
@@ -184,7 +194,8 @@ struct Access
         return py::make_tuple(number((VkBuffer)*tensor.mPrimaryBuffer), tensor.memorySize());
     }
 
-    // Submit sequences of one manager that were recorded to their ends, in order, with a fence of the caller's.
+    // Submit sequences of one manager that were recorded to their ends, in order, with a fence of the caller's. Python's
+    // lock is held, as by Sequence::eval: a host's threads share the queue.
     static int submit(const std::vector<std::shared_ptr<kp::Sequence>>& sequences, Number fence)
     {
         std::vector<VkCommandBuffer> commands;
@@ -195,9 +206,7 @@ struct Access
         info.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
         info.commandBufferCount = static_cast<uint32_t>(commands.size());
         info.pCommandBuffers = commands.data();
-        const VkQueue queue = *sequences.at(0)->mComputeQueue;
-        const py::gil_scoped_release released;
-        return vkQueueSubmit(queue, 1, &info, (VkFence)fence);
+        return vkQueueSubmit(*sequences.at(0)->mComputeQueue, 1, &info, (VkFence)fence);
     }
 };
 
@@ -219,7 +228,7 @@ bind(py::module_ m)
     m.def("is_open", &Access::isOpen);
     m.def("handles", &Access::handles);
     m.def("sequence", &Access::sequence);
-    m.def("has_sequence", &Access::hasSequence);
+    m.def("refusal", &Access::refusal);
     m.def("end", [](kp::Sequence& sequence) { sequence.end(); });
     m.def("buffer", &Access::buffer);
     m.def("submit", &Access::submit);

@@ -1,9 +1,9 @@
 """Patches Kompute's sources before scripts/build_kp.sh builds them: patch_kp.py FOLDER.
 
 kp_checked.hpp makes Vulkan's errors C++ exceptions, for which Kompute 0.9.0 is not written; what the dispatcher makes,
-a sequence, is mended here. kp_zinc_attn.hpp is a module of the binding, and a friend of three classes. Each patch
-replaces a text that must be there exactly once, so that another version of Kompute is refused rather than built half
-patched.
+sequences and tensors, is mended here: C++ runs no destructor for what a constructor that throws has made.
+kp_zinc_attn.hpp is a module of the binding, and a friend of three classes. Each patch replaces a text that must be
+there exactly once, so that another version of Kompute is refused rather than built half patched.
 """
 
 import sys
@@ -26,7 +26,6 @@ PATCHES = {
         ('#include "utils.hpp"\n', '#include "utils.hpp"\n\n#include "kp_zinc_attn.hpp"\n'),
         (
             '    auto atexit = py::module_::import("atexit");\n',
-            '    m.attr("results_are_checked") = true;\n'
             '    zinc_attn::bind(m.def_submodule("zinc_attn"));\n\n    auto atexit = py::module_::import("atexit");\n',
         ),
         # kp's import would give the root logger of the program a handler.
@@ -57,11 +56,55 @@ PATCHES = {
             "        throw;\n"
             "    }\n",
         ),
-        # An operation that refuses its evaluation, and a fence that cannot be created, leave nothing to wait for.
-        ("    this->mIsRunning = true;\n\n    for (", "    for ("),
+        # What a call left behind in the command buffer is not submitted without its operations, which can refuse that.
         (
-            "    this->mFence = this->mDevice->createFence(vk::FenceCreateInfo());\n",
-            "    this->mFence = this->mDevice->createFence(vk::FenceCreateInfo());\n    this->mIsRunning = true;\n",
+            "    this->mIsRunning = true;\n\n    for (",
+            "    if (this->mOperations.empty()) {\n"
+            '        throw std::runtime_error("Kompute Sequence evalAsync called without operations");\n'
+            "    }\n\n    for (",
+        ),
+        # A refused evaluation, and a failed submission, leave nothing to wait for.
+        (
+            "    this->mComputeQueue->submit(1, &submitInfo, this->mFence);\n",
+            "    try {\n"
+            "        this->mComputeQueue->submit(1, &submitInfo, this->mFence);\n"
+            "    } catch (...) {\n"
+            "        vkDestroyFence(*this->mDevice, this->mFence, nullptr);\n"
+            "        throw;\n"
+            "    }\n"
+            "    this->mIsRunning = true;\n",
+        ),
+    ],
+    "src/Tensor.cpp": [
+        (
+            "    this->mTensorType = tensorType;\n\n    this->rebuild(data, elementTotalCount, elementMemorySize);\n",
+            "    this->mTensorType = tensorType;\n"
+            "    this->mRawData = nullptr;\n\n"
+            "    try {\n"
+            "        this->rebuild(data, elementTotalCount, elementMemorySize);\n"
+            "    } catch (...) {\n"
+            "        this->destroy();\n"
+            "        throw;\n"
+            "    }\n",
+        ),
+        # Binding can throw after the allocation; freeing a null handle does nothing.
+        (
+            "    this->mPrimaryMemory = std::make_shared<vk::DeviceMemory>();\n",
+            "    this->mPrimaryMemory = std::make_shared<vk::DeviceMemory>();\n    this->mFreePrimaryMemory = true;\n",
+        ),
+        (
+            "        this->mStagingMemory = std::make_shared<vk::DeviceMemory>();\n",
+            "        this->mStagingMemory = std::make_shared<vk::DeviceMemory>();\n"
+            "        this->mFreeStagingMemory = true;\n",
+        ),
+        # Only memory that was mapped can be unmapped.
+        (
+            "    this->mRawData = nullptr;\n    this->mSize = 0;\n",
+            "    const bool mapped = this->mRawData != nullptr;\n    this->mRawData = nullptr;\n    this->mSize = 0;\n",
+        ),
+        (
+            "    if (this->tensorType() != Tensor::TensorTypes::eStorage) {\n        this->unmapRawData();\n",
+            "    if (mapped) {\n        this->unmapRawData();\n",
         ),
     ],
 }

@@ -45,13 +45,15 @@ TABLE = {
 # the fence says that all has ended, but neither wait for it works any more
 NO_WAIT = [Fault("vkWaitForFences", 20, -13, True)]
 NO_WAIT += [Fault(name, 1, -1, False, True) for name in ("vkQueueWaitIdle", "vkDeviceWaitIdle")]
+# the queue is idle, but its fence can be had neither unsignalled nor new
+NO_FENCE = [Fault("vkResetFences", 20, -1, False, True), Fault("vkCreateFence", 2, -1, False, True)]
 
 
 def test_the_known_faults(library, runtime):
     carries = (False, True) if FULL else (False,)
     table = {
         (Fault(name, 20, result, carry),): ended for (name, result), ended in TABLE.items() for carry in carries
-    } | {tuple(NO_WAIT): "device lost"}
+    } | {tuple(NO_WAIT): "device lost", tuple(NO_FENCE): "device lost"}
     for faulty, outcome in zip(table, faults.run_faults(library, runtime, list(table)), strict=True):
         assert outcome == table[faulty], faulty
 

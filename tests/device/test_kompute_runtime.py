@@ -26,12 +26,12 @@ def index():
         return device.info.index
 
 
-def recorded(manager, device, sequence=None):
+def recorded(manager, device, sequence=None, dtype=np.float32):
     """A cache, a host's sequence with a call on it, and the call."""
     cache = za.KVCache(device, SHAPE, 1, 64)
     seq = cache.new_sequence()
     cache.append(seq, 0, *np.ones((2, 5, 2, 64), np.float16))
-    q = manager.tensor_t(np.ones(4 * 64, np.float32))
+    q = manager.tensor_t(np.ones(4 * 64, dtype))
     if sequence is None:
         sequence = manager.sequence()
         sequence.record(kp.OpTensorSyncDevice([q]))
@@ -87,9 +87,24 @@ def test_a_sequence_is_evaluated_in_its_step_alone(index):
             with call.step():
                 sequence.eval()
             assert np.all(call.out.data().view(np.float32)[: 4 * 64] == 1.0)
-        call.close()
+        with pytest.raises(RuntimeError, match=r"before call.close\(\)$"), call.step():
+            call.close()
+            sequence.eval()
         with pytest.raises(RuntimeError, match=r"before call.close\(\)$"):
             sequence.eval()
+        sequence.clear()
+        with pytest.raises(RuntimeError, match=r"without operations$"):
+            sequence.eval()
+        cache.close()
+
+
+def test_a_tensor_that_its_host_destroyed(index):
+    manager = kp.Manager(index)
+    with za.Device.from_kompute(manager) as device:
+        cache, _, _, call = recorded(manager, device)
+        call.out.destroy()
+        with pytest.raises(errors.ClosedError, match=r"^out: the kp.Tensor was destroyed"), call.step():
+            pytest.fail("the step began")
         cache.close()
 
 
@@ -98,12 +113,25 @@ def test_what_is_of_another_manager_or_gone_is_refused(index):
     with za.Device.from_kompute(manager) as device, za.Device.open(index, runtime="kompute") as own:
         gone = manager.sequence()
         gone.destroy()
-        for sequence in (other.sequence(), gone):
-            with pytest.raises(errors.ArgumentError, match=r"^sequence: got a kp.Sequence of another kp.Manager, or "):
+        evaluated = manager.sequence()
+        evaluated.eval(kp.OpTensorSyncDevice([manager.tensor_t(np.ones(4, np.float32))]))
+        refused = (
+            (other.sequence(), "of another kp.Manager or queue, or one that was destroyed"),
+            (gone, "of another kp.Manager or queue, or one that was destroyed"),
+            (evaluated, "that was evaluated, and cannot take more"),
+            (manager.sequence(0, 2), "with timestamps, of which a call's operations take more than it has"),
+        )
+        for sequence, text in refused:
+            with pytest.raises(
+                errors.ArgumentError, match=f"^sequence: got a kp.Sequence {text}; expected a new one of"
+            ):
                 recorded(manager, device, sequence)
+        for dtype, nbytes in ((np.float64, 2048), (bool, 256)):
+            with pytest.raises(errors.ArgumentError, match=f"^q: got a kp.Tensor of 256 elements in {nbytes} bytes, "):
+                recorded(manager, device, dtype=dtype)
         with pytest.raises(errors.ArgumentError, match=r"^q: got a kp.Tensor of another kp.Manager, or one that was "):
             recorded(other, device, manager.sequence())
-        with pytest.raises(errors.ArgumentError, match=r"^q: got a kp.Tensor of another kp.Manager"):
+        with pytest.raises(errors.RuntimeUnavailableError, match=r"^record: .*, expected a Device.from_kompute$"):
             recorded(manager, own)
 
 

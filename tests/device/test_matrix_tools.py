@@ -133,13 +133,17 @@ def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys
         assert last["arithmetic"] == "matrix" and 0 < last["kl"] < 1e-2
 
 
-COMMANDS = "sweep --shape", "bench --runtime vulkan --shape", "check --shape"
+COMMANDS = {
+    "sweep": ("--shape", "4/2/64", "--contexts", "100"),
+    "bench": ("--runtime", "vulkan", "--shape", "4/2/64", "--contexts", "100"),
+    "check": ("--cases", "4/2/64 f16 100 matrix"),
+}
 
 
 @pytest.mark.parametrize("name", [*MODEL_COMMANDS, *COMMANDS])
 def test_a_command_is_refused_without_units(without_units, request, name, capsys):
     if name in COMMANDS:
-        assert cli.main([*name.split(), "4/2/64", "--contexts", "100", "--arithmetic", "matrix"]) == 2
+        assert cli.main([name, *COMMANDS[name], "--arithmetic", "matrix"]) == 2
     else:
         assert request.getfixturevalue("on_a_model")(MODEL_COMMANDS[name]) == 2
     line = capsys.readouterr().err.splitlines()[-1]

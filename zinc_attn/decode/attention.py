@@ -209,8 +209,7 @@ class Attention:
         """A call that does not wait for the device: ``submit(...).result()`` is what the call returns.
 
         Arguments as in a call; q, k and v may be written to again at once, out and lse from ``result()`` on. The next
-        call of the cache, of any sequence, completes this one first; the next call of the device waits for it. With
-        Kompute, whose submission cannot be waited for later, the device has finished when ``submit`` returns.
+        call of the cache, of any sequence, completes this one first; the next call of the device waits for it.
         """
         batch = CallBatch.checked(seq, q, k, v, out, lse, mask, return_lse, allow_empty, causal)
         with self.cache.lock:
@@ -294,13 +293,14 @@ class Attention:
         head, K then V); max_tokens: the longest context that the recording serves, None for all that fit; allow_empty
         and causal as in a call; mask_keys: of how many last keys a step may give a mask at most, with
         ``call.step(mask=...)``; steps without one may come in between.
-        The host orders its own writes of q and rows: uploaded by OpTensorSyncDevice, or written by a dispatch and then
-        named in an OpTensorSyncLocal. It runs the sequence inside ``with call.step():`` and must not use ``seq`` or the
-        cache's tensors while it runs. The values of a step, which the package does not see, are the host's to check: q
-        and rows as a call and an append take them, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|) at most
-        2**96. Rows are read back, and checked, by the next call that is no step on ``seq`` and this layer, or by save.
+        What the host's uploads and dispatches write to q and rows before is seen. It runs the sequence inside ``with
+        call.step():`` and must not use ``seq`` while it runs; nothing is recorded into a sequence that was evaluated.
+        One thread at a time uses a manager's queue, as Vulkan asks. The values of a step, which the package does not
+        see, are the host's to check: q and rows as a call and an append take them, and max|q| * max|k| * head_dim *
+        max(1, 1.5 * |scale|) at most 2**96. Rows are read back, and checked, by the next call that is no step on
+        ``seq`` and this layer, or by save.
         """
-        if not isinstance(self.device.runtime, HostSequences):
+        if not isinstance(self.device.runtime, HostSequences) or not self.device.runtime.hosted:
             name = self.device.runtime.name
             raise RuntimeUnavailableError(f"record: got runtime {name!r}, expected a Device.from_kompute")
         for name, given, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):

@@ -68,10 +68,10 @@ class RecordedAttention:
         pages, owned = PagedStorage(cache.device, cache.layout, cache.layers), []
         words = TensorWords.of(key, pages)
         try:
+            query, new_rows = runtime.host_tensor(q, "q"), None if rows is None else runtime.host_tensor(rows, "rows")
             owned.append(runtime.buffer(4 * max(words.states, 1), Use.SCRATCH))
             self._out = runtime.host_output(4 * words.out)
-            new_rows = None if rows is None else runtime.host_tensor(rows, "rows")
-            tensors = Tensors(runtime.host_tensor(q, "q"), owned[0], self._out, new_rows)
+            tensors = Tensors(query, owned[0], self._out, new_rows)
             self._workspace = Workspace.make(key, pages, runner.scorings.by_layer[layer], tensors)
             dispatches = self._workspace.dispatches(layer, runner.scorings.by_layer[layer])
             self._recording = runtime.record_into(sequence, dispatches, self._out)

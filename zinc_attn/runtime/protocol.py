@@ -129,15 +129,20 @@ class HostRecording(Recording, Protocol):
     """Steps in a host's sequence, which refuses to be evaluated but while they are armed."""
 
     def armed(self) -> AbstractContextManager[None]:
-        """Let the sequence be evaluated within."""
+        """Let the sequence be evaluated within. ClosedError where a tensor of the host is gone."""
 
 
 @runtime_checkable
 class HostSequences(Protocol):
     """A runtime that can record into a command sequence which a host program owns and evaluates."""
 
+    @property
+    def hosted(self) -> bool:
+        """Whether the device is the host program's own, whose sequences it can record into."""
+
     def host_tensor(self, tensor: Any, name: str) -> HostTensor:
-        """A tensor of the host as a buffer. ArgumentError, which names it, where it is not of the runtime's device."""
+        """A tensor of the host as a buffer. ArgumentError, which names it, where it is not of the host's device, or its
+        elements have not 4 bytes."""
 
     def host_output(self, nbytes: int) -> HostTensor:
         """A new tensor as the host's own are, which its operations can bind and copy."""

@@ -25,18 +25,22 @@ class HostTensor(VulkanBuffer):
     """A kp tensor as a buffer: bound, and freed with what holds ``tensor``."""
 
     tensor: Any
+    name: str
 
 
 class HostRecording(VulkanRecording):
     """Steps in a host program's kp.Sequence. guard: lets that be evaluated while it is ``armed``."""
 
     guard: Any
+    runtime: KomputeRuntime
 
     @contextmanager
     def armed(self) -> Iterator[None]:
         """See HostRecording.armed."""
-        self.guard.armed = True
+        for tensor in {b for step in self.steps for b in step.buffers if isinstance(b, HostTensor)}:
+            self.runtime.check_alive(tensor)
         try:
+            self.guard.armed = True
             yield
         finally:
             self.guard.armed = False
@@ -70,15 +74,31 @@ class KomputeRuntime(VulkanRuntime):
 
     # --- sequences of a host program ----------------------------------------------------------------------
 
+    @property
+    def hosted(self) -> bool:
+        """See HostSequences.hosted."""
+        return self._device.host is not None
+
     @entered
     def host_tensor(self, tensor: Any, name: str) -> HostTensor:
         """See HostSequences.host_tensor."""
         handle, nbytes = self.kp.zinc_attn.buffer(self._manager, tensor)
         if not handle:
             raise ArgumentError(f"{name}: got a kp.Tensor of another kp.Manager, or one that was destroyed")
+        if nbytes != 4 * tensor.size():
+            raise ArgumentError(
+                f"{name}: got a kp.Tensor of {tensor.size()} elements in {nbytes} bytes, expected 4 each"
+            )
         made = HostTensor(self._handles, self, nbytes, Use.DATA)
-        made.handle, made.tensor = self._device.ffi.cast("VkBuffer", handle), tensor
+        made.handle, made.tensor, made.name = self._device.ffi.cast("VkBuffer", handle), tensor, name
         return made
+
+    @entered
+    def check_alive(self, bound: HostTensor) -> None:
+        """ClosedError where the host has destroyed or rebuilt a tensor that a recording is bound to."""
+        handle, _ = self.kp.zinc_attn.buffer(self._manager, bound.tensor)
+        if handle != int(self._device.ffi.cast("uintptr_t", bound.handle)):
+            raise ClosedError(f"{bound.name}: the kp.Tensor was destroyed or made anew; record the call again")
 
     @entered
     def host_output(self, nbytes: int) -> HostTensor:
@@ -90,12 +110,13 @@ class KomputeRuntime(VulkanRuntime):
     @entered
     def record_into(self, sequence: Any, steps: Sequence[Dispatch], out: HostTensor) -> HostRecording:
         """See HostSequences.record_into."""
-        if not self.kp.zinc_attn.has_sequence(self._manager, sequence):
-            raise ArgumentError("sequence: got a kp.Sequence of another kp.Manager, or one that was destroyed")
+        if why := self.kp.zinc_attn.refusal(self._manager, sequence):
+            raise ArgumentError(f"sequence: got a kp.Sequence {why}; expected a new one of the device's kp.Manager")
         made = HostRecording(self._handles, self, tuple(steps))
         with self._handles.making(made) as undo:
             bound = [self._bound(i, step) for i, step in enumerate(steps)]
             made.guard = self._sequences.record_into(sequence, undo, bound, out.tensor)
+            undo.append(partial(setattr, made.guard, "armed", False))  # before anything that it uses is freed
         register(made, bound)
         return made
 

@@ -240,7 +240,8 @@ class VulkanRuntime:
     @entered
     def start(self, *recordings: object) -> None:
         """Submit, all in one submission. Every later call waits first until it has finished."""
-        self._start(*recordings)
+        if recordings:
+            self._start(*recordings)
 
     def _start(self, *recordings: object) -> list[VulkanRecording]:
         mine = list(map(self._own_recording, recordings))
