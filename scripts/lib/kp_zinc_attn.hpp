@@ -194,19 +194,26 @@ struct Access
         return py::make_tuple(number((VkBuffer)*tensor.mPrimaryBuffer), tensor.memorySize());
     }
 
-    // Submit sequences of one manager that were recorded to their ends, in order, with a fence of the caller's. Python's
-    // lock is held, as by Sequence::eval: a host's threads share the queue.
-    static int submit(const std::vector<std::shared_ptr<kp::Sequence>>& sequences, Number fence)
+    // The VkCommandBuffer of a sequence, recorded to its end.
+    static Number commands(kp::Sequence& sequence)
+    {
+        sequence.end();
+        return number((VkCommandBuffer)*sequence.mCommandBuffer);
+    }
+
+    // Submit command buffers, in order. Python's lock is held, as by Sequence::eval, so that threads of a host program,
+    // which share its manager's queue, wait for each other.
+    static int submit(Number queue, const std::vector<Number>& recorded, Number fence)
     {
         std::vector<VkCommandBuffer> commands;
-        for (const auto& sequence : sequences) {
-            commands.push_back(*sequence->mCommandBuffer);
+        for (const Number one : recorded) {
+            commands.push_back((VkCommandBuffer)one);
         }
         VkSubmitInfo info{};
         info.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
         info.commandBufferCount = static_cast<uint32_t>(commands.size());
         info.pCommandBuffers = commands.data();
-        return vkQueueSubmit(*sequences.at(0)->mComputeQueue, 1, &info, (VkFence)fence);
+        return vkQueueSubmit((VkQueue)queue, 1, &info, (VkFence)fence);
     }
 };
 
@@ -229,10 +236,10 @@ bind(py::module_ m)
     m.def("handles", &Access::handles);
     m.def("sequence", &Access::sequence);
     m.def("refusal", &Access::refusal);
-    m.def("end", [](kp::Sequence& sequence) { sequence.end(); });
+    m.def("commands", &Access::commands);
     m.def("buffer", &Access::buffer);
     m.def("submit", &Access::submit);
-    m.attr("version") = 1;
+    m.attr("version") = 2;
 }
 
 }

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...errors import RuntimeUnavailableError, ZincAttnError
 
-VERSION: Final = 1  # of kp.zinc_attn, see scripts/lib/kp_zinc_attn.hpp
+VERSION: Final = 2  # of kp.zinc_attn, see scripts/lib/kp_zinc_attn.hpp
 _RESULT: Final = re.compile(r"zinc_attn: (vk\w+): VkResult (-?\d+)")  # scripts/lib/kp_checked.hpp writes it
 
 

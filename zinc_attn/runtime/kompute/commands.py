@@ -11,18 +11,19 @@ from .binding import typed
 
 
 class KomputeCommands(Commands):
-    """A recording is a kp.Sequence, recorded to its end.
-
-    manager: a kp.Manager over the device.
-    """
+    """A recording is the VkSubmitInfo* of a kp.Sequence. manager: a kp.Manager over the device."""
 
     def __init__(self, device: LogicalDevice, kp: Any, manager: Any) -> None:
         super().__init__(device)
         self._kp, self._ours, self._manager = kp, kp.zinc_attn, manager
 
     def send(self, recordings: Sequence[Any], fence: Any) -> int:
-        """See Commands.send."""
-        return int(self._ours.submit(recordings, self._number(fence)))
+        """See Commands.send. A host's threads share its queue, and wait for each other by Python's lock."""
+        device = self._device
+        if device.host is None:
+            return super().send(recordings, fence)
+        commands = [self._number(one.pCommandBuffers[0]) for one in recordings]
+        return int(self._ours.submit(self._number(device.queue), commands, self._number(fence)))
 
     def record(self, undo: Undo, steps: Sequence[BoundStep], queries: Any = None) -> Any:
         """See Commands.record."""
@@ -32,8 +33,9 @@ class KomputeCommands(Commands):
             if queries is not None:
                 sequence.record(self._ours.OpResetTimestamps(self._number(queries), 2 * len(steps)))
             self._steps(sequence, undo, steps, 0 if queries is None else self._number(queries))
-            self._ours.end(sequence)
-        return sequence
+            commands = self._device.ffi.cast("VkCommandBuffer", self._ours.commands(sequence))
+        table = self._device.vk.array("VkCommandBuffer", [commands])
+        return self._device.vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=table)
 
     def record_into(self, sequence: Any, undo: Undo, steps: Sequence[BoundStep], out: Any) -> Any:
         """Record ``steps`` behind what a host's kp.Sequence holds, and the copy of a kp tensor ``out`` to the host.
