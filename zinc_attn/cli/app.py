@@ -1,7 +1,7 @@
 """The command line: ``zinc-attn COMMAND``, with the commands of COMMANDS.
 
-Each command is a module of its own. Its ``add_<name>(subparsers)`` declares the arguments and sets ``run``, a function
-of the parsed arguments that returns the exit status. Results go to stdout, everything else to stderr.
+Each command is a module of its own. Its ``declare(subparsers)`` declares the arguments, its ``run`` takes the parsed
+ones and returns the exit status. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -14,35 +14,12 @@ from typing import Final
 
 from .. import __version__
 from ..errors import ZincAttnError
+from . import bench, check, decode, devices, export, generate, perplexity, plan, proof, rdna4, sweep, validate
 from .arguments import FAULT, STATUSES, CommandParser
-from .bench import add_bench
-from .check import add_check
-from .decode import add_decode
-from .devices import add_devices
-from .export import add_export
-from .generate import add_generate
-from .perplexity import add_perplexity
-from .plan import add_plan
-from .proof import add_proof
-from .rdna4 import add_rdna4
-from .sweep import add_sweep
 from .terminal import open_streams, say, stdout_trouble
-from .validate import add_validate
 
-COMMANDS: Final = (  # in the order of the help
-    add_devices,
-    add_plan,
-    add_sweep,
-    add_check,
-    add_bench,
-    add_proof,
-    add_decode,
-    add_rdna4,
-    add_validate,
-    add_generate,
-    add_perplexity,
-    add_export,
-)
+# in the order of the help
+COMMANDS: Final = (devices, plan, sweep, check, bench, proof, decode, rdna4, validate, generate, perplexity, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,8 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zinc-attn {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for add in COMMANDS:
-        add(subparsers)
+    for command in COMMANDS:
+        command.declare(subparsers)
     return parser
 
 

@@ -42,13 +42,8 @@ def _dtype(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _runtime(text: str) -> str:
-    if text not in RUNTIMES:
-        raise argparse.ArgumentTypeError(f"got {shown(text)}, expected one of {', '.join(RUNTIMES)}")
-    return text
-
-
-SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {  # metavar and type of one value, and the help
+# metavar, type or choices of one value, and the help
+SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any] | tuple[str, ...], str]]] = {
     "--shape": ("Q/KV/D", str, "q_heads/kv_heads/head_dim, for example 16/2/256"),
     "--contexts": ("N", str, "numbers of keys, k = 1024"),
     "--splits": ("S", str, "split layout: auto (the split rule), a number of splits, or size:KEYS"),
@@ -56,7 +51,7 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {  # metava
     "--dtype": ("T", _dtype, f"storage type of K and V, or K's/V's, for example q8_0/q4_0: {', '.join(STORAGE)}"),
     "--page-size": ("N", int, "tokens per page of the cache"),
     "--device": ("D", str, "index or piece of the name, see 'zinc-attn devices'"),
-    "--runtime": ("R", _runtime, f"dispatcher: {', '.join(RUNTIMES)}"),
+    "--runtime": ("R", RUNTIMES, f"dispatcher: {', '.join(RUNTIMES)}"),
     "--cu": ("N", int, "compute units of the device"),
     "--seed": ("N", int, "seed of the values"),
     "--out": ("DIR", str, "folder of the files"),
@@ -64,45 +59,106 @@ SHARED: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {  # metava
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that tells what is wrong in one line."""
+    """A parser that tells what is wrong in one line. Its methods declare the options that commands share.
+
+    group: options that exclude each other, to which the declared one belongs.
+    """
 
     def error(self, message: str) -> NoReturn:
         """End the program with status 2."""
         say(f"{self.prog}: error: {message}")
         sys.exit(2)
 
+    def share(
+        self,
+        name: str,
+        default: Any = None,
+        said: str = "",
+        *,
+        several: bool = False,
+        text: str = "",
+        group: Any = None,
+    ) -> None:
+        """Declare an option of SHARED.
 
-def add_command(subparsers: Subparsers, name: str, summary: str, text: str, example: str) -> argparse.ArgumentParser:
-    """A command whose help ends with an example and the exit statuses."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+        said: the default in words; several: whether it takes a list, as the metavar shows; text: in place of SHARED's
+        help.
+        """
+        metavar, kind, help_text = SHARED[name]
+        said = said or ("" if default is None else str(default))
+        text = (text or help_text) + (f" (default: {said})" if said else "")
+        one: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+        taken = {"type": str} if several else one
+        (group or self).add_argument(name, default=default, metavar=metavar + ",…" * several, help=text, **taken)
+
+    def flag(self, name: str, text: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=text)
+
+    def number(self, name: str, text: str, default: int | None = None) -> None:
+        """An option of an int; the default is said where there is one."""
+        said = "" if default is None else f" (default: {default})"
+        self.add_argument(name, type=int, default=default, metavar="N", help=text + said)
+
+    def device(self) -> None:
+        """--device and --runtime, with the environment's defaults."""
+        self.share("--device", said="$ZINC_ATTN_DEVICE, else the best: discrete, integrated, CPU")
+        self.share("--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan")
+
+    def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
+        """--arithmetic of attention, one of ``names``."""
+        text = "of attention: canonical has the same bits on every device; matrix multiplies float16 numbers and adds "
+        text += "in float32, on the device's matrix units"
+        text += "; matrix-prefill does so where a call has many rows" if "matrix-prefill" in names else ""
+        self.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
+
+    def measuring(self) -> None:
+        """What the commands that verify and time calls have in common, beside their device."""
+        self.share("--contexts", DEFAULT_CONTEXTS, several=True)
+        self.share("--splits", "auto,1", several=True)
+        self.arithmetic()
+        self.number("--repeats", "timed runs per call (default: 5 to 50 within 3 s)")
+        self.output()
+
+    def output(self) -> None:
+        """--out and --json of a command that leaves rows."""
+        self.share("--out", said="./COMMAND-DEVICE")
+        self.flag("--json", "JSON lines on stdout, as rows are ready, in place of text")
+
+    def checkpoint(self, group: Any = None) -> None:
+        """--model of a command that runs a checkpoint."""
+        text = "a GGUF file, or a folder with config.json, *.safetensors and tokenizer files"
+        (group or self).add_argument("--model", metavar="PATH", required=group is None, help=text)
+
+    def cache(self) -> None:
+        """--dtype and --page-size of a model's cache."""
+        self.share("--dtype", said="the model's")
+        self.share("--page-size", PAGE_SIZE)
+
+    def model(self, *, layers: bool = False) -> None:
+        """--model or --shape, and with ``layers`` --layers."""
+        group = self.add_mutually_exclusive_group()
+        models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
+        group.add_argument("--model", metavar="M", help=models)
+        self.share("--shape", group=group)
+        if layers:
+            self.number("--layers", "layers with attention (default: the model's; 1 for --shape)")
+
+
+def add_command(
+    subparsers: Subparsers, run: Callable[[argparse.Namespace], int], summary: str, text: str, example: str
+) -> CommandParser:
+    """A command that is called like the module of ``run``, whose help ends with an example and the exit statuses."""
+    name = run.__module__.rpartition(".")[2]
+    parser: CommandParser = subparsers.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}".strip(),
         epilog=f"example:\n{example}\n\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=name)
+    parser.set_defaults(command=name, run=run)
     return parser
-
-
-def add_shared(
-    parser: Any, name: str, default: Any = None, said: str = "", *, several: bool = False, text: str = ""
-) -> None:
-    """Declare an option of SHARED. parser: or a mutually exclusive group of one.
-
-    said: the default in words; several: whether it takes a list, as the metavar shows; text: in place of SHARED's help.
-    """
-    metavar, kind, help_text = SHARED[name]
-    said = said or ("" if default is None else str(default))
-    settings: dict[str, Any] = {"type": str if several else kind, "metavar": metavar + ",…" * several}
-    text = (text or help_text) + (f" (default: {said})" if said else "")
-    parser.add_argument(name, default=default, help=text, **settings)
-
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """--device and --runtime, with the environment's defaults."""
-    add_shared(parser, "--device", said="$ZINC_ATTN_DEVICE, else the best: discrete, integrated, CPU")
-    add_shared(parser, "--runtime", said="$ZINC_ATTN_RUNTIME, else kompute where kp is built, or vulkan")
 
 
 def installed_runtimes() -> str:
@@ -119,14 +175,6 @@ def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> li
     return [stack.enter_context(Device.open(name, runtime=runtime)) for name in names for runtime in chosen]
 
 
-def add_arithmetic(parser: Any, names: tuple[str, ...] = ARITHMETICS) -> None:
-    """--arithmetic of attention, one of ``names``."""
-    text = "of attention: canonical has the same bits on every device; matrix multiplies float16 numbers and adds in "
-    text += "float32, on the device's matrix units"
-    text += "; matrix-prefill does so where a call has many rows" if "matrix-prefill" in names else ""
-    parser.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
-
-
 def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: AttnShape) -> None:
     """Refuse, in a command's words, what a device cannot do with K and V of a dtype, and with shapes that are known."""
     check_units(arithmetic, device, dtype, ADVICE)
@@ -134,58 +182,17 @@ def refuse_arithmetic(arithmetic: str, device: Device, dtype: str, *shapes: Attn
         check_arithmetic(arithmetic, device, shape, dtype, ADVICE)
 
 
-def add_measuring(parser: argparse.ArgumentParser) -> None:
-    """What the commands that verify and time calls have in common, beside their device."""
-    add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
-    add_shared(parser, "--splits", "auto,1", several=True)
-    add_arithmetic(parser)
-    repeats = "timed runs per call (default: 5 to 50 within 3 s)"
-    parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
-    add_output(parser)
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """--out and --json of a command that leaves rows."""
-    add_shared(parser, "--out", said="./COMMAND-DEVICE")
-    text = "JSON lines on stdout, as rows are ready, in place of text"
-    parser.add_argument("--json", action="store_true", help=text)
-
-
-def add_checkpoint_argument(parser: Any, *, required: bool = False) -> None:
-    """--model of a command that runs a checkpoint. parser: or a group of one."""
-    text = "a GGUF file, or a folder with config.json, *.safetensors and tokenizer files"
-    parser.add_argument("--model", metavar="PATH", required=required, help=text)
-
-
-def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """--dtype and --page-size of a model's cache."""
-    add_shared(parser, "--dtype", said="the model's")
-    add_shared(parser, "--page-size", PAGE_SIZE)
-
-
-def add_model_arguments(parser: argparse.ArgumentParser, *, layers: bool = False) -> None:
-    """--model or --shape, and with ``layers`` --layers."""
-    group = parser.add_mutually_exclusive_group()
-    models = f"a Hugging Face config.json by path, or one of {', '.join(PRESETS)}"
-    group.add_argument("--model", metavar="M", help=models)
-    add_shared(group, "--shape")
-    if layers:
-        text = "layers with attention (default: the model's; 1 for --shape)"
-        parser.add_argument("--layers", type=int, metavar="N", help=text)
-
-
 def chosen_model(args: argparse.Namespace) -> ModelPreset:
     """What --model or --shape names, its layers as --layers says; a bare shape is a model of one layer."""
-    if not args.model and not args.shape:
-        raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
     if args.model:
         model = find_model(args.model)
-    else:
+    elif args.shape:
         shape = AttnShape.parse(args.shape)
         model = ModelPreset(str(shape), shape, 1)
-    if getattr(args, "layers", None) is not None:
-        model = replace(model, attention_layers=args.layers, windowed_layers=0)
-    return model
+    else:
+        raise ArgumentError("model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b")
+    layers = getattr(args, "layers", None)
+    return model if layers is None else replace(model, attention_layers=layers, windowed_layers=0)
 
 
 def parse_numbers(name: str, text: str, expected: str) -> list[int]:

@@ -20,15 +20,7 @@ from ..tools.check.record import Digests, is_of, load_record, make_entry, maker,
 from ..tools.harness.files import check_file, write_file
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import grouped
-from .arguments import (
-    Subparsers,
-    add_arithmetic,
-    add_command,
-    add_shared,
-    installed_runtimes,
-    open_devices,
-    refuse_arithmetic,
-)
+from .arguments import Subparsers, add_command, installed_runtimes, open_devices, refuse_arithmetic
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
 MANY: Final = 20  # cases that take minutes on a CPU
@@ -36,11 +28,10 @@ RECORD_HINT: Final = "choose another file with --record"
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
 
-def add_check(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "check",
+        run,
         "show that the output bits never change",
         "Seeded cases, the same on every machine. Each varies the run, the split layout, the compute-unit count, the\n"
         "batch, the prefill chunks, the pages, the stored dtype, whether keys that rows share are attended once\n"
@@ -66,19 +57,20 @@ def add_check(subparsers: Subparsers) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
     chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")
-    add_arithmetic(parser, ("canonical", "matrix"))
-    add_shared(parser, "--splits", LAYOUTS, several=True)
-    add_shared(parser, "--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
+    parser.arithmetic(("canonical", "matrix"))
+    parser.share("--splits", LAYOUTS, several=True)
+    parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
     quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
-    add_shared(parser, "--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
-    add = parser.add_argument
-    add("--record", metavar="FILE", type=Path, help="write the digests, for another machine's --against")
-    add("--against", metavar="FILE", type=Path, help="compare with another machine's digests, too")
-    add("--json", action="store_true", help="JSON lines on stdout, one per case, then one per device")
-    parser.set_defaults(run=run_check)
+    parser.share("--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
+    for name, text in (
+        ("--record", "write the digests, for another machine's --against"),
+        ("--against", "compare with another machine's digests, too"),
+    ):
+        parser.add_argument(name, metavar="FILE", type=Path, help=text)
+    parser.flag("--json", "JSON lines on stdout, one per case, then one per device")
 
 
-def run_check(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Check, print, and write the record. 0: all bits are equal; 1: some differ; 2: a case was refused."""
     cases, splits = chosen_cases(args), parse_split_specs(args.splits)
     if args.record:

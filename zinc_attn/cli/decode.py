@@ -12,24 +12,15 @@ from ..checks import check_int
 from ..limits import MAX_CONTEXT
 from ..tools.harness.tables import grouped
 from ..tools.measure import CallSpec, Row, decode_steps, stalls
-from .arguments import (
-    Subparsers,
-    add_command,
-    add_model_arguments,
-    add_output,
-    add_shared,
-    chosen_model,
-    installed_runtimes,
-)
+from .arguments import Subparsers, add_command, chosen_model, installed_runtimes
 from .measured import run_calls
 from .terminal import model_text, plural
 
 
-def add_decode(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "decode",
+        run,
         "time every step of a decode that grows from nothing",
         "A step appends one token to every layer and attends, as a model's forward does. Every 64th step's output is\n"
         "compared bit for bit with the NumPy oracle. A stall is a step above three times the median of the 16 steps\n"
@@ -37,18 +28,16 @@ def add_decode(subparsers: Subparsers) -> None:
         "  zinc-attn decode --shape 9/3/64 --layers 30 --tokens 4096\n"
         "  zinc-attn decode --shape 9/3/64 --layers 30 --tokens 600 --no-prepare",
     )
-    add_model_arguments(parser, layers=True)
-    add = parser.add_argument
-    add("--tokens", type=int, default=4096, metavar="N", help="steps (default: %(default)s)")
-    add_shared(parser, "--dtype", "f16")
-    add("--no-prepare", action="store_true", help="leave out Attention.prepare: steps make what they lack")
-    add_shared(parser, "--device")
-    add_shared(parser, "--runtime", installed_runtimes(), several=True)
-    add_output(parser)
-    parser.set_defaults(run=run_decode)
+    parser.model(layers=True)
+    parser.number("--tokens", "steps", 4096)
+    parser.share("--dtype", "f16")
+    parser.flag("--no-prepare", "leave out Attention.prepare: steps make what they lack")
+    parser.share("--device")
+    parser.share("--runtime", installed_runtimes(), several=True)
+    parser.output()
 
 
-def run_decode(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Decode on every dispatcher, print, and write the files."""
     model, tokens = chosen_model(args), check_int("tokens", args.tokens, 1, MAX_CONTEXT)
     contexts = range(1, tokens + 1)

@@ -12,21 +12,19 @@ from .arguments import Subparsers, add_command
 from .terminal import binary_size, print_json, print_rows
 
 
-def add_devices(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "devices",
+        run,
         "list the Vulkan devices",
         "CUs are compute units, from the query named beside them ('assumed' where none tells). Max buffer\n"
         "bounds the K, and the V, of one layer. The star marks the device that is used by default.",
         "  zinc-attn devices\n  zinc-attn devices --json",
     )
-    parser.add_argument("--json", action="store_true", help="JSON lines with every field")
-    parser.set_defaults(run=run_devices)
+    parser.flag("--json", "JSON lines with every field")
 
 
-def run_devices(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """List the devices."""
     devices = list_devices()
     if args.json:

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from ..tools import export
 from ..tools.measure import PAGE_SIZE
-from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, add_shared, parse_shapes
+from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, parse_shapes
 from .terminal import binary_size, print_json, say
 
 
-def add_export(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "export",
+        run,
         "write the SPIR-V and a manifest for a runtime without Python",
         "manifest.json says how to build, feed and order the kernels: bindings, specialization constants, grids, the\n"
         "work buffer's words, cache and row layouts, the split rule, barriers, and every file's SHA-256. With --shape\n"
@@ -23,17 +22,15 @@ def add_export(subparsers: Subparsers) -> None:
         "  zinc-attn export kernels --shape 16/2/256\n"
         "  zinc-attn export kernels --shape 16/2/256,32/4/128 --dtype q8_0 --page-size 64 --cu 48",
     )
-    add = parser.add_argument
-    add("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
-    add_shared(parser, "--shape", several=True)
-    add_shared(parser, "--dtype", "f16")
-    add_shared(parser, "--page-size", PAGE_SIZE)
-    add_shared(parser, "--cu", DEFAULT_COMPUTE_UNITS, text="compute units of the device that the split tables are for")
-    add("--json", action="store_true", help="the manifest on stdout too, as one line")
-    parser.set_defaults(run=run_export)
+    parser.add_argument("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
+    parser.share("--shape", several=True)
+    parser.share("--dtype", "f16")
+    parser.share("--page-size", PAGE_SIZE)
+    parser.share("--cu", DEFAULT_COMPUTE_UNITS, text="compute units of the device that the split tables are for")
+    parser.flag("--json", "the manifest on stdout too, as one line")
 
 
-def run_export(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Write the files and say what they are."""
     shapes = parse_shapes(args.shape) if args.shape else []
     options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.cu}

@@ -13,16 +13,7 @@ from ..runtime.protocol import DeviceInfo
 from ..tools import generate
 from ..tools.harness.split_spec import SplitSpec
 from ..tools.harness.tables import figure
-from .arguments import (
-    Subparsers,
-    add_arithmetic,
-    add_cache_arguments,
-    add_checkpoint_argument,
-    add_command,
-    add_device_arguments,
-    add_shared,
-    parse_numbers,
-)
+from .arguments import Subparsers, add_command, parse_numbers
 from .checkpoint import named, opened
 from .terminal import arithmetic_text, plural, print_json, say
 
@@ -32,11 +23,10 @@ ENDS: Final = {  # why an answer ended before the model ended it
 }
 
 
-def add_generate(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "generate",
+        run,
         "run a Hugging Face checkpoint with its attention on the device",
         "The model runs in transformers on the CPU, its keys and values live on the Vulkan device. Text goes to\n"
         "stdout as it comes; tokens/s, the attention function's share of decode time, and a digest of all token ids\n"
@@ -46,37 +36,34 @@ def add_generate(subparsers: Subparsers) -> None:
         "  zinc-attn generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat\n"
         "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0",
     )
-    add = parser.add_argument
-    add_checkpoint_argument(parser, required=True)
+    parser.checkpoint()
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")
     given.add_argument("--prompt-ids", metavar="N,…", help="token ids; ids come out, too")
     given.add_argument("--chat", action="store_true", help="hold a conversation, a line of stdin per turn")
-    add(
-        "--max-new-tokens", type=int, default=128, metavar="N", help="tokens to generate at most (default: %(default)s)"
-    )
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 always takes the best token (default: 0)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the draws, at temperatures above 0 (default: 0)")
-    add("--prefill-chunk", type=int, metavar="N", help="prompt tokens per forward (default: all)")
-    add_cache_arguments(parser)
-    add_shared(parser, "--splits", "auto")
-    add_arithmetic(parser)
-    add("--capacity", type=int, metavar="N", help="tokens that the cache holds (default: what is needed; --chat: 4096)")
-    add("--json", action="store_true", help="one JSON object on stdout, in place of the text")
-    add_device_arguments(parser)
-    parser.set_defaults(run=run_generate)
+    parser.number("--max-new-tokens", "tokens to generate at most", 128)
+    best = "0 always takes the best token (default: 0)"
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help=best)
+    parser.number("--seed", "seed of the draws, at temperatures above 0", 0)
+    parser.number("--prefill-chunk", "prompt tokens per forward (default: all)")
+    parser.cache()
+    parser.share("--splits", "auto")
+    parser.arithmetic()
+    parser.number("--capacity", "tokens that the cache holds (default: what is needed; --chat: 4096)")
+    parser.flag("--json", "one JSON object on stdout, in place of the text")
+    parser.device()
 
 
-def run_generate(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Generate, and print."""
     layout = SplitSpec.parse(args.splits)
     options = {"num_splits": layout.num_splits, "split_size": layout.split_size} | vars(args)
     settings = generate.Settings(**{one.name: options[one.name] for one in fields(generate.Settings)})
     if args.chat:
         return run_chat(args, settings)
-    given, need_words = None, "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"
+    prompt, need_words = list[int](), "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"
     if args.prompt is None:
-        given, need_words = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3"), ""
+        prompt, need_words = parse_numbers("prompt_ids", args.prompt_ids, "token ids such as 1,2,3"), ""
     pieces: list[str] = []
 
     def show(piece: str) -> None:
@@ -84,13 +71,12 @@ def run_generate(args: argparse.Namespace) -> int:
         if not args.json:
             print(piece, end="", flush=True)
 
-    def show_id(token: int) -> None:
-        show(f"{',' if pieces else ''}{token}")
-
     with opened(args, tokenizer=need_words) as (host, tokenizer, device):
-        on_token, end = generate.stream_text(tokenizer, show) if tokenizer else (show_id, lambda: None)
-        text = read_stdin() if args.prompt == "-" else args.prompt
-        prompt = given or [int(i) for i in tokenizer(text)["input_ids"]]
+        if tokenizer:
+            on_token, end = generate.stream_text(tokenizer, show)
+            prompt = [int(i) for i in tokenizer(read_stdin() if args.prompt == "-" else args.prompt)["input_ids"]]
+        else:
+            on_token, end = lambda token: show(f"{',' if pieces else ''}{token}"), lambda: None
         made = generate.generate_ids(host, device, prompt, settings, on_token)
         end()
         if args.json:

@@ -15,16 +15,7 @@ from ..tools import cost
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import figure
-from .arguments import (
-    DEFAULT_COMPUTE_UNITS,
-    DEFAULT_CONTEXTS,
-    Subparsers,
-    add_command,
-    add_model_arguments,
-    add_shared,
-    chosen_model,
-    parse_counts,
-)
+from .arguments import DEFAULT_COMPUTE_UNITS, DEFAULT_CONTEXTS, Subparsers, add_command, chosen_model, parse_counts
 from .terminal import binary_size, model_text, plural, print_json, print_rows
 
 Columns = Mapping[str, Callable[[dict[str, Any]], str]]  # a cell of a record, by the column's name
@@ -56,11 +47,10 @@ MODELED: Final[Columns] = {  # of the Prediction "p"
 }
 
 
-def add_plan(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "plan",
+        run,
         "show how contexts are split",
         "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
         "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
@@ -71,20 +61,19 @@ def add_plan(subparsers: Subparsers) -> None:
         "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
         "  zinc-attn plan --shape 32/8/128 --splits auto,1,size:2048 --card r9700",
     )
-    add_model_arguments(parser)
-    add_shared(parser, "--contexts", DEFAULT_CONTEXTS, several=True)
-    add_shared(parser, "--splits", "auto", several=True)
-    add_shared(parser, "--rows", "1", several=True)
-    add_shared(parser, "--dtype", "f16")
+    parser.model()
+    parser.share("--contexts", DEFAULT_CONTEXTS, several=True)
+    parser.share("--splits", "auto", several=True)
+    parser.share("--rows", "1", several=True)
+    parser.share("--dtype", "f16")
     units = parser.add_mutually_exclusive_group()
-    add_shared(units, "--cu", said=str(DEFAULT_COMPUTE_UNITS))
+    parser.share("--cu", said=str(DEFAULT_COMPUTE_UNITS), group=units)
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
-    add_shared(units, "--device", text="plan for this device, index or piece of the name; nothing is modeled")
-    parser.add_argument("--json", action="store_true", help="JSON lines with full fingerprints")
-    parser.set_defaults(run=run_plan)
+    parser.share("--device", text="plan for this device, index or piece of the name; nothing is modeled", group=units)
+    parser.flag("--json", "JSON lines with full fingerprints")
 
 
-def run_plan(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Show the plans, and what the model says of them on a card."""
     model, card = chosen_model(args), chosen_card(args)
     contexts, layouts = parse_contexts(args.contexts), parse_split_specs(args.splits)

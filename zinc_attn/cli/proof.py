@@ -13,15 +13,14 @@ from ..tools import proof
 from ..tools.harness.files import check_out
 from ..tools.harness.inputs import parse_contexts
 from ..tools.models import slug
-from .arguments import Subparsers, add_command, add_device_arguments, add_shared, parse_shapes
+from .arguments import Subparsers, add_command, parse_shapes
 from .terminal import need, note_cpu, say_written
 
 
-def add_proof(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "proof",
+        run,
         "prove and measure a device, and leave a report",
         "Runs check (its quick set with --quick and on a CPU device), sweep and bench in processes of their own, all\n"
         "of it --restarts times, each time with an empty pipeline cache. Leaves report.md and report.json in --out,\n"
@@ -37,20 +36,18 @@ def add_proof(subparsers: Subparsers) -> None:
         "  zinc-attn proof\n  zinc-attn proof --quick\n"
         "  zinc-attn proof --device 1 --shape 32/8/128 --contexts 8k,32k --restarts 5 --out r9700",
     )
-    add_device_arguments(parser)
-    add = parser.add_argument
-    add_shared(parser, "--shape", proof.SHAPES, several=True)
+    parser.device()
+    parser.share("--shape", proof.SHAPES, several=True)
     said = f"{proof.CONTEXTS['gpu']}; on a CPU {proof.CONTEXTS['cpu']}; with --quick {proof.CONTEXTS['quick']}"
-    add_shared(parser, "--contexts", said=said, several=True)
-    restarts = f"how often everything is repeated (default: {proof.RESTARTS}; with --quick 1)"
-    add("--restarts", type=int, metavar="N", help=restarts)
-    add("--timeout", type=float, default=proof.TIMEOUT_S, metavar="S", help="seconds of a step (default: %(default)g)")
-    add_shared(parser, "--out", said="proof-DEVICE-TIME")
-    add("--quick", action="store_true", help="one restart, short contexts, 5 timed runs: minutes on a CPU device")
-    parser.set_defaults(run=run_proof)
+    parser.share("--contexts", said=said, several=True)
+    parser.number("--restarts", f"how often everything is repeated (default: {proof.RESTARTS}; with --quick 1)")
+    seconds = "seconds of a step (default: %(default)g)"
+    parser.add_argument("--timeout", type=float, default=proof.TIMEOUT_S, metavar="S", help=seconds)
+    parser.share("--out", said="proof-DEVICE-TIME")
+    parser.flag("--quick", "one restart, short contexts, 5 timed runs: minutes on a CPU device")
 
 
-def run_proof(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prove, print a line per step, and write the report. 0: all is well; 1: a step is not."""
     need("matplotlib")
     device = args.device if args.device is not None else os.environ.get("ZINC_ATTN_DEVICE") or None

@@ -7,27 +7,25 @@ import argparse
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..tools import rdna4
-from .arguments import UNMET, Subparsers, add_command, add_shared, parse_shapes
+from .arguments import UNMET, Subparsers, add_command, parse_shapes
 from .terminal import say
 
 
-def add_rdna4(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "rdna4",
+        run,
         "what RADV's compiler makes of every kernel for gfx1201, without the card",
         "Wave size, registers, LDS, spills, occupancy and instructions of each variant, and an estimate of issue\n"
         "cycles per key. Needs Mesa 25.0's RADV.\n\n"
         "exit status: 0 every gate holds, 3 one does not, 2 it cannot be known here",
         "  zinc-attn rdna4\n  zinc-attn rdna4 --shape 20/1/576/512/latent,32/8/192/128",
     )
-    add_shared(parser, "--shape", said="those of the preset models", several=True)
-    add_shared(parser, "--dtype", said=f"with --shape {','.join(rdna4.USUAL)}", several=True)
-    parser.set_defaults(run=run_rdna4)
+    parser.share("--shape", said="those of the preset models", several=True)
+    parser.share("--dtype", said=f"with --shape {','.join(rdna4.USUAL)}", several=True)
 
 
-def run_rdna4(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Compile, print, and check the gates."""
     if why := rdna4.missing():
         say(why)

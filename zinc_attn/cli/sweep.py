@@ -7,24 +7,15 @@ import argparse
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.measure import PAGE_SIZE, CallSpec
-from .arguments import (
-    Subparsers,
-    add_command,
-    add_device_arguments,
-    add_measuring,
-    add_model_arguments,
-    add_shared,
-    chosen_model,
-)
+from .arguments import Subparsers, add_command, chosen_model
 from .measured import run_calls
 from .terminal import arithmetic_text, model_text, plural
 
 
-def add_sweep(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
-        "sweep",
+        run,
         "verify, then time decode attention over context lengths",
         "A point is one call at one context under one split layout: append the new rows to the resident KV cache,\n"
         "attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the values as stored (those\n"
@@ -38,18 +29,16 @@ def add_sweep(subparsers: Subparsers) -> None:
         "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --rows 2\n"
         "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
     )
-    add = parser.add_argument
-    add_model_arguments(parser, layers=True)
-    add_measuring(parser)
-    add_shared(parser, "--dtype", "f16")
-    add("--batch", type=int, default=1, metavar="N", help="sequences in a call, each of the same context (default: 1)")
-    add_shared(parser, "--rows", 1, text="query rows of a sequence in a call, which appends as many")
-    add_shared(parser, "--page-size", PAGE_SIZE)
-    add_device_arguments(parser)
-    parser.set_defaults(run=run_sweep)
+    parser.model(layers=True)
+    parser.measuring()
+    parser.share("--dtype", "f16")
+    parser.number("--batch", "sequences in a call, each of the same context", 1)
+    parser.share("--rows", 1, text="query rows of a sequence in a call, which appends as many")
+    parser.share("--page-size", PAGE_SIZE)
+    parser.device()
 
 
-def run_sweep(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Sweep, print, and write the files."""
     model = chosen_model(args)
     spec = CallSpec(

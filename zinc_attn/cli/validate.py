@@ -10,26 +10,16 @@ from ..dtypes import storage_dtype
 from ..tools import generate
 from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
-from .arguments import (
-    UNMET,
-    Subparsers,
-    add_arithmetic,
-    add_cache_arguments,
-    add_checkpoint_argument,
-    add_command,
-    add_device_arguments,
-    add_shared,
-)
+from .arguments import UNMET, Subparsers, add_command
 from .checkpoint import named, opened
 from .terminal import arithmetic_text, print_json, print_rows, progress_bar
 
 
-def add_validate(subparsers: Subparsers) -> None:
-    """Declare the command."""
+def declare(subparsers: Subparsers) -> None:
     steps = generate.STEPS
     parser = add_command(
         subparsers,
-        "validate",
+        run,
         "decode a model at long contexts with every split layout",
         f"Fills the cache with seeded normal keys and values up to {steps} tokens before each context (no prefill;\n"
         f"linear-attention layers begin with a fresh state), then decodes the last {steps} positions on fixed token\n"
@@ -39,22 +29,20 @@ def add_validate(subparsers: Subparsers) -> None:
         "  zinc-attn validate --config examples/qwen3.6-style-tiny.json\n"
         "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --splits 8,auto",
     )
-    add = parser.add_argument
     given = parser.add_mutually_exclusive_group(required=True)
-    add_checkpoint_argument(given)
+    parser.checkpoint(given)
     given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
     contexts = f"{generate.CONTEXTS}, and none beyond the model's maximum"
-    add_shared(parser, "--contexts", said=contexts, several=True)
-    add_shared(parser, "--splits", generate.LAYOUTS, several=True)
-    add_cache_arguments(parser)
-    add_arithmetic(parser)
-    add_shared(parser, "--seed", 0, text="seed of keys, values, token ids and weights")
-    add("--json", action="store_true", help="JSON lines on stdout, one per layout and oracle as it is ready")
-    add_device_arguments(parser)
-    parser.set_defaults(run=run_validate)
+    parser.share("--contexts", said=contexts, several=True)
+    parser.share("--splits", generate.LAYOUTS, several=True)
+    parser.cache()
+    parser.arithmetic()
+    parser.share("--seed", 0, text="seed of keys, values, token ids and weights")
+    parser.flag("--json", "JSON lines on stdout, one per layout and oracle as it is ready")
+    parser.device()
 
 
-def run_validate(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Validate, and print. A wrong bit is more than an unmet bound, and that more than a context without room."""
     contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.splits)
     for context in contexts:
