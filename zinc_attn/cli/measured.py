@@ -14,7 +14,7 @@ from ..tools.measure import CallSpec, Row, measure_calls, rows_png
 from ..tools.measure.rows import LINE
 from ..tools.models import slug
 from .arguments import open_devices, refuse_arithmetic
-from .terminal import count, need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
+from .terminal import need, note_cpu, plural, print_json, print_rows, progress_bar, say_written
 
 FIGURES: Final = {  # heading: the measure, and what of its row; a column without any figure is left out
     "µs per\nlayer": ("call", "median_us"),
@@ -78,24 +78,15 @@ def print_measured(rows: Sequence[Row]) -> None:
     """A line per call, and what the table's words mean."""
     calls = grouped(((row.context, *row.line.values()), row) for row in rows).values()
     told = [name for name in LINE if len({row.line[name] for row in rows}) > 1]
-    table = [(_figures(mine), mine[0]) for mine in calls]
-    shown = [name for name in FIGURES if any(figures[name] is not None for figures, _ in table)]
+    measured = [{(row.measure, field): x for row in mine for field, x in row.figures.items()} for mine in calls]
+    shown = {name: key for name, key in FIGURES.items() if any(one.get(key) is not None for one in measured)}
     lines = []
-    for figures, row in table:
-        key = [f"{row.context:,}", *(row.line[name] for name in told), row.layout]
-        splits = count(row.plan.num_splits if row.plan else None)
-        lines.append([*key, splits, _verdict(row), *(figure(figures[name]) for name in shown)])
+    for (row, *_), found in zip(calls, measured, strict=True):
+        call = [f"{row.context:,}", *(row.line[name] for name in told), row.layout]
+        splits = figure(row.plan.num_splits if row.plan else None)
+        lines.append([*call, splits, _verdict(row), *(figure(found.get(key)) for key in shown.values())])
     print_rows(("context", *told, "layout", "splits", "verified", *shown), lines, sections=1)
     print("\n".join(notes(rows)))
-
-
-def _figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """By heading, of the rows of one call."""
-    measures = {row.measure: row for row in rows}
-    return {
-        name: measures[measure].figures[field] if measure in measures else None
-        for name, (measure, field) in FIGURES.items()
-    }
 
 
 def _verdict(row: Row) -> str:

@@ -19,7 +19,6 @@ from typing import Any, Final, TextIO
 from ..errors import ZincAttnError
 from ..runtime.protocol import DeviceInfo
 from ..tools.harness.progress import Progress
-from ..tools.harness.tables import MISSING
 from ..tools.models import ModelPreset
 
 EX_IOERR: Final = 74  # of sysexits.h
@@ -157,19 +156,13 @@ def arithmetic_text(arithmetic: str) -> str:
 
 def binary_size(nbytes: int) -> str:
     """134217728 to "128 MiB"."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size >= 1024:
+            size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"
 
 
 def plural(count: int, noun: str) -> str:
     """2 and "layer" to "2 layers"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def count(x: int | None) -> str:
-    """1234567 to "1,234,567"."""
-    return MISSING if x is None else f"{x:,}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from configparser import ConfigParser
 from itertools import product
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,55 +19,20 @@ from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
 from .data import KINDS, MASKS, Data, mask_of, values
 
-QUICK: Final = (
-    *("16/2/256 f16 1000", "16/2/256 q8_0 577", "32/8/128 f16 129"),
-    *("9/3/64 bf16 300", "9/3/64 f32 65", "9/3/64 f16 2048"),
-    *("9/3/64 f16 1700 window=1200+sinks", "9/3/64 f16 1100 softcap=20+scale=0.25+sinks"),
-    # leaf maxima that differ, over more leaves than a merge holds at a time on a CPU device
-    *("9/3/64 f16 2200 rising window=1900", "9/3/64 f16 2200 falling sinks"),
-    *("9/3/64 f16 1300 cancelling", "9/3/64 f16 902 fading", "9/3/64 f32 1152 fading"),
-    # biases, masks, sizes and ratios
-    *("9/3/64 f16 700 jumping alibi+mask=f16", "9/3/64 f16 700 window=300+sinks+mask=tree"),
-    *("9/3/64 f16 600 cancelling mask=f32+noncausal", "9/3/64 f16 90 mask=blind"),
-    *("6/2/67/133 f16 577 rising", "128/1/64 f16 130 jumping", "2/1/72/40/latent f16 577 rising"),
-    # storage types
-    *("9/3/64 q5_1/q4_0 300 rising", "9/3/64 q4_1/q5_0 300"),
-    *("6/2/72/40 iq4_nl/fp8_e4m3 130", "9/3/64 fp8_e4m3/q5_1 90"),
-)
-_CONTEXTS: Final = ("1000", "8191", "8192", "32768", "131072")
-DEFAULT: Final = (
-    *map(" ".join, product(("16/2/256", "32/4/128", "9/3/64"), ("f32", "f16", "bf16", "q8_0"), _CONTEXTS)),
-    *("64/8/64 f16 1000 window=128+sinks", "64/8/64 f16 8191 sinks"),
-    *("32/16/128 bf16 8191 window=4096+softcap=50", "32/16/128 f16 1000 softcap=50+scale=0.0625"),
-    *("16/2/256 q8_0 1000 window=600+scale=0.125", "9/3/64 f32 2048 window=1100+softcap=20+scale=0.25+sinks"),
-    # leaf maxima that differ, over more leaves than a merge holds at a time on a GPU
-    *("9/3/64 f16 20000 rising", "9/3/64 f16 20000 falling sinks"),
-    *("16/2/256 bf16 8191 jumping", "9/3/64 f32 8191 fading"),
-    *("9/3/64 q8_0 8191 rising alibi", "32/8/128 f16 1000 jumping window=700+mask=random"),
-    "32/8/192/128 f16 8191 falling sinks",
-    *("20/1/576/512/latent f16 1000 jumping", "6/2/67/45 f32 1000 cancelling mask=f16+noncausal"),
-    *("16/2/256 q4_0 8191 falling", "32/8/128 q5_0/iq4_nl 1000", "9/3/64 q8_0/q4_1 8191 jumping"),
-    *("16/2/256 fp8_e4m3 1000 sinks", "20/1/576/512/latent q5_1 1000", "6/2/80 iq4_nl/q5_1 1000"),
-)
+_SETS: Final = ConfigParser(allow_no_value=True, delimiters=("|",))  # no line of the file has a value
+_SETS.read(Path(__file__).with_name("cases.ini"), encoding="utf-8")
 
-# Cases of matrix units, of rows that fill tiles and of some that do not, with ragged ends of keys.
-MATRIX_QUICK: Final = (
-    *("16/2/256 f16 577 rows=16", "32/8/128 f16 300 rows=17 window=100+sinks"),
-    *("9/3/64 f16 1100 rows=70 softcap=20+scale=0.25+sinks", "9/3/64 bf16 700 rows=23 rising window=600"),
-    # values that f16, bf16 and q8_0 hold alike
-    *("9/3/64 f16 1290 rows=40 coarse", "9/3/64 q8_0 577 rows=16 cancelling"),
-    *("9/3/64 f16 600 rows=33 jumping alibi+mask=f16", "2/1/72/40/latent f16 577 rows=16 rising"),
-    "6/2/67/133 f16 300 rows=21 rising",  # more subgroups share a strip's V than its K
-)
-MATRIX_DEFAULT: Final = (
-    *map(" ".join, product(("16/2/256", "32/8/128", "9/3/64"), ("f16 1000",), ("rows=16", "rows=70"))),
-    *MATRIX_QUICK,
-    *("32/8/128 f16 1000 rows=33 rising window=700+sinks", "16/2/256 f16 1000 rows=18 jumping softcap=50"),
-    *("16/2/256 q8_0 700 rows=16 coarse", "32/8/128 bf16 600 rows=16 coarse sinks"),
-    *("9/3/64 f16 2200 rows=20 falling sinks", "9/3/64 f16 700 rows=50 cancelling mask=f32+noncausal"),
-    *("9/3/64 f16 300 rows=70 mask=blind", "9/3/64 f16 902 rows=16 fading", "9/3/64 q5_1/q4_0 577 rows=19"),
-    *("128/1/64 f16 200 rows=9 jumping", "20/1/576/512/latent f16 600 rows=16", "32/8/64/192 f16 200 rows=16 sinks"),
-)
+
+def _cases_of(name: str) -> tuple[str, ...]:
+    """The cases of a set in ``cases.ini``."""
+    lines = (product(*(word.split(",") for word in line.split())) for line in _SETS[name])
+    return tuple(" ".join(words) for line in lines for words in line)
+
+
+QUICK: Final = _cases_of("quick")
+DEFAULT: Final = _cases_of("default")
+MATRIX_QUICK: Final = _cases_of("matrix quick")
+MATRIX_DEFAULT: Final = (*MATRIX_QUICK, *_cases_of("matrix default"))
 
 _NUMBERS: Final[Mapping[str, Callable[[str], Any]]] = {"rows": int, "window": int, "softcap": float, "scale": float}
 _FLAGS: Final[Mapping[str, tuple[str, Any]]] = {  # word to field and value
