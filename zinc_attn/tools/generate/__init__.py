@@ -11,26 +11,7 @@ from .perplexity import CONTEXT, TEXT, Perplexity, measure_perplexity, text_ids
 from .validation import CONTEXTS, LAYOUTS, STEPS, Finding, validate
 
 __all__ = [
-    "CONTEXT",
-    "CONTEXTS",
-    "LAYOUTS",
-    "STEPS",
-    "TEXT",
-    "Conversation",
-    "Finding",
-    "Generation",
-    "HFModel",
-    "Perplexity",
-    "Settings",
-    "Turn",
-    "build_model",
-    "generate_ids",
-    "load_checkpoint",
-    "load_model",
-    "load_tokenizer",
-    "measure_perplexity",
-    "open_conversation",
-    "stream_text",
-    "text_ids",
-    "validate",
-]
+    "CONTEXT", "CONTEXTS", "LAYOUTS", "STEPS", "TEXT", "Conversation", "Finding", "Generation", "HFModel", "Perplexity",
+    "Settings", "Turn", "build_model", "generate_ids", "load_checkpoint", "load_model", "load_tokenizer",
+    "measure_perplexity", "open_conversation", "stream_text", "text_ids", "validate",
+]  # fmt: skip

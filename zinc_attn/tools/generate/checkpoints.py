@@ -12,7 +12,7 @@ from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, Final
 
-from ...errors import ArgumentError, UnsupportedError
+from ...errors import ArgumentError
 from ...files import check_entries
 from ..models import read_config
 from .gguf_file import check_scaling, parsed_once, read_header
@@ -67,13 +67,13 @@ def _tokenizer(folder: Path, **options: Any) -> Any:
 
 def build_model(path: str | Path, seed: int = 0) -> HFModel:
     """A model with seeded random weights from a Hugging Face config.json. Errors as ``load_checkpoint``."""
-    file, data = read_config(path)
+    file, _ = read_config(path)
     integration()
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     with quiet(), refusing(f"config: cannot build a model from {path}"), torch.random.fork_rng(devices=[]):
-        config = _checked_config(file, data)
+        config = AutoConfig.from_pretrained(file, **LOCAL)
         torch.manual_seed(seed)
         options = {"attn_implementation": _implementation(config), "dtype": config.dtype or torch.float32}
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
@@ -81,14 +81,16 @@ def build_model(path: str | Path, seed: int = 0) -> HFModel:
 
 
 def _load_folder(folder: Path, float32: bool) -> HFModel:
-    file, data = read_config(folder)
+    file, _ = read_config(folder)
     check_entries(folder, "regular files")
     integration()
     import torch
+    from transformers import AutoConfig
 
     with quiet(), refusing(f"model: cannot load {folder}"):
+        config = AutoConfig.from_pretrained(file, **LOCAL)
         options = {"dtype": torch.float32 if float32 else "auto", "use_safetensors": True}
-        return _loaded(folder, folder.resolve().name, _checked_config(file, data), **options)
+        return _loaded(folder, folder.resolve().name, config, **options)
 
 
 def _load_gguf(file: Path) -> HFModel:
@@ -102,19 +104,6 @@ def _load_gguf(file: Path) -> HFModel:
         check_scaling(header, config)
         with redirect_stderr(io.StringIO()):  # a progress bar that no option of transformers turns off
             return _loaded(file.parent, file.stem, config, dtype=torch.float32, gguf_file=file.name)
-
-
-def _checked_config(file: Path, data: Any) -> Any:
-    """The config of a file that holds ``data``, of a model type that transformers has."""
-    import transformers
-
-    kind = data.get("model_type") if isinstance(data, dict) else None
-    if str(kind) not in transformers.CONFIG_MAPPING:
-        raise UnsupportedError(
-            f"{file.name} has model_type {kind!r}, expected one that transformers {transformers.__version__} knows; a "
-            "checkpoint's own code is never run"
-        )
-    return transformers.AutoConfig.from_pretrained(file, **LOCAL)
 
 
 def _loaded(folder: Path, name: str, config: Any, **options: Any) -> HFModel:
@@ -154,7 +143,6 @@ def _implementation(config: Any) -> str:
 
 def _attending(name: str, model: Any) -> HFModel:
     """A model made with ``_implementation``, in evaluation mode, with attention "zinc"."""
-    hf = integration()
-    if model.config.model_type in hf.ADAPTABLE:
-        hf.adapt(model)
+    if model.config.model_type in integration().ADAPTABLE:
+        integration().adapt(model)
     return HFModel(name, model.eval())

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...cache import rows
 from ...checks import check_int
@@ -19,13 +18,12 @@ from ...dtypes import storage_dtype
 from ...errors import LimitError
 from ...planning.arithmetic import on_matrices
 from ...runtime.device import Device
-from ..harness.bits import first_difference, oracle, truth
+from ..harness.bits import F32, first_difference, oracle, truth
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from .generation import Settings, open_cache
 from .hf_model import HFModel, integration, quiet
 
-F32 = NDArray[np.float32]
 STEPS: Final = 16  # positions that are decoded
 LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # by default; the first of all is always the single split
 CONTEXTS: Final = "8k,32k,128k"  # by default; in place of those beyond the model's maximum, that maximum
@@ -59,11 +57,7 @@ class Call(NamedTuple):
     options: Any
 
 
-class Step(NamedTuple):
-    """One forward: its attention calls, and the logits (vocab,)."""
-
-    calls: list[Call]
-    logits: F32
+Step = tuple[list[Call], F32]  # the attention calls of a forward, and its logits (vocab,)
 
 
 def validate(
@@ -122,7 +116,7 @@ class _Context:
                 yield Finding(self.context, "oracle", "DIFFERENT", f"layer {layer.index}: {found}")
                 return
             share = max(share, found)
-        text = f"{share:.2%} of the bound, {len(layers)} layers" if share else f"{len(layers)} layers"
+        text = f"{share:.2%} of the bound, " * (share > 0) + f"{len(layers)} layers"
         status = "beyond bound" if share > 1 else "in bound" if share else "equal"
         yield Finding(self.context, "oracle", status, text)
 
@@ -156,7 +150,7 @@ class _Context:
             with torch.no_grad(), quiet():
                 for one in ids:
                     logits = self.model.logits(torch.from_numpy(one), twin).numpy()
-                    steps.append(Step(calls.copy(), logits))
+                    steps.append((calls.copy(), logits))
                     calls.clear()
         finally:
             twin.reset()
@@ -167,7 +161,7 @@ class _Context:
 
         No oracle has the bits of matrix units: theirs have the largest error's share of the bound of their roundings.
         """
-        calls = [[call for call in step.calls if call.layer == layer.index] for step in base]
+        calls = [[call for call in of_step if call.layer == layer.index] for of_step, _ in base]
         decoded = [next(call.new for call in step if call.new) for step in calls]
         pieces = [*self.values(layer, 0, self.context - STEPS), *decoded]
         k, v = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
@@ -192,14 +186,14 @@ def _kept(call: Any) -> Call:
 def _difference(found: list[Step], base: list[Step]) -> tuple[str, str]:
     """The status of a layout whose steps these are, and the first place where they part from the single split's."""
     moved = "differ after equal attention: the model's own arithmetic moved"
-    for i, (step, single) in enumerate(zip(found, base, strict=True)):
-        for call, other in zip(step.calls, single.calls, strict=True):
+    for i, ((calls, logits), (singles, want)) in enumerate(zip(found, base, strict=True)):
+        for call, other in zip(calls, singles, strict=True):
             where = f"step {i}, layer {call.layer}"
             pairs = zip((call.q, *call.new), (other.q, *other.new), strict=True)
-            if any(first_difference("", mine, want) for mine, want in pairs):
+            if any(first_difference("", *pair) for pair in pairs):
                 return "host differs", f"{where}: q, k or v {moved}"
             if part := first_difference("out", call.out, other.out):
                 return "DIFFERENT", f"{where}: {part.text()} on equal q, k and v"
-        if first_difference("", step.logits, single.logits):
+        if first_difference("", logits, want):
             return "host differs", f"step {i}: logits {moved}"
     return "equal", ""
