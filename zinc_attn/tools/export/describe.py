@@ -20,13 +20,12 @@ from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...kernels import declarations as kernels
 from ...kernels.declarations import KernelDecl
-from ...kernels.tuning import node_shared_bytes
 from ...limits import MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
 from ...shapes import AttnShape, row_format
 from ...storage import STORAGE, storage_index, storage_types
-from .formulas import evaluate, evaluate_all, formulas, meanings
+from .formulas import evaluate, evaluate_all, formulas, meanings, structure
 
 FORMAT: Final = "zinc_attn export"
 VERSION: Final = 7
@@ -178,29 +177,6 @@ def _described(section: str, key: str = "expression") -> dict[str, dict[str, str
     return {name: {key: formula, "meaning": meaning} for name, (formula, meaning) in formulas(section).items()}
 
 
-def _vulkan() -> dict[str, Any]:
-    """What the modules ask of a Vulkan device."""
-    notes = meanings("vulkan")
-    return {
-        "api_version": "1.1",
-        "features": [],
-        "extensions": [],
-        "storage_buffers_per_stage": max(len(decl.bindings) for decl in kernels.KERNELS),
-        "subgroup_size": {
-            "request": limits.WAVE,
-            "how": notes["subgroup_size"],
-            "require_full_subgroups": False,
-            "for": "speed only: the modules give the same bits at every size",
-        },
-        "node_workgroups": {
-            "for": "attend_node, which a host need not use",
-            "invocations": LEAVES_PER_NODE * limits.WAVE,
-            "shared_bytes": node_shared_bytes(limits.MAX_HEADS_PER_WORKGROUP),
-            "subgroup_size": f"{limits.WAVE}; others give the same bits slowly",
-        },
-    }
-
-
 def _primitives() -> dict[str, Any]:
     """What a host asks a device before its first kernel."""
     numbers, results = primitives.words(kernels.NUMBERS, kernels.RESULTS)
@@ -212,23 +188,6 @@ def _primitives() -> dict[str, Any]:
         "numbers": numbers.reshape(-1).tolist(),
         "results": results.reshape(-1).tolist(),
     }
-
-
-def _dispatches() -> list[dict[str, Any]]:
-    """A call's dispatches and barriers in order."""
-    compute, notes = "VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT", meanings("dispatch")
-    written = {"srcStageMask": compute, "srcAccessMask": "VK_ACCESS_SHADER_WRITE_BIT"}
-    read = {**written, "dstStageMask": compute, "dstAccessMask": "VK_ACCESS_SHADER_READ_BIT"}
-    host = {**written, "dstStageMask": "VK_PIPELINE_STAGE_HOST_BIT", "dstAccessMask": "VK_ACCESS_HOST_READ_BIT"}
-    return [
-        {"host": notes["host"]},
-        {"kernel": "append", "when": "appends > 0"},
-        {"barrier": read, "when": "appends > 0", "for": notes["rows"]},
-        {"kernel": "attend", "when": "items > 0", "module": notes["module"]},
-        {"barrier": read, "when": "single_pass == 0", "for": notes["states"]},
-        {"kernel": "merge", "when": "single_pass == 0"},
-        {"barrier": host, "for": notes["out"]},
-    ]
 
 
 def manifest(
@@ -253,7 +212,7 @@ def manifest(
         "version": VERSION,
         "package": {"name": "zinc-attn", "version": __version__},
         "build": {"compiler": build["compiler"], "sources_sha256": build["sources_sha256"]},
-        "vulkan": _vulkan(),
+        "vulkan": structure("vulkan"),
         "expressions": "Python integer expressions; ceil_div(a, b) is the quotient rounded up, log2 of a power of two",
         "inputs": dict(meanings("inputs")),
         "quantities": {**_described("sizes"), **_described("quantities")},
@@ -264,7 +223,7 @@ def manifest(
         "cache": {"element": words, "layout": dict(meanings("cache.layout")), "index": dict(meanings("cache.index"))},
         "rows": {"element": words, **meanings("rows"), "index": dict(meanings("rows.index"))},
         "split_rule": split_rule_formulas(),
-        "dispatch": _dispatches(),
+        "dispatch": list(structure("dispatch").values()),
         "primitives": _primitives(),
         "constants": {name: {**_constant(x), "meaning": told[name]} for name, x in declared_constants().items()},
         "reduction": list(meanings("reduction").values()),

@@ -8,9 +8,11 @@ Python itself computes them; nothing evaluates a formula from elsewhere.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Mapping
 from configparser import ConfigParser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +45,18 @@ def _file() -> Mapping[str, Mapping[str, str]]:
 def meanings(section: str) -> Mapping[str, str]:
     """The entries of a section of ``manifest.ini``, in the file's order; none where it has no such section."""
     return _file().get(section, {})
+
+
+def structure(section: str) -> dict[str, Any]:
+    """A section as an object for JSON: a point in a name begins an object in it, and what reads as JSON is JSON."""
+    found: dict[str, Any] = {}
+    for name, text in meanings(section).items():
+        *ways, last = name.split(".")
+        inner = functools.reduce(lambda outer, way: outer.setdefault(way, {}), ways, found)
+        inner[last] = text
+        with suppress(ValueError):
+            inner[last] = json.loads(text)
+    return found
 
 
 @functools.cache
