@@ -8,7 +8,7 @@ from ..dtypes import storage_dtype
 from ..errors import ArgumentError
 from ..tools import rdna4
 from .arguments import UNMET, Subparsers, add_command, parse_shapes
-from .terminal import say
+from .terminal import print_rows, say
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if not specs:
         say("compiling the variants of all presets: about a minute on two free cores, four on a busy machine")
     reports = rdna4.compile_variants(specs or None)
-    print(rdna4.table(reports))
+    print_rows(*rdna4.table(reports), left=1)
     broken = rdna4.violations(reports)
     for sentence in broken:
         say(sentence)

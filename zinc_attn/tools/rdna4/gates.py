@@ -47,7 +47,6 @@ class VariantReport:
 
     @property
     def vgprs(self) -> int:
-        """Vector registers."""
         return self.statistics["VGPRs"]
 
     @property
@@ -116,14 +115,14 @@ _RADV: Final = {  # columns of the table that are RADV's own numbers
 }
 
 
-def table(reports: Sequence[VariantReport]) -> str:
-    """Plain text, one line per variant.
+def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a line per variant.
 
     sub/SIMD is RADV's figure, for 1024 registers; waves is for the chip's 1536, wavesLDS for its LDS. QK, PV and
     issue/key are issue cycles per key and KV head.
     """
-    derived = ("waves", "wavesLDS", "QK", "PV", "issue/key")
-    rows = [["kernel", "dim", "heads", "wave", "VGPR", "SGPR", "spill", "LDS", *_RADV, *derived]]
+    columns = ["kernel", "dim", "heads", "wave", "VGPR", "SGPR", "spill", "LDS", *_RADV]
+    lines = []
     for r in reports:
         cells: list[Any] = [r.spec.kernel, r.spec.dims, r.spec.heads, r.wave]
         cells += [r.vgprs, r.statistics["SGPRs"], r.spills, r.lds_bytes]
@@ -131,7 +130,5 @@ def table(reports: Sequence[VariantReport]) -> str:
         cells += [r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]
         issue = [None if x is None else x.total * r.spec.chunks for x in (r.qk, r.pv)]
         cells += ["-" if x is None else f"{x:.0f}" for x in (*issue, r.issue_per_key)]
-        rows.append([str(c) for c in cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows)
-    return "\n".join("  ".join(line) for line in lines)
+        lines.append([str(cell) for cell in cells])
+    return [*columns, "waves", "wavesLDS", "QK", "PV", "issue/key"], lines

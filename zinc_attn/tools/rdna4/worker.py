@@ -26,15 +26,14 @@ _FULL_SUBGROUPS: Final = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGR
 
 def main() -> None:
     """Answer one order, or exit with a sentence where the device is not the chip."""
-    jobs = json.load(sys.stdin)
     try:
         vk = loader()
         device = _open(vk)
     except ZincAttnError as e:
         sys.exit(str(e))
     try:
-        answer: dict[str, Any] = {"made": [_compile(vk, device, *job) for job in jobs]}
-    except (OSError, ZincAttnError) as e:
+        answer: dict[str, Any] = {"made": [_compile(vk, device, *job) for job in json.load(sys.stdin)]}
+    except ZincAttnError as e:
         answer = {"refused": str(e)}
     print(json.dumps(answer))
 
@@ -53,25 +52,15 @@ def _open(vk: Vulkan) -> Any:
         features = vk.struct(struct, pNext=features, **{name: 1})
     queue = vk.struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=vk.array("float", [1.0]))
     names = [vk.ffi.new("char[]", name.encode()) for name in _EXTENSIONS]
-    create = vk.struct(
-        "VkDeviceCreateInfo",
-        pNext=features,
-        queueCreateInfoCount=1,
-        pQueueCreateInfos=queue,
-        enabledExtensionCount=len(names),
-        ppEnabledExtensionNames=vk.array("char*", names),
-    )
-    device = vk.ffi.new("VkDevice*")
-    result = vk.lib.vkCreateDevice(physical, create, vk.ffi.NULL, device)
-    vk.check(result, f"a device with {', '.join(_EXTENSIONS)}")
-    return device[0]
+    enabled = {"enabledExtensionCount": len(names), "ppEnabledExtensionNames": vk.array("char*", names)}
+    return _make(vk, physical, "Device", pNext=features, queueCreateInfoCount=1, pQueueCreateInfos=queue, **enabled)
 
 
-def _make(vk: Vulkan, device: Any, kind: str, **fields: Any) -> Any:
+def _make(vk: Vulkan, owner: Any, kind: str, **fields: Any) -> Any:
     """A new Vulkan object of this kind."""
     made = vk.ffi.new(f"Vk{kind}*")
     create = vk.struct(f"Vk{kind}CreateInfo", **fields)
-    vk.check(getattr(vk.lib, f"vkCreate{kind}")(device, create, vk.ffi.NULL, made), f"vkCreate{kind}")
+    vk.check(getattr(vk.lib, f"vkCreate{kind}")(owner, create, vk.ffi.NULL, made), f"vkCreate{kind}")
     return made[0]
 
 
@@ -80,10 +69,8 @@ def _pipeline(vk: Vulkan, device: Any, path: str, bindings: int, constants: Sequ
     each = {"descriptorType": STORAGE_DESCRIPTOR, "descriptorCount": 1, "stageFlags": COMPUTE_STAGE}
     table = [vk.struct("VkDescriptorSetLayoutBinding", binding=i, **each) for i in range(bindings)]
     table = vk.array("VkDescriptorSetLayoutBinding", table)
-    sets = vk.array(
-        "VkDescriptorSetLayout",
-        [_make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)],
-    )
+    made = _make(vk, device, "DescriptorSetLayout", bindingCount=bindings, pBindings=table)
+    sets = vk.array("VkDescriptorSetLayout", [made])
     code = read_file(Path(path), "a SPIR-V module")
     words = vk.ffi.from_buffer("uint32_t[]", code)
     wave = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=WAVE)
