@@ -56,7 +56,6 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with every subcommand."""
     parser = CommandParser(
         prog="zinc-attn",
         description="Split-KV decode attention on Vulkan whose bits never change.",

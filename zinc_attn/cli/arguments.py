@@ -65,7 +65,6 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
-        """End the program with status 2."""
         say(f"{self.prog}: error: {message}")
         sys.exit(2)
 
@@ -92,7 +91,6 @@ class CommandParser(argparse.ArgumentParser):
         (group or self).add_argument(name, default=default, metavar=metavar + ",…" * several, help=text, **taken)
 
     def flag(self, name: str, text: str) -> None:
-        """An option without a value."""
         self.add_argument(name, action="store_true", help=text)
 
     def number(self, name: str, text: str, default: int | None = None) -> None:

@@ -31,7 +31,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Benchmark, print, and write the files."""
     args.runtime = args.runtime or installed_runtimes()
     contexts, splits = parse_contexts(args.contexts), parse_split_specs(args.splits)
     options = {"splits": splits, "page_size": None, "repeats": args.repeats, "arithmetic": args.arithmetic}

@@ -38,7 +38,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode on every dispatcher, print, and write the files."""
     model, tokens = chosen_model(args), check_int("tokens", args.tokens, 1, MAX_CONTEXT)
     contexts = range(1, tokens + 1)
     spec = CallSpec(model.shape, model.attention_layers, contexts, dtype=args.dtype, model=model.name)

@@ -25,7 +25,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the devices."""
     devices = list_devices()
     if args.json:
         print_json(asdict(d) for d in devices)

@@ -31,7 +31,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files and say what they are."""
     shapes = parse_shapes(args.shape) if args.shape else []
     options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.cu}
     made = export.export(args.directory, shapes, **options)

@@ -55,7 +55,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate, and print."""
     layout = SplitSpec.parse(args.splits)
     options = {"num_splits": layout.num_splits, "split_size": layout.split_size} | vars(args)
     settings = generate.Settings(**{one.name: options[one.name] for one in fields(generate.Settings)})

@@ -42,7 +42,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print."""
     every = [name for name in STORAGE if args.arithmetic == "canonical" or name != "f32"]
     dtypes = [storage_dtype(word.strip()) for word in args.dtype.split(",")] if args.dtype else every
     if args.context is not None:

@@ -75,6 +75,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_step(step: proof.Record) -> None:
-    """A line per step that has ended."""
     what = f"{step['tool']} {step['shape'] or ''}"
     print(f"restart {step['restart']}  {what:<24}{step['seconds']:>8.1f} s  {proof.outcome(step)}", flush=True)

@@ -26,7 +26,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, print, and check the gates."""
     if why := rdna4.missing():
         say(why)
         return 2

@@ -39,7 +39,6 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep, print, and write the files."""
     model = chosen_model(args)
     spec = CallSpec(
         model.shape,

@@ -194,7 +194,6 @@ def machine_facts() -> dict[str, Any]:
 
 
 def write_report(report: Record, folder: Path) -> None:
-    """Write report.json and report.md."""
     text = json.dumps({**report, "passed": passed(report)}, indent=1, ensure_ascii=False, allow_nan=False)
     write_file(folder / "report.json", f"{text}\n".encode())
     write_file(folder / "report.md", markdown(report).encode())
@@ -202,7 +201,6 @@ def write_report(report: Record, folder: Path) -> None:
 
 
 def markdown(report: Record) -> str:
-    """The report for people, as Markdown."""
     steps, facts = report["steps"], {**report["device"], **report["machine"], "spirv": report["spirv"]["compiler"]}
     bad = [f"- restart {one['restart']}, {one['command']}: {outcome(one)}" for one in steps if outcome(one) != OK]
     blocks = (

@@ -92,7 +92,6 @@ class Case(NamedTuple):
 
     @classmethod
     def quick(cls, arithmetic: Arithmetic = "canonical") -> list[Case]:
-        """The small fixed set."""
         return [cls.parse(text, arithmetic) for text in (MATRIX_QUICK if arithmetic == "matrix" else QUICK)]
 
     @classmethod
@@ -101,7 +100,6 @@ class Case(NamedTuple):
         return [cls.parse(text, arithmetic) for text in (MATRIX_DEFAULT if arithmetic == "matrix" else DEFAULT)]
 
     def data(self) -> Data:
-        """The case's values."""
         return Data.make(self.shape, self.dtype, self.context, self.kind, self.rows)
 
     def query(self, data: Data) -> F32:

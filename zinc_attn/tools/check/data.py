@@ -105,7 +105,6 @@ class Data(NamedTuple):
         return cls(q, k, v[..., : shape.v_head_dim], shape.latent)
 
     def prefix(self, tokens: int) -> Data:
-        """The first ``tokens`` keys."""
         return self._replace(k=self.k[:tokens], v=self.v[:tokens])
 
     def rows(self, begin: int, end: int) -> tuple[NDArray[Any], ...]:

@@ -119,12 +119,10 @@ class Outcome:
             self.verified = f"bound ({want.share(result):.2%} of it)"
 
     def line(self, fault: Fault) -> str:
-        """A fault in words."""
         title = properties_of(self.case.arithmetic)[fault.property]
         return f"{fault.property} {title}, {fault.variation}: {fault.text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The outcome for JSON."""
         return {
             "case": str(self.case),
             "on": self.subject,

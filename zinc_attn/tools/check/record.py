@@ -46,7 +46,6 @@ def make_entry(digests: Digests, made_by: Mapping[str, str]) -> dict[str, Any]:
 
 
 def record_text(entries: Sequence[dict[str, Any]]) -> str:
-    """A record file."""
     return json.dumps({"format": FORMAT, "records": entries}, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -65,5 +64,4 @@ def load_record(path: Path) -> dict[str, Digests]:
 
 
 def committed_digests() -> dict[str, str]:
-    """Digests by case of the committed record."""
     return {case: digest for digests in load_record(RECORD).values() for case, digest in digests.items()}

@@ -50,7 +50,6 @@ class PlannedCall:
         self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade), facts)
 
     def submission(self, at: int) -> Submission:
-        """Submission number ``at``."""
         return self._planner.plan(self.cut[at], ())
 
     def dispatches(self, made: Submission) -> Work:

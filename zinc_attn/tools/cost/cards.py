@@ -39,12 +39,10 @@ class Card:
 
     @property
     def all_simds(self) -> int:
-        """SIMDs of the whole card."""
         return self.compute_units * self.simds
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes that the L2 and the Infinity Cache hold together."""
         return (self.l2_mib + self.infinity_mib) * 2**20
 
     @property

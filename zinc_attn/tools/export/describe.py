@@ -56,7 +56,6 @@ def _constant(value: Any) -> dict[str, Any]:
 
 
 def _record(name: str) -> dict[str, Any]:
-    """A record of the work buffer."""
     described, types, fields = _described(f"work.{name}", "value"), meanings("types"), []
     for i, field in enumerate(getattr(kernels, name.upper())):
         kind = types.get(f"{name}.{field}", "uint32")
@@ -65,7 +64,6 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def _kernel(decl: KernelDecl) -> dict[str, Any]:
-    """A kernel's module and interface."""
     key, code, roles = family(decl), load_spirv(decl), meanings("roles")
     elements, values = _described(f"{key}.bindings", "element"), _described(f"{key}.constants", "value")
     bindings = [{"binding": i, **asdict(one), **elements[one.name]} for i, one in enumerate(decl.bindings)]

@@ -96,7 +96,6 @@ class _Context:
     settings: Settings
 
     def findings(self, layouts: Sequence[SplitSpec], progress: Progress | None) -> Iterator[Finding]:
-        """Fill, decode with every layout, and compare."""
         layers = [layer for layer in self.cache.layers if isinstance(layer, integration().ZincLayer)]
         steps = Steps(progress, 2 + len(layouts) + len(layers))
         fixed = self.context - STEPS

@@ -20,6 +20,5 @@ class Steps:
         self.done += steps
 
     def finish(self) -> None:
-        """Say that every step is done."""
         self.done = self.total
         self.begin("done", 0)

@@ -95,7 +95,6 @@ class CachedCalls:
         self.v: list[F32] = []
 
     def add(self, data: Inputs) -> None:
-        """Make the next sequence, of ``data``."""
         sequence, n = self.cache.new_sequence(), self.before
         if n:
             self.cache.append(sequence, 0, data.k[:n], data.v[:n])
@@ -124,7 +123,6 @@ class CachedCalls:
         return Subject(row, lambda: attend(self.q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
 
     def close(self) -> None:
-        """Free the device memory."""
         self.cache.close()
 
 
@@ -136,7 +134,6 @@ class ContiguousCalls:
         self.timestamps = bool(device.info.timestamp_period_ns)
 
     def add(self, data: Inputs) -> None:
-        """Make the one sequence, of ``data``."""
         self.q = data.q
         self.kv = self.stack.enter_context(closing(ContiguousKV(self.device, data.k, data.v, self.spec.dtype)))
 
@@ -153,7 +150,6 @@ class ContiguousCalls:
         return Subject(row, step.run, lambda: Output(*(x[None] for x in step.result())), step.poison, spans=spans)
 
     def close(self) -> None:
-        """Free the device memory."""
         self.stack.close()
 
 

@@ -62,7 +62,6 @@ class Point:
         self.found: list[Subject | Row] = []
 
     def add(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
-        """Make and verify the calls of ``spec`` on a device."""
         facts, blank = device.info.layout_facts, Row(spec, device.info, device.runtime.name, self.context, "")
         plans = [one.plan(self.context, spec.shape, facts, spec.dtype, spec.q_len) for one in spec.splits]
         rows = [replace(blank, layout=one.label, plan=plan) for one, plan in zip(spec.splits, plans, strict=True)]
@@ -95,7 +94,6 @@ class Point:
         self.steps.begin(f"{what} · {self.context:,} keys", steps)
 
     def _resident(self, device: Device, spec: CallSpec, expected: Expectation) -> CachedCalls | ContiguousCalls:
-        """The sequences on the device."""
         made: CachedCalls | ContiguousCalls = (
             CachedCalls(device, spec, self.context) if spec.page_size else ContiguousCalls(device, spec)
         )

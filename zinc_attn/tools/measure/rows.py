@@ -104,5 +104,4 @@ class Row:
         return {name: float(f"{x:.6g}") if isinstance(x, float) else x for name, x in values.items()}
 
     def failed(self, error: str) -> Row:
-        """The row of wrong output."""
         return replace(self, status="failed", verified=None, error=error, seconds=())

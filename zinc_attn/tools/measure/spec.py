@@ -66,5 +66,4 @@ class CallSpec:
         return on_matrices(self.arithmetic, self.q_len, self.shape)
 
     def inputs(self, context: int, sequence: int = 0) -> Inputs:
-        """The values of one sequence of the batch."""
         return Inputs.normal(self.shape, context, self.dtype, q_len=self.q_len, sequence=sequence)

@@ -56,7 +56,6 @@ class VariantReport:
 
     @property
     def lds_bytes(self) -> int:
-        """LDS of a workgroup."""
         return self.statistics["LDS size"]
 
     @property

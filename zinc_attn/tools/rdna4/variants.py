@@ -89,13 +89,11 @@ class Spec:
 
     @property
     def waves(self) -> int:
-        """Waves of a workgroup."""
         if self.call in ("merge", "attend_matrix"):
             return (merge_workgroup_size("discrete") if self.call == "merge" else self._matrix().size) // WAVE
         return LEAVES_PER_NODE if self.call == "attend_node" else 1
 
     def _matrix(self) -> MatrixWorkgroup:
-        """The workgroup of pass 1 with matrix units."""
         found = matrix_workgroup(self.shape, RDNA4_UNITS, "discrete", self.heads)
         assert found is not None  # RDNA4's LDS holds a strip of every size
         return found
