@@ -7,7 +7,6 @@ ones and returns the exit status. Results go to stdout, everything else to stder
 from __future__ import annotations
 
 import argparse
-import sys
 import traceback
 from collections.abc import Sequence
 from typing import Final
@@ -31,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (trouble := stdout_trouble()) is not None:
             return trouble
         raise
-    trouble = stdout_trouble()
-    return status if trouble is None else trouble
+    return status if (trouble := stdout_trouble()) is None else trouble
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -66,7 +64,3 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.declare(subparsers)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -32,9 +32,6 @@ def need(*packages: str) -> None:
         raise ZincAttnError(f"this command needs {' and '.join(missing)}: pip install 'zinc-attn[cli]'")
 
 
-# --- streams -----------------------------------------------------------------------------------------------
-
-
 def open_streams() -> None:
     """Let stdout and stderr replace what their encodings lack, and put nothing in the place of closed ones."""
     for name in ("stdout", "stderr"):
@@ -69,9 +66,6 @@ def _discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# --- stdout ------------------------------------------------------------------------------------------------
-
-
 def print_json(records: Iterable[dict[str, Any]]) -> None:
     """JSON lines on stdout, with escapes where its encoding may lack a character."""
     for record in records:
@@ -99,9 +93,6 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int 
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         print("  ".join(cells).rstrip())
-
-
-# --- stderr ------------------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
@@ -138,9 +129,6 @@ def progress_bar(what: str = "starting") -> Iterator[Progress]:
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
-
-
-# --- words and numbers -------------------------------------------------------------------------------------
 
 
 def model_text(model: ModelPreset, dtype: str) -> str:

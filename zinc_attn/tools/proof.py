@@ -1,8 +1,8 @@
 """The proof: check, sweep and bench of one device, each in a process of its own, and one report of what they printed.
 
-It verifies and times nothing itself. The report is made to be attached to a public bug report, so it is built from
-facts that name no person and no machine: the rows of the commands, facts of the device and versions. What the commands
-say on stderr may name folders; it goes to the terminal and never into the report.
+The report is made to be attached to a public bug report, so it is built from facts that name no person and no machine:
+the rows of the commands, facts of the device and versions. What the commands say on stderr may name folders; it goes to
+the terminal and never into the report.
 """
 
 from __future__ import annotations
@@ -92,9 +92,6 @@ class ProofSpec:
         for shape in self.shapes:
             for name in ("sweep", "bench"):
                 yield (name, "--shape", str(shape), "--contexts", ",".join(map(str, self.contexts)), *repeats, *on)
-
-
-# --- running -----------------------------------------------------------------------------------------------
 
 
 def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] | None = None) -> dict[str, Any]:
@@ -190,9 +187,6 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-# --- the report --------------------------------------------------------------------------------------------
-
-
 def write_report(report: Record, folder: Path) -> None:
     text = json.dumps({**report, "passed": passed(report)}, indent=1, ensure_ascii=False, allow_nan=False)
     write_file(folder / "report.json", f"{text}\n".encode())
@@ -249,13 +243,13 @@ def times_table(steps: Iterable[Record]) -> str:
     GB/s: the highest of a point's rates. verified: as the command says it; of a point without a time why it has none.
     """
     rows = [(step["shape"], row) for step in steps for row in step["rows"]]
-    measures = list(dict.fromkeys(row.get("measure", "call") for _, row in rows))
+    measures = list(dict.fromkeys(row["measure"] for _, row in rows))
     points = grouped(((shape, row["context"], row["layout"]), row) for shape, row in rows)
     lines = []
     for (shape, context, layout), mine in points.items():
-        times = grouped((row.get("measure", "call"), figure(row["median_us"])) for row in mine)
+        times = grouped((row["measure"], figure(row["median_us"])) for row in mine)
         bad = next((row for row in mine if row["status"] != "ok"), None)
-        verified = f"{bad['status'].upper()}: {bad.get('error') or bad.get('note')}" if bad else mine[0]["verified"]
+        verified = f"{bad['status'].upper()}: {bad['error']}" if bad else mine[0]["verified"]
         rate = max((row["kv_gb_s"] for row in mine if row["kv_gb_s"] is not None), default=None)
         cells = (" / ".join(times.get(name, [MISSING])) for name in measures)
         lines.append((shape, f"{context:,}", layout, verified, figure(rate), *cells))

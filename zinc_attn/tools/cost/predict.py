@@ -12,15 +12,7 @@ from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_workgroup_size
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
-from .assumptions import (
-    CACHED_RATE,
-    GAP_US,
-    L2_RATE,
-    MERGE_FOLD_CYCLES,
-    MERGE_TURN_CYCLES,
-    MERGE_WAIT_CYCLES,
-    NEAR_NS,
-)
+from . import assumptions as assumed
 from .cards import Card
 from .pass1 import Workgroup, dispatches_us
 
@@ -150,7 +142,7 @@ def submission_terms(work: Work, states: States, card: Card, dtype: str, kv_byte
     moved = (kv_bytes + written) / max(sum(leaves), 1)
     spreads = [group.spread(sizes, moved * mine) for (group, sizes), mine in zip(work, leaves, strict=True)]
     read = sum(leaves) * KEYS_PER_LEAF * shape.kv_bytes_per_token(dtype) / shape.kv_heads
-    again_us = max(0.0, read - kv_bytes) / L2_RATE / card.read_rate
+    again_us = max(0.0, read - kv_bytes) / assumed.L2_RATE / card.read_rate
     return Terms(
         workgroups=sum(len(sizes) for _, sizes in work),
         memory_us=kv_bytes / card.read_rate,
@@ -165,7 +157,7 @@ def submission_terms(work: Work, states: States, card: Card, dtype: str, kv_byte
 
 def written_bytes(states: States, kv_bytes: float, card: Card) -> float:
     """Bytes that writing the partial states counts as: fewer where the caches hold them beside K and V."""
-    rates = [CACHED_RATE if kv_bytes + plan.scratch_bytes <= card.cache_bytes else 1.0 for _, plan in states]
+    rates = [assumed.CACHED_RATE if kv_bytes + plan.scratch_bytes <= card.cache_bytes else 1.0 for _, plan in states]
     return sum(weight * plan.scratch_bytes / rate for (weight, plan), rate in zip(states, rates, strict=True))
 
 
@@ -179,8 +171,8 @@ def merge_us(states: States, card: Card, kv_bytes: float, leaves: float) -> floa
     for weight, plan in states:
         steps, partial = max(1, round(leaves / plan.leaves_per_state)), plan.scratch_bytes
         held = min(1.0, (int(card.cache_bytes / max(kv_bytes + partial, 1) * steps) + 1) / steps)
-        read = partial * (held / CACHED_RATE + 1 - held)
-        total += weight * (GAP_US + max(_fold_us(plan, card), read / card.read_rate))
+        read = partial * (held / assumed.CACHED_RATE + 1 - held)
+        total += weight * (assumed.GAP_US + max(_fold_us(plan, card), read / card.read_rate))
     return total
 
 
@@ -191,7 +183,7 @@ def _fold_us(plan: SplitPlan, card: Card) -> float:
     rounds = -(-batches // MERGE_WAVES)
     crowd = max(1.0, groups * min(batches, MERGE_WAVES) / card.all_simds)
     turns = max(1.0, groups / card.all_simds)
-    at_once = rounds * (MERGE_ISSUE[plan.leaves_per_state] * crowd + MERGE_WAIT_CYCLES)
+    at_once = rounds * (MERGE_ISSUE[plan.leaves_per_state] * crowd + assumed.MERGE_WAIT_CYCLES)
     folds = -(-plan.states * plan.leaves_per_state // LEAVES_PER_NODE)
-    in_turn = folds * MERGE_FOLD_CYCLES + batches * MERGE_TURN_CYCLES
-    return (rounds * 2 * NEAR_NS + (at_once + in_turn * turns) / card.clock_ghz) / 1e3
+    in_turn = folds * assumed.MERGE_FOLD_CYCLES + batches * assumed.MERGE_TURN_CYCLES
+    return (rounds * 2 * assumed.NEAR_NS + (at_once + in_turn * turns) / card.clock_ghz) / 1e3

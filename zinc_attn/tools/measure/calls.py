@@ -90,37 +90,33 @@ class CachedCalls:
         capacity = spec.batch * -(-context // spec.page_size) * spec.page_size
         self.cache = KVCache(device, spec.shape, 1, capacity, spec.dtype, spec.page_size)
         self.sequences: list[Sequence] = []
-        self.q: list[F32] = []  # of each sequence, as k and v are: the rows that a call appends
-        self.k: list[F32] = []
-        self.v: list[F32] = []
+        self.rows: list[tuple[F32, ...]] = []  # q, k and v of each sequence: what a call attends and appends
 
     def add(self, data: Inputs) -> None:
         sequence, n = self.cache.new_sequence(), self.before
         if n:
             self.cache.append(sequence, 0, data.k[:n], data.v[:n])
         self.sequences.append(sequence)
-        self.q.append(data.q)
-        self.k.append(data.k[n:].copy())
-        self.v.append(data.v[n:].copy())
+        self.rows.append((data.q, data.k[n:].copy(), data.v[n:].copy()))
 
     def subject(self, row: Row, split: SplitSpec) -> Subject:
         """The call under a layout."""
         sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
         attention = Attention(self.cache, arithmetic=self.arithmetic, **sizes)
-        got, others = list[Any](), [-q for q in self.q]
+        (q, k, v), got = map(list, zip(*self.rows, strict=True)), list[Any]()
 
         def attend(q: list[F32]) -> None:
-            got[:] = attention(q, self.sequences, 0, self.k, self.v, return_lse=True)
+            got[:] = attention(q, self.sequences, 0, k, v, return_lse=True)
 
         def cut_back() -> None:
             for sequence in self.sequences:
                 sequence.truncate(self.before)
 
         def spoil() -> None:
-            attend(others)
+            attend([-x for x in q])
             cut_back()
 
-        return Subject(row, lambda: attend(self.q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
+        return Subject(row, lambda: attend(q), lambda: Output(*map(np.stack, got)), spoil, cut_back)
 
     def close(self) -> None:
         self.cache.close()
