@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ..checks import check_int, parse_digits, shown
@@ -143,16 +144,20 @@ class CommandParser(argparse.ArgumentParser):
             self.number("--layers", "layers with attention (default: the model's; 1 for --shape)")
 
 
-def add_command(
-    subparsers: Subparsers, run: Callable[[argparse.Namespace], int], summary: str, text: str, example: str
-) -> CommandParser:
-    """A command that is called like the module of ``run``, whose help ends with an example and the exit statuses."""
+def add_command(subparsers: Subparsers, run: Callable[[argparse.Namespace], int], **values: object) -> CommandParser:
+    """A command that is called like the module of ``run``. Its help is help/NAME.txt and the exit statuses.
+
+    The first line of the file stands in the list of commands. values: of the names in braces.
+    """
     name = run.__module__.rpartition(".")[2]
+    text = (Path(__file__).parent / "help" / f"{name}.txt").read_text(encoding="utf-8").format(**values)
+    description, _, example = text.partition("\n\nexample:\n")
+    summary, _, rest = description.partition("\n\n")
     parser: CommandParser = subparsers.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}".strip(),
-        epilog=f"example:\n{example}\n\n{STATUSES}",
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{rest}",
+        epilog=f"example:\n{example}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=name, run=run)

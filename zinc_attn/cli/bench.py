@@ -13,16 +13,7 @@ from .terminal import arithmetic_text
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "compare the kernels' dispatchers, dtypes and layouts, and time their passes",
-        "Verifies every call as sweep does, then times dispatchers, dtypes and layouts of a context in turns: calls\n"
-        "that submit a recording and wait, of one layer whose K and V lie in two arrays. Timestamps of the device add\n"
-        "the whole call, both passes and the gap between them. GB/s count each stored byte of K and V once.\n"
-        "Leaves bench.jsonl and bench.png in --out.",
-        "  zinc-attn bench\n  zinc-attn bench --runtime vulkan --shape 32/8/128 --contexts 8k --dtype f16,q8_0 --json",
-    )
+    parser = add_command(subparsers, run)
     parser.share("--device")
     parser.share("--runtime", said=installed_runtimes(), several=True)
     parser.share("--shape", "16/2/256,32/4/128", several=True)

@@ -29,31 +29,7 @@ LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "show that the output bits never change",
-        "Seeded cases, the same on every machine. Each varies the run, the split layout, the compute-unit count, the\n"
-        "batch, the prefill chunks, the pages, the stored dtype, whether keys that rows share are attended once\n"
-        "(counted where the device does so), and the devices that hold the sequence (from 513 keys on: all of the\n"
-        "run, or two shards on a single one). Every variation must give the same bits, and these must be the NumPy\n"
-        "oracle's: its digests are in the package. A case which is not in there is compared with the oracle here\n"
-        "(above 2**30 products with the heads of one KV head; it says so).\n\n"
-        "A case is SHAPE DTYPE KEYS, as its line names it, then words, with spaces or + between them: rows=N,\n"
-        f"{', '.join(KINDS[1:])} (how scores go along the context),\nwindow=KEYS, softcap=X, scale=X, "
-        f"sinks, alibi, noncausal and mask={'|'.join(MASKS)}.\n\n"
-        "--arithmetic matrix does the same with matrix units, on cases of several rows, and on plain Vulkan alone.\n"
-        "No oracle has these bits: out and lse must be within the bound of their roundings from float64, and the\n"
-        "digests are the device's and driver's own. --against compares those of the same device and driver.\n\n"
-        "exit status:\n"
-        "  0  every bit is as it must be\n"
-        "  1  some are not, or an error is beyond its bound: the case names the first element\n"
-        "  2  wrong arguments, no device, or a case the device has no room for",
-        "  zinc-attn check --quick\n"
-        '  zinc-attn check --device all --splits 1,8,auto --cases "16/2/256 f16 32k,64/8/64 q8_0 8k window=128+sinks"\n'
-        "  zinc-attn check --arithmetic matrix --quick --record matrix.json\n"
-        "  zinc-attn check --record mine.json    elsewhere: zinc-attn check --against mine.json",
-    )
+    parser = add_command(subparsers, run, kinds=", ".join(KINDS[1:]), masks="|".join(MASKS))
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
     chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")

@@ -18,16 +18,7 @@ from .terminal import model_text, plural
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "time every step of a decode that grows from nothing",
-        "A step appends one token to every layer and attends, as a model's forward does. Every 64th step's output is\n"
-        "compared bit for bit with the NumPy oracle. A stall is a step above three times the median of the 16 steps\n"
-        "before and behind it, or 50 ms above it. Leaves decode.jsonl and decode.png in --out.",
-        "  zinc-attn decode --shape 9/3/64 --layers 30 --tokens 4096\n"
-        "  zinc-attn decode --shape 9/3/64 --layers 30 --tokens 600 --no-prepare",
-    )
+    parser = add_command(subparsers, run)
     parser.model(layers=True)
     parser.number("--tokens", "steps", 4096)
     parser.share("--dtype", "f16")

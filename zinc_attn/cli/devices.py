@@ -13,14 +13,7 @@ from .terminal import binary_size, print_json, print_rows
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "list the Vulkan devices",
-        "CUs are compute units, from the query named beside them ('assumed' where none tells). Max buffer\n"
-        "bounds the K, and the V, of one layer. The star marks the device that is used by default.",
-        "  zinc-attn devices\n  zinc-attn devices --json",
-    )
+    parser = add_command(subparsers, run)
     parser.flag("--json", "JSON lines with every field")
 
 

@@ -12,16 +12,7 @@ from .terminal import binary_size, print_json, say
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "write the SPIR-V and a manifest for a runtime without Python",
-        "manifest.json says how to build, feed and order the kernels: bindings, specialization constants, grids, the\n"
-        "work buffer's words, cache and row layouts, the split rule, barriers, and every file's SHA-256. With --shape\n"
-        "also the numbers and split tables of these shapes. examples/embed_c reads it. Touches no device.",
-        "  zinc-attn export kernels --shape 16/2/256\n"
-        "  zinc-attn export kernels --shape 16/2/256,32/4/128 --dtype q8_0 --page-size 64 --cu 48",
-    )
+    parser = add_command(subparsers, run)
     parser.add_argument("directory", metavar="DIR", help="made where it is missing; files in it are replaced")
     parser.share("--shape", several=True)
     parser.share("--dtype", "f16")

@@ -24,18 +24,7 @@ ENDS: Final = {  # why an answer ended before the model ended it
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "run a Hugging Face checkpoint with its attention on the device",
-        "The model runs in transformers on the CPU, its keys and values live on the Vulkan device. Text goes to\n"
-        "stdout as it comes; tokens/s, the attention function's share of decode time, and a digest of all token ids\n"
-        "and logits to stderr. Nothing is ever downloaded. --chat reads turns from stdin, a line each, and answers\n"
-        "with the checkpoint's chat template: Ctrl-C ends an answer, and at the prompt, like Ctrl-D, the conversation.",
-        "  zinc-attn generate --model ~/models/Qwen3-0.6B --prompt 'The sea is' --max-new-tokens 64\n"
-        "  zinc-attn generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat\n"
-        "  zinc-attn generate --model checkpoint --prompt-ids 1,2,3 --dtype q8_0",
-    )
+    parser = add_command(subparsers, run)
     parser.checkpoint()
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", metavar="TEXT", help="as it is, without a chat template; - reads stdin")

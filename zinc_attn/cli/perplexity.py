@@ -19,16 +19,7 @@ from .terminal import arithmetic_text, print_json, print_rows, progress_bar
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "measure what a cache's dtype costs a model on real text",
-        "Reads the first tokens of a text with a cache of each dtype, and with transformers' eager attention. The\n"
-        "model computes in float32 every time, so that only attention and the storage of K and V differ. The\n"
-        "default text is the first chapter of Jane Austen's Pride and Prejudice (1813, public domain).",
-        "  zinc-attn perplexity --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
-        "  zinc-attn perplexity --model ~/models/Qwen3-0.6B --text essay.txt --context 2048 --dtype f16,q8_0",
-    )
+    parser = add_command(subparsers, run)
     parser.checkpoint()
     text = "a text in UTF-8 (default: see above)"
     parser.add_argument("--text", metavar="FILE", type=Path, default=generate.TEXT, help=text)

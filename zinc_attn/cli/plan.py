@@ -48,19 +48,7 @@ MODELED: Final[Columns] = {  # of the Prediction "p"
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "show how contexts are split",
-        "Pure arithmetic: touches no device unless --device is given. The unit is the number of keys per\n"
-        "partial state, the build the form of pass 1 that runs, scratch the size of the partial states.\n"
-        "The layout never shows in the output bits. Times of one layer's call are modeled, not measured\n"
-        "(docs/cost-model.md); ideal is K and V read once at the card's peak bandwidth, and tokens/s counts\n"
-        "the model's attention alone. --cu N models N compute units like an R9700's.",
-        "  zinc-attn plan --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --cu 64\n"
-        "  zinc-attn plan --shape 16/2/256 --contexts 32k --rows 1,2,4,8\n"
-        "  zinc-attn plan --shape 32/8/128 --splits auto,1,size:2048 --card r9700",
-    )
+    parser = add_command(subparsers, run)
     parser.model()
     parser.share("--contexts", DEFAULT_CONTEXTS, several=True)
     parser.share("--splits", "auto", several=True)

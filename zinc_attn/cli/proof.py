@@ -18,24 +18,7 @@ from .terminal import need, note_cpu, say_written
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "prove and measure a device, and leave a report",
-        "Runs check (its quick set with --quick and on a CPU device), sweep and bench in processes of their own, all\n"
-        "of it --restarts times, each time with an empty pipeline cache. Leaves report.md and report.json in --out,\n"
-        "written anew after every step: the device's facts, the digests, the times, and every row that was printed.\n"
-        "The files of sweep and bench lie beside them.\n\n"
-        "Both reports are made to be attached to a public bug report. They have no name of the user or the host, no\n"
-        "path, no device UUID and no environment variables but a few that change what drivers do. The reason why a\n"
-        "step failed is on stderr, not in the report.\n\n"
-        "exit status:\n"
-        "  0  every step ended well, and all restarts have the same digest\n"
-        "  1  a step failed or was refused; the report says which\n"
-        "  2  wrong arguments or no device; nothing ran",
-        "  zinc-attn proof\n  zinc-attn proof --quick\n"
-        "  zinc-attn proof --device 1 --shape 32/8/128 --contexts 8k,32k --restarts 5 --out r9700",
-    )
+    parser = add_command(subparsers, run)
     parser.device()
     parser.share("--shape", proof.SHAPES, several=True)
     said = f"{proof.CONTEXTS['gpu']}; on a CPU {proof.CONTEXTS['cpu']}; with --quick {proof.CONTEXTS['quick']}"

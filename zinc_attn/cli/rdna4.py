@@ -12,15 +12,7 @@ from .terminal import print_rows, say
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "what RADV's compiler makes of every kernel for gfx1201, without the card",
-        "Wave size, registers, LDS, spills, occupancy and instructions of each variant, and an estimate of issue\n"
-        "cycles per key. Needs Mesa 25.0's RADV.\n\n"
-        "exit status: 0 every gate holds, 3 one does not, 2 it cannot be known here",
-        "  zinc-attn rdna4\n  zinc-attn rdna4 --shape 20/1/576/512/latent,32/8/192/128",
-    )
+    parser = add_command(subparsers, run)
     parser.share("--shape", said="those of the preset models", several=True)
     parser.share("--dtype", said=f"with --shape {','.join(rdna4.USUAL)}", several=True)
 

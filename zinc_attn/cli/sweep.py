@@ -13,22 +13,7 @@ from .terminal import arithmetic_text, model_text, plural
 
 
 def declare(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        run,
-        "verify, then time decode attention over context lengths",
-        "A point is one call at one context under one split layout: append the new rows to the resident KV cache,\n"
-        "attend, merge. Its out and lse are compared bit for bit with the NumPy oracle on the values as stored (those\n"
-        "of some KV heads, where all would take long; it says so). With matrix units (--arithmetic) they must be\n"
-        "within the bound of their roundings from float64, and have the first layout's bits. Verified points are\n"
-        "timed: host clock, warm, layouts in turns; the sequences are cut back to the context, untimed, behind every\n"
-        "call. The cache has one layer; a step's figures are that layer's times --layers. A point with wrong output\n"
-        "FAILED and has no time; one for which the device has no room is refused.\n"
-        "Leaves sweep.jsonl and sweep.png, in place of an earlier sweep's in the same folder.",
-        "  zinc-attn sweep --model qwen3.6-35b-a3b --contexts 1k,8k,32k,128k --splits auto,1\n"
-        "  zinc-attn sweep --model qwen3-8b --contexts 1k,8k --dtype q8_0 --batch 3 --rows 2\n"
-        "  zinc-attn sweep --shape 32/8/128 --layers 36 --contexts 4k --splits auto,8,size:2048 --json",
-    )
+    parser = add_command(subparsers, run)
     parser.model(layers=True)
     parser.measuring()
     parser.share("--dtype", "f16")

@@ -16,19 +16,7 @@ from .terminal import arithmetic_text, print_json, print_rows, progress_bar
 
 
 def declare(subparsers: Subparsers) -> None:
-    steps = generate.STEPS
-    parser = add_command(
-        subparsers,
-        run,
-        "decode a model at long contexts with every split layout",
-        f"Fills the cache with seeded normal keys and values up to {steps} tokens before each context (no prefill;\n"
-        f"linear-attention layers begin with a fresh state), then decodes the last {steps} positions on fixed token\n"
-        "ids with every layout. Attention outputs, layer by layer, and logits must have the bits of a single split,\n"
-        "and the outputs those of the oracle (with matrix units an error within the bound of their roundings). The\n"
-        "status is also 3 where the model's own arithmetic differs between two layouts.",
-        "  zinc-attn validate --config examples/qwen3.6-style-tiny.json\n"
-        "  zinc-attn validate --model ~/models/Qwen3.6-35B-A3B --contexts 32k,128k --splits 8,auto",
-    )
+    parser = add_command(subparsers, run, steps=generate.STEPS)
     given = parser.add_mutually_exclusive_group(required=True)
     parser.checkpoint(given)
     given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
