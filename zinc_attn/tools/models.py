@@ -50,8 +50,7 @@ PRESETS: Final = _presets()
 
 def find_model(text: str) -> ModelPreset:
     """A preset by its name in any case, or what ``from_config`` reads at a path. ArgumentError lists the presets."""
-    preset = PRESETS.get(text.strip().lower())
-    if preset is not None:
+    if (preset := PRESETS.get(text.strip().lower())) is not None:
         return preset
     if os.path.exists(text):
         return from_config(text)
@@ -79,8 +78,7 @@ def from_config(path: str | Path) -> ModelPreset:
         window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
         most = config.get("max_position_embeddings")
         most = most if isinstance(most, int) and most > 0 else None
-        name = file.resolve().parent.name if file.name == "config.json" else file.stem
-        return ModelPreset(name, _shape(config), full, windowed, window, most)
+        return ModelPreset(config_name(file), _shape(config), full, windowed, window, most)
     except ArgumentError as error:
         raise ArgumentError(f"{file}: {error}; {_ADVICE}") from error
 
@@ -90,6 +88,11 @@ def read_config(path: str | Path) -> tuple[Path, Any]:
     file = Path(path)
     file = file / "config.json" if os.path.isdir(file) else file
     return file, read_json(file, "a Hugging Face config.json")
+
+
+def config_name(file: Path) -> str:
+    """What the model of a config file is called: its folder where the file has the usual name."""
+    return file.resolve().parent.name if file.name == "config.json" else file.stem
 
 
 def slug(text: str) -> str:

@@ -40,9 +40,8 @@ def family(decl: KernelDecl) -> str:
 
 def declared_constants() -> dict[str, Any]:
     """Every number of the canonical reduction and of the limits, and pass 2's, by its name."""
-    declared = {**vars(constants), **vars(limits)}
-    found = {n: x for n, x in declared.items() if n.isupper() and isinstance(x, int | float | tuple)}
-    return found | {"MERGE_DIMS": kernels.MERGE_DIMS}
+    declared = {**vars(constants), **vars(limits), "MERGE_DIMS": kernels.MERGE_DIMS}
+    return {name: x for name, x in declared.items() if name.isupper() and isinstance(x, int | float | tuple)}
 
 
 def _constant(value: Any) -> dict[str, Any]:
@@ -67,13 +66,11 @@ def _kernel(decl: KernelDecl) -> dict[str, Any]:
     key, code, roles = family(decl), load_spirv(decl), meanings("roles")
     elements, values = _described(f"{key}.bindings", "element"), _described(f"{key}.constants", "value")
     bindings = [{"binding": i, **asdict(one), **elements[one.name]} for i, one in enumerate(decl.bindings)]
-    numbered: list[dict[str, Any]] = [
-        {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, **values[name]}
+    own = {name: {"value": str(fixed), "fixed": fixed} for name, fixed in decl.fixed}  # the same for every shape
+    numbered = [
+        {"id": i, "offset": 4 * i, "size": 4, "type": "uint32", "name": name, **values[name], **own.get(name, {})}
         for i, name in enumerate(decl.constant_names)
     ]
-    for constant in numbered:
-        if (fixed := dict(decl.fixed).get(constant["name"])) is not None:  # the kernel's own, the same for every shape
-            constant |= {"value": str(fixed), "fixed": fixed}
     return {
         "name": decl.name,
         "family": key,

@@ -39,9 +39,8 @@ def export(
 ) -> dict[str, Any]:
     """Write the SPIR-V modules and manifest.json to ``directory``, and return the manifest; see ``manifest``.
 
-    Each file appears under its name when it is complete, the manifest last; files of these names are replaced. The file
-    and what is returned begin with ``manifest_sha256``, see ``sealed``.
-    ArgumentError also where the directory cannot be written.
+    Each file appears under its name when it is complete, the manifest last; files of these names are replaced. The
+    manifest begins with ``manifest_sha256``, see ``sealed``. ArgumentError also where the directory cannot be written.
     """
     target = check_path("directory", directory)
     if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate

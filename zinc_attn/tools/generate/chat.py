@@ -18,10 +18,9 @@ CAPACITY: Final = 4096  # tokens of a conversation's cache by default, if the mo
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer. text: what was shown of it. ids: its tokens. stopped: "eos", "length" or "interrupted".
+    """One answer. text: what was shown of it. stopped: "eos", "length" or "interrupted".
 
-    prompt_tokens: of the whole conversation up to the answer, of which the cache had ``kept_tokens`` from the turns
-    before.
+    prompt_tokens: of the conversation up to the answer, of which the cache had ``kept_tokens`` from the turns before.
     """
 
     text: str
@@ -72,8 +71,7 @@ class Conversation:
                 f"chat: got a conversation of {len(ids):,} tokens, expected at most capacity = "
                 f"{self._cache.max_cache_len:,}; begin a new one, or give a larger --capacity"
             )
-        kept = self._keep_common(ids)
-        new: list[int] = []
+        kept, new = self._keep_common(ids), list[int]()
         put, end = stream_text(self._tokenizer, show)
 
         def on_token(token: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ...errors import ArgumentError
 from ...files import check_entries
-from ..models import read_config
+from ..models import config_name, read_config
 from .gguf_file import check_scaling, parsed_once, read_header
 from .hf_model import HFModel, integration, quiet, refusing
 
@@ -23,10 +23,9 @@ TOKENIZERS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voca
 
 
 def load_checkpoint(path: str | Path, *, float32: bool = False, tokenizer: bool = True) -> tuple[HFModel, Any | None]:
-    """The model and the tokenizer of a checkpoint: a folder with config.json and safetensors files, or a GGUF file.
+    """The model and the tokenizer, None where there is none, of a checkpoint: a folder or a GGUF file.
 
-    path: the folder, or the GGUF file. float32: with the weights as float32, whatever dtype they have in
-    safetensors files. tokenizer: load it, too; None where there is none.
+    float32: with the weights as float32, whatever dtype they have in safetensors files. tokenizer: load it, too.
     ArgumentError: no such folder or file, or one that is missing, broken, or lacks weights. UnsupportedError: an
     architecture that transformers, or attention "zinc", does not do. RuntimeUnavailableError: packages are missing.
     """
@@ -76,34 +75,30 @@ def build_model(path: str | Path, seed: int = 0) -> HFModel:
         config = AutoConfig.from_pretrained(file, **LOCAL)
         torch.manual_seed(seed)
         options = {"attn_implementation": _implementation(config), "dtype": config.dtype or torch.float32}
-        name = file.resolve().parent.name if file.name == "config.json" else file.stem
-        return _attending(name, AutoModelForCausalLM.from_config(config, **options))
+        return _attending(config_name(file), AutoModelForCausalLM.from_config(config, **options))
 
 
 def _load_folder(folder: Path, float32: bool) -> HFModel:
     file, _ = read_config(folder)
     check_entries(folder, "regular files")
     integration()
-    import torch
     from transformers import AutoConfig
 
     with quiet(), refusing(f"model: cannot load {folder}"):
-        config = AutoConfig.from_pretrained(file, **LOCAL)
-        options = {"dtype": torch.float32 if float32 else "auto", "use_safetensors": True}
-        return _loaded(folder, folder.resolve().name, config, **options)
+        config, dtype = AutoConfig.from_pretrained(file, **LOCAL), "float32" if float32 else "auto"
+        return _loaded(folder, folder.resolve().name, config, dtype=dtype, use_safetensors=True)
 
 
 def _load_gguf(file: Path) -> HFModel:
     header = read_header(file)
     integration()
-    import torch
     from transformers import AutoConfig
 
     with quiet(), refusing(f"model: cannot load {file}"):
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
         check_scaling(header, config)
         with redirect_stderr(io.StringIO()):  # a progress bar that no option of transformers turns off
-            return _loaded(file.parent, file.stem, config, dtype=torch.float32, gguf_file=file.name)
+            return _loaded(file.parent, file.stem, config, dtype="float32", gguf_file=file.name)
 
 
 def _loaded(folder: Path, name: str, config: Any, **options: Any) -> HFModel:

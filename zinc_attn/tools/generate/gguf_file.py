@@ -19,8 +19,7 @@ def parsed_once(file: Path) -> Iterator[None]:
     """Parse a GGUF file's header, and make gguf's table of tensor names, once in this block.
 
     transformers' loader does the first for the config, the weights and the tokenizer each, and the second for every
-    module of the model: 53 s in place of 10 for 28 layers and 152,000 tokens. UnsupportedError: a package that this
-    needs is missing.
+    module: 53 s in place of 10 for 28 layers and 152,000 tokens. UnsupportedError: a package is missing.
     """
     with refusing(f"model: {file} is a GGUF file, which needs other packages (pip install 'zinc-attn[gguf]')"):
         gguf, _ = map(import_module, ("gguf", "accelerate"))

@@ -1,7 +1,6 @@
 """What a cache's dtype costs: perplexity of a text through ZincCaches, beside transformers' eager attention.
 
-All runs read the same tokens in the same chunks, each after the right ones (teacher forcing), with the model's
-arithmetic in float32. Only attention and the storage of keys and values differ from the eager run.
+All runs read the same tokens in the same chunks, each after the right ones (teacher forcing), in float32.
 """
 
 from __future__ import annotations
@@ -65,9 +64,8 @@ def measure_perplexity(
 ) -> list[Perplexity]:
     """Eager's perplexity of the tokens, and that with a cache of each dtype; the first token is given.
 
-    settings: the caches' page size and arithmetic.
-    model: with float32 weights (``load_model(path, float32=True)``). LimitError: more tokens than it has positions.
-    UnsupportedError: its own attention cannot be selected.
+    settings: the caches' page size and arithmetic. model: with float32 weights. LimitError: more tokens than it has
+    positions. UnsupportedError: its own attention cannot be selected.
     """
     import torch
     from transformers import DynamicCache

@@ -1,7 +1,7 @@
 """RADV's compiler for gfx1201, without the card.
 
-Mesa 25.0 offers a device 'Null hardware (RADV GFX1201)' that compiles pipelines and runs nothing. Environment
-variables choose it, so ``worker`` does the compiling in child processes.
+Mesa 25.0 offers 'Null hardware (RADV GFX1201)', which compiles pipelines and runs nothing. Environment variables choose
+it, so ``worker`` does the compiling in child processes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ Program = tuple[KernelDecl, tuple[int, ...]]  # a kernel and its specialization 
 
 
 def compile_variants(specs: Sequence[Spec] | None = None) -> list[VariantReport]:
-    """Compile ``specs``, by default ``all_specs()``, from the installed modules.
-
-    NoVulkanError with the text of ``missing()`` where there is no such compiler; KernelError where it refuses.
-    """
+    """Compile ``specs``, by default ``all_specs()``. NoVulkanError: see ``missing``; KernelError: it refuses one."""
     wanted = all_specs() if specs is None else list(specs)
     count = max(1, min(len(wanted), os.cpu_count() or 1))
     shares = [[spec.program() for spec in wanted[i::count]] for i in range(count)]

@@ -25,11 +25,9 @@ _CALLS: Final = (*(f"attend_{build}" for build in kernels.BUILDS), "attend_matri
 class Spec:
     """One variant of a kernel.
 
-    kernel: merge, attend_BUILD_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim, v_head_dim, latent: as
-    ``AttnShape`` has them; pass 2 knows V's size alone, which is its head_dim. heads: query vectors of a workgroup of
-    pass 1, 0 for the other kernels.
-    chunks: workgroups that share a KV head; it scales the issue estimate and changes nothing else. softcap: 1 for the
-    builds that cap scores. rows: query rows of a workgroup that share their keys.
+    kernel: merge, attend_BUILD_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
+    vectors of a workgroup of pass 1, 0 for the other kernels. chunks: workgroups that share a KV head, which scales the
+    issue estimate alone. softcap: 1 for the builds that cap scores. rows: of a workgroup that share their keys.
     """
 
     kernel: str
