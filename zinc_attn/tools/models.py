@@ -27,8 +27,7 @@ class ModelPreset:
     """The attention of one model.
 
     shape: of the layers that attend to the whole context. attention_layers: how many of these there are.
-    windowed_layers: how many see the last ``window`` keys only. Other layers hold no K and V. max_context: the tokens
-    that the model was made for, its config's max_position_embeddings; None where that is not known.
+    windowed_layers: how many see the last ``window`` keys only. Other layers hold no K and V.
     """
 
     name: str
@@ -36,7 +35,6 @@ class ModelPreset:
     attention_layers: int
     windowed_layers: int = 0
     window: int | None = None
-    max_context: int | None = None
 
 
 def _presets() -> dict[str, ModelPreset]:
@@ -76,9 +74,7 @@ def from_config(path: str | Path) -> ModelPreset:
             raise ArgumentError(f"got {name}, whose heads or layers are not read here, expected a model without")
         full, windowed = _layers(config)
         window = _count(config, "sliding_window", _count(config, "attention_chunk_size", 1)) if windowed else None
-        most = config.get("max_position_embeddings")
-        most = most if isinstance(most, int) and most > 0 else None
-        return ModelPreset(config_name(file), _shape(config), full, windowed, window, most)
+        return ModelPreset(config_name(file), _shape(config), full, windowed, window)
     except ArgumentError as error:
         raise ArgumentError(f"{file}: {error}; {_ADVICE}") from error
 

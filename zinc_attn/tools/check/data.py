@@ -104,9 +104,6 @@ class Data(NamedTuple):
             k[..., 0] = _rounded(_scores(kind, tokens, shape.kv_heads), k_type)
         return cls(q, k, v[..., : shape.v_head_dim], shape.latent)
 
-    def prefix(self, tokens: int) -> Data:
-        return self._replace(k=self.k[:tokens], v=self.v[:tokens])
-
     def rows(self, begin: int, end: int) -> tuple[NDArray[Any], ...]:
         """The tokens [begin, end) as a cache appends them: k and v, or k alone."""
         return (self.k[begin:end],) if self.latent else (self.k[begin:end], self.v[begin:end])

@@ -28,7 +28,6 @@ class Card:
     bandwidth: float
     l2_mib: float
     infinity_mib: float
-    source: str
     assumed: tuple[str, ...] = ()
 
     simds: ClassVar[int] = 2
@@ -58,11 +57,11 @@ class Card:
 
 MOST_UNITS: Final = 1 << 16  # compute units of a card that is modeled, which takes time for each
 CARDS: Final = {
-    "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64, "AMD's figures"),
-    "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64, "AMD's launch figures (2.97 GHz boost)"),
-    "rx9070": Card("Radeon RX 9070", 56, 2.52, 640.0, 8, 64, "AMD's launch figures (2.52 GHz boost)"),
-    "rx9070gre": Card("Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, "press reports", ("l2_mib", "infinity_mib")),
-    "rx9060xt": Card("Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, "press reports", ("clock_ghz", "l2_mib")),
+    "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64),  # AMD's figures
+    "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64),  # AMD's launch figures (boost)
+    "rx9070": Card("Radeon RX 9070", 56, 2.52, 640.0, 8, 64),  # AMD's launch figures (boost)
+    "rx9070gre": Card("Radeon RX 9070 GRE", 48, 2.79, 432.0, 6, 48, ("l2_mib", "infinity_mib")),  # press reports
+    "rx9060xt": Card("Radeon RX 9060 XT", 32, 3.13, 320.0, 4, 32, ("clock_ghz", "l2_mib")),  # press reports
 }
 
 
@@ -85,6 +84,5 @@ def card_with(compute_units: int) -> Card:
         title=f"{units} compute units like an R9700's",
         compute_units=units,
         bandwidth=model.bandwidth * units / model.compute_units,
-        source="the R9700, scaled",
         assumed=("clock_ghz", "bandwidth"),
     )

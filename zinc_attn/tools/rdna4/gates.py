@@ -9,7 +9,6 @@ from typing import Any, Final
 from ... import limits
 from ...kernels.tuning import node_shared_bytes
 from ..cost import CARDS
-from .isa import Issue
 from .variants import Spec
 
 RDNA4: Final = CARDS["r9700"]  # its register file and wave slots are every RDNA4 chip's
@@ -34,15 +33,15 @@ SHARED_GATE: Final = 240  # 6 waves per SIMD where rows share keys; each wave th
 class VariantReport:
     """What the compiler made of one variant. Sizes are in bytes; ``statistics`` has every number as RADV names it.
 
-    qk, pv: the two main loops (scores, values), None where they were not recognized beyond doubt. wmma: instructions of
-    the matrix units in the program's text.
+    qk, pv: issue cycles per key of the two main loops (scores, values), None where they were not recognized beyond
+    doubt. wmma: instructions of the matrix units in the program's text.
     """
 
     spec: Spec
     wave: int
     statistics: Mapping[str, int]
-    qk: Issue | None
-    pv: Issue | None
+    qk: float | None
+    pv: float | None
     wmma: int = 0
 
     @property
@@ -72,7 +71,7 @@ class VariantReport:
     @property
     def issue_per_key(self) -> float | None:
         """Issue cycles of the main loops per key and KV head, over all head chunks."""
-        return None if self.qk is None or self.pv is None else self.spec.chunks * (self.qk.total + self.pv.total)
+        return None if self.qk is None or self.pv is None else self.spec.chunks * (self.qk + self.pv)
 
 
 def _lds_gate(spec: Spec) -> int:
@@ -127,7 +126,7 @@ def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]
         cells += [r.vgprs, r.statistics["SGPRs"], r.spills, r.lds_bytes]
         cells += [r.statistics.get(name, "-") for name in _RADV.values()]
         cells += [r.waves_per_simd, f"{r.waves_per_simd_lds:.1f}"]
-        issue = [None if x is None else x.total * r.spec.chunks for x in (r.qk, r.pv)]
+        issue = [None if x is None else x * r.spec.chunks for x in (r.qk, r.pv)]
         cells += ["-" if x is None else f"{x:.0f}" for x in (*issue, r.issue_per_key)]
         lines.append([str(cell) for cell in cells])
     return [*columns, "waves", "wavesLDS", "QK", "PV", "issue/key"], lines
