@@ -79,11 +79,7 @@ class CommandParser(argparse.ArgumentParser):
         text: str = "",
         group: Any = None,
     ) -> None:
-        """Declare an option of SHARED.
-
-        said: the default in words; several: whether it takes a list, as the metavar shows; text: in place of SHARED's
-        help.
-        """
+        """An option of SHARED. said: the default in words; several: it takes a list; text: in place of SHARED's help."""
         metavar, kind, help_text = SHARED[name]
         said = said or ("" if default is None else str(default))
         text = (text or help_text) + (f" (default: {said})" if said else "")
@@ -93,6 +89,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def flag(self, name: str, text: str) -> None:
         self.add_argument(name, action="store_true", help=text)
+
+    def path(self, name: str, text: str, default: Path | None = None) -> None:
+        self.add_argument(name, metavar="FILE", type=Path, default=default, help=text)
 
     def number(self, name: str, text: str, default: int | None = None) -> None:
         """An option of an int; the default is said where there is one."""
@@ -207,10 +206,10 @@ def parse_numbers(name: str, text: str, expected: str) -> list[int]:
     return numbers
 
 
-def parse_counts(name: str, text: str, least: int = 1) -> list[int]:
-    """``2,8`` to numbers of at least ``least``, repeated ones once."""
+def parse_counts(name: str, text: str) -> list[int]:
+    """``2,8`` to numbers of at least 1, repeated ones once."""
     found = parse_numbers(name, text, "numbers such as 2,8")
-    return [check_int(name, number, least, 1 << 16) for number in dict.fromkeys(found)]
+    return [check_int(name, number, 1, 1 << 16) for number in dict.fromkeys(found)]
 
 
 def parse_shapes(text: str) -> list[AttnShape]:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ArgumentError
@@ -18,14 +17,13 @@ from ..tools.check.outcome import Outcome, properties_of
 from ..tools.check.properties import title
 from ..tools.check.record import Digests, is_of, load_record, make_entry, maker, origin, record_text
 from ..tools.harness.files import check_file, write_file
-from ..tools.harness.split_spec import parse_split_specs
+from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from ..tools.harness.tables import grouped
 from .arguments import Subparsers, add_command, installed_runtimes, open_devices, refuse_arithmetic
 from .terminal import arithmetic_text, plural, progress_bar, say, say_written
 
 MANY: Final = 20  # cases that take minutes on a CPU
 RECORD_HINT: Final = "choose another file with --record"
-LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -34,15 +32,12 @@ def declare(subparsers: Subparsers) -> None:
     chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
     chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")
     parser.arithmetic(("canonical", "matrix"))
-    parser.share("--splits", LAYOUTS, several=True)
+    parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
     quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
     parser.share("--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
-    for name, text in (
-        ("--record", "write the digests, for another machine's --against"),
-        ("--against", "compare with another machine's digests, too"),
-    ):
-        parser.add_argument(name, metavar="FILE", type=Path, help=text)
+    parser.path("--record", "write the digests, for another machine's --against")
+    parser.path("--against", "compare with another machine's digests, too")
     parser.flag("--json", "JSON lines on stdout, one per case, then one per device")
 
 

@@ -47,8 +47,8 @@ def opened(
 
 def named(host: generate.HFModel, device: Device) -> dict[str, Any]:
     """What every JSON record begins with."""
-    about = {"model": host.name, "device": device.info.name, "driver": device.info.driver}
-    return about | {"runtime": device.runtime.name}
+    info = device.info
+    return {"model": host.name, "device": info.name, "driver": info.driver, "runtime": device.runtime.name}
 
 
 def share_cores() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 from ..checks import check_int
 from ..dtypes import storage_dtype
@@ -21,8 +20,7 @@ from .terminal import arithmetic_text, print_json, print_rows, progress_bar
 def declare(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, run)
     parser.checkpoint()
-    text = "a text in UTF-8 (default: see above)"
-    parser.add_argument("--text", metavar="FILE", type=Path, default=generate.TEXT, help=text)
+    parser.path("--text", "a text in UTF-8 (default: see above)", generate.TEXT)
     most = f"{generate.CONTEXT:,}, or as many as the model takes"
     parser.number("--context", f"tokens of the text that are read (default: {most})")
     parser.share("--dtype", said=f"{','.join(STORAGE)}; with matrix units all but f32", several=True)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import Final
 
 from ..checks import check_int
 from ..dtypes import storage_dtype
 from ..tools import generate
 from ..tools.harness.inputs import parse_contexts
-from ..tools.harness.split_spec import parse_split_specs
+from ..tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 from .arguments import UNMET, Subparsers, add_command
 from .checkpoint import named, opened
 from .terminal import arithmetic_text, print_json, print_rows, progress_bar
+
+COMPARED: Final = (
+    "Layouts are compared with a single split in attention of every layer and in logits, that with the oracle."
+)
 
 
 def declare(subparsers: Subparsers) -> None:
@@ -22,7 +27,7 @@ def declare(subparsers: Subparsers) -> None:
     given.add_argument("--config", metavar="FILE", help="a config.json; weights are random, of --seed")
     contexts = f"{generate.CONTEXTS}, and none beyond the model's maximum"
     parser.share("--contexts", said=contexts, several=True)
-    parser.share("--splits", generate.LAYOUTS, several=True)
+    parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.cache()
     parser.arithmetic()
     parser.share("--seed", 0, text="seed of keys, values, token ids and weights")
@@ -35,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     contexts, layouts = parse_contexts(args.contexts or generate.CONTEXTS), parse_split_specs(args.splits)
     for context in contexts:
         check_int("contexts", context, generate.STEPS)
-    options = {"page_size": args.page_size, "arithmetic": args.arithmetic}
-    settings = generate.Settings(dtype=args.dtype, seed=args.seed, **options)
+    given = {name: getattr(args, name) for name in ("dtype", "seed", "page_size", "arithmetic")}
+    settings = generate.Settings(**given)
     found: list[generate.Finding] = []
     with opened(args) as (host, _, device), progress_bar() as progress:
         dtype, most = storage_dtype(args.dtype or host.dtype), host.max_positions
@@ -52,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{host.name}; cache {dtype}{arithmetic_text(args.arithmetic)}")
         lines = [(f"{one.context:,}", one.what, one.status) for one in found]
         print_rows(("context", "layout", "bits"), lines, sections=1)
-        print(
-            "Layouts are compared with a single split in attention of every layer and in logits, that with the oracle."
-        )
+        print(COMPARED)
         for one in found:
             if one.text:
                 print(f"{one.context:,} keys, {one.what or 'all'}: {one.status}: {one.text}")

@@ -94,11 +94,11 @@ class ProofSpec:
                 yield (name, "--shape", str(shape), "--contexts", ",".join(map(str, self.contexts)), *repeats, *on)
 
 
-def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] | None = None) -> dict[str, Any]:
+def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] = lambda _: None) -> dict[str, Any]:
     """Run the commands of ``spec`` and leave report.md, report.json and the commands' files in ``folder``; the report.
 
-    Both are written anew after every step, so that a machine which freezes, or an interrupt, leaves what was measured
-    until then. A step that fails stops nothing. on_step sees each step. ArgumentError: the folder takes no files.
+    Both are written anew after every step: a machine that freezes leaves what was measured until then. A step that
+    fails stops nothing. on_step sees each step. ArgumentError: the folder takes no files.
     """
     commands = list(spec.commands())
     report: dict[str, Any] = {
@@ -118,8 +118,7 @@ def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] | None
                 step = run_step(words, folder / f"restart-{restart}", cache, spec.timeout_s)
                 report["steps"].append({"restart": restart, **step})
                 write_report(report, folder)
-                if on_step:
-                    on_step(report["steps"][-1])
+                on_step(report["steps"][-1])
     return report
 
 

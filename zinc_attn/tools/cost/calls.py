@@ -34,10 +34,7 @@ SAMPLES: Final = 17  # submissions of a long call that are modeled beside the la
 
 
 class PlannedCall:
-    """The submissions of a call by the split rule on a GPU that has a card's compute units.
-
-    cascade: as ``Attention`` takes it. cut: the query rows of each submission.
-    """
+    """The submissions of a call by the split rule on a GPU of a card's compute units; ``cut``: the rows of each."""
 
     def __init__(
         self, shape: AttnShape, card: Card, dtype: str, requests: Sequence[Request], cascade: bool | None = None

@@ -53,10 +53,7 @@ STORAGE_ISSUE: Final = {
 
 
 def issue_per_key(shape: AttnShape, vectors: int, build: kernels.Build, dtype: str = "f16") -> float:
-    """Issue cycles of a workgroup's main loops per key: from the table, or from a line through it.
-
-    Where V is of another size than K, half of the line is K's and half is V's.
-    """
+    """Issue cycles of a workgroup's main loops per key: of the table, or of a line through it, half K's and half V's."""
     if row := _measured(shape, vectors):
         cycles: float = row[build == "loop"]
     else:
@@ -135,9 +132,9 @@ class Workgroup:
         """Vector registers, from the table where it has the variant."""
         if row := _measured(self.shape, self.vectors):
             return row[2 + (self.build == "loop")]
+        if self.vectors > 8 and self.build == "loop" and value_passes(self.shape, self.vectors) == 1:
+            return SHARED_VGPRS["loop"]
         if self.vectors > 8:
-            if self.build == "loop" and value_passes(self.shape, self.vectors) == 1:
-                return SHARED_VGPRS["loop"]
             return SHARED_VGPRS["single"] + 24 * ("f32" in self.dtype)
         return 168 if self.shape.v_dim * self.vectors > 1024 and self.build == "loop" else 120
 

@@ -104,10 +104,7 @@ def split_rule_formulas() -> dict[str, Any]:
 
 
 def split_table(shape: AttnShape, compute_units: int, kind: str) -> list[dict[str, Any]]:
-    """The split rule for one query row as rows of contexts ``from`` ... ``to`` with one unit and one way to count.
-
-    ``splits`` per "call", or one per "leaf" or "node" of the context. Equal to ``plan_splits`` at every context.
-    """
+    """The split rule for one query row by ranges of contexts: ``splits`` per "call", or one per "leaf" or "node"."""
     return [dict(row) for row in _split_rows(splits.split_target(shape, compute_units, 1), kind)]
 
 

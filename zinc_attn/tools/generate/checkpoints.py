@@ -127,12 +127,9 @@ def _loaded(folder: Path, name: str, config: Any, **options: Any) -> HFModel:
 
 
 def _implementation(config: Any) -> str:
-    """The attn_implementation to make a model with: "zinc" unless ``_attending`` is what makes it attend through it.
-
-    UnsupportedError: a layer that a ZincCache does not serve, before any weight is read.
-    """
+    """The attn_implementation to make a model with: "zinc" unless ``_attending`` is what makes it attend through it."""
     hf = integration()
-    hf.ZincCache(config, 1).close()
+    hf.ZincCache(config, 1).close()  # refuses a layer that it does not serve, before any weight is read
     return "eager" if config.model_type in hf.ADAPTABLE else str(hf.NAME)
 
 

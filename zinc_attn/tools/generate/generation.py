@@ -103,10 +103,9 @@ def generate_ids(
     settings: Settings,
     on_token: Callable[[int], None] = lambda token: None,
 ) -> Generation:
-    """Prefill ``prompt`` (token ids) in chunks, then decode until a stop id or max_new_tokens.
+    """Prefill ``prompt`` (token ids) in chunks, then decode until a stop id or max_new_tokens; ``on_token`` gets each.
 
-    on_token: called with each new id. ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that
-    is too small.
+    ArgumentError: an empty prompt, an id that the vocabulary lacks, a capacity that is too small.
     """
     if not prompt:
         raise ArgumentError("prompt: got no token, expected at least one")

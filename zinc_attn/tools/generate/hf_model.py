@@ -43,8 +43,7 @@ class HFModel:
 
     def check_positions(self, tokens: int, what: str) -> None:
         """LimitError for more tokens than the config allows."""
-        most = self.max_positions
-        if most is not None and tokens > most:
+        if (most := self.max_positions) is not None and tokens > most:
             raise LimitError(
                 f"{what}: got {tokens:,} tokens, expected at most max_position_embeddings = {most:,} of {self.name}"
             )

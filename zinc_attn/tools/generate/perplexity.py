@@ -47,10 +47,8 @@ def text_ids(tokenizer: Any, text: str, context: int) -> list[int]:
     check_int("context", context, 2)
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     if len(ids) < context:
-        raise ArgumentError(
-            f"text: got {len(ids):,} tokens, expected at least context = {context:,}; give a longer text or a smaller "
-            "context"
-        )
+        need = f"expected at least context = {context:,}; give a longer text or a smaller context"
+        raise ArgumentError(f"text: got {len(ids):,} tokens, {need}")
     return ids[:context]
 
 

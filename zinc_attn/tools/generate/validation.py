@@ -25,7 +25,6 @@ from .generation import Settings, open_cache
 from .hf_model import HFModel, integration, quiet
 
 STEPS: Final = 16  # positions that are decoded
-LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # by default; the first of all is always the single split
 CONTEXTS: Final = "8k,32k,128k"  # by default; in place of those beyond the model's maximum, that maximum
 BLOCK: Final = 4096  # tokens whose seeded values are made together
 SINGLE: Final = SplitSpec.parse("1")

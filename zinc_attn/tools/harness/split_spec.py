@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ...checks import parse_digits, shown
 from ...errors import ArgumentError
 from ...kernels.tuning import LayoutFacts
 from ...planning.splits import SplitPlan, plan_on
 from ...shapes import AttnShape
+
+VARIED_LAYOUTS: Final = "1,2,8,64,auto,size:256,size:2048"  # that check and validate compare by default
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,8 @@ class SplitSpec:
             return cls(word)
         number = parse_digits(size)
         if not number or kind not in ("", "size") or word.startswith(":"):
-            raise ArgumentError(
-                f"splits: got {shown(text)}, expected auto, a number of splits (8) or size:KEYS (size:2048)"
-            )
+            expected = "expected auto, a number of splits (8) or size:KEYS (size:2048)"
+            raise ArgumentError(f"splits: got {shown(text)}, {expected}")
         return cls(f"size:{number}", split_size=number) if kind else cls(str(number), num_splits=number)
 
     def plan(

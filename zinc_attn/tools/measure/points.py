@@ -19,7 +19,6 @@ from .spec import CallSpec
 WARM_UP_RUNS: Final = 3
 BUDGET_S: Final = 3.0  # timed runs of a call where ``repeats`` is not given
 NO_ROOM: Final = (LimitError, MemoryError)  # DeviceMemoryError is a MemoryError
-WrapCall = Callable[[Subject], Subject]
 
 
 def measure_calls(
@@ -28,7 +27,7 @@ def measure_calls(
     *,
     progress: Progress | None = None,
     on_row: Callable[[Row], Any] = lambda row: None,
-    wrap_call: WrapCall = lambda call: call,
+    wrap_call: Callable[[Subject], Subject] = lambda call: call,
 ) -> list[Row]:
     """Verify the calls of every spec on every device under every layout, and time those of a context in turns.
 
@@ -57,8 +56,8 @@ def measure_calls(
 class Point:
     """The calls of one context, and the rows of those for which there is no room. ``stack`` closes what they need."""
 
-    def __init__(self, stack: ExitStack, context: int, steps: Steps, wrap_call: WrapCall) -> None:
-        self.stack, self.context, self.steps, self.wrap_call = stack, context, steps, wrap_call
+    def __init__(self, stack: ExitStack, context: int, steps: Steps, wrap: Callable[[Subject], Subject]) -> None:
+        self.stack, self.context, self.steps, self.wrap_call = stack, context, steps, wrap
         self.found: list[Subject | Row] = []
 
     def add(self, device: Device, spec: CallSpec, expected: Expectation) -> None:
