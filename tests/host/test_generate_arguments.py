@@ -12,7 +12,7 @@ from zinc_attn.cli.arguments import parse_numbers
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text
-from zinc_attn.tools.harness.split_spec import parse_split_specs
+from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 
 # --- arguments ---------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ def test_the_commands_need_no_transformers_to_show_their_help() -> None:
 
 
 def test_default_layouts_and_the_example() -> None:
-    assert parse_split_specs(generate.LAYOUTS)[0].label == "1"
+    assert parse_split_specs(VARIED_LAYOUTS)[0].label == "1"
     example = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
     config = json.loads(example.read_text())
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (16, 2, 256)

@@ -79,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
         text: str = "",
         group: Any = None,
     ) -> None:
-        """An option of SHARED. said: the default in words; several: it takes a list; text: in place of SHARED's help."""
+        """An option of SHARED. said: the default in words; several: a list is taken; text: in place of its help."""
         metavar, kind, help_text = SHARED[name]
         said = said or ("" if default is None else str(default))
         text = (text or help_text) + (f" (default: {said})" if said else "")

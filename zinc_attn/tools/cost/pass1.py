@@ -53,7 +53,7 @@ STORAGE_ISSUE: Final = {
 
 
 def issue_per_key(shape: AttnShape, vectors: int, build: kernels.Build, dtype: str = "f16") -> float:
-    """Issue cycles of a workgroup's main loops per key: of the table, or of a line through it, half K's and half V's."""
+    """Issue cycles of a workgroup's main loops per key: the table's, or a line's through it, half K's and half V's."""
     if row := _measured(shape, vectors):
         cycles: float = row[build == "loop"]
     else:
