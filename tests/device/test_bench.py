@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,19 +10,19 @@ import zinc_attn as za
 from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
-from zinc_attn.tools.measure import CallSpec, Row, measure_calls
+from zinc_attn.tools.measure import CallSpec, measure_calls
 from zinc_attn.tools.measure.calls import pass_times
 
 SHAPE = za.AttnShape(6, 2, 64)
 PASSES = {"device", "pass 1", "gap", "pass 2"}
 
 
-def run(devices: list[za.Device], contexts: list[int], *dtypes: str) -> list[Row]:
+def run(devices, contexts, *dtypes):
     specs = [CallSpec(SHAPE, 1, contexts, page_size=None, repeats=2, dtype=dtype) for dtype in dtypes]
     return measure_calls(devices, specs)
 
 
-def test_rows(device: za.Device) -> None:
+def test_rows(device):
     rows = run([device], [100, 700], "f16", "q8_0/q4_0", "fp8_e4m3")
     timed = PASSES if device.info.timestamp_period_ns else set[str]()
     calls = {(r.context, r.spec.dtype, r.layout) for r in rows}
@@ -45,22 +43,22 @@ def test_rows(device: za.Device) -> None:
     assert not timed or {r.measure for r in rows if (r.context, r.layout) == (700, "auto")} == {"call", *PASSES}
 
 
-def test_the_times_of_the_passes() -> None:
+def test_the_times_of_the_passes():
     assert pass_times([(1.0, 3.0)]) == {"device": 2.0, "pass 1": 2.0}
     assert pass_times([(1.0, 3.0), (3.5, 7.5)]) == {"device": 6.5, "pass 1": 2.0, "gap": 0.5, "pass 2": 4.0}
 
 
-def test_two_runtimes_share_a_run() -> None:
+def test_two_runtimes_share_a_run():
     pytest.importorskip("kp")
     with za.Device.open(runtime="kompute") as one, za.Device.open(one.info.index, runtime="vulkan") as other:
         rows = run([one, other], [200], "f16")
     assert {(r.runtime, r.status) for r in rows} == {("kompute", "ok"), ("vulkan", "ok")}
 
 
-def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_is_a_row(device, monkeypatch):
     real = ContiguousKV.__init__
 
-    def full(self: ContiguousKV, where: za.Device, k: Any, v: Any, dtype: str) -> None:
+    def full(self, where, k, v, dtype):
         if len(k) > 100:
             raise DeviceMemoryError("no room")
         real(self, where, k, v, dtype)
@@ -81,13 +79,13 @@ def test_no_room_is_a_row(device: za.Device, monkeypatch: pytest.MonkeyPatch) ->
         ({"contexts": [1 << 20], "batch": 17}, "batch * contexts: got 17825792, expected an int from 1 to 16777216"),
     ),
 )
-def test_refusals(options: dict[str, Any], text: str) -> None:
+def test_refusals(options, text):
     with pytest.raises(ArgumentError) as error:
         CallSpec(**{"shape": SHAPE, "layers": 1, "contexts": [64], **options})
     assert str(error.value).startswith(text)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     words = ["bench", "--runtime", "vulkan", "--shape", "6/2/64,2/1/64", "--contexts", "100,1k", "--repeats", "1"]
     words += ["--dtype", "f16,q8_0"]

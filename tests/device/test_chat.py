@@ -9,9 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny_models import TEMPLATE, byte_tokenizer, config_file
@@ -32,7 +30,7 @@ SETTINGS = generate.Settings(max_new_tokens=9)
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     """A checkpoint with a chat template."""
     folder = tmp_path_factory.mktemp("chat")
     generate.build_model(config_file(folder / "llama.json"), seed=7).model.save_pretrained(folder / "m")
@@ -41,21 +39,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(path: Path) -> generate.HFModel:
+def model(path):
     return generate.load_model(path)
 
 
-def ignore(piece: str) -> None:
+def ignore(piece):
     """A reader of an answer that does nothing with it."""
 
 
-def rendered(messages: list[tuple[str, str]]) -> list[int]:
+def rendered(messages):
     """The token ids of a conversation up to the next answer."""
     dicts = [{"role": role, "content": content} for role, content in messages]
     return list(byte_tokenizer(TEMPLATE).apply_chat_template(dicts, add_generation_prompt=True, return_dict=False))
 
 
-def common_length(a: list[int], b: list[int]) -> int:
+def common_length(a, b):
     """How many tokens both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
@@ -64,7 +62,7 @@ def common_length(a: list[int], b: list[int]) -> int:
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
-def test_turns_are_those_of_a_fresh_prefill(model: generate.HFModel, device: za.Device, chunk: int | None) -> None:
+def test_turns_are_those_of_a_fresh_prefill(model, device, chunk):
     """And a turn prefills only what the cache lacks."""
     settings = generate.Settings(max_new_tokens=9, prefill_chunk=chunk, page_size=64)
     messages: list[tuple[str, str]] = []
@@ -85,7 +83,7 @@ def test_turns_are_those_of_a_fresh_prefill(model: generate.HFModel, device: za.
     assert common > 20
 
 
-def test_linear_attention_layers_begin_anew(tmp_path: Path, device: za.Device) -> None:
+def test_linear_attention_layers_begin_anew(tmp_path, device):
     """Their state cannot go back to what two turns have in common."""
     model = generate.build_model(config_file(tmp_path / "c.json", "qwen3_5_moe_text"), seed=7)
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
@@ -99,12 +97,12 @@ def test_linear_attention_layers_begin_anew(tmp_path: Path, device: za.Device) -
 # --- Ctrl-C ------------------------------------------------------------------------------------------------
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def interrupt_at(monkeypatch, at):
     """A layer's MLP raises KeyboardInterrupt in its call number ``at``, from 0."""
     layer, calls = transformers.models.llama.modeling_llama.LlamaMLP, itertools.count()
     right = layer.forward
 
-    def forward(module: Any, x: Any) -> Any:
+    def forward(module, x):
         if next(calls) == at:
             raise KeyboardInterrupt
         return right(module, x)
@@ -113,9 +111,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 
 @pytest.mark.parametrize(("at", "new"), [(0, 0), (1, 0), (2, 1), (5, 2), (16, 8)])
-def test_an_interrupted_answer(
-    at: int, new: int, model: generate.HFModel, device: za.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_answer(at, new, model, device, monkeypatch):
     """In either layer, in the prefill and in a step: what was shown stays, and the next turn is that of a fresh one."""
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
         first = talk.answer(TURNS[0], ignore)
@@ -132,11 +128,11 @@ def test_an_interrupted_answer(
     assert last.ids == generate.generate_ids(model, device, prompt, SETTINGS).ids
 
 
-def test_an_interrupt_while_a_word_is_shown(model: generate.HFModel, device: za.Device) -> None:
+def test_an_interrupt_while_a_word_is_shown(model, device):
     """The token of that word has not entered the cache yet."""
     pieces: list[str] = []
 
-    def show(piece: str) -> None:
+    def show(piece):
         pieces.append(piece)
         if "".join(pieces) == piece != "":  # the first word
             raise KeyboardInterrupt
@@ -148,12 +144,10 @@ def test_an_interrupt_while_a_word_is_shown(model: generate.HFModel, device: za.
     assert last.ids == generate.generate_ids(model, device, prompt, SETTINGS).ids
 
 
-def test_a_question_that_is_asked_again(
-    model: generate.HFModel, device: za.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_that_is_asked_again(model, device, monkeypatch):
     """Its first answer was interrupted behind the prefill, so the cache has all of its tokens."""
 
-    def interrupted(cache: Any) -> None:
+    def interrupted(cache):
         raise KeyboardInterrupt
 
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
@@ -169,10 +163,10 @@ def test_a_question_that_is_asked_again(
 
 
 @pytest.fixture
-def chat(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def chat(path, monkeypatch):
     """Run the command with these lines on stdin."""
 
-    def run(lines: str, *arguments: Any) -> int:
+    def run(lines, *arguments):
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
         command = ["generate", "--model", path, "--chat", "--runtime", "vulkan", *arguments]
         return cli.main(list(map(str, command)))
@@ -180,9 +174,7 @@ def chat(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-def test_lines_are_turns(
-    chat: Callable[..., int], model: generate.HFModel, device: za.Device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_are_turns(chat, model, device, capsys):
     lines = "\n".join([TURNS[0], "", "   ", *TURNS[1:]])  # the last line has no end
     assert chat(lines, "--max-new-tokens", 9) == 0
     shown = capsys.readouterr()
@@ -201,9 +193,7 @@ def test_lines_are_turns(
         (["--json"], "json: got --chat, expected --prompt or --prompt-ids"),
     ],
 )
-def test_refused(
-    arguments: list[Any], message: str, chat: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused(arguments, message, chat, capsys):
     assert chat("\n".join(TURNS), "--max-new-tokens", 9, *arguments) == 2
     error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message}")
@@ -216,7 +206,7 @@ def test_refused(
         ("{{ raise_exception('roles must alternate') }}", "chat: the chat template of m fails: roles must alternate"),
     ],
 )
-def test_templates_refused(template: str | None, message: str, model: generate.HFModel, device: za.Device) -> None:
+def test_templates_refused(template, message, model, device):
     with (
         pytest.raises(ArgumentError, match=f"^{message}"),
         generate.open_conversation(model, byte_tokenizer(template), device, SETTINGS) as talk,
@@ -224,7 +214,7 @@ def test_templates_refused(template: str | None, message: str, model: generate.H
         talk.answer(TURNS[0], ignore)
 
 
-def test_a_conversation_on_a_terminal(path: Path) -> None:
+def test_a_conversation_on_a_terminal(path):
     """Ctrl-C ends an answer, and at the prompt the conversation; torch shares the cores."""
     entry = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
     command = ["generate", "--chat", "--model", path, "--max-new-tokens", "200", "--runtime", "vulkan"]
@@ -233,7 +223,7 @@ def test_a_conversation_on_a_terminal(path: Path) -> None:
     master, slave = os.openpty()
     shown, at = "", 0
 
-    def wait_for(text: str) -> None:
+    def wait_for(text):
         nonlocal shown, at
         while (found := shown.find(text, at)) < 0:
             assert select.select([master], [], [], 120)[0], shown[-1000:]
@@ -271,9 +261,7 @@ def test_a_conversation_on_a_terminal(path: Path) -> None:
     ("cores", "default", "variable", "threads"),
     [(2, 2, "", 1), (16, 8, "", 8), (16, 16, "", 8), (1, 1, "", 1), *((2, 2, name, 2) for name in THREADS)],
 )
-def test_torch_leaves_cores_to_the_device(
-    cores: int, default: int, variable: str, threads: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_torch_leaves_cores_to_the_device(cores, default, variable, threads, monkeypatch, capsys):
     """A number of threads that the user has chosen stays."""
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from zinc_attn.tools.measure import CallSpec, decode_steps, stalls, steps
 SHAPE = za.AttnShape(4, 2, 64)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     words = ["decode", "--shape", str(SHAPE), "--layers", "2", "--tokens", "70", "--out", str(tmp_path)]
     assert cli.main([*words, "--runtime", "vulkan"]) == 0
@@ -31,7 +30,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "tokens: got 0" in capsys.readouterr().err
 
 
-def test_stalls_and_wrong_bits_are_seen(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(steps, "perf_counter", lambda: (n := next(clock)) * 1e-3 + 0.1 * (n >= 2 * 20 + 1))
     spec = CallSpec(SHAPE, 1, range(1, 41))

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoints(tmp_path_factory):
     """Folders of random checkpoints by model type, without a tokenizer."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     @cache
-    def make(kind: str) -> Path:
+    def make(kind):
         host = generate.build_model(config_file(root / f"{kind}.json", kind), seed=7)
         with quiet():  # its progress bar would be among what a command says
             host.model.save_pretrained(root / kind)
@@ -47,7 +47,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="module")
-def with_tokenizer(checkpoints: Callable[[str], Path]) -> Path:
+def with_tokenizer(checkpoints):
     """A checkpoint with a byte-level tokenizer of its 300 ids."""
     path = checkpoints("llama").parent / "text"
     shutil.copytree(checkpoints("llama"), path)
@@ -55,17 +55,17 @@ def with_tokenizer(checkpoints: Callable[[str], Path]) -> Path:
     return path
 
 
-def run(*arguments: Any) -> int:
+def run(*arguments):
     return cli.main([*map(str, arguments), *RUN])
 
 
 @pytest.fixture
-def vulkan() -> Iterator[za.Device]:
+def vulkan():
     with za.Device.open(runtime="vulkan") as device:
         yield device
 
 
-def ids_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def ids_of(capsys):
     record: dict[str, Any] = json.loads(capsys.readouterr().out)
     return record
 
@@ -74,9 +74,7 @@ def ids_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_5_moe_text", "gemma2", "deepseek_v3", "mimo_v2_flash", "bloom"])
-def test_ids_are_those_of_transformers_generate(
-    kind: str, checkpoints: Callable[[str], Path], vulkan: za.Device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_are_those_of_transformers_generate(kind, checkpoints, vulkan, capsys):
     prompt = [int(i) for i in np.random.default_rng(0).integers(1, 300, 30)]
     text = ",".join(map(str, prompt))
     assert run("generate", "--model", checkpoints(kind), "--prompt-ids", text, "--max-new-tokens", 12, "--json") == 0
@@ -93,7 +91,7 @@ def test_ids_are_those_of_transformers_generate(
     assert 0 < got["attention_share"] < 1 and got["decode_tokens_s"] > 0 and got["prefill_tokens_s"] > 0
 
 
-def test_text_streams(with_tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_streams(with_tokenizer, capsys):
     options = ("generate", "--model", with_tokenizer, "--prompt", TEXT, "--max-new-tokens", 12)
     assert run(*options, "--prefill-chunk", 7, "--page-size", 16, "--splits", 3, "--capacity", 200) == 0
     shown = capsys.readouterr()
@@ -105,9 +103,7 @@ def test_text_streams(with_tokenizer: Path, capsys: pytest.CaptureFixture[str]) 
     assert "prefill  " in shown.err and " tokens/s, median " in shown.err and "; attention " in shown.err
 
 
-def test_nothing_is_downloaded(
-    with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_downloaded(with_tokenizer, monkeypatch, capsys):
     tried = []
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **kwargs: tried.append(arguments) or [])
@@ -116,9 +112,7 @@ def test_nothing_is_downloaded(
     assert not tried and "nothing is downloaded" in capsys.readouterr().err
 
 
-def test_temperature_draws_by_the_seed(
-    checkpoints: Callable[[str], Path], vulkan: za.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temperature_draws_by_the_seed(checkpoints, vulkan, monkeypatch):
     host, found = generate.load_model(checkpoints("llama")), []
     for temperature, seed in ((0.0, 1), (1.5, 1), (1.5, 1), (1.5, 2)):
         settings = generate.Settings(max_new_tokens=16, temperature=temperature, seed=seed)
@@ -131,7 +125,7 @@ def test_temperature_draws_by_the_seed(
 
 
 @pytest.mark.parametrize(("new", "dtype"), [(1, "f32"), (2, "f16/q8_0"), *[(2, "q8_0/f16")] * FULL])
-def test_token_ids(new: int, dtype: str, checkpoints: Callable[[str], Path], capsys: Any) -> None:
+def test_token_ids(new, dtype, checkpoints, capsys):
     """One new token has no decode rate, and the last never enters the cache; types of K and V may differ."""
     options = ("--prompt-ids", "5", "--max-new-tokens", new, "--dtype", dtype, "--capacity", new)
     assert run("generate", "--model", checkpoints("llama"), *options) == 0
@@ -144,19 +138,19 @@ def test_token_ids(new: int, dtype: str, checkpoints: Callable[[str], Path], cap
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma2", "qwen3_5_moe_text"])
 @pytest.mark.parametrize(("prompt", "chunk"), [(3, None), (200, 90)])
 def test_no_step_compiles_anything(
-    kind: str,
-    prompt: int,
-    chunk: int | None,
-    checkpoints: Callable[[str], Path],
-    vulkan: za.Device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kind,
+    prompt,
+    chunk,
+    checkpoints,
+    vulkan,
+    monkeypatch,
+):
     """A device makes each program once, on its first use."""
     programs: list[str] = []
     made_before: list[int] = []  # each token
     make = vulkan.runtime.kernel
 
-    def kernel(decl: Any, spirv: bytes, spec: Any) -> Any:
+    def kernel(decl, spirv, spec):
         programs.append(decl.name)
         return make(decl, spirv, spec)
 
@@ -168,13 +162,11 @@ def test_no_step_compiles_anything(
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
-def test_the_digest_is_that_of_every_layout_and_page_size(
-    kind: str, checkpoints: Callable[[str], Path], vulkan: za.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_is_that_of_every_layout_and_page_size(kind, checkpoints, vulkan, monkeypatch):
     """It covers the token ids and every bit of the logits that chose them."""
     host, right, seen = generate.load_model(checkpoints(kind)), generate.HFModel.logits, list[Any]()
 
-    def logits(self: Any, *given: Any) -> Any:
+    def logits(self, *given):
         seen.append(right(self, *given))
         return seen[-1]
 
@@ -190,11 +182,11 @@ def test_the_digest_is_that_of_every_layout_and_page_size(
     assert wrong.digest != made.digest
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) -> None:
+def spoil(monkeypatch, when):
     """Flip the last bit of one output element of layer 1 in caches that ``when`` chooses."""
     right = hf.ZincCache.attend
 
-    def attend(self: Any, layer: Any, *rest: Any) -> Any:
+    def attend(self, layer, *rest):
         out = right(self, layer, *rest).copy()
         if layer.index == 1 and when(self):
             out.reshape(-1).view(np.uint32)[-1] ^= 1
@@ -221,9 +213,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) -> None:
         ({}, ""),  # a safetensors file that is cut off
     ],
 )
-def test_models_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path, checkpoints: Callable[[str], Path], capsys: Any
-) -> None:
+def test_models_refused(changes, message, tmp_path, checkpoints, capsys):
     path = tmp_path / "m"
     shutil.copytree(checkpoints("llama"), path)
     config = json.loads((path / "config.json").read_text())
@@ -252,19 +242,15 @@ def test_models_refused(
         (["--prompt-ids", "1", "--device", "none such"], "device: no Vulkan device matches 'none such'; "),
     ],
 )
-def test_generate_refused(
-    arguments: list[str], message: str, checkpoints: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_refused(arguments, message, checkpoints, capsys):
     path = checkpoints("llama")
     assert run("generate", "--model", path, *arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zinc-attn: error: ")]
     assert len(lines) == 1 and lines[0].startswith(f"zinc-attn: error: {message.format(path)}")
 
 
-def test_what_a_model_raises_is_one_line(
-    checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*arguments: Any, **kwargs: Any) -> Any:
+def test_what_a_model_raises_is_one_line(checkpoints, monkeypatch, capsys):
+    def broken(*arguments, **kwargs):
         raise RuntimeError("strides\n of something")
 
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", broken)
@@ -280,10 +266,10 @@ Findings = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
 @pytest.fixture
-def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
+def findings(tmp_path, capsys):
     """The status, and what ``validate --json`` says of a random model of a type, at 100 tokens unless told."""
 
-    def validated(*options: Any, kind: str = "llama", **config: Any) -> tuple[int, list[dict[str, Any]]]:
+    def validated(*options, kind="llama", **config):
         where = () if "--contexts" in options or config else ("--contexts", 100)
         status = run("validate", "--config", config_file(tmp_path / f"{kind}.json", kind, **config), *where, *options)
         return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -306,7 +292,7 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
         ("bloom", "f16", "300", 64),
     ],
 )
-def test_validate(kind: str, dtype: str, contexts: str, page: int, findings: Findings) -> None:
+def test_validate(kind, dtype, contexts, page, findings):
     """Windows, sinks, softcap, ALiBi, linear-attention layers, V of another size; pages that are full, and not."""
     options = ("--contexts", contexts, "--splits", "1,3,auto,size:100", "--page-size", page, "--dtype", dtype)
     status, found = findings(*options, kind=kind)
@@ -317,13 +303,13 @@ def test_validate(kind: str, dtype: str, contexts: str, page: int, findings: Fin
     assert all((one["dtype"], one["model"]) == (dtype, kind) for one in found)
 
 
-def test_the_example_is_built() -> None:
+def test_the_example_is_built():
     path = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
     weights = [generate.build_model(path, seed).model.lm_head.weight for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-def test_validate_a_checkpoint_as_a_table(checkpoints: Callable[[str], Path], capsys: Any) -> None:
+def test_validate_a_checkpoint_as_a_table(checkpoints, capsys):
     assert run("validate", "--model", checkpoints("llama"), "--contexts", "128,256", "--splits", "auto") == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if line.endswith(" equal")]
@@ -332,13 +318,13 @@ def test_validate_a_checkpoint_as_a_table(checkpoints: Callable[[str], Path], ca
 
 
 @pytest.mark.parametrize(("most", "contexts"), [(300, [300]), (8300, [8192, 8300])])
-def test_default_contexts_end_at_the_models_maximum(most: int, contexts: list[int], findings: Findings) -> None:
+def test_default_contexts_end_at_the_models_maximum(most, contexts, findings):
     status, found = findings("--splits", "2", max_position_embeddings=most)
     assert status == 0 and [one["context"] for one in found] == [one for one in contexts for _ in range(2)]
 
 
 @pytest.fixture
-def layouts(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+def layouts(monkeypatch):
     """The numbers of splits that a cache was told to attend with, so far."""
     found: list[int | None] = []
     choose = hf.ZincCache.set_layout
@@ -350,9 +336,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     ("splits", "differing"),
     [(8, ["8"]), (1, ["2", "8", "auto", "oracle"])],  # the oracle says who is right
 )
-def test_validate_finds_a_wrong_bit(
-    splits: int, differing: list[str], layouts: list[Any], findings: Findings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_finds_a_wrong_bit(splits, differing, layouts, findings, monkeypatch):
     spoil(monkeypatch, lambda _: layouts[-1] == splits)
     status, found = findings("--splits", "2,8,auto")
     assert status == 1 and [one["what"] for one in found] == ["2", "8", "auto", "oracle"]
@@ -362,7 +346,7 @@ def test_validate_finds_a_wrong_bit(
         assert (one["status"], one["text"].startswith(at)) == (("DIFFERENT", True) if wrong else ("equal", False))
 
 
-def test_validate_finds_an_error_that_every_layout_has(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_finds_an_error_that_every_layout_has(findings, monkeypatch):
     """Here keys that were stored wrong."""
     right, wrong = hf.ZincCache.append, np.float32(1 + 2**-12)
     monkeypatch.setattr(
@@ -375,14 +359,12 @@ def test_validate_finds_an_error_that_every_layout_has(findings: Findings, monke
 @pytest.mark.parametrize(
     ("module", "where"), [("LlamaForCausalLM", "step 0: logits"), ("LlamaMLP", "step 0, layer 1: q, k or v")]
 )
-def test_validate_does_not_take_the_blame_for_the_host(
-    module: str, where: str, layouts: list[Any], findings: Findings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_does_not_take_the_blame_for_the_host(module, where, layouts, findings, monkeypatch):
     layer = getattr(transformers.models.llama.modeling_llama, module)
     right = layer.forward
 
     @functools.wraps(right)
-    def forward(*given: Any, **options: Any) -> Any:
+    def forward(*given, **options):
         made = right(*given, **options)
         if layouts[-1] == 8:
             (made.logits if module == "LlamaForCausalLM" else made).mul_(1.5)
@@ -394,7 +376,7 @@ def test_validate_does_not_take_the_blame_for_the_host(
     assert found[1]["text"] == f"{where} differ after equal attention: the model's own arithmetic moved"
 
 
-def test_validate_refuses_what_there_is_no_room_for(findings: Findings) -> None:
+def test_validate_refuses_what_there_is_no_room_for(findings):
     options = ("--contexts", "16m,64", "--splits", "2", "--dtype", "f32")
     status, found = findings(*options, max_position_embeddings=1 << 24)
     assert status == 2 and [one["status"] for one in found] == ["refused", "equal", "equal"]
@@ -404,7 +386,7 @@ def test_validate_refuses_what_there_is_no_room_for(findings: Findings) -> None:
 # --- what they ask of a ZincCache --------------------------------------------------------------------------
 
 
-def test_observers_see_the_calls_of_forks(vulkan: za.Device) -> None:
+def test_observers_see_the_calls_of_forks(vulkan):
     """With what they were given and gave; and rows without a forward are refused for a batch."""
     config = transformers.LlamaConfig(**BASE)
     k, v = torch.randn(2, 50, 2, 64).numpy()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,20 +23,20 @@ SCALED = "got scaled rotary positions"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     return generate.build_model(config_file(tmp_path_factory.mktemp("config") / "llama.json"), seed=7).model
 
 
 @pytest.fixture(scope="module")
-def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(model, tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
 
 
-def run(*arguments: Any) -> int:
+def run(*arguments):
     return cli.main([*map(str, arguments), "--runtime", "vulkan"])
 
 
-def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(capsys):
     """The one line that the command said, behind notes of the device."""
     lines = capsys.readouterr().err.splitlines()
     assert sum(line.startswith("zinc-attn: error: ") for line in lines) == 1 and "Traceback" not in lines
@@ -48,7 +46,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 # --- the same model ----------------------------------------------------------------------------------------
 
 
-def test_the_model_and_the_tokenizer_are_those_that_were_written(model: Any, file: Path) -> None:
+def test_the_model_and_the_tokenizer_are_those_that_were_written(model, file):
     loaded = generate.load_model(file)
     assert loaded.name == "tiny" and loaded.model.config._attn_implementation == "zinc"
     state = loaded.model.state_dict()
@@ -59,7 +57,7 @@ def test_the_model_and_the_tokenizer_are_those_that_were_written(model: Any, fil
     assert got.decode(got(TEXT)["input_ids"]) == TEXT
 
 
-def test_the_header_is_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_is_parsed_once(file, monkeypatch):
     import gguf
 
     read, right = [], gguf.GGUFReader
@@ -69,9 +67,7 @@ def test_the_header_is_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(read) == 1 and own == (gguf.GGUFReader, gguf.get_tensor_name_map)
 
 
-def test_text_is_that_of_the_safetensors_files(
-    model: Any, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_is_that_of_the_safetensors_files(model, file, tmp_path, capsys):
     model.save_pretrained(tmp_path / "folder")
     byte_tokenizer().save_pretrained(tmp_path / "folder")
     records = []
@@ -84,7 +80,7 @@ def test_text_is_that_of_the_safetensors_files(
     assert [one["model"] for one in records] == ["tiny", "folder"]
 
 
-def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate(file, capsys):
     assert run("validate", "--model", file, "--contexts", "100", "--splits", "3", "--json") == 0
     assert [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()] == ["equal", "equal"]
 
@@ -104,22 +100,20 @@ def test_validate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"rope_freqs__weight": np.ones(32, np.float32)}, f"{SCALED} (rope_freqs.weight), which "),
     ],
 )
-def test_files_refused(
-    fields: dict[str, Any], message: str, model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_refused(fields, message, model, tmp_path, capsys):
     path = write_gguf(tmp_path / "other.gguf", model, **fields)
     assert run("generate", "--model", path, "--prompt-ids", "1") == 2
     error = error_of(capsys)
     assert error.startswith("model: ") and str(path) in error and message in error
 
 
-def test_scaling_that_is_none_is_taken(model: Any, tmp_path: Path) -> None:
+def test_scaling_that_is_none_is_taken(model, tmp_path):
     fields = {"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 1.0}
     assert generate.load_model(write_gguf(tmp_path / "a.gguf", model, **fields)).name == "a"
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.01, 0.2, 0.6, 0.999])
-def test_truncated(part: float, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated(part, file, tmp_path, capsys):
     data = file.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(data[: max(4, int(part * len(data)))])
@@ -128,7 +122,7 @@ def test_truncated(part: float, file: Path, tmp_path: Path, capsys: pytest.Captu
     assert error_of(capsys).startswith(said)
 
 
-def test_paths_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_refused(tmp_path, capsys):
     other, none = tmp_path / "other.gguf", tmp_path / "none.gguf"
     other.write_text("this is text")
     for path, message in (
@@ -139,7 +133,7 @@ def test_paths_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert error_of(capsys).startswith(f"model: {message}")
 
 
-def test_without_a_tokenizer(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_tokenizer(model, tmp_path, capsys):
     path = write_gguf(tmp_path / "bare.gguf", model, tokenizer=False)
     assert run("generate", "--model", path, "--prompt-ids", "1,2", "--max-new-tokens", 2) == 0
     for arguments, name in ((["generate", "--prompt", "a"], "prompt"), (["generate", "--chat"], "chat")):
@@ -150,9 +144,7 @@ def test_without_a_tokenizer(model: Any, tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("missing", ["gguf", "accelerate"])
 @pytest.mark.parametrize("command", ["generate --prompt a", "generate --chat", "validate", "perplexity"])
-def test_without_the_packages(
-    missing: str, command: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_packages(missing, command, file, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, missing, None)
     assert run(*command.split(), "--model", file) == 2
     said = f"model: {file} is a GGUF file, which needs other packages (pip install 'zinc-attn[gguf]'): "

@@ -20,7 +20,6 @@ from zinc_attn.planning import call as planning
 from zinc_attn.tools.harness.bits import Output, compare, truth
 from zinc_attn.tools.harness.inputs import Inputs
 from zinc_attn.tools.measure import CallSpec, measure_calls
-from zinc_attn.tools.measure.calls import Subject
 
 SHAPE = za.AttnShape(4, 2, 64)
 MASKING: dict[str, Any] = {"window": 90, "softcap": 20.0, "sinks": np.array([1, -1, 0.5, 2], np.float32)}
@@ -76,8 +75,8 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_s
     rows = measure_calls([matrix_device], [spec])
     assert {(row.status, row.verified, row.record()["arithmetic"]) for row in rows} == {("ok", "bound", "matrix")}
 
-    def off(call: Subject, by: float) -> Subject:
-        def result() -> Output:
+    def off(call, by):
+        def result():
             got = call.result()
             got.out[0, -1, -1, -1] += by
             return got
@@ -106,7 +105,7 @@ def on_a_model(tmp_path_factory):
     byte_tokenizer().save_pretrained(folder / "llama")
     (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
 
-    def run(command: str) -> int:
+    def run(command):
         words = [word.replace("TEXT", str(folder / "text.txt")) for word in command.split()]
         return cli.main([*words, "--model", str(folder / "llama"), "--arithmetic", "matrix", "--runtime", "vulkan"])
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import FULL
@@ -37,7 +35,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def run(folder: Path, *arguments: Any, model: str = "llama") -> int:
+def run(folder, *arguments, model="llama"):
     command = ["perplexity", "--model", folder / model, "--text", folder / "text.txt", "--runtime", "vulkan"]
     return cli.main([*map(str, command), *map(str, arguments)])
 

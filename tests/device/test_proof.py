@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from zinc_attn.tools import proof
 SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record
 
 
-def test_quick_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_proof(tmp_path, monkeypatch, capsys):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(proof, "QUICK_CHECK", SMALL)

@@ -46,11 +46,11 @@ def tokenizer(file):
     return generate.load_tokenizer(file)
 
 
-def run(*arguments: Any) -> int:
+def run(*arguments):
     return cli.main([*map(str, arguments), "--runtime", "vulkan"])
 
 
-def prompt_of(tokenizer: Any, text: str) -> list[int]:
+def prompt_of(tokenizer, text):
     messages = [{"role": "user", "content": text}]
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
@@ -104,7 +104,7 @@ def test_4096_tokens_have_the_same_bits(model, tokenizer, device):
     assert generate.generate_ids(model, device, prompt, other).digest == want.digest
     calls: dict[int, list[Any]] = {0: [], 14: [], 29: []}
 
-    def keep(call: hf.AttendedCall) -> None:
+    def keep(call):
         if call.layer in calls:  # (rows, heads, size) each
             arrays = (x[0].numpy().swapaxes(0, 1).copy() for x in (call.query, *call.new))
             calls[call.layer].append((*arrays, call.out[0].copy(), call.options))
@@ -120,7 +120,7 @@ def test_4096_tokens_have_the_same_bits(model, tokenizer, device):
         _replay(device, of_layer, [1, 7, 88, 3999, 17], page_size=256, split_size=320)
 
 
-def _replay(device: za.Device, calls: list[Any], chunks: list[int], page_size: int, **layout: int) -> None:
+def _replay(device, calls, chunks, page_size, **layout):
     """Attend the q, k and v of a layer's calls in other chunks, and compare the bits of every row."""
     q, k, v, out = (np.concatenate(arrays) for arrays in list(zip(*calls, strict=True))[:4])
     assert len(q) == len(k) == sum(chunks) == 4112

@@ -1,10 +1,8 @@
 """What a sweep measures on a device: it verifies, it times, and it catches a wrong bit."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,19 +14,18 @@ from zinc_attn.cli import app as cli
 from zinc_attn.tools.harness.bits import Output
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 from zinc_attn.tools.measure import WARM_UP_RUNS, CallSpec, Row, measure_calls
-from zinc_attn.tools.measure.calls import Subject
 from zinc_attn.tools.measure.expected import Expectation
 
 SHAPE = za.AttnShape(4, 2, 64)
 
 
-def run(device: za.Device, contexts: list[int], splits: str = "auto,1", **options: Any) -> list[Row]:
+def run(device, contexts, splits="auto,1", **options):
     seams = {name: options.pop(name) for name in ("progress", "on_row", "wrap_call") if name in options}
     spec = CallSpec(SHAPE, 10, contexts, parse_split_specs(splits), repeats=2, **options)
     return measure_calls([device], [spec], **seams)
 
 
-def test_rows(device: za.Device) -> None:
+def test_rows(device):
     said: list[tuple[str, int, int]] = []
     seen: list[Row] = []
     layouts = ["auto", "1", "7", "size:300"]
@@ -57,7 +54,7 @@ def test_rows(device: za.Device) -> None:
     [("f32", 1, 3, 16), ("f16", 3, 1, 64), ("bf16", 2, 5, 128), ("q8_0", 3, 2, 256), ("f16", 1, 64, None),
      ("f32", 1, 1, None)],
 )  # fmt: skip
-def test_calls(device: za.Device, dtype: str, batch: int, q_len: int, page_size: int | None) -> None:
+def test_calls(device, dtype, batch, q_len, page_size):
     options: dict[str, Any] = {"dtype": dtype, "batch": batch, "q_len": q_len, "page_size": page_size}
     rows = [row for row in run(device, [64, 300], "auto,1,size:100", **options) if row.measure == "call"]
     assert [(r.status, r.verified, r.error) for r in rows] == [("ok", "bits", None)] * 6
@@ -69,12 +66,12 @@ def test_calls(device: za.Device, dtype: str, batch: int, q_len: int, page_size:
     assert rows[3].plan == za.plan_splits(300, SHAPE, device.info.compute_units, dtype, q_len, device.info.kind)
 
 
-def test_timed_calls_are_calls_of_the_cache(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_calls_are_calls_of_the_cache(device, monkeypatch):
     """Every call appends to all sequences at the same context, and only that is within the clock."""
     seen: list[tuple[list[int], list[int]]] = []
     call = za.Attention.__call__
 
-    def watch(self: Any, q: Any, seq: Any, *rest: Any, **options: Any) -> Any:
+    def watch(self, q, seq, *rest, **options):
         before = [len(s) for s in seq]
         result = call(self, q, seq, *rest, **options)
         seen.append((before, [len(s) for s in seq]))
@@ -85,7 +82,7 @@ def test_timed_calls_are_calls_of_the_cache(device: za.Device, monkeypatch: pyte
     assert seen == [([97, 97], [100, 100])] * (2 + WARM_UP_RUNS + 2 + 2)  # a spoiled call first and last
 
 
-def test_sampled(device: za.Device) -> None:
+def test_sampled(device):
     for options in ({}, {"batch": 3, "q_len": 4}, {"page_size": None}):
         rows = run(device, [1000], oracle_products=0, **options)
         assert {(r.status, r.verified) for r in rows} == {("ok", "bits (sampled)")}
@@ -94,7 +91,7 @@ def test_sampled(device: za.Device) -> None:
 # --- faults ------------------------------------------------------------------------------------------------
 
 
-def flip(x: Any, at: tuple[int, ...]) -> Any:
+def flip(x, at):
     """A copy with the lowest bit of one element flipped."""
     words = x.copy().view(np.uint32)
     words[at] ^= 1
@@ -104,14 +101,12 @@ def flip(x: Any, at: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("page_size", [256, None])
 @pytest.mark.parametrize(("name", "at"), [("out", (-1, -1, 17)), ("lse", (-1, -1))])
 @pytest.mark.parametrize("products", [0, 1 << 30], ids=["sampled", "full"])
-def test_one_wrong_bit_fails(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None, name: str, at: Any, products: int
-) -> None:
+def test_one_wrong_bit_fails(device, monkeypatch, page_size, name, at, products):
     """A bit of the last call of the oracle: of the last sequence's last KV head."""
     batch, calls, right = 2 if page_size else 1, count(1), reference.emulate
     last = batch * (2 if products else 1)
 
-    def wrong(*given: Any, **options: Any) -> Any:
+    def wrong(*given, **options):
         output = Output(*right(*given, **options))
         flipped = output._replace(**{name: flip(getattr(output, name), at)})
         return flipped if next(calls) == last else output
@@ -132,12 +127,12 @@ def test_one_wrong_bit_fails(
         assert row.error.endswith(f"; 1 of {rows_and_heads * (1 if name == 'lse' else 64)} elements differ")
 
 
-def wrong_second(element: tuple[int, ...], result: int) -> Callable[[Subject], Subject]:
+def wrong_second(element, result):
     """Flips a bit of ``out`` in one of the results of the second call that is wrapped; the first result is number 1."""
     calls, results = count(1), count(1)
 
-    def wrap(call: Subject) -> Subject:
-        def flipped() -> Output:
+    def wrap(call):
+        def flipped():
             out, lse = call.result()
             return Output(flip(out, element) if next(results) == result else out, lse)
 
@@ -146,7 +141,7 @@ def wrong_second(element: tuple[int, ...], result: int) -> Callable[[Subject], S
     return wrap
 
 
-def test_a_wrong_bit_outside_the_sample_fails(device: za.Device) -> None:
+def test_a_wrong_bit_outside_the_sample_fails(device):
     first, second = run(device, [100], oracle_products=0, wrap_call=wrong_second((0, 0, 0, 5), 1))
     assert first.status == "ok"
     assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 0, 0, 5]: got ")
@@ -154,14 +149,14 @@ def test_a_wrong_bit_outside_the_sample_fails(device: za.Device) -> None:
 
 @pytest.mark.parametrize("page_size", [None, 64])
 @pytest.mark.parametrize("result", [2, 1 + WARM_UP_RUNS + 2])
-def test_a_wrong_bit_while_timing_fails(device: za.Device, page_size: int | None, result: int) -> None:
+def test_a_wrong_bit_while_timing_fails(device, page_size, result):
     *first, second = run(device, [100], page_size=page_size, wrap_call=wrong_second((0, 0, 1, 2), result))
     assert {row.status for row in first} == {"ok"}
     assert (second.status, second.verified, second.figures["median_us"]) == ("failed", None, None)
     assert second.error is not None and second.error.startswith("while timing: out[0, 0, 1, 2]: got ")
 
 
-def test_a_wrong_layout_does_not_make_the_others_wrong() -> None:
+def test_a_wrong_layout_does_not_make_the_others_wrong():
     """Where the oracle has the last head alone, the other heads are those of the first layout that passed."""
     right = Output(np.ones((1, 2, 8), np.float32), np.ones((1, 2), np.float32))
     wrong, other = (right._replace(out=flip(right.out, (0, head, 3))) for head in (1, 0))
@@ -174,20 +169,18 @@ def test_a_wrong_layout_does_not_make_the_others_wrong() -> None:
 
 @pytest.mark.parametrize("page_size", [None, 256])
 @pytest.mark.parametrize("from_call", ["first", "timed"])
-def test_what_no_kernel_writes_fails(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, page_size: int | None, from_call: str
-) -> None:
+def test_what_no_kernel_writes_fails(device, monkeypatch, page_size, from_call):
     """A call whose submission does nothing does not pass with the right output of an earlier one."""
     real = {name: getattr(device.runtime, name) for name in ("run", "start")}
 
-    def idle() -> None:
+    def idle():
         for name in real:
             monkeypatch.setattr(device.runtime, name, lambda recording: None)
 
-    def wrap(call: Subject) -> Subject:
+    def wrap(call):
         spoils = count(1)
 
-        def spoil() -> None:
+        def spoil():
             number = next(spoils)
             if number == 1 and from_call == "first":
                 call.call()
@@ -205,7 +198,7 @@ def test_what_no_kernel_writes_fails(
     assert ("behind the timing: " in str(rows[0].error)) == (from_call == "timed")
 
 
-def test_no_room(device: za.Device) -> None:
+def test_no_room(device):
     keys = min(device.info.max_buffer_bytes // 128 + 1, 1 << 24)  # a KV head takes 128 bytes per key
     if keys * 128 <= device.info.max_buffer_bytes:
         pytest.skip("every legal context fits into one buffer of this device")
@@ -219,12 +212,12 @@ def test_no_room(device: za.Device) -> None:
 # --- as a user ---------------------------------------------------------------------------------------------
 
 
-def command(device: za.Device, out: Path, *args: str) -> list[str]:
+def command(device, out, *args):
     where = ["--device", str(device.info.index), "--runtime", device.runtime.name, "--out", str(out)]
     return ["sweep", "--shape", "4/2/64", "--repeats", "2", *where, *args]
 
 
-def test_command(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(device, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     info = device.info
     assert cli.main(command(device, tmp_path, "--layers", "3", "--contexts", "64,1k")) == 0
@@ -244,7 +237,7 @@ def test_command(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_command_of_a_batch(device: za.Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_of_a_batch(device, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     options = ("--contexts", "64,200", "--dtype", "q8_0", "--batch", "3", "--rows", "2", "--page-size", "64")
     assert cli.main(command(device, tmp_path / "a", *options)) == 0
@@ -255,9 +248,7 @@ def test_command_of_a_batch(device: za.Device, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == (tmp_path / "b" / "sweep.jsonl").read_text()
 
 
-def test_command_fails_on_a_wrong_bit(
-    device: za.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_fails_on_a_wrong_bit(device, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     emulate = reference.emulate
     monkeypatch.setattr(reference, "emulate", lambda *a: (flip(emulate(*a)[0], (0, 0, 0)), emulate(*a)[1]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from zinc_attn.tools.harness.bits import Output
 SHAPE = AttnShape(4, 2, 64)
 
 
-def splitmix64(name: str, i: int) -> int:
+def splitmix64(name, i):
     """Word i in Python's own integers."""
     mask = (1 << 64) - 1
     z = (int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") + (i + 1) * 0x9E3779B97F4A7C15) & mask
@@ -36,11 +34,11 @@ def splitmix64(name: str, i: int) -> int:
 # --- values ------------------------------------------------------------------------------------------------
 
 
-def test_words_are_splitmix64() -> None:
+def test_words_are_splitmix64():
     assert data.words("a", 5, 7).tolist() == [splitmix64("a", i) for i in range(7, 12)]
 
 
-def test_values_are_three_fields_of_a_word() -> None:
+def test_values_are_three_fields_of_a_word():
     got = data.values("b", (3, 5))
     field = (1 << 21) - 1
     for i, x in enumerate(got.reshape(-1)):
@@ -49,13 +47,13 @@ def test_values_are_three_fields_of_a_word() -> None:
         assert float(x) == (2 * total - 3 * field) / 2**21
 
 
-def test_values_are_nearly_normal_and_a_prefix_of_more() -> None:
+def test_values_are_nearly_normal_and_a_prefix_of_more():
     long, short = (data.values("c", (n, 64)) for n in (8192, 100))
     assert np.array_equal(long[:100], short)
     assert abs(float(long.mean())) < 0.01 and abs(float(long.std()) - 1) < 0.01 and float(abs(long).max()) < 3
 
 
-def test_dtypes_round_the_same_values() -> None:
+def test_dtypes_round_the_same_values():
     exact = data.values("d", (1000,))
     half, brain = (data.values("d", (1000,), dtype) for dtype in ("f16", "bf16"))
     assert half.dtype == np.float16 and np.array_equal(half, exact.astype(np.float16))
@@ -66,7 +64,7 @@ def test_dtypes_round_the_same_values() -> None:
     assert np.array_equal(brain.view(np.uint32), rounded.astype(np.uint32))
 
 
-def test_query_heads_are_sharper_by_turns() -> None:
+def test_query_heads_are_sharper_by_turns():
     q = Data.make(SHAPE, "f16", 1).q
     assert q.shape == (ROWS, 4, 64)
     assert np.array_equal(q[:, 3], 8 * data.values("4/2/64 q", q.shape)[:, 3])
@@ -74,13 +72,13 @@ def test_query_heads_are_sharper_by_turns() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
-def test_every_kind_is_stored_as_it_is_and_a_prefix_of_more(kind: str, dtype: str) -> None:
+def test_every_kind_is_stored_as_it_is_and_a_prefix_of_more(kind, dtype):
     long, short = (Data.make(SHAPE, dtype, tokens, kind) for tokens in (700, 256))
     for a, b, held in zip(long.prefix(256), short, (*long.stored_as(dtype).prefix(256),), strict=True):
         assert np.array_equal(a, b) and np.array_equal(a, held)
 
 
-def test_leaf_maxima_move_along_the_context() -> None:
+def test_leaf_maxima_move_along_the_context():
     """In log2 units, of the first head: the kinds differ in where the largest scores are."""
     found = {}
     for kind in KINDS:
@@ -93,7 +91,7 @@ def test_leaf_maxima_move_along_the_context() -> None:
     assert np.array_equal(np.rint(found["fading"]), np.repeat(3 * np.arange(8), 2))
 
 
-def test_cancelling_values_leave_only_roundings() -> None:
+def test_cancelling_values_leave_only_roundings():
     made = Data.make(SHAPE, "f16", 256, "cancelling")
     assert np.array_equal(made.k, made.k.reshape(2, 128, 2, 64)[:, ::-1].reshape(made.k.shape))
     out = oracle_output(Case(SHAPE, "f16", 256, kind="cancelling"), made).out
@@ -101,7 +99,7 @@ def test_cancelling_values_leave_only_roundings() -> None:
 
 
 @pytest.mark.parametrize("kind", MASKS)
-def test_a_rows_mask_depends_on_its_position_alone(kind: str) -> None:
+def test_a_rows_mask_depends_on_its_position_alone(kind):
     three, one = data.mask_of(kind, 3, 301), data.mask_of(kind, 1, 300)
     behind = three.shape[1] - one.shape[1] - 1  # keys that the mask of three rows has before the other's
     assert np.array_equal(three[1, behind:-1], one[0]) and one.shape[1] == (300 if kind in ("random", "f16") else 100)
@@ -111,7 +109,7 @@ def test_a_rows_mask_depends_on_its_position_alone(kind: str) -> None:
 # --- the committed record ----------------------------------------------------------------------------------
 
 
-def committed() -> list[dict[str, Any]]:
+def committed():
     content = json.loads(record.RECORD.read_text())
     assert content["format"] == record.FORMAT
     return list(content["records"])
@@ -121,7 +119,7 @@ GRID = 60  # default cases without masking options, of which the oracle takes mi
 MOST = [case for i, case in enumerate(Case.default()) if i >= GRID or case.context <= 1000 or i == 6]
 
 
-def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
+def test_committed_record_has_the_quick_set_and_the_default_cases():
     quick, default = committed()
     assert list(quick["cases"]) == [str(case) for case in Case.quick()]
     assert list(default["cases"]) == [str(case) for case in Case.default()]
@@ -132,13 +130,13 @@ def test_committed_record_has_the_quick_set_and_the_default_cases() -> None:
 
 
 @pytest.mark.parametrize("case", [*Case.quick(), *MOST], ids=str)
-def test_committed_digests_are_the_oracles(case: Case) -> None:
+def test_committed_digests_are_the_oracles(case):
     result = oracle_output(case, case.data())
     assert len(result.lse) == case.shape.q_heads and result.digest() == record.committed_digests()[str(case)]
 
 
 @pytest.mark.parametrize("masking", ["", "window=70+sinks"])
-def test_sampled_heads_are_the_last_ones(masking: str) -> None:
+def test_sampled_heads_are_the_last_ones(masking):
     case = Case.parse(f"4/2/64 q8_0 100 {masking}")
     data = case.data()
     every, some = oracle_output(case, data), oracle_output(case, data, products=0)
@@ -162,20 +160,20 @@ def test_sampled_heads_are_the_last_ones(masking: str) -> None:
         ),
     ],
 )
-def test_a_case_has_one_text(text: str, fields: dict[str, Any]) -> None:
+def test_a_case_has_one_text(text, fields):
     case = Case(SHAPE, "f16", 5, **fields)
     whole = f"4/2/64 f16 5 {text}".strip()
     assert Case.parse(whole) == case and str(case) == whole
     assert Case.parse(" ".join(["4/2/64 f16 5", *reversed(text.replace("+", " ").split())])) == case
 
 
-def test_every_masking_option_changes_the_bits() -> None:
+def test_every_masking_option_changes_the_bits():
     texts = ["", "window=60", "softcap=20", "scale=0.1", "sinks", "alibi", *(f"mask={kind}" for kind in MASKS)]
     found = [Case.parse(f"4/2/64 f16 150 {text}") for text in texts]
     assert len({oracle_output(case, case.data()).digest() for case in found}) == len(texts)
 
 
-def test_sinks_are_seeded() -> None:
+def test_sinks_are_seeded():
     sinks = Case(SHAPE, "f16", 5, sinks=True).options()["sinks"]
     assert sinks.dtype == np.float32 and np.array_equal(sinks, 4 * data.values("4/2/64 sinks", (4,)))
 
@@ -183,7 +181,7 @@ def test_sinks_are_seeded() -> None:
 # --- digests -----------------------------------------------------------------------------------------------
 
 
-def test_digests() -> None:
+def test_digests():
     result = Output(np.array([[1.0, -2.0]], np.float32), np.array([0.5], np.float32))
     assert result.digest() == hashlib.sha256(bytes.fromhex("0000803f000000c00000003f")).hexdigest()
     assert record.run_digest({"b": "2", "a": "1"}) == hashlib.sha256(b"a 1\nb 2\n").hexdigest()
@@ -192,14 +190,14 @@ def test_digests() -> None:
 # --- differences -------------------------------------------------------------------------------------------
 
 
-def fault_of(got: Output, want: Output) -> str:
+def fault_of(got, want):
     """The line of the fault, empty where no bit differs."""
     outcome = Outcome(Case.quick()[0], "a device")
     assert outcome.compare(2, "layout 8", got, want) == (not outcome.faults)
     return "".join(map(outcome.line, outcome.faults))
 
 
-def test_first_difference_has_its_distance() -> None:
+def test_first_difference_has_its_distance():
     want = Output(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
     got = Output(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
     assert fault_of(want, want) == ""
@@ -225,7 +223,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_bad_record_files(tmp_path: Path, text: str) -> None:
+def test_bad_record_files(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ArgumentError) as error:
@@ -267,7 +265,7 @@ WRONG_WORDS = ("x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "w
         ),
     ],
 )
-def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+def test_wrong_arguments(capsys, options, message):
     path = str(record.RECORD)
     assert cli.main(["check", *(path if word == "RECORD" else word for word in options)]) == 2
     line = capsys.readouterr().err.replace(path, "RECORD").removesuffix(" of them\n").rstrip()
@@ -275,13 +273,13 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], options: list[str],
 
 
 @pytest.mark.parametrize("words", ["window=0", "softcap=0", "scale=nan"])
-def test_masking_options_that_attention_refuses(words: str) -> None:
+def test_masking_options_that_attention_refuses(words):
     case = Case.parse(f"4/2/64 f16 9 {words}")
     with pytest.raises(ArgumentError, match=f"^{words.split('=', maxsplit=1)[0]}: got "):
         oracle_output(case, case.data())
 
 
-def test_make_record() -> None:
+def test_make_record():
     sets = {"quick": ["4/2/64 f32 5"], "default": ["4/2/64 f16 3", "4/2/64 f32 5", "4/2/64 f32 9 sinks"]}
     text = make_record({name: list(map(Case.parse, texts)) for name, texts in sets.items()})
     quick, other = json.loads(text)["records"]

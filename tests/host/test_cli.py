@@ -6,10 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from zinc_attn.cli import devices as devices_command
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.kernels.tuning import LayoutFacts
 from zinc_attn.planning.splits import plan_splits
-from zinc_attn.runtime.protocol import DeviceInfo
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.harness import tables
 from zinc_attn.tools.harness.bits import Output, compare, first_difference
@@ -44,17 +41,17 @@ TIMED = replace(ROW, verified="bits", seconds=(99e-6, 100e-6, 100e-6, 104e-6))
 @pytest.mark.parametrize(
     ("text", "contexts"), [("1k,8k, 5000", [1024, 8192, 5000]), ("1K,1024", [1024]), ("1m", [1 << 20])]
 )
-def test_contexts(text: str, contexts: list[int]) -> None:
+def test_contexts(text, contexts):
     assert parse_contexts(text) == contexts
 
 
 @pytest.mark.parametrize("text", ["", "k", "1k,", "-1", "1.5k", "0", "17m"])
-def test_contexts_refused(text: str) -> None:
+def test_contexts_refused(text):
     with pytest.raises(ArgumentError, match=r"^contexts: got .*, expected "):
         parse_contexts(text)
 
 
-def test_split_specs() -> None:
+def test_split_specs():
     assert parse_split_specs("auto,1, Size:2048,01") == [
         SplitSpec("auto"),
         SplitSpec("1", num_splits=1),
@@ -63,13 +60,13 @@ def test_split_specs() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "auto,", "size:", "size:0", ":8", "size:size:8", "two"])
-def test_split_specs_refused(text: str) -> None:
+def test_split_specs_refused(text):
     with pytest.raises(ArgumentError, match=r"^splits: got '.*', expected auto, a number of splits"):
         parse_split_specs(text)
 
 
-def test_split_spec_plans() -> None:
-    def splits(text: str) -> int:
+def test_split_spec_plans():
+    def splits(text):
         return SplitSpec.parse(text).plan(8192, SHAPE, LayoutFacts(64), "f16").num_splits
 
     assert (splits("1"), splits("7"), splits("size:2048")) == (1, 7, 4)
@@ -82,7 +79,7 @@ def test_split_spec_plans() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "array"), [("f16", "f16"), ("f32", "f32"), ("bf16", "f32"), ("q8_0", "f16")])
-def test_normal_inputs_are_prefixes(dtype: str, array: str) -> None:
+def test_normal_inputs_are_prefixes(dtype, array):
     long, short = Inputs.normal(SHAPE, 40000, dtype), Inputs.normal(SHAPE, 100, dtype)
     assert (long.k.dtype, long.k.shape, long.v.shape) == (NUMPY_DTYPES[array], (40000, 2, 64), (40000, 2, 64))
     stored_values("k", short.k, dtype)
@@ -93,7 +90,7 @@ def test_normal_inputs_are_prefixes(dtype: str, array: str) -> None:
     assert not np.array_equal(short.k, Inputs.normal(SHAPE, 100, dtype, sequence=1).k)
 
 
-def test_query_rows() -> None:
+def test_query_rows():
     one, three = Inputs.normal(SHAPE, 9, "f16"), Inputs.normal(SHAPE, 9, "f16", q_len=3)
     assert (one.q.shape, three.q.shape) == ((4, 64), (3, 4, 64)) and np.array_equal(one.q, three.q[0])
 
@@ -111,14 +108,14 @@ def test_query_rows() -> None:
         (2, 4, 12800 * 8, 4, 1),
     ],
 )
-def test_what_the_oracle_computes(batch: int, q_len: int, products: int, rows: int, heads: int) -> None:
+def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
     spec = CallSpec(SHAPE, 1, [100], batch=batch, q_len=q_len, oracle_products=products)
     found = Expectation(spec, 100)
     assert (found.rows, found.kv_heads) == (rows, heads)
     assert found.word == ("bits" if (rows, heads) == (q_len, 2) else "bits (sampled)")
 
 
-def test_tools_that_attend_k_and_v_refuse_a_latent_shape(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tools_that_attend_k_and_v_refuse_a_latent_shape(capsys):
     with pytest.raises(ArgumentError, match="shape: got 4/1/72/40/latent, expected one whose V is stored"):
         Inputs.normal(AttnShape(4, 1, 72, 40, latent=True), 70, "f16")
     assert cli.main(["sweep", "--shape", "4/1/72/40/latent"]) == 2
@@ -128,7 +125,7 @@ def test_tools_that_attend_k_and_v_refuse_a_latent_shape(capsys: pytest.CaptureF
 # --- results -----------------------------------------------------------------------------------------------
 
 
-def test_difference_names_the_first_bit() -> None:
+def test_difference_names_the_first_bit():
     want = np.arange(8, dtype=np.float32).reshape(4, 2)
     got = want.copy()
     assert first_difference("out", got, want) is None
@@ -143,7 +140,7 @@ def test_difference_names_the_first_bit() -> None:
     assert first_difference("lse", -zero, zero) is not None  # equal numbers, other bits
 
 
-def test_out_is_compared_before_lse() -> None:
+def test_out_is_compared_before_lse():
     want = Output(np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
     lse = compare(want._replace(lse=want.lse + 1), want)
     both = compare(Output(want.out + 1, want.lse + 1), want)
@@ -151,7 +148,7 @@ def test_out_is_compared_before_lse() -> None:
     assert lse is not None and both is not None and (lse.array, both.array) == ("lse", "out")
 
 
-def test_figures() -> None:
+def test_figures():
     row = replace(ROW, seconds=(1e-4, 1e-4, 3e-4))
     assert (row.figures["median_us"], row.figures["iqr_us"]) == pytest.approx((100, 100))
     assert row.figures["kv_gb_s"] == pytest.approx(1024 * 2 * 2 * 64 * 2 / 1e-4 / 1e9)
@@ -168,7 +165,7 @@ def test_figures() -> None:
     assert set(without) == {None}
 
 
-def test_figures_of_a_batch() -> None:
+def test_figures_of_a_batch():
     row = replace(ROW, spec=replace(SPEC, dtype="q8_0", batch=3, q_len=2), seconds=(1e-4,))
     per_token = 2 * 2 * (64 + 2 * 2)  # K and V, KV heads, int8 values and two float16 scales
     assert row.figures["kv_gb_s"] == pytest.approx(3 * 1024 * per_token / 1e-4 / 1e9)
@@ -178,12 +175,12 @@ def test_figures_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("measure", "has"), [("call", (1, 1)), ("device", (1, 0)), ("pass 1", (1, 0)), ("gap", (0, 0)), ("pass 2", (0, 0))]
 )
-def test_what_the_figures_are_of(measure: str, has: tuple[int, int]) -> None:
+def test_what_the_figures_are_of(measure, has):
     row = replace(TIMED, measure=measure)
     assert (row.figures["kv_gb_s"] is not None, row.figures["tokens_s"] is not None) == has
 
 
-def test_lines_of_json(tmp_path: Path) -> None:
+def test_lines_of_json(tmp_path):
     (path,) = write_report(tmp_path, "sweep", [replace(TIMED, seconds=(1e-4 / 3,)).record(), ROW.record()], None)
     first, second = map(json.loads, path.read_text().splitlines())
     assert (path.name, list(first)) == ("sweep.jsonl", list(second))
@@ -191,7 +188,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert (first["shape"], first["plan"], first["num_splits"]) == ("4/2/64", ROW.plan.fingerprint(), 2)
 
 
-def test_write_file_is_atomic(tmp_path: Path) -> None:
+def test_write_file_is_atomic(tmp_path):
     path = tmp_path / "new" / "a.csv"
     write_file(path, b"one")
     write_file(path, b"two")
@@ -201,7 +198,7 @@ def test_write_file_is_atomic(tmp_path: Path) -> None:
         write_file(path / "a.csv", b"")
 
 
-def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_notes(capsys):
     rows = [
         TIMED,
         replace(TIMED, measure="pass 2", seconds=(3e-6,)),
@@ -225,7 +222,7 @@ def test_table_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert notes[4:] == ["1,024 keys, 7: FAILED: out[0, 0]: wrong", "1,048,576 keys, auto, 1: refused: no room"]
 
 
-def test_plot() -> None:
+def test_plot():
     pytest.importorskip("matplotlib")
 
     from zinc_attn.tools.measure.picture import keys_label
@@ -247,21 +244,21 @@ def test_plot() -> None:
 @pytest.mark.parametrize(
     ("x", "text"), [(None, "–"), (0.24, "0.24"), (12.3456, "12.35"), (999.96, "1000"), (130166.2, "130,166")]
 )
-def test_figure(x: float | None, text: str) -> None:
+def test_figure(x, text):
     assert tables.figure(x) == text
 
 
 # --- commands ----------------------------------------------------------------------------------------------
 
 
-def patch_list_devices(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Any]) -> None:
+def patch_list_devices(monkeypatch, found):
     """Every module of the command line that lists devices calls ``found``."""
     for module in (devices_command, plan):
         monkeypatch.setattr(module, "list_devices", found)
 
 
 @pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> list[DeviceInfo]:
+def devices(monkeypatch):
     """Two devices that do not exist."""
     cpu = replace(GPU, index=0, name="llvmpipe (LLVM [15])", kind="cpu", vendor="Mesa", compute_units=2)
     found = [cpu, GPU]
@@ -270,7 +267,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[DeviceInfo]:
     return found
 
 
-def test_devices(devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices(devices, capsys):
     assert cli.main(["devices"]) == 0
     text = capsys.readouterr().out
     for piece in ("llvmpipe (LLVM [15])", "1*", "64 (VK_AMD_shader_core_properties2)", "32 GiB", "radv Mesa 25.2.0"):
@@ -280,19 +277,19 @@ def test_devices(devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str]) 
     assert [(d["index"], d["kind"]) for d in lines] == [(0, "cpu"), (1, "discrete")]
 
 
-def test_cpu_is_said(devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpu_is_said(devices, capsys):
     for info in devices:
         terminal.note_cpu(info)
     assert capsys.readouterr() == ("", "not a GPU: running on the CPU through llvmpipe (LLVM [15])\n")
 
 
-def plans(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, Any]]:
+def plans(capsys, *args):
     assert cli.main(["plan", "--json", *args]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_plan_is_pure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def no_device() -> None:
+def test_plan_is_pure(monkeypatch, capsys):
+    def no_device():
         raise AssertionError("plan asked for devices")
 
     patch_list_devices(monkeypatch, no_device)
@@ -304,14 +301,14 @@ def test_plan_is_pure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert rows[2]["workgroups_per_cu"] == want.workgroups / 64
 
 
-def test_plan_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_table(capsys):
     assert cli.main(["plan", "--shape", "4/2/64", "--contexts", "1k", "--cu", "8"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("shape 4/2/64, f16, 8 compute units (gpu)\n")
     assert plan_splits(1024, SHAPE, 8).fingerprint()[:12] in text
 
 
-def test_plan_for_a_device(devices: list[DeviceInfo], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_for_a_device(devices, capsys):
     (row,) = plans(capsys, "--shape", "4/2/64", "--contexts", "8k", "--device", "llvm")
     assert (row["compute_units"], row["kind"]) == (2, "cpu")
     assert row["fingerprint"] == plan_splits(8192, SHAPE, 2, kind="cpu").fingerprint()
@@ -335,7 +332,7 @@ def test_plan_for_a_device(devices: list[DeviceInfo], capsys: pytest.CaptureFixt
         ),
     ],
 )
-def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(argv, message, capsys):
     assert cli.main(argv) == 2
     assert capsys.readouterr() == ("", f"zinc-attn: error: {message}\n")
 
@@ -352,13 +349,13 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: pytest.Captu
         (["--page-size", "24"], "page_size: got 24, expected a power of two from 16 to 65536"),
     ],
 )
-def test_sweep_errors(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_errors(args, message, capsys):
     pytest.importorskip("matplotlib")
     assert cli.main(["sweep", "--shape", "4/2/64", *args]) == 2
     assert capsys.readouterr() == ("", f"zinc-attn: error: {message}\n")  # before any device is opened
 
 
-def test_dtypes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dtypes_of_the_command_line(capsys):
     assert cli.main(["plan", "--shape", "16/2/256", "--context", "1k", "--dtype", "q8_0/q4_0"]) == 0
     assert "q8_0/q4_0" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -370,7 +367,7 @@ GENERATE = "generate --model m --prompt a"
 
 
 @pytest.mark.parametrize("line", ["sweep --shap 4/2/64 --context 8k", "bench --dtyp f16", "decode --tok 3"])
-def test_the_begin_of_an_option_will_do(line: str) -> None:
+def test_the_begin_of_an_option_will_do(line):
     cli.build_parser().parse_args(line.split())
 
 
@@ -382,15 +379,15 @@ def test_the_begin_of_an_option_will_do(line: str) -> None:
         ("nonsense", "zinc-attn: error: argument COMMAND: invalid choice: 'nonsense' (choose from "),
     ],
 )
-def test_a_wrong_usage_is_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_usage_is_one_line(line, said, capsys):
     with pytest.raises(SystemExit) as error:
         cli.main(line.split())
     out, err = capsys.readouterr()
     assert (error.value.code, out, len(err.splitlines())) == (2, "", 1) and err.startswith(said)
 
 
-def test_no_vulkan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def none() -> None:
+def test_no_vulkan(monkeypatch, capsys):
+    def none():
         raise NoVulkanError("no driver")
 
     patch_list_devices(monkeypatch, none)
@@ -405,12 +402,12 @@ def test_no_vulkan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     ],
 )
 def test_missing_packages(
-    argv: list[str],
-    missing: list[str],
-    devices: list[DeviceInfo],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    argv,
+    missing,
+    devices,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else "here")
     assert cli.main(argv) == 2
     needs = " and ".join(missing)
@@ -420,7 +417,7 @@ def test_missing_packages(
     )
 
 
-def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table(capsys):
     terminal.print_rows(("name", "of a\ncall"), [["a", "1"], ["a", "22,222,222"], ["bbbbb", "3"]], left=1, sections=1)
     assert capsys.readouterr().out.splitlines() == [
         "             of a",
@@ -433,8 +430,8 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt() -> None:
+def test_interrupt(monkeypatch, capsys):
+    def interrupt():
         raise KeyboardInterrupt
 
     patch_list_devices(monkeypatch, interrupt)
@@ -492,7 +489,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_broken_streams(tmp_path: Path, unbuffered: str) -> None:
+def test_broken_streams(tmp_path, unbuffered):
     argv = [sys.executable, "-c", DRIVER, json.dumps([row[:3] for row in STREAMS])]
     environment = os.environ | {"PYTHONPATH": str(ENTRY.parent), "PYTHONUNBUFFERED": unbuffered}
     ran = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, check=True)
@@ -503,14 +500,14 @@ def test_broken_streams(tmp_path: Path, unbuffered: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_a_terminal_without_the_characters(encoding: str) -> None:
+def test_a_terminal_without_the_characters(encoding):
     argv = [sys.executable, ENTRY, *PLAN.split(), "--card", "r9700"]
     one = subprocess.run(argv, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
     assert (one.returncode, one.stderr) == (0, b"")
     assert ("µs" if encoding == "latin-1" else "?s").encode(encoding) in one.stdout
 
 
-def test_an_interrupted_import(tmp_path: Path) -> None:
+def test_an_interrupted_import(tmp_path):
     (tmp_path / "zinc_attn").mkdir()
     (tmp_path / "zinc_attn" / "__init__.py").write_text("raise KeyboardInterrupt")
     (tmp_path / ENTRY.name).write_bytes(ENTRY.read_bytes())
@@ -518,14 +515,14 @@ def test_an_interrupted_import(tmp_path: Path) -> None:
     assert (one.returncode, one.stderr) == (130, b"zinc-attn: interrupted\n")
 
 
-def test_a_fault_is_no_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_no_wrong_bit(monkeypatch, capsys):
     patch_list_devices(monkeypatch, lambda: 1 // 0)
     assert cli.main(["devices"]) == 70
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said and said.endswith("this is a fault of zinc-attn; please report it\n")
 
 
-def test_json_keeps_what_a_terminal_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_keeps_what_a_terminal_lacks(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1"))
     terminal.print_json([{"name": "μ–"}])
@@ -534,7 +531,7 @@ def test_json_keeps_what_a_terminal_lacks(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0

@@ -40,13 +40,13 @@ SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "32/8/128", "64/8
 CONTEXTS = [1 << i for i in range(10, 18)]
 
 
-def fixed(context: int, shape: AttnShape = QWEN, **sizes: int) -> cost.Prediction:
+def fixed(context, shape=QWEN, **sizes):
     return predict(SplitPlan.fixed(context, shape, **sizes), R9700)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-def test_terms(shape: AttnShape, card: cost.Card) -> None:
+def test_terms(shape, card):
     before = 0.0
     for context in CONTEXTS:
         plan = plan_splits(context, shape, card.compute_units)
@@ -60,7 +60,7 @@ def test_terms(shape: AttnShape, card: cost.Card) -> None:
         assert card is not R9700 or context < 65536 or p.partial_bytes <= 0.04 * p.kv_bytes
 
 
-def test_splits_of_the_article_and_uneven_ones() -> None:
+def test_splits_of_the_article_and_uneven_ones():
     """Qwen3-30B-A3B has 4 KV heads, so 1, 8 and 64 splits are 4, 32 and 256 workgroups on 64 units."""
     ours = [fixed(131072, AttnShape(32, 4, 128), num_splits=n) for n in (1, 8, 64)]
     assert [(p.workgroups, p.utilization) for p in ours] == [(4, 1 / 16), (32, 0.5), (256, 1)]
@@ -69,7 +69,7 @@ def test_splits_of_the_article_and_uneven_ones() -> None:
     assert uneven.total_us > 1.04 * even.total_us
 
 
-def test_a_better_card_takes_less_time() -> None:
+def test_a_better_card_takes_less_time():
     plan = plan_splits(2048, QWEN)
     for name, value in (("bandwidth", 800), ("clock_ghz", 3.4)):
         assert predict(plan, replace(R9700, **{name: value})).total_us < predict(plan, R9700).total_us, name
@@ -79,7 +79,7 @@ def test_a_better_card_takes_less_time() -> None:
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 5, 63])
-def test_any_number_of_compute_units(units: int) -> None:
+def test_any_number_of_compute_units(units):
     """Also an odd one, whose last unit is no half of a pair."""
     for p in (predict_call(plan_splits(8192, QWEN, units, q_len=rows), card_with(units)) for rows in (1, 64)):
         assert p.total_us > p.pass1_us >= p.waves_us > 0
@@ -92,14 +92,14 @@ def test_any_number_of_compute_units(units: int) -> None:
         ("20/1/576/512/latent", {32: 0.45}),
     ],
 )
-def test_r9700_reaches_a_share_of_its_bandwidth(text: str, shares: dict[int, float]) -> None:
+def test_r9700_reaches_a_share_of_its_bandwidth(text, shares):
     """What the split rule has to reach at these lengths, in 1,024 keys, with float16."""
     shape = AttnShape.parse(text)
     reached = {n: predict(plan_splits(n << 10, shape), R9700).fraction for n in shares}
     assert not {n: share for n, share in reached.items() if share < shares[n]}
 
 
-def test_what_a_call_waits_for() -> None:
+def test_what_a_call_waits_for():
     """For bytes, with arithmetic under half of their time; a latent shape for issue, a single split for latency."""
     for context in (8192, 131072):
         p = predict(plan_splits(context, QWEN), R9700)
@@ -112,7 +112,7 @@ def test_what_a_call_waits_for() -> None:
     assert chunks.memory_us == pytest.approx(131072 * 1024 / (644.6e3 * READ_EFFICIENCY)), "they share their keys"
 
 
-def test_issue_cycles_of_variants_outside_the_table() -> None:
+def test_issue_cycles_of_variants_outside_the_table():
     for (head_dim, heads), (single, *_) in ISSUE.items():
         line = head_dim * (0.076 * heads + 0.106) + 6.4
         assert line == pytest.approx(single, rel=0.06)
@@ -127,7 +127,7 @@ def test_issue_cycles_of_variants_outside_the_table() -> None:
         assert issue_per_key(QWEN, 8, "loop", dtype) == ISSUE[256, 8][1] + 8 * sum(STORAGE_ISSUE[dtype])
 
 
-def test_table_is_what_the_compiler_makes() -> None:
+def test_table_is_what_the_compiler_makes():
     if why := compiler.missing():
         pytest.skip(why)
     specs = [Spec(f"attend_{build}_f16", *key) for key in ISSUE for build in kernels.BUILDS]
@@ -149,7 +149,7 @@ CHANGES = re.findall(r"^(\w+): Final = \S+  # if (\S+): (.+)$", PAGE, re.M)
 DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
 
 
-def figures() -> list[str]:
+def figures():
     """What the page of assumptions gives, in its words."""
     shares = [predict(plan_splits(n << 10, QWEN), R9700).fraction for n in (1, 8, 128)]
     one, eight = (predict_call(plan_splits(32768, QWEN, q_len=rows), R9700).total_us for rows in (1, 8))
@@ -161,23 +161,21 @@ def figures() -> list[str]:
     ]
 
 
-def test_every_assumption_says_what_it_changes() -> None:
+def test_every_assumption_says_what_it_changes():
     assert len(CHANGES) == PAGE.count(": Final = ") == 14
     words = " ".join(PAGE.split('"""')[1].split())
     assert all(figure in words for figure in figures())
 
 
 @pytest.mark.parametrize(("name", "other", "said"), CHANGES, ids=[name for name, *_ in CHANGES])
-def test_assumptions_change_what_their_page_says(
-    name: str, other: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_assumptions_change_what_their_page_says(name, other, said, monkeypatch):
     for module in [one for path, one in sys.modules.items() if path.startswith(f"{cost.__name__}.")]:
         if hasattr(module, name):
             monkeypatch.setattr(module, name, float(other))
     assert not set(said.split(", ")) - set(figures())
 
 
-def layout_line(context: int) -> str:
+def layout_line(context):
     plan = plan_splits(context, QWEN)
     p, build = predict(plan, R9700), plan.build_on(LayoutFacts(R9700.compute_units))
     name = f"{context >> 10}k" if context >= 1024 else context
@@ -185,18 +183,18 @@ def layout_line(context: int) -> str:
     return f"| {name} | {p.splits} | {build} | {times} | {100 * p.fraction:.1f} % |"
 
 
-def shares(text: str, dtypes: list[str], contexts: list[int]) -> list[str]:
+def shares(text, dtypes, contexts):
     plans = [(plan_splits(n, AttnShape.parse(text), dtype=dtype), dtype) for n in contexts for dtype in dtypes]
     return [f"{100 * predict(plan, R9700, dtype).fraction:.1f}" for plan, dtype in plans]
 
 
-def table(header: str) -> list[list[str]]:
+def table(header):
     """The cells of the document's table that begins so, with its header."""
     lines = DOC[DOC.index(header) :].split("\n\n")[0].splitlines()
     return [line.strip("| ").split(" | ") for line in (lines[0], *lines[2:])]
 
 
-def test_tables_are_what_the_model_says() -> None:
+def test_tables_are_what_the_model_says():
     assert all(layout_line(512 << i) in DOC for i in range(9))
     _, *rows = table("| shape | 512 |")
     assert len(rows) == 9 and rows == [[row[0], *shares(row[0], ["f16"], [512 << i for i in range(9)])] for row in rows]
@@ -204,7 +202,7 @@ def test_tables_are_what_the_model_says() -> None:
     assert rows == [[f"{n}k", *shares("16/2/256", dtypes, [n << 10])] for n in (32, 128)]
 
 
-def test_rows_are_what_the_model_says() -> None:
+def test_rows_are_what_the_model_says():
     """Four rows take at most 1.4 times one row at 16/2/256 and 32k, and eight at most 2.6 times."""
     (_, *counts), *lines = table("| shape | 1 row |")
     for text, *cells in lines:
@@ -214,7 +212,7 @@ def test_rows_are_what_the_model_says() -> None:
         assert text != "16/2/256" or (times[3] <= 1.4 * times[0] and times[5] <= 2.6 * times[0])
 
 
-def test_shared_prefixes_are_what_the_model_says() -> None:
+def test_shared_prefixes_are_what_the_model_says():
     for text, prefix, requests, *cells in table("| shape | prefix | requests |")[1:]:
         call = AttnShape.parse(text), R9700, int(requests), int(prefix.replace(",", "")), 256
         us, alone = (predict_requests(*call, cascade=how) for how in (None, False))
@@ -224,7 +222,7 @@ def test_shared_prefixes_are_what_the_model_says() -> None:
 # --- refusals, command line -------------------------------------------------------------------------------------
 
 
-def test_cards() -> None:
+def test_cards():
     assert find_card("RX 9070 XT") is find_card("9070xt") is CARDS["rx9070xt"]
     assert card_with(64) is R9700 and card_with(32).bandwidth == R9700.bandwidth / 2
     for call, message in (
@@ -238,7 +236,7 @@ def test_cards() -> None:
         assert str(caught.value) == message
 
 
-def test_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints(capsys):
     pytest.importorskip("rich")
     argv = ["plan", "--model", "qwen3.6-35b-a3b", "--contexts", "8k", "--rows", "1,4", "--splits", "1,auto"]
     assert cli.main([*argv, "--card", "9060 XT"]) == 0
@@ -266,6 +264,6 @@ def test_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
         (["--rows", "two"], "rows: got 'two', expected numbers such as 2,8"),
     ],
 )
-def test_plan_refuses(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_refuses(argv, message, capsys):
     assert cli.main(["plan", "--shape", "16/2/256", *argv]) == 2
     assert capsys.readouterr().err == f"zinc-attn: error: {message}\n"

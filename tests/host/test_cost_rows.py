@@ -18,7 +18,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding=
 
 
 @pytest.mark.parametrize("text", (*SHAPES, "32/32/128", "40/8/128"))
-def test_rows_that_share_keys_take_no_longer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_rows_that_share_keys_take_no_longer(monkeypatch, text):
     """From 8 rows on at no length more than 2 % longer than side by side, and with small groups much less."""
     calls = [(count, context) for count in (8, 12, 24) for context in (1024, 8192, 32768)]
     shape = AttnShape.parse(text)
@@ -32,7 +32,7 @@ def test_rows_that_share_keys_take_no_longer(monkeypatch: pytest.MonkeyPatch, te
 
 
 @pytest.mark.parametrize("text", SHAPES)
-def test_few_rows_are_the_call_of_predict(text: str) -> None:
+def test_few_rows_are_the_call_of_predict(text):
     """Up to the causal triangle, which is a few leaves here: rows below 8 share nothing."""
     shape = AttnShape.parse(text)
     for count, context in ((1, 512), (1, 8192), (4, 8192), (7, 8192), (1, 131072)):
@@ -42,7 +42,7 @@ def test_few_rows_are_the_call_of_predict(text: str) -> None:
         assert new.submissions == 1 and new.workgroups <= old.workgroups
 
 
-def test_prompts_are_what_the_model_says() -> None:
+def test_prompts_are_what_the_model_says():
     times = [
         f"{predict_rows(AttnShape.parse(text), R9700, n, n).total_us / 1e3:.1f} ms"
         for text, n in product(("16/2/256", "32/8/128"), (8192, 32768))
@@ -51,7 +51,7 @@ def test_prompts_are_what_the_model_says() -> None:
 
 
 @pytest.mark.parametrize("text", SHAPES)
-def test_prompts(text: str) -> None:
+def test_prompts(text):
     shape, found = AttnShape.parse(text), []
     for n in (2048, 8192, 32768, 131072):
         p = predict_rows(shape, R9700, n, n)
@@ -62,7 +62,7 @@ def test_prompts(text: str) -> None:
     assert all(4 < b.total_us / a.total_us < 25 for a, b in pairwise(found)), "a prompt's pairs grow with its square"
 
 
-def test_samples_stand_for_all_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_stand_for_all_submissions(monkeypatch):
     few = predict_rows(QWEN, R9700, 16384, 16384)
     assert predict_rows(QWEN, R9700, 65536, 1 << 24).submissions > 18, "the longest context"
     monkeypatch.setattr(calls, "SAMPLES", 10**6)
@@ -71,7 +71,7 @@ def test_samples_stand_for_all_submissions(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("text", (*SHAPES, "32/4/128", "64/8/64", "24/4/256"))
-def test_shared_prefixes(text: str) -> None:
+def test_shared_prefixes(text):
     """One request is the call of predict; more take longer, and no less than reading every key once."""
     shape = AttnShape.parse(text)
     for prefix in (0, 2048, 32768, 131072):
@@ -86,7 +86,7 @@ def test_shared_prefixes(text: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "worst", "slower", "gain"), [("f16", 0.82, 6, 0.97), ("q8_0", 0.69, 22, 0.92)])
-def test_sharing_seldom_costs_much(dtype: str, worst: float, slower: int, gain: float) -> None:
+def test_sharing_seldom_costs_much(dtype, worst, slower, gain):
     """What docs/cost-model.md says of the rule, beside a rule that knew the model."""
     found, best = [], []
     for text, requests, prefix in product(

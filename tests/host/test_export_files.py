@@ -79,7 +79,7 @@ def test_target_is_a_file(tmp_path):
 def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
-    def replace(source: str, target: Path) -> None:
+    def replace(source, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", replace)

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,20 +27,20 @@ from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
         ({"temperature": float("nan")}, "temperature: got nan, expected a finite number of at least 0"),
     ],
 )
-def test_settings_refused(changes: dict[str, Any], message: str) -> None:
+def test_settings_refused(changes, message):
     with pytest.raises(ArgumentError) as error:
         Settings(**changes)
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "1,-2", "1.5"])
-def test_prompt_ids_refused(text: str) -> None:
+def test_prompt_ids_refused(text):
     with pytest.raises(ArgumentError, match=r"^prompt_ids: got '.*', expected token ids such as 1,2,3$"):
         parse_numbers("prompt_ids", text, "token ids such as 1,2,3")
 
 
 @pytest.mark.parametrize("command", ["generate --prompt-ids 1", "validate", "perplexity"])
-def test_a_checkpoint_that_is_not_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_is_not_there(command, tmp_path, capsys):
     pytest.importorskip("rich")
     path = tmp_path / "m"
     assert cli.main([*command.split(), "--model", str(path)]) == 2
@@ -59,7 +58,7 @@ def test_a_checkpoint_that_is_not_there(command: str, tmp_path: Path, capsys: py
         ([], "none.json: cannot be read: No such file or directory; expected a Hugging Face config.json"),
     ],
 )
-def test_validate_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_refused(arguments, message, capsys):
     assert cli.main(["validate", "--config", "none.json", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"zinc-attn: error: {message}")
 
@@ -76,7 +75,7 @@ def test_validate_refused(arguments: list[str], message: str, capsys: pytest.Cap
         ["validate", "--model", "m", "--config", "c"],
     ],
 )
-def test_arguments_that_do_not_parse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_do_not_parse(arguments, capsys):
     with pytest.raises(SystemExit) as error:
         cli.main(arguments)
     assert error.value.code == 2
@@ -84,9 +83,7 @@ def test_arguments_that_do_not_parse(arguments: list[str], capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_without_transformers(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_transformers(package, tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "zinc_attn.integrations.transformers", raising=False)
@@ -97,14 +94,14 @@ def test_without_transformers(
     assert "pip install torch 'zinc-attn[transformers]'" in error
 
 
-def test_the_commands_need_no_transformers_to_show_their_help() -> None:
+def test_the_commands_need_no_transformers_to_show_their_help():
     """Neither torch nor transformers is imported before a function needs it."""
     for file in Path(generate.__file__).parent.glob("*.py"):
         lines = file.read_text().splitlines()
         assert not [line for line in lines if line.startswith(("import torch", "from transformers"))], file
 
 
-def test_default_layouts_and_the_example() -> None:
+def test_default_layouts_and_the_example():
     assert parse_split_specs(VARIED_LAYOUTS)[0].label == "1"
     example = Path(__file__).parents[2] / "examples" / "qwen3.6-style-tiny.json"
     config = json.loads(example.read_text())
@@ -118,13 +115,13 @@ def test_default_layouts_and_the_example() -> None:
 class Bytes:
     """A tokenizer whose ids are bytes."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids, skip_special_tokens):
         assert skip_special_tokens
         return bytes(ids).decode(errors="replace")
 
 
 @pytest.mark.parametrize("text", ["plain text", "ä €𝄞 end", "海は広い", "a\nb", "€", "a \ufffd"])
-def test_text_streams_in_whole_characters(text: str) -> None:
+def test_text_streams_in_whole_characters(text):
     """The last one stands for a text that ends inside a character."""
     pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
     pieces: list[str] = []

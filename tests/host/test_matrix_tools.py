@@ -27,7 +27,7 @@ SHAPE = AttnShape(4, 2, 64)
 SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
 
 
-def outcome(case: Case = SMALL, off: float = 0.0) -> Outcome:
+def outcome(case=SMALL, off=0.0):
     """The outcome of a device that gives the oracle's numbers, one of them ``off``."""
     result = judging.oracle_output(case, case.data())
     result.out[3, 1, 5] += off

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +29,7 @@ MISTRAL_4 = {**LATENT, "num_attention_heads": 32, "num_hidden_layers": 36, "kv_l
 MISTRAL_4 |= {"v_head_dim": 128, "head_dim": 128}
 
 
-def write(folder: Path, config: Any) -> Path:
+def write(folder, config):
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     return path
@@ -64,7 +62,7 @@ UNREAD = "whose heads or layers are not read here, expected a model without"
         (MISTRAL_4, "32/32/128", (36, 0, None)),
     ],
 )
-def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int, int | None]) -> None:
+def test_config(tmp_path, config, shape, layers):
     model = from_config(write(tmp_path, config))
     assert str(model.shape) == shape
     assert (model.attention_layers, model.windowed_layers, model.window) == layers
@@ -113,14 +111,14 @@ def test_config(tmp_path: Path, config: Any, shape: str, layers: tuple[int, int,
         ),
     ],
 )
-def test_refusal(tmp_path: Path, config: Any, message: str) -> None:
+def test_refusal(tmp_path, config, message):
     path = write(tmp_path, config)
     with pytest.raises(ArgumentError) as error:
         from_config(path)
     assert str(error.value) == f"{path}: {message}; {ADVICE}"
 
 
-def test_find_model(tmp_path: Path) -> None:
+def test_find_model(tmp_path):
     assert find_model("Qwen3-8B") is PRESETS["qwen3-8b"]
     assert find_model(str(write(tmp_path, LLAMA))).name == tmp_path.name
     with pytest.raises(ArgumentError) as error:
@@ -153,7 +151,7 @@ mimo-v2-flash            9 39  64/4/192/128          -
 """
 
 
-def test_presets() -> None:
+def test_presets():
     rows = [line.split() for line in EXPECTED.strip().splitlines()]
     assert [row[0] for row in rows] == list(PRESETS) and all(slug(name) == name for name in PRESETS)
     for name, full, windowed, shape, kib in rows:
@@ -162,14 +160,14 @@ def test_presets() -> None:
         assert kib == "-" or int(full) * model.shape.kv_bytes_per_token("f16") == float(kib) * 1024
 
 
-def test_the_tokens_that_a_model_was_made_for(tmp_path: Path) -> None:
+def test_the_tokens_that_a_model_was_made_for(tmp_path):
     for given, most in ((4096, 4096), (None, None), ("many", None), (0, None)):
         assert from_config(write(tmp_path, {**LLAMA, "max_position_embeddings": given})).max_context == most
     assert from_config(write(tmp_path, LLAMA)).max_context is None
     assert PRESETS["qwen3-8b"].max_context == 40960
 
 
-def test_presets_are_what_their_configs_say(tmp_path: Path) -> None:
+def test_presets_are_what_their_configs_say(tmp_path):
     """But for the maximum context."""
     kimi = {**DEEPSEEK_V3, "num_attention_heads": 64}
     for name, config in (
@@ -182,6 +180,6 @@ def test_presets_are_what_their_configs_say(tmp_path: Path) -> None:
         assert replace(found, name=name, max_context=PRESETS[name].max_context) == PRESETS[name]
 
 
-def test_slug() -> None:
+def test_slug():
     assert slug("llvmpipe (LLVM 15.0.6, 256 bits)") == "llvmpipe-llvm-15.0.6-256-bits"
     assert slug("///") == "model"

@@ -7,11 +7,9 @@ import os
 import resource
 import signal
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from support import GPU
@@ -78,7 +76,7 @@ NO_FILES = ("validate --model", "generate --model", "perplexity --model")  # of 
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def places(tmp_path_factory):
     """What can lie at a path that is read."""
     folder = tmp_path_factory.mktemp("places")
     found = {name: folder / str(number) for number, name in enumerate(CONTENTS)}
@@ -102,8 +100,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_device(*args: Any, **options: Any) -> None:
+def _no_device(monkeypatch):
+    def no_device(*args, **options):
         raise AssertionError("a device was opened before the path was looked at")
 
     monkeypatch.setattr(Device, "open", no_device)
@@ -112,10 +110,10 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def _within(seconds: int) -> Iterator[None]:
+def _within(seconds):
     """A call that waits for ever ends with an error, which no command refuses."""
 
-    def over(number: int, frame: FrameType | None) -> None:
+    def over(number, frame):
         raise TimeoutError(f"it waited for {seconds} s")
 
     old = signal.signal(signal.SIGALRM, over)
@@ -127,7 +125,7 @@ def _within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, old)
 
 
-def refusal(line: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refusal(line, path, capsys):
     """The one line with which a command refuses a path."""
     with _within(60):
         status = cli.main([word.format(path) for word in line.split()])
@@ -138,7 +136,7 @@ def refusal(line: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def arguments() -> set[str]:
+def arguments():
     """Every argument of every command that takes a text of the user's own, as the tables name it."""
     (commands,) = (one for one in cli.build_parser()._actions if isinstance(one, argparse._SubParsersAction))
     return {
@@ -149,14 +147,12 @@ def arguments() -> set[str]:
     }
 
 
-def test_every_path_is_in_a_table() -> None:
+def test_every_path_is_in_a_table():
     assert arguments() == set(READ) | set(WRITTEN)
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_cannot_be_read(
-    name: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read(name, places, tmp_path, capsys):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")
     folder = tmp_path / "folder"
@@ -173,7 +169,7 @@ def test_what_cannot_be_read(
                 assert SAID.get(kind, "") in said, (kind, said)
 
 
-def placed(link: Path, path: Path) -> Path:
+def placed(link, path):
     """``path`` behind ``link``, or the folder of that where it is a config.json; a path without links is itself."""
     link.unlink(missing_ok=True)
     try:
@@ -184,7 +180,7 @@ def placed(link: Path, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_cannot_be_written(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written(name, tmp_path, capsys):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")
     os.mkfifo(tmp_path / "fifo")
@@ -203,7 +199,7 @@ def test_what_cannot_be_written(name: str, tmp_path: Path, capsys: pytest.Captur
     assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
-def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk(tmp_path, capsys):
     """The limit on a file's size is met in the midst of one."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import CPU, GPU
@@ -30,8 +27,8 @@ time.sleep(60)
 """
 
 
-def test_commands() -> None:
-    def lines(info: Any, **options: Any) -> list[str]:
+def test_commands():
+    def lines(info, **options):
         return [" ".join(words) for words in ProofSpec(info, "kompute", [SHAPE], [64, 8192], **options).commands()]
 
     timed = "--shape 16/2/256 --contexts 64,8192"
@@ -54,12 +51,12 @@ def test_commands() -> None:
         ({"shapes": [AttnShape(20, 1, 576, 512, latent=True)]}, "expected one whose V is stored"),
     ],
 )
-def test_wrong_arguments(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_arguments(wrong, said):
     with pytest.raises(ArgumentError, match=said):
         ProofSpec(**{"info": GPU, "runtime": "vulkan", "shapes": [SHAPE], "contexts": [64], **wrong})
 
 
-def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path, monkeypatch):
     """A check that hangs, a sweep that raises and a bench that crashes: all run, and all are reported."""
     (tmp_path / "fake_command.py").write_text(FAKE_COMMAND)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -84,8 +81,8 @@ def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path: Path, monkeypa
         assert word not in text + data, word
 
 
-def test_an_interrupt_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(words: Sequence[str], *_: Any) -> dict[str, Any]:
+def test_an_interrupt_leaves_a_report(tmp_path, monkeypatch):
+    def interrupted(words, *_):
         if words[0] == "sweep":
             raise KeyboardInterrupt
         return step("check")
@@ -97,17 +94,17 @@ def test_an_interrupt_leaves_a_report(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (len(report["steps"]), report["planned"], report["passed"]) == (1, 9, False)
 
 
-def step(tool: str, *rows: dict[str, Any], exit_status: int | None = 0) -> dict[str, Any]:
+def step(tool, *rows, exit_status=0):
     about = {"tool": tool, "shape": None if tool == "check" else "16/2/256", "command": tool}
     return {**about, "exit_status": exit_status, "seconds": 1.0, "rows": list(rows)}
 
 
-def timed(us: float | None, **more: Any) -> dict[str, Any]:
+def timed(us, **more):
     about = {"context": 8192, "layout": "auto", "status": "ok", "verified": "bits"}
     return {**about, "median_us": us, "kv_gb_s": us and 8e3 / us, **more}
 
 
-def canned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def canned(tmp_path, monkeypatch, steps):
     """A report of these steps, three in each of two restarts."""
     left = list(steps)
     monkeypatch.setattr(proof, "run_step", lambda *_: left.pop(0))
@@ -115,7 +112,7 @@ def canned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[dict
     return proof.prove(spec, tmp_path)
 
 
-def restart(digest: str | None, *more: dict[str, Any], scale: float = 1.0, status: int = 0) -> list[dict[str, Any]]:
+def restart(digest, *more, scale=1.0, status=0):
     cases = [{"case": "9/3/64 f32 65", "status": "pass", "faults": []}]
     bench = [timed(scale * us, measure=name) for name, us in {"call": 60.0, "pass 1": 35.0}.items()]
     return [
@@ -125,7 +122,7 @@ def restart(digest: str | None, *more: dict[str, Any], scale: float = 1.0, statu
     ]
 
 
-def test_report_of_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_a_card(tmp_path, monkeypatch):
     refused = timed(None, context=131072, status="refused", error="no room | at all")
     report = canned(tmp_path, monkeypatch, [*restart("d1", refused), *restart("d1", refused, scale=1.1)])
     assert proof.passed(report)
@@ -145,6 +142,6 @@ def test_report_of_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("digest", "status"), [("d2", 0), (None, 0), ("d1", 1)], ids=["another digest", "no digest", "a failed step"]
 )
-def test_what_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str | None, status: int) -> None:
+def test_what_does_not_pass(tmp_path, monkeypatch, digest, status):
     report = canned(tmp_path, monkeypatch, [*restart("d1"), *restart(digest, status=status)])
     assert not proof.passed(report) and "**NOT passed**: 6 of 6" in (tmp_path / "report.md").read_text()

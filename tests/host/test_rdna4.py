@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 from support import FULL
@@ -74,24 +73,24 @@ s_cbranch_scc1 BB1   ; BF
 """
 
 
-def reported(spec: Spec = SINGLE, wave: int = 32, **changed: int) -> VariantReport:
+def reported(spec=SINGLE, wave=32, **changed):
     statistics = STATISTICS | {key.replace("_", " "): value for key, value in changed.items()}
     return VariantReport(spec, wave, statistics, None, None)
 
 
 @pytest.fixture
-def with_compiler() -> None:
+def with_compiler():
     if why := compiler_missing():
         pytest.skip(why)
 
 
 @lru_cache
-def compiler_missing() -> str | None:
+def compiler_missing():
     return compiler.missing()
 
 
 @pytest.mark.usefixtures("with_compiler")
-def test_shipped_kernels_keep_their_gates() -> None:
+def test_shipped_kernels_keep_their_gates():
     specs = [s for shape in ("16/2/256", "32/4/128") for s in variants.specs_for(AttnShape.parse(shape))]
     specs += variants.encode_specs()
     reports = compiler.compile_variants(specs)
@@ -104,7 +103,7 @@ def test_shipped_kernels_keep_their_gates() -> None:
 
 
 @pytest.mark.usefixtures("with_compiler")
-def test_main_loops_of_a_compiled_program() -> None:
+def test_main_loops_of_a_compiled_program():
     spec = Spec("attend_single_f32", 64, 3)
     (made,) = compiler.compile_programs([spec.program()])
     assert "v_dual_mul_f32" in made["isa"]
@@ -142,7 +141,7 @@ VIOLATIONS = (
 
 
 @pytest.mark.parametrize(("report", "text"), VIOLATIONS)
-def test_violations(report: VariantReport, text: list[str]) -> None:
+def test_violations(report, text):
     assert gates.violations([report]) == text
 
 
@@ -150,16 +149,16 @@ def test_violations(report: VariantReport, text: list[str]) -> None:
     ("vgprs", "waves"),
     [(0, 16), (96, 16), (97, 12), (120, 12), (144, 10), (168, 9), (192, 8), (216, 7), (240, 6), (256, 5)],
 )
-def test_occupancy(vgprs: int, waves: int) -> None:
+def test_occupancy(vgprs, waves):
     assert CARDS["r9700"].waves(vgprs) == waves
 
 
 @pytest.mark.parametrize(("lds", "waves"), [(0, 16), (1, 16), (2048, 16), (2049, 32 / 3), (4096, 8)])
-def test_occupancy_by_lds(lds: int, waves: float) -> None:
+def test_occupancy_by_lds(lds, waves):
     assert reported(LDS_size=lds).waves_per_simd_lds == waves
 
 
-def test_main_loops() -> None:
+def test_main_loops():
     # 8 trips over the chunks of K and 32 trips of two value rows per leaf of 64 keys
     qk = Issue(valu=2 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=3 / 8)
     pv = Issue(valu=1 / 2, vopd=0, smem=0, vmem=2 / 2, lds=1 / 2, salu=1 / 2)
@@ -180,11 +179,11 @@ def test_main_loops() -> None:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_trips_of_the_main_loops(spec: Spec, trips: tuple[float, float]) -> None:
+def test_trips_of_the_main_loops(spec, trips):
     assert compiler._trips(spec) == trips
 
 
-def test_main_loops_in_llvm_notation() -> None:
+def test_main_loops_in_llvm_notation():
     qk, pv = isa.main_loops(LLVM, TRIPS)
     assert qk == Issue(valu=1 / 8, vopd=1 / 8, smem=1 / 8, vmem=2 / 8, lds=0, salu=1 / 8)
     assert pv is None
@@ -198,13 +197,13 @@ def test_main_loops_in_llvm_notation() -> None:
         ("s_load_dwordx4 %4:s[2-3], 0", "s_mov_b32 0\n\tbuffer_load_dword\n\ts_branch block:BB0"),
     ],
 )
-def test_no_estimate_where_the_score_loop_is_uncertain(old: str, new: str) -> None:
+def test_no_estimate_where_the_score_loop_is_uncertain(old, new):
     assert old in ACO
     qk, pv = isa.main_loops(ACO.replace(old, new), TRIPS)
     assert qk is None and pv is not None
 
 
-def test_default_specs() -> None:
+def test_default_specs():
     specs = variants.default_specs()
     assert len(specs) == len(set(specs))
     assert {s.head_dim for s in specs} == {64, 80, 96, 112, 128, 192, 256, 512}
@@ -214,7 +213,7 @@ def test_default_specs() -> None:
     assert {(s.head_dim, s.latent) for s in specs} == {(s.v_head_dim, False) for s in specs}
 
 
-def test_constants_where_v_is_not_like_k() -> None:
+def test_constants_where_v_is_not_like_k():
     decl, values = LATENT.program()
     assert dict(zip(decl.spec, values, strict=True)) == {
         **{"k_dim": 576, "v_dim": 512, "latent": 1, "heads": 4, "chunks_ahead": 4, "tile": 64, "rows_shared": 1},
@@ -224,7 +223,7 @@ def test_constants_where_v_is_not_like_k() -> None:
 
 
 @pytest.mark.usefixtures("with_compiler")
-def test_kernels_keep_their_gates_where_v_is_not_like_k(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_keep_their_gates_where_v_is_not_like_k(capsys):
     """The command compiles those of one shape, and fails where one is beyond a gate; a third of the others."""
     of_command, *others = (variants.specs_for(AttnShape.parse(shape)) for shape in UNEQUAL)
     rest = [spec for specs in others for spec in specs]
@@ -241,7 +240,7 @@ def test_kernels_keep_their_gates_where_v_is_not_like_k(capsys: pytest.CaptureFi
     assert "dtype: got --dtype without --shape" in capsys.readouterr().err
 
 
-def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver(monkeypatch):
     monkeypatch.setenv("ZINC_ATTN_RADV_ICD", "/nowhere/radeon_icd.json")
     assert compiler.missing() == (
         "there is no /nowhere/radeon_icd.json: install mesa-vulkan-drivers with RADV of Mesa 25.0 (older ones do "
@@ -252,7 +251,7 @@ def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("with_compiler")
-def test_missing_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_module(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "SPIRV", tmp_path)
     with pytest.raises(KernelError, match=r"attend_single\.spv"):
         compiler.compile_variants([SINGLE])
