@@ -8,8 +8,6 @@ import json
 import numpy as np
 import pytest
 
-from zinc_attn.cli import app as cli
-from zinc_attn.dtypes import EXPECTED
 from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.check import data, record
@@ -229,47 +227,6 @@ def test_bad_record_files(tmp_path, text):
     with pytest.raises(ArgumentError) as error:
         record.load_record(path)
     assert str(error.value) == f"{path}: {TEXTS[text]}"
-
-
-WRONG_WORDS = ("x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "window=1+window=2", "mask=x", "up")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(
-            (
-                ["--cases", f"4/2/64 f16 8,{text}"],
-                f"cases: got '{text}', expected SHAPE DTYPE KEYS, then words, each once, of matrix, rising, falling, "
-                "jumping, cancelling, fading, coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, "
-                "mask=f16, noncausal and rows=N, window=KEYS, softcap=X, scale=X (9/3/64 f16 8k rising "
-                "window=128+sinks)",
-            )
-            for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
-        ),
-        (
-            ["--cases", "4/2/64 f16 9 matrix"],
-            "cases: got '4/2/64 f16 9 matrix', expected cases of --arithmetic canonical, or the other one",
-        ),
-        (["--cases", "4/2/64 f16 9 rows=10"], "rows: got 10, expected an int from 1 to 9"),
-        (["--cases", "4/2/64 f8 9"], f"dtype: got 'f8', expected {EXPECTED}"),
-        (["--cases", "4/2/64 f16 x"], "contexts: got 'x', expected numbers of keys such as 1k,32k,5000 (k = 1024)"),
-        (
-            ["--splits", "0"],
-            "splits: got '0', expected auto, a number of splits (8) or size:KEYS (size:2048)",
-        ),
-        (["--runtime", "cuda", "--quick"], "runtime: got 'cuda', expected one of kompute, vulkan"),
-        (
-            ["--against", "RECORD", "--cases", "4/2/64 f16 9"],
-            "RECORD: got none of the 1 cases of this run, expected some",
-        ),
-    ],
-)
-def test_wrong_arguments(capsys, options, message):
-    path = str(record.RECORD)
-    assert cli.main(["check", *(path if word == "RECORD" else word for word in options)]) == 2
-    line = capsys.readouterr().err.replace(path, "RECORD").removesuffix(" of them\n").rstrip()
-    assert line == f"zinc-attn: error: {message}"
 
 
 @pytest.mark.parametrize("words", ["window=0", "softcap=0", "scale=nan"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from zinc_attn.cli import app as cli
-from zinc_attn.cli.arguments import parse_numbers
 from zinc_attn.errors import ArgumentError
 from zinc_attn.tools import generate
 from zinc_attn.tools.generate import Settings, stream_text
@@ -31,55 +30,6 @@ def test_settings_refused(changes, message):
     with pytest.raises(ArgumentError) as error:
         Settings(**changes)
     assert str(error.value) == message
-
-
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "1,-2", "1.5"])
-def test_prompt_ids_refused(text):
-    with pytest.raises(ArgumentError, match=r"^prompt_ids: got '.*', expected token ids such as 1,2,3$"):
-        parse_numbers("prompt_ids", text, "token ids such as 1,2,3")
-
-
-@pytest.mark.parametrize("command", ["generate --prompt-ids 1", "validate", "perplexity"])
-def test_a_checkpoint_that_is_not_there(command, tmp_path, capsys):
-    pytest.importorskip("rich")
-    path = tmp_path / "m"
-    assert cli.main([*command.split(), "--model", str(path)]) == 2
-    said = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded\n"
-    assert capsys.readouterr().err == f"zinc-attn: error: model: got '{path}', {said}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--contexts", "8"], "contexts: got 8, expected an int of at least 16"),
-        (["--contexts", "1x"], "contexts: got '1x', expected numbers of keys"),
-        (["--splits", "two"], "splits: got 'two', expected auto"),
-        (["--seed", "-1"], "seed: got -1, expected an int from 0 to "),
-        ([], "none.json: cannot be read: No such file or directory; expected a Hugging Face config.json"),
-    ],
-)
-def test_validate_refused(arguments, message, capsys):
-    assert cli.main(["validate", "--config", "none.json", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"zinc-attn: error: {message}")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["generate", "--model", "m"],
-        ["generate", "--prompt", "a"],
-        ["generate", "--model", "m", "--prompt", "a", "--prompt-ids", "1"],
-        ["generate", "--model", "m", "--prompt", "a", "--splits", "2", "--seed", "x"],
-        ["generate", "--model", "m", "--prompt", "a", "--dtype", "f8"],
-        ["validate"],
-        ["validate", "--model", "m", "--config", "c"],
-    ],
-)
-def test_arguments_that_do_not_parse(arguments, capsys):
-    with pytest.raises(SystemExit) as error:
-        cli.main(arguments)
-    assert error.value.code == 2
-    assert capsys.readouterr().err.startswith(f"zinc-attn {arguments[0]}: error: ")
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])

@@ -41,7 +41,7 @@ def _run(argv: Sequence[str] | None) -> int:
         say(f"zinc-attn: error: {error}")
         return 2
     except MemoryError as error:
-        say(f"zinc-attn: error: this machine has no memory for it: {error or 'MemoryError'}")
+        say(f"zinc-attn: error: this machine has no memory for it: {str(error) or 'MemoryError'}")
         return 2
     except KeyboardInterrupt:
         say("zinc-attn: interrupted")

@@ -1,0 +1,129 @@
+"""Command lines that are refused in one line before any device is opened, each with its whole message.
+
+tests/host/test_paths.py has those whose path is wrong.
+"""
+
+from __future__ import annotations
+
+import pytest
+from commands import refusal, run
+
+from zinc_attn import Device
+from zinc_attn.dtypes import EXPECTED
+from zinc_attn.tools.check.record import RECORD
+from zinc_attn.tools.cost import CARDS
+
+COUNT = "expected an int of at least 1"
+SHAPES = (
+    "expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size where it differs, 32/8/192/128, and the "
+    "word latent where V is the begin of K, 20/1/576/512/latent"
+)
+SPLITS = "expected auto, a number of splits (8) or size:KEYS (size:2048)"
+CONTEXTS = "expected numbers of keys such as 1k,32k,5000 (k = 1024)"
+ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
+CASES = (
+    "expected SHAPE DTYPE KEYS, then words, each once, of matrix, rising, falling, jumping, cancelling, fading, "
+    "coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, mask=f16, noncausal and rows=N, window=KEYS, "
+    "softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
+)
+NOT_THERE = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded"
+WRONG_WORDS = "x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "window=1+window=2", "mask=x", "up"
+
+PLAN, SWEEP, VALIDATE = "plan --shape 4/2/64", "sweep --shape 4/2/64", "validate --config none.json"
+REFUSED = {
+    "plan": "model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b",
+    "plan --shape 4x2": f"shape: got '4x2', {SHAPES}",
+    "plan --shape 4/2/577": "AttnShape.head_dim: got 577, expected an int from 1 to 576",
+    f"{PLAN} --cu 0": "cu: got 0, expected an int from 1 to 65536",
+    f"{PLAN} --cu {'9' * 17}": f"cu: got {'9' * 17}, expected an int from 1 to 65536",
+    f"{PLAN} --splits x": f"splits: got 'x', {SPLITS}",
+    f"{PLAN} --card gtx480": f"card: got 'gtx480', expected one of {', '.join(CARDS)}",
+    f"{PLAN} --rows 0": "rows: got 0, expected an int from 1 to 65536",
+    f"{PLAN} --rows two": "rows: got 'two', expected numbers such as 2,8",
+    f"{SWEEP} --layers 0": f"layers: got 0, {COUNT}",
+    f"{SWEEP} --contexts 8q": f"contexts: got '8q', {CONTEXTS}",
+    f"{SWEEP} --repeats 0": f"repeats: got 0, {COUNT}",
+    f"{SWEEP} --batch 0": f"batch: got 0, {COUNT}",
+    f"{SWEEP} --rows 0": f"q_len: got 0, {COUNT}",
+    f"{SWEEP} --rows 65 --contexts 1k,64": "contexts: got 64, expected at least 65, the call's own rows",
+    f"{SWEEP} --page-size 24": "page_size: got 24, expected a power of two from 16 to 65536",
+    "sweep --shape 4/1/72/40/latent": "shape: got 4/1/72/40/latent, expected one whose V is stored; use 4/1/72/40, or "
+    "plan, check, rdna4 and export, which take it",
+    "bench --shape 4/2/64 --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
+    "decode --shape 4/2/64 --tokens 0": "tokens: got 0, expected an int from 1 to 16777216",
+    "rdna4 --shape 20/1/512/576/latent": "v_head_dim: got 576, expected at most head_dim = 512, since a latent "
+    "shape's V is the begin of its K",
+    "rdna4 --dtype f16": "dtype: got --dtype without --shape, expected both, or neither",
+    "check --quick --splits 0": f"splits: got '0', {SPLITS}",
+    "check --cases '4/2/64 f16 9 matrix'": "cases: got '4/2/64 f16 9 matrix', expected cases of --arithmetic "
+    "canonical, or the other one",
+    "check --cases '4/2/64 f16 9 rows=10'": "rows: got 10, expected an int from 1 to 9",
+    "check --cases '4/2/64 f8 9'": f"dtype: got 'f8', expected {EXPECTED}",
+    "check --cases '4/2/64 f16 x'": f"contexts: got 'x', {CONTEXTS}",
+    f"check --against {RECORD} --cases '4/2/64 f16 9'": f"{RECORD}: got none of the 1 cases of this run, expected some "
+    "of them",
+    **{
+        f"check --cases '4/2/64 f16 8,{text}'": f"cases: got '{text}', {CASES}"
+        for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
+    },
+    f"{VALIDATE} --contexts 8": "contexts: got 8, expected an int of at least 16",
+    f"{VALIDATE} --contexts 1x": f"contexts: got '1x', {CONTEXTS}",
+    f"{VALIDATE} --splits two": f"splits: got 'two', {SPLITS}",
+    f"{VALIDATE} --seed -1": f"seed: got -1, expected an int from 0 to {2**64 - 1}",
+    VALIDATE: "none.json: cannot be read: No such file or directory; expected a Hugging Face config.json",
+    **{
+        f"{command} --model /none/m": f"model: got '/none/m', {NOT_THERE}"
+        for command in ("generate --prompt-ids 1", "validate", "perplexity")
+    },
+    "generate --model m --prompt-ids 1,,2": "prompt_ids: got '1,,2', expected token ids such as 1,2,3",
+    "generate --model m --prompt-ids 1 --temperature nan": "temperature: got nan, expected a finite number of at "
+    "least 0",
+    "perplexity --model m --context 1": "context: got 1, expected an int of at least 2",
+    "perplexity --model m --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
+    "export made --page-size 48": "page_size: got 48, expected a power of two from 16 to 65536",
+    "export made --page-size 8": "page_size: got 8, expected an int from 16 to 65536",
+    "export made --cu 0": f"compute_units: got 0, {COUNT}",
+    "export made --shape 2/1/80/64/latent --dtype q8_0/f16": ONE_TYPE,
+    "export made --shape 16/3/256": "q_heads: got 16, expected a multiple of kv_heads = 3",
+}
+USAGE = {  # refused by the parser; the begin of what it says
+    "plan --shape 4/2/64 --nonsense": "zinc-attn: error: unrecognized arguments: --nonsense",
+    "nonsense": "zinc-attn: error: argument COMMAND: invalid choice: 'nonsense' (choose from ",
+    "decode --tokens x": "zinc-attn decode: error: argument --tokens: invalid int value: 'x'",
+    "plan --dtype q8_0/f8": "zinc-attn plan: error: argument --dtype: dtype: got 'q8_0/f8', expected one of f32, f16",
+    "sweep --runtime cuda": "zinc-attn sweep: error: argument --runtime: invalid choice: 'cuda' (choose from ",
+    "generate --model m": "zinc-attn generate: error: one of the arguments --prompt --prompt-ids --chat is required",
+    "generate --prompt a": "zinc-attn generate: error: the following arguments are required: --model",
+    "generate --model m --prompt a --prompt-ids 1": "zinc-attn generate: error: argument --prompt-ids: not allowed",
+    "generate --model m --prompt a --seed x": "zinc-attn generate: error: argument --seed: invalid int value: 'x'",
+    "validate": "zinc-attn validate: error: one of the arguments --model --config is required",
+    "validate --model m --config c": "zinc-attn validate: error: argument --config: not allowed with argument --model",
+    "check --quick --cases x": "zinc-attn check: error: argument --cases: not allowed with argument --quick",
+    **{
+        f"{command} --arithmetic tensor": f"zinc-attn {command}: error: argument --arithmetic: invalid choice: "
+        "'tensor' (choose from canonical, matrix" + ", matrix-prefill" * (command != "check") + ")"
+        for command in ("sweep", "bench", "generate", "perplexity", "validate", "check")
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch, tmp_path):
+    monkeypatch.setattr(Device, "open", lambda *_, **__: pytest.fail("a device was opened"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_refused(line, tmp_path, capsys):
+    for package in ("matplotlib", "rich"):
+        pytest.importorskip(package)
+    assert refusal(capsys, line) == REFUSED[line]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", USAGE)
+def test_a_wrong_usage(line, capsys):
+    assert run(line) == 2
+    out, err = capsys.readouterr()
+    plain = err.replace("'canonical', 'matrix'", "canonical, matrix").replace("'matrix-prefill'", "matrix-prefill")
+    assert not out and len(err.splitlines()) == 1 and plain.startswith(USAGE[line])
