@@ -37,6 +37,10 @@ def write(folder, config):
 
 ADVICE = "otherwise give --shape and --layers"
 COUNT = "expected an int of at least 1"
+UNREAD_FIELDS = {"index_topk": 2048, "hybrid_layer_pattern": [0, 1], "layer_group_size": 6}
+UNREAD_FIELDS |= {"linear_attn_config": {"full_attn_layers": [4]}}
+WHOLE = "that attend to the whole context, expected at least 1"
+SOME = "expected those of 32 layers, some of which have a window"
 UNREAD = "whose heads or layers are not read here, expected a model without"
 
 
@@ -77,22 +81,13 @@ def test_config(tmp_path, config, shape, layers):
         ({"num_attention_heads": 32}, f"num_hidden_layers: got none, {COUNT}"),
         ({"num_attention_heads": 32, "num_hidden_layers": 2}, f"hidden_size: got none, {COUNT}"),
         ({**LLAMA, "num_attention_heads": "32"}, f"num_attention_heads: got '32', {COUNT}"),
-        (
-            {**LLAMA, "hidden_size": 4000, "num_attention_heads": 33},
-            "hidden_size: got 4000, expected a multiple of num_attention_heads = 33",
-        ),
+        ({**LLAMA, "hidden_size": 4001}, "hidden_size: got 4001, expected a multiple of num_attention_heads = 32"),
         ({**LLAMA, "head_dim": 577}, "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
         ({**LLAMA, "v_head_dim": 0}, f"v_head_dim: got 0, {COUNT}"),
         ({**LLAMA, "layer_types": [1]}, "layer_types: got 1 entries, expected a list of num_hidden_layers = 32"),
-        (
-            {**LLAMA, "layer_types": ["linear_attention"] * 32},
-            "layers: got 0 of 32 that attend to the whole context, expected at least 1",
-        ),
+        ({**LLAMA, "layer_types": ["linear_attention"] * 32}, f"layers: got 0 of 32 {WHOLE}"),
         *(
-            (
-                {**LLAMA, "sliding_window": 9, **others},
-                "layer_types: got none, expected those of 32 layers, some of which have a window",
-            )
+            ({**LLAMA, "sliding_window": 9, **others}, f"layer_types: got none, {SOME}")
             for others in ({}, {"model_type": "gemma2"}, {"use_sliding_window": True, "max_window_layers": 21})
         ),
         ({**LLAMA, "kv_lora_rank": 512}, f"qk_nope_head_dim: got none, {COUNT}"),
@@ -102,12 +97,7 @@ def test_config(tmp_path, config, shape, layers):
         ),
         *(
             ({"text_config": {**DEEPSEEK_V3, key: value}}, f"got {key}, {UNREAD}")
-            for key, value in (
-                ("index_topk", 2048),
-                ("hybrid_layer_pattern", [0, 1]),
-                ("layer_group_size", 6),
-                ("linear_attn_config", {"full_attn_layers": [4]}),
-            )
+            for key, value in UNREAD_FIELDS.items()
         ),
     ],
 )
@@ -123,8 +113,7 @@ def test_find_model(tmp_path):
     assert find_model(str(write(tmp_path, LLAMA))).name == tmp_path.name
     with pytest.raises(ArgumentError) as error:
         find_model("qwen9")
-    presets = ", ".join(PRESETS)
-    assert str(error.value) == f"model: got 'qwen9', expected a path to a config.json or one of {presets}"
+    assert str(error.value) == f"model: got 'qwen9', expected a path to a config.json or one of {', '.join(PRESETS)}"
 
 
 # attention layers, windowed ones, shape, and KiB of float16 K and V per token where published
@@ -160,24 +149,10 @@ def test_presets():
         assert kib == "-" or int(full) * model.shape.kv_bytes_per_token("f16") == float(kib) * 1024
 
 
-def test_the_tokens_that_a_model_was_made_for(tmp_path):
-    for given, most in ((4096, 4096), (None, None), ("many", None), (0, None)):
-        assert from_config(write(tmp_path, {**LLAMA, "max_position_embeddings": given})).max_context == most
-    assert from_config(write(tmp_path, LLAMA)).max_context is None
-    assert PRESETS["qwen3-8b"].max_context == 40960
-
-
 def test_presets_are_what_their_configs_say(tmp_path):
-    """But for the maximum context."""
-    kimi = {**DEEPSEEK_V3, "num_attention_heads": 64}
-    for name, config in (
-        ("deepseek-v3", DEEPSEEK_V3),
-        ("glm-4.7-flash", GLM_4_7_FLASH),
-        ("kimi-k2", kimi),
-        ("mistral-small-4", MISTRAL_4),
-    ):
-        found = from_config(write(tmp_path, config))
-        assert replace(found, name=name, max_context=PRESETS[name].max_context) == PRESETS[name]
+    configs = {"deepseek-v3": DEEPSEEK_V3, "glm-4.7-flash": GLM_4_7_FLASH, "mistral-small-4": MISTRAL_4}
+    for name, config in {**configs, "kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}}.items():
+        assert replace(from_config(write(tmp_path, config)), name=name) == PRESETS[name]
 
 
 def test_slug():
