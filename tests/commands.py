@@ -6,15 +6,20 @@ import json
 import shlex
 from typing import Any
 
+import pytest
+
 from zinc_attn.cli import app as cli
+
+DRAWING = ("sweep", "bench", "decode", "proof")
 
 
 def run(*words: Any) -> int:
     """The exit status of a command line; a word with spaces in it stands for several."""
+    argv = [part for word in words for part in (shlex.split(word) if isinstance(word, str) else [str(word)])]
+    if argv[0] in DRAWING:
+        pytest.importorskip("matplotlib", reason="pip install 'zinc-attn[cli]'")
     try:
-        return cli.main(
-            [part for word in words for part in (shlex.split(word) if isinstance(word, str) else [str(word)])]
-        )
+        return cli.main(argv)
     except SystemExit as ended:  # as argparse ends a program
         return ended.code
 

@@ -94,6 +94,19 @@ def byte_tokenizer(template: str | None = None) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template)
 
 
+def saved(path: Path, kind: str = "llama", template: str | None = None, *, tokenizer: bool = True) -> Path:
+    """A random checkpoint of a model type at ``path``, with a tokenizer or without."""
+    from zinc_attn.tools import generate
+    from zinc_attn.tools.generate.hf_model import quiet
+
+    host = generate.build_model(config_file(path.with_suffix(".json"), kind), seed=7)
+    with quiet():  # its progress bar would be among what a command says
+        host.model.save_pretrained(path)
+    if tokenizer:
+        byte_tokenizer(template).save_pretrained(path)
+    return path
+
+
 def write_gguf(path: Path, model: Any, template: str | None = TEMPLATE, **fields: Any) -> Path:
     """A float32 GGUF file of a Llama model and of ``byte_tokenizer``, as llama.cpp's converter writes it.
 

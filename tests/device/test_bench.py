@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from commands import records
+from commands import run as main
 
 import zinc_attn as za
-from zinc_attn.cli import app as cli
 from zinc_attn.decode.contiguous import ContiguousKV
 from zinc_attn.errors import ArgumentError, DeviceMemoryError
 from zinc_attn.tools.measure import CallSpec, measure_calls
@@ -34,11 +35,8 @@ def test_rows(device):
         nbytes = call[0] * SHAPE.kv_bytes_per_token(call[1])
         assert mine["call"].figures["kv_gb_s"] == pytest.approx(nbytes / mine["call"].figures["median_us"] / 1e3)
         if timed:
-            assert (
-                mine["pass 1"].figures["median_us"]
-                <= mine["device"].figures["median_us"]
-                <= mine["call"].figures["median_us"]
-            )
+            times = [mine[measure].figures["median_us"] for measure in ("pass 1", "device", "call")]
+            assert times == sorted(times)
             assert mine["device"].latency_mode == "device timestamps; median"
     assert not timed or {r.measure for r in rows if (r.context, r.layout) == (700, "auto")} == {"call", *PASSES}
 
@@ -73,9 +71,6 @@ def test_no_room_is_a_row(device, monkeypatch):
     ("options", "text"),
     (
         ({"contexts": [0]}, "contexts: got 0, expected an int from 1 to "),
-        ({"repeats": 0}, "repeats: got 0, expected an int of at least 1"),
-        ({"dtype": "f8"}, "dtype: got 'f8', expected one of f32, f16"),
-        ({"shape": za.AttnShape(4, 1, 72, 40, latent=True)}, "shape: got 4/1/72/40/latent, expected one whose V is"),
         ({"contexts": [1 << 20], "batch": 17}, "batch * contexts: got 17825792, expected an int from 1 to 16777216"),
     ),
 )
@@ -86,16 +81,11 @@ def test_refusals(options, text):
 
 
 def test_command(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    words = ["bench", "--runtime", "vulkan", "--shape", "6/2/64,2/1/64", "--contexts", "100,1k", "--repeats", "1"]
-    words += ["--dtype", "f16,q8_0"]
-    assert cli.main([*words, "--out", str(tmp_path / "a")]) == 0
+    words = "bench --runtime vulkan --shape 6/2/64,2/1/64 --contexts 100,1k --repeats 1 --dtype f16,q8_0 --out"
+    assert main(words, tmp_path / "a") == 0
     printed = capsys.readouterr().out
     assert printed.count(" bits ") == 2 * 2 * 2 * 2 and "pass 1" in printed
     assert (tmp_path / "a" / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert cli.main([*words, "--out", str(tmp_path / "b"), "--json"]) == 0
-    printed = capsys.readouterr().out
-    assert printed == (tmp_path / "b" / "bench.jsonl").read_text()
-    assert {json.loads(line)["measure"] for line in printed.splitlines()} == {"call", *PASSES}
-    assert cli.main([*words, "--dtype", "f16,f8"]) == 2
-    assert capsys.readouterr().err.startswith("zinc-attn: error: dtype: got 'f8', expected one of f32, f16")
+    rows = records(capsys, words, tmp_path / "b", "--json")
+    assert rows == [json.loads(line) for line in (tmp_path / "b" / "bench.jsonl").read_text().splitlines()]
+    assert {row["measure"] for row in rows} == {"call", *PASSES}

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import TEMPLATE, byte_tokenizer, config_file
+from commands import run
+from tiny_models import TEMPLATE, byte_tokenizer, config_file, saved
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
@@ -32,10 +33,7 @@ SETTINGS = generate.Settings(max_new_tokens=9)
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     """A checkpoint with a chat template."""
-    folder = tmp_path_factory.mktemp("chat")
-    generate.build_model(config_file(folder / "llama.json"), seed=7).model.save_pretrained(folder / "m")
-    byte_tokenizer(TEMPLATE).save_pretrained(folder / "m")
-    return folder / "m"
+    return saved(tmp_path_factory.mktemp("chat") / "m", template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +51,20 @@ def rendered(messages):
     return list(byte_tokenizer(TEMPLATE).apply_chat_template(dicts, add_generation_prompt=True, return_dict=False))
 
 
-def common_length(a, b):
-    """How many tokens both begin with."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-# --- turns -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_turns_are_those_of_a_fresh_prefill(model, device, chunk):
     """And a turn prefills only what the cache lacks."""
     settings = generate.Settings(max_new_tokens=9, prefill_chunk=chunk, page_size=64)
-    messages: list[tuple[str, str]] = []
-    held: list[int] = []
+    messages, held = [], []
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, settings) as talk:
         for text in TURNS:
             pieces: list[str] = []
             turn = talk.answer(text, pieces.append)
             messages.append(("user", text))
             prompt = rendered(messages)
-            common = common_length(held, prompt[:-1])
+            common = sum(
+                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(held, prompt[:-1], strict=False))
+            )
             assert (turn.prompt_tokens, turn.kept_tokens) == (len(prompt), common)
             fresh = generate.generate_ids(model, device, prompt, SETTINGS)
             assert turn.ids == fresh.ids and turn.stopped == fresh.stopped
@@ -92,9 +83,6 @@ def test_linear_attention_layers_begin_anew(tmp_path, device):
     fresh = generate.generate_ids(model, device, prompt, SETTINGS)
     assert second.kept_tokens in (0, first.prompt_tokens + len(first.ids) - 1)
     assert second.ids == fresh.ids
-
-
-# --- Ctrl-C ------------------------------------------------------------------------------------------------
 
 
 def interrupt_at(monkeypatch, at):
@@ -159,44 +147,40 @@ def test_a_question_that_is_asked_again(model, device, monkeypatch):
     assert again.ids == generate.generate_ids(model, device, rendered([("user", TURNS[0])]), SETTINGS).ids
 
 
-# --- the command -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def chat(path, monkeypatch):
-    """Run the command with these lines on stdin."""
+    """The words of the command, with these lines on stdin."""
 
-    def run(lines, *arguments):
+    def words(lines, options=""):
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-        command = ["generate", "--model", path, "--chat", "--runtime", "vulkan", *arguments]
-        return cli.main(list(map(str, command)))
+        return "generate --chat --runtime vulkan --model", path, options
 
-    return run
+    return words
 
 
 def test_lines_are_turns(chat, model, device, capsys):
     lines = "\n".join([TURNS[0], "", "   ", *TURNS[1:]])  # the last line has no end
-    assert chat(lines, "--max-new-tokens", 9) == 0
+    assert run(*chat(lines, "--max-new-tokens 9")) == 0
     shown = capsys.readouterr()
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
         assert shown.out == "".join(f"{talk.answer(text, ignore).text}\n" for text in TURNS)
-    assert chat("") == 0 and capsys.readouterr().out == ""
+    assert run(*chat("")) == 0 and capsys.readouterr().out == ""
     assert shown.err.count("the answer is cut off: see --max-new-tokens and --capacity") == 3 and "> " not in shown.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--capacity", 60], "chat: got a conversation of 93 tokens, expected at most capacity = 60; begin a new one"),
-        (["--capacity", 2], "chat: got a conversation of 22 tokens, expected at most capacity = 2; begin a new one"),
-        (["--capacity", 1025], "capacity: got 1,025 tokens, expected at most max_position_embeddings = 1,024 of m"),
-        (["--json"], "json: got --chat, expected --prompt or --prompt-ids"),
+        ("--capacity 60", "chat: got a conversation of 93 tokens, expected at most capacity = 60; begin a new one"),
+        ("--capacity 2", "chat: got a conversation of 22 tokens, expected at most capacity = 2; begin a new one"),
+        ("--capacity 1025", "capacity: got 1,025 tokens, expected at most max_position_embeddings = 1,024 of m"),
+        ("--json", "json: got --chat, expected --prompt or --prompt-ids"),
     ],
 )
 def test_refused(arguments, message, chat, capsys):
-    assert chat("\n".join(TURNS), "--max-new-tokens", 9, *arguments) == 2
+    status = run(*chat("\n".join(TURNS), f"--max-new-tokens 9 {arguments}"))
     error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message}")
+    assert status == 2 and len(error) == 1 and error[0].startswith(f"zinc-attn: error: {message}")
 
 
 @pytest.mark.parametrize(
@@ -264,9 +248,7 @@ def test_a_conversation_on_a_terminal(path):
 def test_torch_leaves_cores_to_the_device(cores, default, variable, threads, monkeypatch, capsys):
     """A number of threads that the user has chosen stays."""
     for name in THREADS:
-        monkeypatch.delenv(name, raising=False)
-    if variable:
-        monkeypatch.setenv(variable, "2")
+        monkeypatch.setenv(name, "2" if name == variable else "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores))
     torch.set_num_threads(default)
     share_cores()

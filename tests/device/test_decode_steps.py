@@ -6,18 +6,16 @@ import json
 from typing import Any
 
 import pytest
+from commands import run
 
 import zinc_attn as za
-from zinc_attn.cli import app as cli
 from zinc_attn.tools.measure import CallSpec, decode_steps, stalls, steps
 
 SHAPE = za.AttnShape(4, 2, 64)
 
 
 def test_the_command(capsys, tmp_path):
-    pytest.importorskip("matplotlib")
-    words = ["decode", "--shape", str(SHAPE), "--layers", "2", "--tokens", "70", "--out", str(tmp_path)]
-    assert cli.main([*words, "--runtime", "vulkan"]) == 0
+    assert run(f"decode --shape {SHAPE} --layers 2 --tokens 70 --runtime vulkan --out", tmp_path) == 0
     out = capsys.readouterr().out
     assert "shape 4/2/64, f16, 2 layers, 70 steps of one token\nvulkan: prepared in " in out
     assert out.endswith("; 3 outputs compared, all equal\n")
@@ -26,8 +24,6 @@ def test_the_command(capsys, tmp_path):
     assert [row["measure"] for row in rows] == ["prepare"] + ["step"] * 70
     assert all(row["attention_ms_per_step"] == pytest.approx(row["median_us"] / 500, rel=1e-4) for row in rows[1:])
     assert (tmp_path / "decode.png").read_bytes()[:4] == b"\x89PNG"
-    assert cli.main([*words, "--tokens", "0"]) == 2
-    assert "tokens: got 0" in capsys.readouterr().err
 
 
 def test_stalls_and_wrong_bits_are_seen(device, monkeypatch):

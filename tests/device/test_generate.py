@@ -8,26 +8,25 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import records, refusal, run
 from support import FULL
-from tiny_models import BASE, TEXT, byte_tokenizer, config_file
+from tiny_models import BASE, TEXT, config_file, saved
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 
 import zinc_attn as za  # noqa: E402
-from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.integrations import transformers as hf  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
-from zinc_attn.tools.generate.hf_model import quiet  # noqa: E402
 
-RUN = ("--runtime", "vulkan")
+GENERATE, VALIDATE = "generate --runtime vulkan --model", "validate --runtime vulkan"
+INDEXED = {"model_type": "deepseek_v32", "kv_lora_rank": 16, "layer_types": ["indexed_attention"] * 2}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -35,28 +34,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def checkpoints(tmp_path_factory):
     """Folders of random checkpoints by model type, without a tokenizer."""
     root = tmp_path_factory.mktemp("checkpoints")
-
-    @cache
-    def make(kind):
-        host = generate.build_model(config_file(root / f"{kind}.json", kind), seed=7)
-        with quiet():  # its progress bar would be among what a command says
-            host.model.save_pretrained(root / kind)
-        return root / kind
-
-    return make
+    return cache(lambda kind: saved(root / kind, kind, tokenizer=False))
 
 
 @pytest.fixture(scope="module")
 def with_tokenizer(checkpoints):
     """A checkpoint with a byte-level tokenizer of its 300 ids."""
-    path = checkpoints("llama").parent / "text"
-    shutil.copytree(checkpoints("llama"), path)
-    byte_tokenizer().save_pretrained(path)
-    return path
-
-
-def run(*arguments):
-    return cli.main([*map(str, arguments), *RUN])
+    return saved(checkpoints("llama").parent / "text")
 
 
 @pytest.fixture
@@ -65,20 +49,11 @@ def vulkan():
         yield device
 
 
-def ids_of(capsys):
-    record: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return record
-
-
-# --- generate ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen3_5_moe_text", "gemma2", "deepseek_v3", "mimo_v2_flash", "bloom"])
 def test_ids_are_those_of_transformers_generate(kind, checkpoints, vulkan, capsys):
     prompt = [int(i) for i in np.random.default_rng(0).integers(1, 300, 30)]
-    text = ",".join(map(str, prompt))
-    assert run("generate", "--model", checkpoints(kind), "--prompt-ids", text, "--max-new-tokens", 12, "--json") == 0
-    got = ids_of(capsys)
+    ids = f"--prompt-ids {','.join(map(str, prompt))}"
+    (got,) = records(capsys, GENERATE, checkpoints(kind), ids, "--max-new-tokens 12 --json")
     hf.register()
     own = "eager" if kind == "bloom" else "zinc"  # BLOOM's is compared with its own attention, since it is adapted
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints(kind), attn_implementation=own).eval()
@@ -92,11 +67,10 @@ def test_ids_are_those_of_transformers_generate(kind, checkpoints, vulkan, capsy
 
 
 def test_text_streams(with_tokenizer, capsys):
-    options = ("generate", "--model", with_tokenizer, "--prompt", TEXT, "--max-new-tokens", 12)
-    assert run(*options, "--prefill-chunk", 7, "--page-size", 16, "--splits", 3, "--capacity", 200) == 0
+    options = (GENERATE, with_tokenizer, f"--prompt '{TEXT}' --max-new-tokens 12")
+    assert run(*options, "--prefill-chunk 7 --page-size 16 --splits 3 --capacity 200") == 0
     shown = capsys.readouterr()
-    assert run(*options, "--json") == 0
-    record = ids_of(capsys)
+    (record,) = records(capsys, *options, "--json")
     tokenizer = generate.load_tokenizer(with_tokenizer)
     assert record["text"] == tokenizer.decode(record["ids"])
     assert shown.out == f"{record['text']}\n"
@@ -107,9 +81,9 @@ def test_nothing_is_downloaded(with_tokenizer, monkeypatch, capsys):
     tried = []
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **kwargs: tried.append(arguments) or [])
-    assert run("generate", "--model", with_tokenizer, "--prompt", "the sea", "--max-new-tokens", 2) == 0
-    assert run("generate", "--model", "owner/name", "--prompt", "the sea") == 2
-    assert not tried and "nothing is downloaded" in capsys.readouterr().err
+    assert run(GENERATE, with_tokenizer, "--prompt 'the sea' --max-new-tokens 2") == 0
+    capsys.readouterr()
+    assert "nothing is downloaded" in refusal(capsys, GENERATE, "owner/name --prompt 'the sea'") and not tried
 
 
 def test_temperature_draws_by_the_seed(checkpoints, vulkan, monkeypatch):
@@ -127,8 +101,8 @@ def test_temperature_draws_by_the_seed(checkpoints, vulkan, monkeypatch):
 @pytest.mark.parametrize(("new", "dtype"), [(1, "f32"), (2, "f16/q8_0"), *[(2, "q8_0/f16")] * FULL])
 def test_token_ids(new, dtype, checkpoints, capsys):
     """One new token has no decode rate, and the last never enters the cache; types of K and V may differ."""
-    options = ("--prompt-ids", "5", "--max-new-tokens", new, "--dtype", dtype, "--capacity", new)
-    assert run("generate", "--model", checkpoints("llama"), *options) == 0
+    options = f"--prompt-ids 5 --max-new-tokens {new} --dtype {dtype} --capacity {new}"
+    assert run(GENERATE, checkpoints("llama"), options) == 0
     shown = capsys.readouterr()
     assert all(one.isdecimal() for one in shown.out.strip().split(",")) and shown.out.count(",") == new - 1
     assert "prefill  1 token in" in shown.err and re.search(r"\ndigest   [0-9a-f]{32} of ", shown.err)
@@ -137,18 +111,9 @@ def test_token_ids(new, dtype, checkpoints, capsys):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma2", "qwen3_5_moe_text"])
 @pytest.mark.parametrize(("prompt", "chunk"), [(3, None), (200, 90)])
-def test_no_step_compiles_anything(
-    kind,
-    prompt,
-    chunk,
-    checkpoints,
-    vulkan,
-    monkeypatch,
-):
+def test_no_step_compiles_anything(kind, prompt, chunk, checkpoints, vulkan, monkeypatch):
     """A device makes each program once, on its first use."""
-    programs: list[str] = []
-    made_before: list[int] = []  # each token
-    make = vulkan.runtime.kernel
+    programs, made_before, make = [], [], vulkan.runtime.kernel  # made_before: each token
 
     def kernel(decl, spirv, spec):
         programs.append(decl.name)
@@ -195,58 +160,48 @@ def spoil(monkeypatch, when):
     monkeypatch.setattr(hf.ZincCache, "attend", attend)
 
 
-# --- refused -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "foobar"}, "config.json has model_type 'foobar', expected one that transformers "),
+        (
+            {"model_type": "foobar"},
+            "The checkpoint you are trying to load has model type `foobar` but ",
+        ),
         ({"model_type": "vit"}, "configuration_vit.ViTConfig'> for this kind of AutoModel: AutoModelForCausalLM. "),
         ({"head_dim": 640}, "head_dim: got 640, expected an int from 1 to 576"),
-        (
-            {"model_type": "deepseek_v32", "kv_lora_rank": 16, "layer_types": ["indexed_attention"] * 2},
-            "layer 0 is of type 'indexed_attention', expected one of full_attention, ",
-        ),
+        (INDEXED, "layer 0 is of type 'indexed_attention', expected one of full_attention, "),
         ({"intermediate_size": 100}, "it has 6 weights of other shapes than its config says, the first model."),
         ({"num_hidden_layers": 3}, "it lacks 9 weights of LlamaForCausalLM, the first model.layers.2."),
         ({}, ""),  # a safetensors file that is cut off
     ],
 )
 def test_models_refused(changes, message, tmp_path, checkpoints, capsys):
-    path = tmp_path / "m"
-    shutil.copytree(checkpoints("llama"), path)
+    path = Path(shutil.copytree(checkpoints("llama"), tmp_path / "m"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **changes}))
     if not changes:
         (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:1000])
-    assert run("generate", "--model", path, "--prompt-ids", "1") == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"zinc-attn: error: model: cannot load {path}: ") and message in error
+    said = refusal(capsys, GENERATE, path, "--prompt-ids 1")
+    assert said.startswith(f"model: cannot load {path}: ") and message in said
+
+
+TOO_LONG = "got 1,025 tokens, expected at most max_position_embeddings = 1,024 of llama"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", "text"], "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"),
-        (["--prompt-ids", "1,300"], "prompt: got 300, expected an int from 0 to 299"),
-        (
-            ["--prompt-ids", "1,2", "--capacity", "8", "--max-new-tokens", "8"],
-            "capacity: got 8, expected an int of at least 9",
-        ),
-        (
-            ["--prompt-ids", "1", "--max-new-tokens", "1024"],
-            "prompt, max_new_tokens: got 1,025 tokens, expected at most max_position_embeddings = 1,024 of llama",
-        ),
-        (["--prompt-ids", "1", "--page-size", "48"], "page_size: got 48, expected "),
-        (["--prompt-ids", "1", "--device", "none such"], "device: no Vulkan device matches 'none such'; "),
+        ("--prompt text", "prompt: {} has no tokenizer, expected --prompt-ids, for example 1,2,3"),
+        ("--prompt-ids 1,300", "prompt: got 300, expected an int from 0 to 299"),
+        ("--prompt-ids 1,2 --capacity 8 --max-new-tokens 8", "capacity: got 8, expected an int of at least 9"),
+        ("--prompt-ids 1 --max-new-tokens 1024", f"prompt, max_new_tokens: {TOO_LONG}"),
+        ("--prompt-ids 1 --page-size 48", "page_size: got 48, expected "),
+        ("--prompt-ids 1 --device 'none such'", "device: no Vulkan device matches 'none such'; "),
     ],
 )
 def test_generate_refused(arguments, message, checkpoints, capsys):
     path = checkpoints("llama")
-    assert run("generate", "--model", path, *arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zinc-attn: error: ")]
-    assert len(lines) == 1 and lines[0].startswith(f"zinc-attn: error: {message.format(path)}")
+    assert refusal(capsys, GENERATE, path, arguments).startswith(message.format(path))
 
 
 def test_what_a_model_raises_is_one_line(checkpoints, monkeypatch, capsys):
@@ -254,27 +209,22 @@ def test_what_a_model_raises_is_one_line(checkpoints, monkeypatch, capsys):
         raise RuntimeError("strides\n of something")
 
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", broken)
-    assert run("generate", "--model", checkpoints("llama"), "--prompt-ids", "1") == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "zinc-attn: error: model: a forward of LlamaForCausalLM failed: strides of something"
-
-
-# --- validate ----------------------------------------------------------------------------------------------
-
-
-Findings = Callable[..., tuple[int, list[dict[str, Any]]]]
+    said = refusal(capsys, GENERATE, checkpoints("llama"), "--prompt-ids 1")
+    assert said == "model: a forward of LlamaForCausalLM failed: strides of something"
 
 
 @pytest.fixture
 def findings(tmp_path, capsys):
     """The status, and what ``validate --json`` says of a random model of a type, at 100 tokens unless told."""
 
-    def validated(*options, kind="llama", **config):
-        where = () if "--contexts" in options or config else ("--contexts", 100)
-        status = run("validate", "--config", config_file(tmp_path / f"{kind}.json", kind, **config), *where, *options)
+    def validated(options, kind="llama", **config):
+        where = "" if "--contexts" in options or config else "--contexts 100"
+        status = run(
+            VALIDATE, "--json --config", config_file(tmp_path / f"{kind}.json", kind, **config), where, options
+        )
         return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    return lambda *options, **model: validated("--json", *options, **model)
+    return validated
 
 
 @pytest.mark.parametrize(
@@ -294,8 +244,8 @@ def findings(tmp_path, capsys):
 )
 def test_validate(kind, dtype, contexts, page, findings):
     """Windows, sinks, softcap, ALiBi, linear-attention layers, V of another size; pages that are full, and not."""
-    options = ("--contexts", contexts, "--splits", "1,3,auto,size:100", "--page-size", page, "--dtype", dtype)
-    status, found = findings(*options, kind=kind)
+    options = f"--contexts {contexts} --splits 1,3,auto,size:100 --page-size {page} --dtype {dtype}"
+    status, found = findings(options, kind=kind)
     layers = "1 layers" if "qwen" in kind else "2 layers"
     want = [("3", "equal", ""), ("auto", "equal", ""), ("size:100", "equal", ""), ("oracle", "equal", layers)]
     got = [(one["context"], one["what"], one["status"], one["text"]) for one in found]
@@ -310,7 +260,7 @@ def test_the_example_is_built():
 
 
 def test_validate_a_checkpoint_as_a_table(checkpoints, capsys):
-    assert run("validate", "--model", checkpoints("llama"), "--contexts", "128,256", "--splits", "auto") == 0
+    assert run(VALIDATE, "--model", checkpoints("llama"), "--contexts 128,256 --splits auto") == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if line.endswith(" equal")]
     assert rows == [[context, what, "equal"] for context in ("128", "256") for what in ("auto", "oracle")]
@@ -319,7 +269,7 @@ def test_validate_a_checkpoint_as_a_table(checkpoints, capsys):
 
 @pytest.mark.parametrize(("most", "contexts"), [(300, [300]), (8300, [8192, 8300])])
 def test_default_contexts_end_at_the_models_maximum(most, contexts, findings):
-    status, found = findings("--splits", "2", max_position_embeddings=most)
+    status, found = findings("--splits 2", max_position_embeddings=most)
     assert status == 0 and [one["context"] for one in found] == [one for one in contexts for _ in range(2)]
 
 
@@ -338,7 +288,7 @@ def layouts(monkeypatch):
 )
 def test_validate_finds_a_wrong_bit(splits, differing, layouts, findings, monkeypatch):
     spoil(monkeypatch, lambda _: layouts[-1] == splits)
-    status, found = findings("--splits", "2,8,auto")
+    status, found = findings("--splits 2,8,auto")
     assert status == 1 and [one["what"] for one in found] == ["2", "8", "auto", "oracle"]
     for one in found:
         at = "layer 1: out[0, 3, 63]: got " if one["what"] == "oracle" else "step 0, layer 1: out[0, 3, 63]: got "
@@ -352,7 +302,7 @@ def test_validate_finds_an_error_that_every_layout_has(findings, monkeypatch):
     monkeypatch.setattr(
         hf.ZincCache, "append", lambda self, x, dtype: right(self, lambda one: [y * wrong for y in x(one)], dtype)
     )
-    status, found = findings("--splits", "2", "--dtype", "f32")
+    status, found = findings("--splits 2 --dtype f32")
     assert status == 1 and [one["status"] for one in found] == ["equal", "DIFFERENT"] and "ulp" in found[1]["text"]
 
 
@@ -371,19 +321,15 @@ def test_validate_does_not_take_the_blame_for_the_host(module, where, layouts, f
         return made
 
     monkeypatch.setattr(layer, "forward", forward)
-    status, found = findings("--splits", "2,8")
+    status, found = findings("--splits 2,8")
     assert status == 3 and [one["status"] for one in found] == ["equal", "host differs", "equal"]
     assert found[1]["text"] == f"{where} differ after equal attention: the model's own arithmetic moved"
 
 
 def test_validate_refuses_what_there_is_no_room_for(findings):
-    options = ("--contexts", "16m,64", "--splits", "2", "--dtype", "f32")
-    status, found = findings(*options, max_position_embeddings=1 << 24)
+    status, found = findings("--contexts 16m,64 --splits 2 --dtype f32", max_position_embeddings=1 << 24)
     assert status == 2 and [one["status"] for one in found] == ["refused", "equal", "equal"]
     assert found[0]["context"] == 1 << 24 and found[0]["text"].startswith("max_cache_len")
-
-
-# --- what they ask of a ZincCache --------------------------------------------------------------------------
 
 
 def test_observers_see_the_calls_of_forks(vulkan):

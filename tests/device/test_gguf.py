@@ -7,18 +7,19 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_models import TEXT, byte_tokenizer, config_file, write_gguf
+from commands import records, refusal, run
+from tiny_models import TEXT, byte_tokenizer, config_file, saved, write_gguf
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
 pytest.importorskip("gguf", reason="pip install 'zinc-attn[gguf]'")
 
-from zinc_attn.cli import app as cli  # noqa: E402
 from zinc_attn.tools import generate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+GENERATE = "generate --runtime vulkan --model"
 SCALED = "got scaled rotary positions"
 
 
@@ -30,20 +31,6 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def file(model, tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
-
-
-def run(*arguments):
-    return cli.main([*map(str, arguments), "--runtime", "vulkan"])
-
-
-def error_of(capsys):
-    """The one line that the command said, behind notes of the device."""
-    lines = capsys.readouterr().err.splitlines()
-    assert sum(line.startswith("zinc-attn: error: ") for line in lines) == 1 and "Traceback" not in lines
-    return lines[-1].removeprefix("zinc-attn: error: ")
-
-
-# --- the same model ----------------------------------------------------------------------------------------
 
 
 def test_the_model_and_the_tokenizer_are_those_that_were_written(model, file):
@@ -68,24 +55,19 @@ def test_the_header_is_parsed_once(file, monkeypatch):
 
 
 def test_text_is_that_of_the_safetensors_files(model, file, tmp_path, capsys):
-    model.save_pretrained(tmp_path / "folder")
-    byte_tokenizer().save_pretrained(tmp_path / "folder")
-    records = []
-    for path in (file, tmp_path / "folder"):
-        assert run("generate", "--model", path, "--prompt", TEXT, "--max-new-tokens", 12, "--json") == 0
+    made = []
+    for path in (file, saved(tmp_path / "folder")):
+        assert run(GENERATE, path, f"--prompt '{TEXT}' --max-new-tokens 12 --json") == 0
         captured = capsys.readouterr()
-        records.append(json.loads(captured.out))
+        made.append(json.loads(captured.out))
         assert "GGUF" not in captured.err  # no progress bar of the loader
-    assert records[0]["text"] == records[1]["text"] and records[0]["ids"] == records[1]["ids"]
-    assert [one["model"] for one in records] == ["tiny", "folder"]
+    assert made[0]["text"] == made[1]["text"] and made[0]["ids"] == made[1]["ids"]
+    assert [one["model"] for one in made] == ["tiny", "folder"]
 
 
 def test_validate(file, capsys):
-    assert run("validate", "--model", file, "--contexts", "100", "--splits", "3", "--json") == 0
-    assert [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()] == ["equal", "equal"]
-
-
-# --- refused -----------------------------------------------------------------------------------------------
+    found = records(capsys, "validate --runtime vulkan --contexts 100 --splits 3 --json --model", file)
+    assert [one["status"] for one in found] == ["equal", "equal"]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +84,7 @@ def test_validate(file, capsys):
 )
 def test_files_refused(fields, message, model, tmp_path, capsys):
     path = write_gguf(tmp_path / "other.gguf", model, **fields)
-    assert run("generate", "--model", path, "--prompt-ids", "1") == 2
-    error = error_of(capsys)
+    error = refusal(capsys, GENERATE, path, "--prompt-ids 1")
     assert error.startswith("model: ") and str(path) in error and message in error
 
 
@@ -117,9 +98,8 @@ def test_truncated(part, file, tmp_path, capsys):
     data = file.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(data[: max(4, int(part * len(data)))])
-    assert run("generate", "--model", path, "--prompt", "text") == 2
     said = f"model: {path} is no whole GGUF file, expected one, so copy or download it again: "
-    assert error_of(capsys).startswith(said)
+    assert refusal(capsys, GENERATE, path, "--prompt text").startswith(said)
 
 
 def test_paths_refused(tmp_path, capsys):
@@ -129,23 +109,20 @@ def test_paths_refused(tmp_path, capsys):
         (none, f"got '{none}', expected a folder with config.json and *.safetensors, or a GGUF file; nothing "),
         (other, f"{other} is no whole GGUF file, expected one, so copy or download it again: GGUF magic invalid"),
     ):
-        assert run("generate", "--model", path, "--prompt", "text") == 2
-        assert error_of(capsys).startswith(f"model: {message}")
+        assert refusal(capsys, GENERATE, path, "--prompt text").startswith(f"model: {message}")
 
 
 def test_without_a_tokenizer(model, tmp_path, capsys):
     path = write_gguf(tmp_path / "bare.gguf", model, tokenizer=False)
-    assert run("generate", "--model", path, "--prompt-ids", "1,2", "--max-new-tokens", 2) == 0
-    for arguments, name in ((["generate", "--prompt", "a"], "prompt"), (["generate", "--chat"], "chat")):
-        capsys.readouterr()
-        assert run(*arguments, "--model", path) == 2
-        assert error_of(capsys).startswith(f"{name}: {path} has no tokenizer, expected ")
+    assert run(GENERATE, path, "--prompt-ids 1,2 --max-new-tokens 2") == 0
+    capsys.readouterr()
+    for option, name in (("--prompt a", "prompt"), ("--chat", "chat")):
+        assert refusal(capsys, GENERATE, path, option).startswith(f"{name}: {path} has no tokenizer, expected ")
 
 
 @pytest.mark.parametrize("missing", ["gguf", "accelerate"])
 @pytest.mark.parametrize("command", ["generate --prompt a", "generate --chat", "validate", "perplexity"])
 def test_without_the_packages(missing, command, file, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, missing, None)
-    assert run(*command.split(), "--model", file) == 2
     said = f"model: {file} is a GGUF file, which needs other packages (pip install 'zinc-attn[gguf]'): "
-    assert error_of(capsys).startswith(f"{said}import of {missing} halted")
+    assert refusal(capsys, command, "--model", file).startswith(f"{said}import of {missing} halted")

@@ -5,16 +5,15 @@ The tests of bits need a device with VK_KHR_cooperative_matrix, and skip where t
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import records, refusal
 from support import same
 
 import zinc_attn as za
-from zinc_attn.cli import app as cli
 from zinc_attn.errors import DTypeError, UnsupportedError, ValueRangeError
 from zinc_attn.planning import call as planning
 from zinc_attn.tools.harness.bits import Output, compare, truth
@@ -93,29 +92,21 @@ def test_a_sweep_is_within_the_bound_and_finds_what_is_not(matrix_device, page_s
 
 @pytest.fixture(scope="module")
 def on_a_model(tmp_path_factory):
-    """Runs a command by matrix units on a small random checkpoint."""
+    """The words of a command by matrix units on a small random checkpoint."""
     for name in ("transformers", "torch"):
         pytest.importorskip(name)
-    from tiny_models import TEXT, byte_tokenizer, config_file
-
-    from zinc_attn.tools import generate
+    from tiny_models import TEXT, saved
 
     folder = tmp_path_factory.mktemp("model")
-    generate.build_model(config_file(folder / "config.json"), seed=7).model.save_pretrained(folder / "llama")
-    byte_tokenizer().save_pretrained(folder / "llama")
+    model = saved(folder / "llama")
     (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-
-    def run(command):
-        words = [word.replace("TEXT", str(folder / "text.txt")) for word in command.split()]
-        return cli.main([*words, "--model", str(folder / "llama"), "--arithmetic", "matrix", "--runtime", "vulkan"])
-
-    return run
+    return lambda words: (words.format(folder / "text.txt"), "--arithmetic matrix --runtime vulkan --model", model)
 
 
 MODEL_COMMANDS = {
     "generate": "generate --json --prompt-ids 1,2,3 --max-new-tokens 3 --dtype f16",
     "validate": "validate --json --contexts 70 --splits 8 --dtype f16",
-    "perplexity": "perplexity --json --text TEXT --context 70 --dtype f16",
+    "perplexity": "perplexity --json --text {} --context 70 --dtype f16",
 }
 
 
@@ -124,8 +115,8 @@ MODEL_COMMANDS = {
 def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys):
     planned, workgroup = [], planning.matrix_workgroup
     monkeypatch.setattr(planning, "matrix_workgroup", lambda *given: planned.append(given) or workgroup(*given))
-    assert on_a_model(MODEL_COMMANDS[name]) == 0 and planned
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    last = records(capsys, *on_a_model(MODEL_COMMANDS[name]))[-1]
+    assert planned
     if name == "validate":
         assert (last["what"], last["status"]) == ("oracle", "in bound") and "% of the bound, 2 layers" in last["text"]
     elif name == "perplexity":
@@ -133,20 +124,19 @@ def test_a_models_attention(matrix_device, on_a_model, name, monkeypatch, capsys
 
 
 COMMANDS = {
-    "sweep": ("--shape", "4/2/64", "--contexts", "100"),
-    "bench": ("--runtime", "vulkan", "--shape", "4/2/64", "--contexts", "100"),
-    "check": ("--cases", "4/2/64 f16 100 matrix"),
+    "sweep": "sweep --shape 4/2/64 --contexts 100",
+    "bench": "bench --runtime vulkan --shape 4/2/64 --contexts 100",
+    "check": "check --cases '4/2/64 f16 100 matrix'",
 }
 
 
 @pytest.mark.parametrize("name", [*MODEL_COMMANDS, *COMMANDS])
 def test_a_command_is_refused_without_units(without_units, request, name, capsys):
     if name in COMMANDS:
-        assert cli.main([name, *COMMANDS[name], "--arithmetic", "matrix"]) == 2
+        line = refusal(capsys, COMMANDS[name], "--arithmetic matrix")
     else:
-        assert request.getfixturevalue("on_a_model")(MODEL_COMMANDS[name]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("zinc-attn: error: arithmetic: got 'matrix', but ")
+        line = refusal(capsys, *request.getfixturevalue("on_a_model")(MODEL_COMMANDS[name]))
+    assert line.startswith("arithmetic: got 'matrix', but ")
     assert "VK_KHR_cooperative_matrix" in line and line.endswith("use --arithmetic canonical")
 
 

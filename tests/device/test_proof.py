@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 
-import pytest
+from commands import run
 
-from zinc_attn.cli import app as cli
 from zinc_attn.tools import proof
 
 SMALL = ("--cases", "9/3/64 f32 65", "--splits", "1,auto")  # a case of the record
 
 
 def test_quick_proof(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("rich")
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr(proof, "QUICK_CHECK", SMALL)
     out = tmp_path / "made"
-    assert cli.main(["proof", "--quick", "--shape", "4/2/64", "--contexts", "130", "--out", str(out)]) == 0
+    assert run("proof --quick --shape 4/2/64 --contexts 130 --out", out) == 0
     assert "passed" in capsys.readouterr().out.splitlines()
     text, report = (out / "report.md").read_text(), json.loads((out / "report.json").read_text())
     assert report["passed"] and [one["tool"] for one in report["steps"]] == ["check", "sweep", "bench"]

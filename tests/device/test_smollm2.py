@@ -55,9 +55,6 @@ def prompt_of(tokenizer, text):
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
 
-# --- the text ----------------------------------------------------------------------------------------------
-
-
 def test_greedy_text_is_that_of_eager_attention(model, tokenizer, device):
     """Plain, with prompt lookup, and with a model of its first ten layers as the assistant."""
     prompt = prompt_of(tokenizer, STORY)
@@ -84,9 +81,6 @@ def test_the_own_runtime(file):
     ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("210 tokens, equal to those of transformers' eager attention\n")
-
-
-# --- 4,096 tokens ------------------------------------------------------------------------------------------
 
 
 def test_4096_tokens_have_the_same_bits(model, tokenizer, device):
@@ -133,9 +127,6 @@ def _replay(device, calls, chunks, page_size, **layout):
             got = attention(q[part], sequence, 0, k=k[part], v=v[part])
             assert np.array_equal(got.view(np.uint32), out[part].view(np.uint32)), (chunks, layout, begin)
             begin += size
-
-
-# --- the commands ------------------------------------------------------------------------------------------
 
 
 def test_chat(file, monkeypatch, capsys):

@@ -38,9 +38,6 @@ ROW = Row(SPEC, GPU, "vulkan", 1024, "auto", SplitSpec("auto").plan(1024, SHAPE,
 TIMED = replace(ROW, verified="bits", seconds=(99e-6, 100e-6, 100e-6, 104e-6))
 
 
-# --- arguments ---------------------------------------------------------------------------------------------
-
-
 def test_contexts_and_layouts():
     assert parse_contexts("1k,8k, 5000,1m") == [1024, 8192, 5000, 1 << 20] and parse_contexts("1K,1024") == [1024]
     one, size = SplitSpec("1", num_splits=1), SplitSpec("size:2048", split_size=2048)
@@ -74,9 +71,6 @@ def test_split_spec_plans():
     assert splits("auto") == plan_splits(8192, SHAPE, 64).num_splits
     rows = SplitSpec.parse("auto").plan(8192, SHAPE, LayoutFacts(64), "q8_0", q_len=4)
     assert rows == plan_splits(8192, SHAPE, 64, "q8_0", 4)
-
-
-# --- inputs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "array"), [("f16", "f16"), ("f32", "f32"), ("bf16", "f32"), ("q8_0", "f16")])
@@ -119,9 +113,6 @@ def test_what_the_oracle_computes(batch, q_len, products, rows, heads):
 def test_inputs_of_a_latent_shape_are_refused():
     with pytest.raises(ArgumentError, match="shape: got 4/1/72/40/latent, expected one whose V is stored"):
         Inputs.normal(AttnShape(4, 1, 72, 40, latent=True), 70, "f16")
-
-
-# --- results -----------------------------------------------------------------------------------------------
 
 
 def test_difference_names_the_first_bit():
@@ -223,8 +214,6 @@ def test_table_and_notes(capsys):
 
 
 def test_plot():
-    pytest.importorskip("matplotlib")
-
     from zinc_attn.tools.measure.picture import keys_label
 
     rows = [
@@ -246,9 +235,6 @@ def test_figures_and_sizes_in_words():
     assert {x: tables.figure(x) for x in figures} == figures
     sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1 << 27: "128 MiB", 3 << 29: "1.5 GiB", 1 << 41: "2048 GiB"}
     assert {size: terminal.binary_size(size) for size in sizes} == sizes
-
-
-# --- commands ----------------------------------------------------------------------------------------------
 
 
 def patch_list_devices(monkeypatch, found):

@@ -142,8 +142,6 @@ def test_table_is_what_the_compiler_makes():
         assert report.issue_per_key == pytest.approx(issue_per_key(QWEN, 8, "loop", dtype), rel=0.07), dtype
 
 
-# --- assumptions and documents -----------------------------------------------------------------------------------
-
 PAGE = Path(assumptions.__file__).read_text(encoding="utf-8")
 CHANGES = re.findall(r"^(\w+): Final = \S+  # if (\S+): (.+)$", PAGE, re.M)
 DOC = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
@@ -219,9 +217,6 @@ def test_shared_prefixes_are_what_the_model_says():
         assert cells == [f"{us:,.0f} µs", f"{alone:,.0f} µs", f"{alone / us:.2f}"], text
 
 
-# --- refusals, command line -------------------------------------------------------------------------------------
-
-
 def test_cards():
     assert find_card("RX 9070 XT") is find_card("9070xt") is CARDS["rx9070xt"]
     assert card_with(64) is R9700 and card_with(32).bandwidth == R9700.bandwidth / 2
@@ -237,7 +232,6 @@ def test_cards():
 
 
 def test_plan_prints(capsys):
-    pytest.importorskip("rich")
     argv = ["plan", "--model", "qwen3.6-35b-a3b", "--contexts", "8k", "--rows", "1,4", "--splits", "1,auto"]
     assert cli.main([*argv, "--card", "9060 XT"]) == 0
     text = capsys.readouterr().out

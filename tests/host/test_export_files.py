@@ -9,12 +9,11 @@ import struct
 from pathlib import Path
 
 import pytest
+from commands import run
 
-from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.shapes import AttnShape
-from zinc_attn.storage import STORAGE
 from zinc_attn.tools import export
 from zinc_attn.tools.export import ManifestError, load_manifest
 from zinc_attn.tools.export.files import sealed
@@ -46,26 +45,10 @@ def test_export_and_load(folder, exported):
         assert struct.unpack("<I", data.read_bytes()[:4]) == (0x07230203,)
 
 
-TYPES = f"one of {', '.join(STORAGE)}, or two of them for K and V, for example q8_0/q4_0"
-MIXED = {"attn_shapes": [AttnShape(2, 1, 80, 64, True)], "dtype": "q8_0/f16"}
-ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
-
-
-@pytest.mark.parametrize(
-    "options,message",
-    (
-        ({"page_size": 48}, "page_size: got 48, expected a power of two from 16 to 65536"),
-        ({"page_size": 8}, "page_size: got 8, expected an int from 16 to 65536"),
-        ({"compute_units": 0}, "compute_units: got 0, expected an int of at least 1"),
-        ({"dtype": "f8"}, f"dtype: got 'f8', expected {TYPES}"),
-        ({"attn_shapes": ["16/2/256"]}, "attn_shapes: got '16/2/256', expected AttnShapes"),
-        (MIXED, ONE_TYPE),
-    ),
-)
-def test_what_export_refuses(tmp_path, options, message):
-    with pytest.raises(ArgumentError) as error:
-        export.export(tmp_path / "out", **options)
-    assert str(error.value) == message and not (tmp_path / "out").exists()
+def test_what_is_no_shape(tmp_path):
+    with pytest.raises(ArgumentError, match="attn_shapes: got '16/2/256', expected AttnShapes"):
+        export.export(tmp_path / "out", ["16/2/256"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_target_is_a_file(tmp_path):
@@ -140,11 +123,7 @@ def test_load_refuses_what_is_no_file(folder):
         ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
         ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
         ("manifest.json", lambda data: b"[]", r"got format \[\]"),
-        (
-            "manifest.json",
-            lambda data: data.replace(b'"manifest_sha256"', b'"another_sha256"'),
-            "it has no manifest_sha256 of 64 digits; export again",
-        ),
+        ("manifest.json", lambda data: data.replace(b'"manifest_', b'"another_', 1), "it has no manifest_sha256 of 64"),
         ("manifest.json", None, "cannot be read: No such file or directory; expected a manifest; make it"),
     ),
 )
@@ -160,14 +139,10 @@ def test_load_refuses_what_is_damaged(folder, name, damaged, message):
 
 def test_command_line(tmp_path, capsys):
     out = tmp_path / "out"
-    assert cli.main(["export", str(out), "--shape", "16/2/256, 9/3/64", "--page-size", "64", "--json"]) == 0
+    assert run("export", out, "--shape '16/2/256, 9/3/64' --page-size 64 --json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == load_manifest(out)
     assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
     assert len(list(out.glob("*.spv"))) == 7
     assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
-    assert cli.main(["export", str(tmp_path / "none")]) == 0
-    assert load_manifest(tmp_path / "none")["shapes"] == []
-    assert cli.main(["export", str(tmp_path / "bad"), "--shape", "16/3/256"]) == 2
-    assert "q_heads: got 16, expected a multiple of kv_heads = 3" in capsys.readouterr().err
-    assert not (tmp_path / "bad").exists()
+    assert run("export", tmp_path / "none") == 0 and load_manifest(tmp_path / "none")["shapes"] == []

@@ -34,9 +34,6 @@ def outcome(case=SMALL, off=0.0):
     return Outcome(case, "a device", result)
 
 
-# --- cases -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", [*Case.default("matrix"), SMALL], ids=str)
 def test_a_case_has_one_text(case):
     assert Case.parse(str(case)) == case and " matrix" in str(case) and case.rows > 1 and case.dtype != "f32"
@@ -74,9 +71,6 @@ def test_coarse_values_are_in_three_types():
     assert [case.dtype for case, _ in canonical.same_values(normal.data())] == ["f32"]
 
 
-# --- bounds ------------------------------------------------------------------------------------------------
-
-
 def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
@@ -109,9 +103,6 @@ def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys():
     assert compare(Output(out, lse), some) is None
 
 
-# --- records -----------------------------------------------------------------------------------------------
-
-
 def test_a_record_names_the_driver_and_is_of_no_other():
     source = f"r.json [0], {record.origin(record.maker(fake_device()))}"
     assert GPU.driver in source and record.is_of(source, fake_device())
@@ -137,9 +128,6 @@ def test_the_lines_of_check():
     assert lines[-1].endswith(f"{GPU.name}, vulkan, {GPU.driver}; arithmetic matrix") and entry["run"] in lines[-1]
     (line,) = check_command.outcome_lines(good, False, 40)
     assert "4/2/64 f16 130 rows=20 matrix coarse" in line and "bound (" in line
-
-
-# --- commands ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

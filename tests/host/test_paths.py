@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from commands import refusal
 from support import GPU
 
 from zinc_attn import Device
@@ -125,15 +126,11 @@ def _within(seconds):
         signal.signal(signal.SIGALRM, old)
 
 
-def refusal(line, path, capsys):
+def refused(line, path, capsys):
     """The one line with which a command refuses a path."""
+    before, after = line.split("{}")
     with _within(60):
-        status = cli.main([word.format(path) for word in line.split()])
-    out, said = capsys.readouterr()
-    assert (status, out) == (2, ""), (path, said)
-    lines = [one for one in said.splitlines() if not one.startswith("no GPU")]
-    assert len(lines) == 1 and lines[0].startswith("zinc-attn: error: "), (path, said)
-    return lines[0]
+        return refusal(capsys, before, path, after)
 
 
 def arguments():
@@ -153,8 +150,6 @@ def test_every_path_is_in_a_table():
 
 @pytest.mark.parametrize("name", READ)
 def test_what_cannot_be_read(name, places, tmp_path, capsys):
-    pytest.importorskip("rich")
-    pytest.importorskip("matplotlib")
     folder = tmp_path / "folder"
     folder.mkdir()
     variants: list[Callable[[Path], Path]] = [lambda path: path]
@@ -164,7 +159,7 @@ def test_what_cannot_be_read(name, places, tmp_path, capsys):
         variants.append(lambda path: placed(tmp_path / "m.gguf", path))
     for kind, path in places.items():
         for variant in variants:
-            said = refusal(READ[name], variant(path), capsys)
+            said = refused(READ[name], variant(path), capsys)
             if name not in NO_FILES and variant is variants[0]:
                 assert SAID.get(kind, "") in said, (kind, said)
 
@@ -181,8 +176,6 @@ def placed(link, path):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_cannot_be_written(name, tmp_path, capsys):
-    pytest.importorskip("rich")
-    pytest.importorskip("matplotlib")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
@@ -195,7 +188,7 @@ def test_what_cannot_be_written(name, tmp_path, capsys):
         paths.append(tmp_path / "checkpoint")
     before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     for path in paths:
-        refusal(WRITTEN[name], path, capsys)
+        refused(WRITTEN[name], path, capsys)
     assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
@@ -204,7 +197,7 @@ def test_a_full_disk(tmp_path, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        said = refusal(WRITTEN["export directory"], tmp_path / "made", capsys)
+        said = refused(WRITTEN["export directory"], tmp_path / "made", capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot be written: File too large; choose another" in said

@@ -72,11 +72,8 @@ def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path, monkeypatch):
     assert ended[0].startswith("STOPPED after 2") and ended[1:] == ["WRONG output", "ENDED by signal 9"]
     text, data = (folder / "report.md").read_text(), (folder / "report.json").read_text()
     assert json.loads(data) == report | {"passed": False} and "Linux 6.12.3 |" in text
-    for piece in (
-        "**NOT passed**: 3 of 3 steps ran, 3 of them are not ok",
-        "| 9/3/64 f32 65 | split 8 | out[0]: got 1",
-    ):
-        assert piece in text
+    assert "**NOT passed**: 3 of 3 steps ran, 3 of them are not ok" in text
+    assert "| 9/3/64 f32 65 | split 8 | out[0]: got 1" in text
     for word in ("/home", "lovelace", "engine", "hf_abcdef", GPU.uuid, str(tmp_path)):
         assert word not in text + data, word
 
@@ -100,7 +97,7 @@ def step(tool, *rows, exit_status=0):
 
 
 def timed(us, **more):
-    about = {"context": 8192, "layout": "auto", "status": "ok", "verified": "bits"}
+    about = {"context": 8192, "layout": "auto", "status": "ok", "verified": "bits", "measure": "call"}
     return {**about, "median_us": us, "kv_gb_s": us and 8e3 / us, **more}
 
 
