@@ -31,7 +31,7 @@ def test_rows(device):
     assert rows == seen
     assert [(r.context, r.layout) for r in rows] == [(n, s) for n in (100, 1024) for s in layouts]
     info = device.info
-    for one, row in ((one.record(), one) for one in rows):
+    for one, row in ((row.record(), row) for row in rows):
         assert (one["status"], one["verified"], one["error"], one["repeats"]) == ("ok", "bits", None, 2)
         assert 0 < one["min_us"] <= one["median_us"] <= one["max_us"]
         assert row.figures["attention_ms_per_step"] == pytest.approx(row.figures["median_us"] * 10 / 1000)
@@ -215,9 +215,8 @@ def test_command(device, tmp_path, capsys):
     )
     assert out.count(" bits ") == 4
     assert ("running on the CPU through" in err) == (info.kind == "cpu")
-    files = ["sweep.jsonl", "sweep.png"]
-    assert err.endswith(f"written: {', '.join(str(tmp_path / name) for name in files)}\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert err.endswith(f"written: {tmp_path / 'sweep.jsonl'}, {tmp_path / 'sweep.png'}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.jsonl", "sweep.png"]
     records = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
     points = [(64, "auto"), (64, "1"), (1024, "auto"), (1024, "1")]
     assert [(r["context"], r["layout"], r["layers"]) for r in records] == [(*point, 3) for point in points]

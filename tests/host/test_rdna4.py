@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import pytest
 from support import FULL
 
@@ -77,15 +75,10 @@ def reported(spec=SINGLE, wave=32, **changed):
     return VariantReport(spec, wave, statistics, None, None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def with_compiler():
-    if why := compiler_missing():
+    if why := compiler.missing():
         pytest.skip(why)
-
-
-@lru_cache
-def compiler_missing():
-    return compiler.missing()
 
 
 @pytest.mark.usefixtures("with_compiler")
@@ -160,19 +153,10 @@ def test_main_loops():
     assert isa.main_loops(LLVM, TRIPS) == (4 / 8, None)
 
 
-@pytest.mark.parametrize(
-    ("spec", "trips"),
-    [
-        (Spec("attend_loop_f16", 64, 1), (2, 8)),  # four chunks of K and eight keys of V in flight
-        (Spec("attend_loop_q8_0", 64, 1), (2, 8)),
-        (Spec("attend_loop_f16", 192, 1, v_head_dim=128), (6, 8)),
-        (Spec("attend_node_f32", 80, 8), (5, 8)),
-        (LATENT, (18, 32)),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_trips_of_the_main_loops(spec, trips):
-    assert compiler._trips(spec) == trips
+def test_trips_of_the_main_loops():
+    trips = {Spec(f"attend_loop_{dtype}", 64, 1): (2, 8) for dtype in ("f16", "q8_0")}  # 4 chunks of K, 8 keys of V
+    trips |= {Spec("attend_loop_f16", 192, 1, v_head_dim=128): (6, 8), Spec("attend_node_f32", 80, 8): (5, 8)}
+    assert {spec: compiler._trips(spec) for spec in (*trips, LATENT)} == {**trips, LATENT: (18, 32)}
 
 
 @pytest.mark.parametrize(
