@@ -45,31 +45,39 @@ def ignore(piece):
     """A reader of an answer that does nothing with it."""
 
 
-def rendered(messages):
-    """The token ids of a conversation up to the next answer."""
-    dicts = [{"role": role, "content": content} for role, content in messages]
-    return list(byte_tokenizer(TEMPLATE).apply_chat_template(dicts, add_generation_prompt=True, return_dict=False))
+@pytest.fixture
+def talk(model, device):
+    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as opened:
+        yield opened
+
+
+def rendered(*texts):
+    """The token ids of a conversation up to the next answer; user and assistant take turns."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    return list(byte_tokenizer(TEMPLATE).apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+def fresh(model, device, *texts):
+    """What a prefill of the whole conversation gives."""
+    return generate.generate_ids(model, device, rendered(*texts), SETTINGS)
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_turns_are_those_of_a_fresh_prefill(model, device, chunk):
     """And a turn prefills only what the cache lacks."""
     settings = generate.Settings(max_new_tokens=9, prefill_chunk=chunk, page_size=64)
-    messages, held = [], []
+    texts, held = [], []
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, settings) as talk:
         for text in TURNS:
             pieces: list[str] = []
             turn = talk.answer(text, pieces.append)
-            messages.append(("user", text))
-            prompt = rendered(messages)
-            common = sum(
-                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(held, prompt[:-1], strict=False))
-            )
+            prompt, made = rendered(*texts, text), fresh(model, device, *texts, text)
+            alike = [a == b for a, b in zip([*held, None], prompt[:-1], strict=False)]
+            common = alike.index(False)
             assert (turn.prompt_tokens, turn.kept_tokens) == (len(prompt), common)
-            fresh = generate.generate_ids(model, device, prompt, SETTINGS)
-            assert turn.ids == fresh.ids and turn.stopped == fresh.stopped
+            assert (turn.ids, turn.stopped) == (made.ids, made.stopped)
             assert turn.text == "".join(pieces) == byte_tokenizer().decode(turn.ids)
-            messages.append(("assistant", turn.text))
+            texts += [text, turn.text]
             held = [*prompt, *turn.ids[:-1]]
     assert common > 20
 
@@ -79,10 +87,8 @@ def test_linear_attention_layers_begin_anew(tmp_path, device):
     model = generate.build_model(config_file(tmp_path / "c.json", "qwen3_5_moe_text"), seed=7)
     with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
         first, second = talk.answer(TURNS[0], ignore), talk.answer(TURNS[1], ignore)
-    prompt = rendered([("user", TURNS[0]), ("assistant", first.text), ("user", TURNS[1])])
-    fresh = generate.generate_ids(model, device, prompt, SETTINGS)
     assert second.kept_tokens in (0, first.prompt_tokens + len(first.ids) - 1)
-    assert second.ids == fresh.ids
+    assert second.ids == fresh(model, device, TURNS[0], first.text, TURNS[1]).ids
 
 
 def interrupt_at(monkeypatch, at):
@@ -99,24 +105,20 @@ def interrupt_at(monkeypatch, at):
 
 
 @pytest.mark.parametrize(("at", "new"), [(0, 0), (1, 0), (2, 1), (5, 2), (16, 8)])
-def test_an_interrupted_answer(at, new, model, device, monkeypatch):
+def test_an_interrupted_answer(at, new, talk, model, device, monkeypatch):
     """In either layer, in the prefill and in a step: what was shown stays, and the next turn is that of a fresh one."""
-    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
-        first = talk.answer(TURNS[0], ignore)
-        messages, pieces = [("user", TURNS[0]), ("assistant", first.text)], list[str]()
-        with monkeypatch.context() as patch:
-            interrupt_at(patch, at)
-            cut = talk.answer(TURNS[1], pieces.append)
-        assert cut.stopped == "interrupted" and len(cut.ids) == new and cut.text == "".join(pieces)
-        if new:
-            messages += [("user", TURNS[1]), ("assistant", cut.text)]
-        last = talk.answer(TURNS[2], ignore)
-    prompt = rendered([*messages, ("user", TURNS[2])])
-    assert last.prompt_tokens == len(prompt) and last.kept_tokens > first.prompt_tokens
-    assert last.ids == generate.generate_ids(model, device, prompt, SETTINGS).ids
+    first, pieces = talk.answer(TURNS[0], ignore), []
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, at)
+        cut = talk.answer(TURNS[1], pieces.append)
+    assert cut.stopped == "interrupted" and len(cut.ids) == new and cut.text == "".join(pieces)
+    last = talk.answer(TURNS[2], ignore)
+    made = fresh(model, device, TURNS[0], first.text, *([TURNS[1], cut.text] if new else []), TURNS[2])
+    assert last.prompt_tokens == made.prompt_tokens and last.kept_tokens > first.prompt_tokens
+    assert last.ids == made.ids
 
 
-def test_an_interrupt_while_a_word_is_shown(model, device):
+def test_an_interrupt_while_a_word_is_shown(talk, model, device):
     """The token of that word has not entered the cache yet."""
     pieces: list[str] = []
 
@@ -125,26 +127,23 @@ def test_an_interrupt_while_a_word_is_shown(model, device):
         if "".join(pieces) == piece != "":  # the first word
             raise KeyboardInterrupt
 
-    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
-        cut, last = talk.answer(TURNS[0], show), talk.answer(TURNS[1], ignore)
+    cut, last = talk.answer(TURNS[0], show), talk.answer(TURNS[1], ignore)
     assert cut.stopped == "interrupted" and 0 < len(cut.ids) < 9
-    prompt = rendered([("user", TURNS[0]), ("assistant", cut.text), ("user", TURNS[1])])
-    assert last.ids == generate.generate_ids(model, device, prompt, SETTINGS).ids
+    assert last.ids == fresh(model, device, TURNS[0], cut.text, TURNS[1]).ids
 
 
-def test_a_question_that_is_asked_again(model, device, monkeypatch):
+def test_a_question_that_is_asked_again(talk, model, device, monkeypatch):
     """Its first answer was interrupted behind the prefill, so the cache has all of its tokens."""
 
     def interrupted(cache):
         raise KeyboardInterrupt
 
-    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
-        with monkeypatch.context() as patch:
-            patch.setattr(hf.ZincCache, "prepare", interrupted)
-            assert talk.answer(TURNS[0], ignore).ids == []
-        again = talk.answer(TURNS[0], ignore)
+    with monkeypatch.context() as patch:
+        patch.setattr(hf.ZincCache, "prepare", interrupted)
+        assert talk.answer(TURNS[0], ignore).ids == []
+    again = talk.answer(TURNS[0], ignore)
     assert again.kept_tokens == again.prompt_tokens - 1
-    assert again.ids == generate.generate_ids(model, device, rendered([("user", TURNS[0])]), SETTINGS).ids
+    assert again.ids == fresh(model, device, TURNS[0]).ids
 
 
 @pytest.fixture
@@ -158,12 +157,11 @@ def chat(path, monkeypatch):
     return words
 
 
-def test_lines_are_turns(chat, model, device, capsys):
+def test_lines_are_turns(chat, talk, capsys):
     lines = "\n".join([TURNS[0], "", "   ", *TURNS[1:]])  # the last line has no end
     assert run(*chat(lines, "--max-new-tokens 9")) == 0
     shown = capsys.readouterr()
-    with generate.open_conversation(model, byte_tokenizer(TEMPLATE), device, SETTINGS) as talk:
-        assert shown.out == "".join(f"{talk.answer(text, ignore).text}\n" for text in TURNS)
+    assert shown.out == "".join(f"{talk.answer(text, ignore).text}\n" for text in TURNS)
     assert run(*chat("")) == 0 and capsys.readouterr().out == ""
     assert shown.err.count("the answer is cut off: see --max-new-tokens and --capacity") == 3 and "> " not in shown.out
 

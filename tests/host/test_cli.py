@@ -324,20 +324,7 @@ def test_a_table(capsys):
     ]
 
 
-COMMANDS = [
-    "devices",
-    "plan",
-    "sweep",
-    "check",
-    "bench",
-    "proof",
-    "decode",
-    "rdna4",
-    "validate",
-    "generate",
-    "perplexity",
-    "export",
-]
+COMMANDS = [command.__name__.rpartition(".")[2] for command in cli.COMMANDS]
 ENTRY = Path(cli.__file__).parents[2] / "zinc_attn_cli.py"
 PLAN = "plan --shape 4/2/64 --contexts 1k"
 FULL = "error: stdout cannot be written: No space left on device; the results are incomplete"

@@ -88,26 +88,16 @@ def places(tmp_path_factory):
     os.mkfifo(folder / "fifo")
     (folder / "directory").mkdir()
     (folder / "loop").symlink_to(folder / "loop")
-    found |= {"FIFO": folder / "fifo", "device": Path("/dev/zero"), "huge": folder / "huge"}
-    return found | {
-        "directory": folder / "directory",
-        "loop": folder / "loop",
-        "missing": folder / "none",
-        "below a file": folder / "huge" / "file",
-        "long name": folder / ("n" * 300),
-        "surrogate": folder / "a\ud800b",
-        "NUL": folder / "a\0b",
-    }
+    found |= {name: folder / name.lower() for name in ("FIFO", "huge", "directory", "loop", "missing")}
+    found |= {"device": Path("/dev/zero"), "below a file": folder / "huge" / "file", "long name": folder / ("n" * 300)}
+    return found | {"surrogate": folder / "a\ud800b", "NUL": folder / "a\0b"}
 
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch):
-    def no_device(*args, **options):
-        raise AssertionError("a device was opened before the path was looked at")
-
-    monkeypatch.setattr(Device, "open", no_device)
     monkeypatch.setattr(proof, "list_devices", lambda: [GPU])
-    monkeypatch.setattr(proof.proof, "prove", no_device)
+    for owner, name in ((Device, "open"), (proof.proof, "prove")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a device was opened before the path was seen"))
 
 
 @contextmanager
