@@ -1,7 +1,5 @@
 """The benchmark on a device: dispatchers, dtypes and layouts in turns, and the passes by the device's clock."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

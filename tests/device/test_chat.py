@@ -1,7 +1,5 @@
 """Conversations: what a turn keeps of the ones before, interrupted answers, and ``zinc-attn generate --chat``."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

@@ -1,7 +1,5 @@
 """``zinc-attn decode`` on a device: it verifies what it times, and says where a step stalled."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

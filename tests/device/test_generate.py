@@ -1,7 +1,5 @@
 """``zinc-attn generate`` and ``validate`` on small random checkpoints, through the command line."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

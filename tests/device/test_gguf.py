@@ -1,7 +1,5 @@
 """GGUF files through transformers' loader: the same model as from safetensors, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 

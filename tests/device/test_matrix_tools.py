@@ -3,8 +3,6 @@
 The tests of bits need a device with VK_KHR_cooperative_matrix, and skip where there is none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``zinc-attn perplexity`` on small random models: its numbers, that it finds a cost, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

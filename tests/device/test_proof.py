@@ -1,7 +1,5 @@
 """A quick proof of the machine's device: every command in a process of its own, both reports, and the exit status."""
 
-from __future__ import annotations
-
 import json
 
 from commands import run

@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct, a real checkpoint, on real text. ``scripts/test --models`` fetches it and runs this file."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

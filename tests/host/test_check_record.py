@@ -1,7 +1,5 @@
 """The committed record is what the oracle gives, its values are fixed, and record files are read strictly."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

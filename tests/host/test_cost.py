@@ -1,7 +1,5 @@
 """The cost model: its limits, its own consistency, and the figures that the documents give."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The cost model of calls that the planner cuts: several rows of a sequence, and requests that share a prefix."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from pathlib import Path
 

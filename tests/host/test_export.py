@@ -1,7 +1,5 @@
 """The manifest against the declarations and functions that it describes, and its files. No Vulkan device."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The files of an export: written in whole or not, read back, and refused where anything of them was changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

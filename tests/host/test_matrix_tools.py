@@ -1,7 +1,5 @@
 """What the tools say of matrix arithmetic: cases and digests, bounds, tables, refusals in a command's words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

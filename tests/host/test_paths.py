@@ -1,7 +1,5 @@
 """Every path that a command takes, with everything that can lie there: a refusal in one line, at once."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

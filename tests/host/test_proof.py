@@ -1,7 +1,5 @@
 """The proof without a device: its commands, steps that fail, what a report leaves out, and a report of canned rows."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The shipped kernels keep their gates under RADV's compiler; the ISA reader counts what it should."""
 
-from __future__ import annotations
-
 import pytest
 from support import FULL
 

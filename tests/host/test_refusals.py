@@ -3,8 +3,6 @@
 tests/host/test_paths.py has those whose path is wrong.
 """
 
-from __future__ import annotations
-
 import pytest
 from commands import refusal, run
 
