@@ -5,13 +5,15 @@ tests/host/test_paths.py has those whose path is wrong.
 
 import pytest
 from commands import refusal, run
+from support import GPU
 
 from zinc_attn import Device
+from zinc_attn.cli import proof
 from zinc_attn.dtypes import EXPECTED
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.cost import CARDS
 
-COUNT = "expected an int of at least 1"
+COUNT, KEYS = "expected an int of at least 1", "expected an int from 1 to 16777216"
 SHAPES = (
     "expected q_heads/kv_heads/head_dim, for example 16/2/256, with V's size where it differs, 32/8/192/128, and the "
     "word latent where V is the begin of K, 20/1/576/512/latent"
@@ -27,6 +29,7 @@ CASES = (
 NOT_THERE = "expected a folder with config.json and *.safetensors, or a GGUF file; nothing is downloaded"
 WRONG_WORDS = "x", "window", "window=1.5", "sinks=1", "none", "sinks+sinks", "window=1+window=2", "mask=x", "up"
 
+GENERATE = "generate --model m --prompt-ids 1"
 PLAN, SWEEP, VALIDATE = "plan --shape 4/2/64", "sweep --shape 4/2/64", "validate --config none.json"
 REFUSED = {
     "plan": "model: got none, expected --model or --shape, for example --model qwen3.6-35b-a3b",
@@ -44,11 +47,18 @@ REFUSED = {
     f"{SWEEP} --batch 0": f"batch: got 0, {COUNT}",
     f"{SWEEP} --rows 0": f"q_len: got 0, {COUNT}",
     f"{SWEEP} --rows 65 --contexts 1k,64": "contexts: got 64, expected at least 65, the call's own rows",
+    f"{SWEEP} --contexts 0": f"contexts: got 0, {KEYS}",
+    f"{SWEEP} --contexts 1m --batch 17": f"batch * contexts: got 17825792, {KEYS}",
     f"{SWEEP} --page-size 24": "page_size: got 24, expected a power of two from 16 to 65536",
-    "sweep --shape 4/1/72/40/latent": "shape: got 4/1/72/40/latent, expected one whose V is stored; use 4/1/72/40, or "
-    "plan, check, rdna4 and export, which take it",
+    **{
+        f"{command} --shape 4/1/72/40/latent": "shape: got 4/1/72/40/latent, expected one whose V is stored; use "
+        "4/1/72/40, or plan, check, rdna4 and export, which take it"
+        for command in ("sweep", "bench", "decode", "proof")
+    },
+    "proof --restarts 0": "restarts: got 0, expected an int from 1 to 100",
+    "proof --timeout nan": "timeout: got nan, expected seconds above 0",
     "bench --shape 4/2/64 --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
-    "decode --shape 4/2/64 --tokens 0": "tokens: got 0, expected an int from 1 to 16777216",
+    "decode --shape 4/2/64 --tokens 0": f"tokens: got 0, {KEYS}",
     "rdna4 --shape 20/1/512/576/latent": "v_head_dim: got 576, expected at most head_dim = 512, since a latent "
     "shape's V is the begin of its K",
     "rdna4 --dtype f16": "dtype: got --dtype without --shape, expected both, or neither",
@@ -73,9 +83,13 @@ REFUSED = {
         f"{command} --model /none/m": f"model: got '/none/m', {NOT_THERE}"
         for command in ("generate --prompt-ids 1", "validate", "perplexity")
     },
+    f"{GENERATE} --max-new-tokens 0": f"max_new_tokens: got 0, {COUNT}",
+    f"{GENERATE} --prefill-chunk 0": f"prefill_chunk: got 0, {COUNT}",
+    f"{GENERATE} --capacity 0": f"capacity: got 0, {COUNT}",
+    f"{GENERATE} --seed {2**64}": f"seed: got {2**64}, expected an int from 0 to {2**64 - 1}",
+    f"{GENERATE} --temperature -0.5": "temperature: got -0.5, expected a finite number of at least 0",
+    f"{GENERATE} --temperature nan": "temperature: got nan, expected a finite number of at least 0",
     "generate --model m --prompt-ids 1,,2": "prompt_ids: got '1,,2', expected token ids such as 1,2,3",
-    "generate --model m --prompt-ids 1 --temperature nan": "temperature: got nan, expected a finite number of at "
-    "least 0",
     "perplexity --model m --context 1": "context: got 1, expected an int of at least 2",
     "perplexity --model m --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
     "export made --page-size 48": "page_size: got 48, expected a power of two from 16 to 65536",
@@ -108,6 +122,7 @@ USAGE = {  # refused by the parser; the begin of what it says
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch, tmp_path):
     monkeypatch.setattr(Device, "open", lambda *_, **__: pytest.fail("a device was opened"))
+    monkeypatch.setattr(proof, "list_devices", lambda: [GPU])
     monkeypatch.chdir(tmp_path)
 
 
