@@ -5,6 +5,7 @@ import json
 import pytest
 from support import CPU, GPU
 
+from zinc_attn.errors import ArgumentError
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools import proof
 from zinc_attn.tools.proof import ProofSpec
@@ -33,6 +34,12 @@ def test_commands():
     assert lines(CPU)[0] == "check --quick --device 0 --runtime kompute --json"
     timed += " --repeats 5"
     assert lines(GPU, quick=True) == [f"check --quick {on}", f"sweep {timed} {on}", f"bench {timed} {on}"]
+
+
+def test_a_wrong_dispatcher_is_refused():
+    """As $ZINC_ATTN_RUNTIME may name one."""
+    with pytest.raises(ArgumentError, match="runtime: got 'cuda', expected one of kompute, vulkan"):
+        ProofSpec(GPU, "cuda", [SHAPE], [64])
 
 
 def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path, monkeypatch):
