@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -13,19 +14,10 @@ from support import differing
 
 import zinc_attn as za
 from zinc_attn import reference
+from zinc_attn.checks import shown
 from zinc_attn.tools import export
 
 Make = Callable[[], tuple[Callable[..., Any], dict[str, Any]]]  # a fresh callable and good arguments, by name
-
-
-def _structured() -> Any:
-    return np.zeros(3, [("a", np.float32), ("b", np.int32)])
-
-
-def _read_only() -> Any:
-    array = np.ones((2, 2, 64), np.float32)
-    array.flags.writeable = False
-    return array
 
 
 class Rude:
@@ -37,63 +29,24 @@ class Rude:
     __array__ = __index__ = __int__ = __float__ = __len__ = __fspath__ = __repr__ = _raise
 
 
-HOSTILE: dict[str, Callable[[], Any]] = {
-    "None": lambda: None,
-    "True": lambda: True,
-    "NumPy's True": lambda: np.True_,
-    "0": lambda: 0,
-    "1": lambda: 1,
-    "-1": lambda: -1,
-    "-2**70": lambda: -(2**70),
-    "2**70": lambda: 2**70,
-    "an int of 20,000 digits": lambda: 10**20000,
-    "0.5": lambda: 0.5,
-    "1e308": lambda: 1e308,
-    "NaN": lambda: float("nan"),
-    "infinity": lambda: float("inf"),
-    "NumPy's NaN": lambda: np.float32("nan"),
-    "complex": lambda: 1j,
-    "no text": str,
-    "text": lambda: "abc",
-    "digits": lambda: "0.5",
-    "a lone surrogate": lambda: "\udcff",
-    "NUL": lambda: "a\0b",
-    "a long text": lambda: "9" * 5000,
-    "bytes": lambda: b"abc",
-    "object": object,
-    "a class": lambda: int,
-    "a function": lambda: len,
-    "an object that raises": Rude,
-    "dict": dict,
-    "a dict of what it should be": lambda: {"version": 2},
-    "set": lambda: {1},
-    "no list": list,
-    "a list of None": lambda: [None],
-    "a ragged list": lambda: [[1.0], [1.0, 2.0]],
-    "a list of text": lambda: ["a"],
-    "a generator": lambda: (x for x in (1, 2)),
-    "an int of no axes": lambda: np.array(1),
-    "a float of no axes": lambda: np.array(0.5, np.float32),
-    "no elements": lambda: np.zeros((0, 2, 64), np.float32),
-    "one axis": lambda: np.zeros(3, np.float32),
-    "five axes": lambda: np.zeros((1, 1, 1, 1, 1), np.float32),
-    "NaN in it": lambda: np.full((2, 2, 64), np.nan, np.float32),
-    "infinity in it": lambda: np.full((2, 64), np.inf, np.float32),
-    "2**100 in it": lambda: np.full((2, 2, 64), 2.0**100, np.float32),
-    "masked": lambda: np.ma.array(np.ones((2, 2, 64), np.float32), mask=True),
-    "objects": lambda: np.full((2, 2, 64), None, object),
-    "complex array": lambda: np.ones((2, 2, 64), np.complex64),
-    "structured": _structured,
-    "dates": lambda: np.zeros((2, 2, 64), "datetime64[s]"),
-    "texts": lambda: np.full((2, 2, 64), "1.0"),
-    "bools": lambda: np.ones((2, 2, 64), np.bool_),
-    "byte-swapped": lambda: np.ones((2, 2, 64), ">f4"),
-    "not contiguous": lambda: np.ones((64, 2, 2), np.float32).T,
-    "every second, backwards": lambda: np.ones((4, 2, 64), np.float32)[::-2],
-    "read-only": _read_only,
-    "all of one element": lambda: np.broadcast_to(np.float32(1), (2, 2, 64)),
-    "more than memory": lambda: np.broadcast_to(np.float32(1), (2**40, 2, 64)),
-}
+def hostile_values() -> Iterator[Any]:
+    """Made anew by each walk, since a call may keep or change what it is given."""
+    yield from (None, True, np.True_, 0, 1, -1, -(2**70), 2**70, 10**20000)
+    yield from (0.5, 1e308, float("nan"), float("inf"), np.float32("nan"), 1j)
+    yield from ("", "abc", "0.5", "\udcff", "a\0b", "9" * 5000, b"abc")
+    yield from (object(), int, len, Rude(), {}, {"version": 2}, {1})
+    yield from ([], [None], [[1.0], [1.0, 2.0]], ["a"], (x for x in (1, 2)))
+    yield from (np.array(1), np.array(0.5, np.float32), np.zeros(3, np.float32), np.zeros((1,) * 5, np.float32))
+    yield from (np.zeros((0, 2, 64), np.float32), np.zeros(3, [("a", np.float32), ("b", np.int32)]))
+    yield from (np.full((2, 2, 64), bad, np.float32) for bad in (np.nan, 2.0**100))
+    yield from (np.full((2, 64), np.inf, np.float32), np.full((2, 2, 64), None, object))
+    ones = np.ones((2, 2, 64), np.float32)
+    yield from (ones.astype(dtype) for dtype in ("complex64", "datetime64[s]", "U3", "bool", ">f4"))
+    yield from (np.ma.array(ones, mask=True), np.ones((64, 2, 2), np.float32).T, np.ones((4, 2, 64), np.float32)[::-2])
+    yield from (np.broadcast_to(np.float32(1), shape) for shape in ((2, 2, 64), (2**40, 2, 64)))
+    ones.flags.writeable = False
+    yield ones
+
 
 # What only other modules of the package call, with arguments that they have checked, and what takes no arguments of a
 # user's: records that the package fills.
@@ -163,15 +116,16 @@ def walk(make: Make, check: Callable[[], None] = lambda: None) -> list[str]:
     """
     wrong = []
     for name in parameters(make()[0]):
-        for label, hostile in HOSTILE.items():
+        for number, hostile in enumerate(hostile_values()):
             call, arguments = make()
+            given = f"{name} = value {number}, {shown(hostile)}"
             try:
-                call(**(arguments | {name: hostile()}))
+                call(**(arguments | {name: hostile}))
             except za.ZincAttnError as error:
                 if not str(error):
-                    wrong.append(f"{name} = {label}: an error without a text")
+                    wrong.append(f"{given}: an error without a text")
             except Exception as error:
-                wrong.append(f"{name} = {label}: {type(error).__name__}: {str(error)[:200]}")
+                wrong.append(f"{given}: {type(error).__name__}: {str(error)[:200]}")
             check()
     return wrong
 
@@ -231,10 +185,10 @@ class Bench:
 def closing(make: Callable[..., Any]) -> Callable[..., Any]:
     """``make``, whose result is closed at once; its parameters are those of ``make``."""
 
+    @wraps(make)
     def made(**given: Any) -> None:
         make(**given).close()
 
-    made.__wrapped__ = make  # type: ignore[attr-defined]
     return made
 
 
