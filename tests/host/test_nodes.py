@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import Interrupter, files, moments, opcodes
+from interrupts import files
+from page_tables import interrupt_everywhere
 from support import FULL
 
 import zinc_attn as za
@@ -174,7 +175,7 @@ WHERE = {name: BOOKS for name in ACTIONS} | {
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name):
-    where, cache = WHERE[name], host_cache()
+    cache = host_cache()
 
     def world() -> list[za.ShardedSequence]:
         seq = cache.new_sequence()
@@ -183,23 +184,11 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name):
         append(cache, seq, 300, (0,))
         return [seq, fork]
 
-    def lengths(live: list[za.ShardedSequence]) -> Any:
+    def seen(live: list[za.ShardedSequence]) -> Any:
         return [(seq.lengths, seq.lengths_of.closed) for seq in live]
 
-    live = world()
-    ends = [lengths(live)]
-    count = opcodes(lambda: ACTIONS[name](cache, *live), where)
-    ends.append(lengths(live))
-    hits = 0
-    pairs = [at for at in moments(count, 10**9 if FULL else 60, seed=1) if len(at) > 1]
-    for at in [*((n,) for n in range(count)), *pairs]:
-        live = world()
-        interrupter = Interrupter(where, *at)
-        with suppress(KeyboardInterrupt):
-            interrupter.run(lambda live=live: ACTIONS[name](cache, *live))
-        hits += bool(interrupter.raised)
-        assert lengths(live) in ends, (at, interrupter.raised)
-        live = [seq for seq in live if not seq.lengths_of.closed]
+    def check_and_free(seqs: list[za.ShardedSequence]) -> None:
+        live = [seq for seq in seqs if not seq.lengths_of.closed]
         check(cache, live)
         for seq in live:  # and it goes on: back in step, then a token
             seq.truncate(len(seq))
@@ -207,10 +196,10 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name):
         check(cache, live)
         for seq in live:
             seq.free()
-        del seq
-        live.clear()
-        assert cache.free_tokens == NODES * 512, (at, interrupter.raised)
-    assert hits > 20
+        assert cache.free_tokens == NODES * 512
+
+    call, pairs = partial(ACTIONS[name], cache), 10**9 if FULL else 20
+    assert interrupt_everywhere(WHERE[name], world, call, seen, check_and_free, pairs) > 20
 
 
 def test_layer_lengths_start_in_step():

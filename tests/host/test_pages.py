@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +15,7 @@ from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnErr
 
 
 def test_an_append_takes_the_lowest_free_pages_for_all_layers_at_once() -> None:
+    """And a fork copies the partial page when it is written. test_pages_model.py looks at everything else."""
     pool = PagePool(8, 16)
     seq = SequencePages(pool, 2)
     assert seq, "an empty sequence is not false"
@@ -30,66 +30,45 @@ def test_an_append_takes_the_lowest_free_pages_for_all_layers_at_once() -> None:
     assert (second.place.start, second.place.new_pages, second.place.table_start) == (0, (), 3)
     second.commit()
     assert (seq.lengths, len(seq), seq.in_step) == ([40, 40], 40, True)
-    third = Append(seq, 1, 10)
-    assert (third.place.new_pages, third.place.table_start) == ((3,), 3)
-    assert third.place.writes() == [(2, 8, 0, 8), (3, 0, 8, 2)]
-    third.commit()
-    assert seq.table == third.place.table == (0, 1, 2, 3)
-    pool.check([seq])
-
-
-def test_pages_follow_the_order_and_come_back_to_their_place_in_it() -> None:
-    pool = PagePool(5, 16, order=[3, 0, 4, 1, 2])
-    one, other = SequencePages(pool, 1), SequencePages(pool, 1)
-    append(one, 17)
-    append(other, 16)
-    assert (one.pages, other.pages) == ([3, 0], [4])
-    one.truncate(16)
-    append(other, 17)
-    assert other.pages == [4, 0, 1]
-    pool.check([one, other])
-
-
-@pytest.mark.parametrize("count", [5, 60])
-def test_a_transaction_ends_once_and_a_retry_takes_the_same_pages(count: int) -> None:
-    pool = PagePool(12, 16, order=random.Random(1).sample(range(12), 12))
-    seq = SequencePages(pool, 2)
-    append(seq, 27)
     fork = seq.fork()
-    before, taken = state(pool, seq, fork), []
-    for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), Append(fork, 0, count) as first:
-            taken.append((first.place.new_pages, first.place.copies))
-            raise error
-        assert state(pool, seq, fork) == before
-    with Append(fork, 0, count) as first:
-        first.rollback()
-    assert state(pool, seq, fork) == before
-    with Append(fork, 0, count) as second:
-        taken.append((second.place.new_pages, second.place.copies))
-    assert taken[0] == taken[1] == taken[2]
-    after = state(pool, seq, fork)
-    second.commit()
-    second.rollback()  # committed: neither has an effect
-    assert state(pool, seq, fork) == after
-    with pytest.raises(ClosedError, match=r"^transaction: commit\(\) after rollback\(\); reserve\(\) in a new one$"):
-        first.commit()
+    assert (fork.pages, fork.lengths, pool.used_pages) == ([0, 1, 2], [40, 40], 3)
+    third = Append(fork, 1, 10)
+    assert (third.place.copies, third.place.new_pages, third.place.table_start) == ([(2, 3, 8)], (3, 4), 2)
+    assert third.place.writes() == [(3, 8, 0, 8), (4, 0, 8, 2)]
+    third.commit()
+    assert fork.table == third.place.table == (0, 1, 3, 4)
+    assert Append(fork, 0, 10).place.copies == []  # the copy held all layers' rows
+    assert Append(seq, 0, 1).place.copies == []  # seq holds page 2 alone now
     pool.check([seq, fork])
 
 
-def test_what_is_garbage_collected_gives_its_pages_back() -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_transaction_ends_once(error: type[BaseException]) -> None:
+    pool = PagePool(12, 16)
+    seq = SequencePages(pool, 2)
+    append(seq, 27)
+    before = state(pool, seq)
+    with pytest.raises(error), Append(seq, 0, 60):
+        raise error
+    with Append(seq, 0, 60) as first:
+        first.rollback()
+    assert state(pool, seq) == before
+    with Append(seq, 0, 60) as second:
+        pass
+    after = state(pool, seq)
+    second.commit()
+    second.rollback()  # committed: neither has an effect
+    assert state(pool, seq) == after != before
+    with pytest.raises(ClosedError, match=r"^transaction: commit\(\) after rollback\(\); reserve\(\) in a new one$"):
+        first.commit()
+    pool.check([seq])
+
+
+def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> None:
     pool = PagePool(4, 16)
     seq = SequencePages(pool, 1)
-    append(seq, 16)
-    Append(seq, 0, 40)  # dropped at once
-    gc.collect()
-    assert pool.free_pages == 3
-    Append(seq, 0, 40).commit()
-    fork = seq.fork()
+    append(seq, 64)
     del seq
-    gc.collect()
-    pool.check([fork])
-    del fork
     gc.collect()
     another = SequencePages(pool, 1)  # nobody has asked the pool between the death and the birth
     append(another, 64)
@@ -98,28 +77,6 @@ def test_what_is_garbage_collected_gives_its_pages_back() -> None:
     gc.collect()
     assert pool.free_pages == 4
     pool.check([])
-
-
-# --- sharing ----------------------------------------------------------------------------------------------
-def test_a_fork_shares_every_page_and_copies_the_partial_one_when_it_is_written() -> None:
-    pool = PagePool(8, 16)
-    seq = SequencePages(pool, 3)
-    append(seq, 20)
-    fork = seq.fork()
-    assert (fork.pages, fork.lengths, pool.used_pages) == ([0, 1], [20, 20, 20], 2)
-    assert pool.is_shared(0) and pool.is_shared(1)
-    first = Append(fork, 2, 14)
-    assert (first.place.copies, first.place.new_pages, first.place.table_start) == ([(1, 2, 4)], (2, 3), 1)
-    assert first.place.writes() == [(2, 4, 0, 12), (3, 0, 12, 2)]
-    assert first.place.table == (0, 2, 3)
-    first.commit()
-    assert first.place.copies == [(1, 2, 4)]
-    assert not pool.is_shared(1)
-    assert Append(fork, 0, 14).place.copies == []  # the copy held all layers' rows
-    append(fork, 14, layers=2)
-    assert Append(seq, 0, 1).place.copies == []  # seq holds page 1 alone now
-    assert (seq.pages, fork.pages) == ([0, 1], [0, 2, 3])
-    pool.check([seq, fork])
 
 
 def test_a_batch_ends_where_one_of_its_sequences_is_freed() -> None:
@@ -138,47 +95,6 @@ def test_a_batch_ends_where_one_of_its_sequences_is_freed() -> None:
     pool.check(seqs)
 
 
-def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
-    pool = PagePool(8, 16)
-    seq = SequencePages(pool, 2)
-    for layer in (0, 1):
-        Append(seq, layer, 20).commit()
-    fork = seq.fork()
-    with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
-        seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
-    for layer in (0, 1):
-        Append(seq, layer, 20).commit()
-    own = list(seq.pages)
-    seq.retract(1, 20)
-    assert (seq.lengths, seq.pages) == ([40, 20], own)
-    seq.retract(0, 20)
-    assert (seq.lengths, seq.pages) == ([20, 20], own[:2])
-    with pytest.raises(StepError):
-        seq.retract(0, 15)
-    seq.retract(0, 16)  # behind the page that is shared still
-    fork.free()
-    seq.retract(0, 5)
-    assert seq.lengths == [5, 20]
-    pool.check([seq])
-
-
-def test_one_reservation_for_several_layers() -> None:
-    pool = PagePool(8, 16)
-    seq = SequencePages(pool, 3)
-    append(seq, 20)
-    fork = seq.fork()
-    with Append(fork, 2, 20, (0,)) as reservation:
-        assert reservation.place.copies == [(1, 2, 4)]
-        assert fork.lengths == [20, 20, 20]
-    assert (fork.lengths, fork.pages, seq.pages) == ([40, 20, 40], [0, 2, 3], [0, 1])
-    for layer, also in ((1, (0,)), (1, (1,))):
-        with pytest.raises(StepError, match=r"^also: got layer \d at length \d+, expected layers other than 1 of its "):
-            Append(fork, layer, 20, also)
-    with pytest.raises(ArgumentError, match=r"^also: got 3, expected an int from 0 to 2$"):
-        Append(fork, 1, 20, (3,))
-    pool.check([seq, fork])
-
-
 # --- refusals ---------------------------------------------------------------------------------------------
 AHEAD = (
     "layer 0: got 1 tokens at length 9, expected none yet, layer 1 has length 7; append 2 to every layer that is "
@@ -190,6 +106,10 @@ BEHIND = (
 OUT_OF_STEP = (
     "fork: layer 0 has length 9, layer 2 has length 7, expected equal lengths; append to every layer first, or "
     "truncate(7)"
+)
+ALSO = (
+    "also: got layer {} at length {}, expected layers other than 1 of its length 7, each once; append to every layer "
+    "first, or truncate(7)"
 )
 FULL = (
     "k: got 30 tokens at length 7, expected at most 25: 1 of 3 pages of 16 tokens are free (capacity = 48, in whole "
@@ -206,6 +126,9 @@ REFUSALS: tuple[tuple[int, type[ZincAttnError], str, Callable[[SequencePages], o
     (0, LimitError, BEYOND, lambda seq: Append(seq, 1, 1 << 24)),
     (0, ArgumentError, "layer: got 3, expected an int from 0 to 2", lambda seq: Append(seq, 3, 1)),
     (0, ArgumentError, "count: got 0, expected an int of at least 1", lambda seq: Append(seq, 0, 0)),
+    (1, StepError, ALSO.format(0, 9), lambda seq: Append(seq, 1, 2, (0,))),
+    (0, StepError, ALSO.format(1, 7), lambda seq: Append(seq, 1, 2, (1,))),
+    (0, ArgumentError, "also: got 3, expected an int from 0 to 2", lambda seq: Append(seq, 1, 1, (3,))),
     (1, ArgumentError, "n: got 8, expected an int from 0 to 7", lambda seq: seq.truncate(8)),
     (0, ArgumentError, "n: got -1, expected an int from 0 to 7", lambda seq: seq.truncate(-1)),
 )

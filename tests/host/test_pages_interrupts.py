@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from interrupts import Interrupter, files_of, moments, opcodes, signals
-from page_tables import Append, append
+from interrupts import files_of, signals
+from page_tables import Append, append, interrupt_everywhere
 from support import FULL
 
 from zinc_attn.cache.pages import CapacityError, PagePool
@@ -65,44 +65,31 @@ INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
 
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) -> None:
-    call = INTERRUPTED[name]
-
-    def world() -> tuple[PagePool, SequencePages, SequencePages]:
-        pool = PagePool(12, 16)
-        seq = SequencePages(pool, 2)
+    def world() -> list[SequencePages]:
+        seq = SequencePages(PagePool(12, 16), 2)
         append(seq, 40)
         fork = seq.fork()
         if name in ("within a page", "retract"):  # in the middle of a step, behind the pages that the two share
             Append(seq, 0, 7).commit()
-        return pool, seq, fork
+        return [seq, fork]
 
-    def lengths() -> Any:
-        return [(one.lengths, one.table, one.closed) for one in (seq, fork)]
+    def seen(seqs: list[SequencePages]) -> Any:
+        return [(one.lengths, one.table, one.closed) for one in seqs]
 
-    pool, seq, fork = world()
-    ends = [lengths()]
-    count = opcodes(lambda: call(seq, fork), WHERE)
-    ends.append(lengths())
-    hits = 0
-    for at in moments(count, 10**9, seed=1):
-        pool, seq, fork = world()
-        interrupter = Interrupter(WHERE, *at)
-        with suppress(KeyboardInterrupt):
-            interrupter.run(lambda seq=seq, fork=fork: call(seq, fork))
-        hits += bool(interrupter.raised)
-        assert lengths() in ends, (at, interrupter.raised)
-        live = [one for one in (seq, fork) if not one.closed]
+    def check(seqs: list[SequencePages]) -> None:
+        pool, live = seqs[0].pool, [one for one in seqs if not one.closed]
         pool.check(live)
-        assert pool.used_pages == len({page for one in live for page in one.table}), (at, interrupter.raised)
+        assert pool.used_pages == len({page for one in live for page in one.table})
         for one in live:  # and it goes on: back in step, then a token
             one.truncate(len(one))
             append(one, 1)
         pool.check(live)
-        for one in (seq, fork):
+        for one in seqs:
             one.free()
         assert pool.free_pages == 12
         pool.check([])
-    assert hits > 30
+
+    assert interrupt_everywhere(WHERE, world, INTERRUPTED[name], seen, check) > 30
 
 
 def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

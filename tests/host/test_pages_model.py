@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,10 @@ from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 
 LAYERS = 3
-OPS = ("token", "rows", "step", "step", "step", "rollback", "batch", "fork", "fork", "keep", "truncate", "free", "new")
+OPS = (
+    *("token", "rows", "rollback", "dropped", "step", "step", "step", "step", "layers", "batch"),
+    *("fork", "fork", "fork", "keep", "truncate", "retract", "free", "new"),
+)
 
 
 @dataclass
@@ -34,8 +38,8 @@ class World:
     copied: int = 0
 
     def __post_init__(self) -> None:
-        order = random.Random(self.seed).sample(range(self.num_pages), self.num_pages)
-        self.pool = PagePool(self.num_pages, self.page_size, order)
+        self.order = random.Random(self.seed).sample(range(self.num_pages), self.num_pages)
+        self.pool = PagePool(self.num_pages, self.page_size, self.order)
         self.slots = np.zeros((LAYERS, self.num_pages, self.page_size), np.int64)
         self.new()
 
@@ -43,31 +47,36 @@ class World:
         self.seqs.append(SequencePages(self.pool, LAYERS))
         self.tokens.append([[] for _ in range(LAYERS)])
 
-    def reserve(self, i: int, layer: int, count: int, transaction: Transaction) -> bool:
+    def free_pages(self) -> tuple[int, ...]:
+        """In the order in which they are taken."""
+        used = {page for seq in self.seqs for pages in seq.held() for page in pages}
+        return tuple(page for page in self.order if page not in used)
+
+    def holders(self, page: int | None) -> int:
+        return sum(page in seq.pages for seq in self.seqs)
+
+    def reserve(self, i: int, layers: Sequence[int], count: int, transaction: Transaction) -> bool:
         """Reserve, copy and write as a cache does; False where the model says that the pool must refuse."""
-        seq, before = self.seqs[i], state(self.pool, *self.seqs)
+        seq, before, free = self.seqs[i], state(self.pool, *self.seqs), self.free_pages()
         lengths = [len(t) for t in self.tokens[i]]
-        start, low, high = lengths[layer], min(lengths), max(lengths)
-        legal = low == high or (start == low and count == high - low)
-        used = {page for s in self.seqs for pages in s.held() for page in pages}
+        start, low, high = lengths[layers[0]], min(lengths), max(lengths)
+        legal = low == high or 0 < count == high - start
         last = seq.pages[-1] if seq.pages else None
         leaving = [r.start <= start for r in transaction.reservations if last in r.replaced]
-        copy = low == high and start % self.page_size and sum(last in s.pages for s in self.seqs) - sum(leaving) > 1
+        copy = low == high and start % self.page_size and self.holders(last) - sum(leaving) > 1
         need = -(-(start + count) // self.page_size) - len(seq.pages) + bool(copy)
-        free = self.num_pages - len(used)
-        if not legal or need > free:
-            room = max(0, (len(seq.pages) - bool(copy) + free) * self.page_size - start)
+        if not legal or need > len(free):
+            room = max(0, (len(seq.pages) - bool(copy) + len(free)) * self.page_size - start)
             text = (
-                rf"^k: got {count} tokens at length {start}, expected at most {room}: {free} of {self.num_pages} pages"
+                rf"^k: got {count} tokens at length {start}, expected at most {room}: {len(free)} of {self.num_pages} "
             )
             with pytest.raises(CapacityError, match=text) if legal else pytest.raises(StepError):
-                transaction.reserve(seq, layer, count)
+                transaction.reserve(seq, layers[0], count, tuple(layers[1:]))
             assert state(self.pool, *self.seqs) == before
             self.refused += 1
             return False
-        place = transaction.reserve(seq, layer, count)
-        assert len(place.new_pages) == need
-        assert not used & set(place.new_pages)
+        place = transaction.reserve(seq, layers[0], count, tuple(layers[1:]))
+        assert (place.new_pages, place.start) == (free[:need], start)
         for source, target, keep in place.copies:
             self.copied += 1
             self.slots[:, target] = -1
@@ -75,20 +84,24 @@ class World:
         new = np.arange(self.next_token, self.next_token + count)
         self.next_token += count
         for page, slot, row, rows in place.writes():
-            self.slots[layer, page, slot : slot + rows] = new[row : row + rows]
+            for layer in layers:
+                self.slots[layer, page, slot : slot + rows] = new[row : row + rows]
         return True
 
-    def append(self, i: int, layer: int, count: int, commit: bool = True) -> None:
+    def append(self, i: int, layers: Sequence[int], count: int, end: str = "commit") -> None:
         before = state(self.pool, *self.seqs)
         transaction, first = Transaction(), self.next_token
-        if not self.reserve(i, layer, count, transaction):
+        if not self.reserve(i, layers, count, transaction):
             return
-        if commit:
+        if end == "commit":
             transaction.commit()
-            self.tokens[i][layer] += range(first, first + count)
-        else:
+            for layer in layers:
+                self.tokens[i][layer] += range(first, first + count)
+            return
+        if end == "rollback":
             transaction.rollback()
-            assert state(self.pool, *self.seqs) == before
+        del transaction  # one that is collected while it is open counts as rolled back
+        assert state(self.pool, *self.seqs) == before
 
     def batch(self, count: int, pick: int) -> None:
         """Reserve for all sequences in two transactions, then commit one or both or none, in either order."""
@@ -97,7 +110,7 @@ class World:
         for i in range(len(self.seqs)):
             which, first = pick >> i & 1, self.next_token
             layer = self.tokens[i].index(min(self.tokens[i], key=len))
-            if self.reserve(i, layer, count, batches[which]):
+            if self.reserve(i, [layer], count, batches[which]):
                 new[which].append((self.tokens[i][layer], range(first, first + count)))
         self.pool.check(self.seqs)
         for which in (0, 1) if pick & 32 else (1, 0):
@@ -113,16 +126,14 @@ class World:
         seq, before, n = self.seqs[i], state(self.pool, *self.seqs), len(self.seqs[i])
         start = max(0, n - size % (2 * self.page_size))
         sources = [at for at in range(start + 1, n) if at * size % 3]
-        transaction = Transaction()
+        transaction, free = Transaction(), self.free_pages()
         need = -(-(start + len(sources)) // self.page_size) - start // self.page_size if sources else 0
-        if need > self.pool.free_pages:
-            with pytest.raises(
-                CapacityError, match=r"^keep: got \d+ rows that move to token \d+ and behind, expected "
-            ):
+        if need > len(free):
+            with pytest.raises(CapacityError, match=r"^keep: got \d+ rows that move to token \d+ and behind, expec"):
                 transaction.rewrite(seq, start, len(sources))
             return
         old, place = np.array(seq.pages, np.int64), transaction.rewrite(seq, start, len(sources))
-        assert len(place.new_pages) == need
+        assert place.new_pages == free[:need]
         for source, target, keep in place.copies:
             self.slots[:, target, :keep] = self.slots[:, source, :keep]
         new, targets = np.array(place.table, np.int64), start + np.arange(len(sources))
@@ -140,43 +151,63 @@ class World:
         self.seqs[i].truncate(n)
         self.tokens[i] = [t[:n] for t in self.tokens[i]]
 
+    def retract(self, i: int, layer: int, n: int) -> None:
+        """Undo an append of one layer, unless another sequence has the page of a row that is given up."""
+        seq, tokens = self.seqs[i], self.tokens[i][layer]
+        pages = seq.pages[n // self.page_size : -(-len(tokens) // self.page_size)]
+        if n < len(tokens) and any(self.holders(page) > 1 for page in pages):
+            with pytest.raises(StepError, match=rf"^retract: layer {layer} has length {len(tokens)} and shares pages "):
+                seq.retract(layer, n)
+        else:
+            seq.retract(layer, n)
+            del tokens[n:]
+
     def apply(self, op: str, which: int, layer: int, size: int) -> None:
         i = which % len(self.seqs) if self.seqs else -1
         if op == "new" or i < 0:
             if len(self.seqs) < 5:
                 self.new()
-        elif op == "token":
-            behind = max(map(len, self.tokens[i])) - len(self.tokens[i][layer])
-            self.append(i, layer, behind or 1)  # refused only where the layer is ahead, or the pool is full
-        elif op in ("rows", "rollback"):
-            self.append(i, layer, 1 + size % (2 * self.page_size + 1), op == "rows")
+            return
+        seq, lengths = self.seqs[i], [len(t) for t in self.tokens[i]]
+        behind = max(lengths) - lengths[layer]
+        if op == "token":
+            self.append(i, [layer], behind or 1)  # refused only where the layer is ahead, or the pool is full
+        elif op == "layers":
+            alike = [at for at in range(LAYERS) if lengths[at] == lengths[layer] and (size >> at & 1 or at == layer)]
+            self.append(i, alike, behind or 1 + size % self.page_size)
+        elif op in ("rows", "rollback", "dropped"):
+            end = {"rows": "commit"}.get(op, op)
+            self.append(i, [layer], 1 + size % (2 * self.page_size + 1), end)
             if size % 4:  # go back into step
-                self.truncate(i, len(self.seqs[i]))
+                self.truncate(i, len(seq))
         elif op == "step":
-            lengths = [len(t) for t in self.tokens[i]]
             for each in random.Random(size).sample(range(LAYERS), LAYERS):
-                count = max(lengths) - lengths[each] if min(lengths) < max(lengths) else 1 + size % self.page_size
+                count = max(lengths) - lengths[each] if behind or not seq.in_step else 1 + size % self.page_size
                 if count:
-                    self.append(i, each, count)
+                    self.append(i, [each], count)
         elif op == "batch":
             self.batch(1 + size % 5, size)
         elif op == "fork":
-            lengths = [len(t) for t in self.tokens[i]]
-            if min(lengths) < max(lengths):
+            if not seq.in_step:
                 with pytest.raises(StepError):
-                    self.seqs[i].fork()
+                    seq.fork()
             elif len(self.seqs) < 5:
-                self.seqs.append(self.seqs[i].fork())
+                self.seqs.append(seq.fork())
                 self.tokens.append([list(t) for t in self.tokens[i]])
-                self.truncate(-1, max(0, len(self.seqs[i]) - size % 3))
+                self.truncate(-1, max(0, len(seq) - size % 3))
         elif op == "keep":
-            if self.seqs[i].in_step:
+            if seq.in_step:
                 self.keep(i, size)
         elif op == "truncate":
-            self.truncate(i, max(0, len(self.seqs[i]) - size % (2 * self.page_size)))
+            self.truncate(i, max(0, len(seq) - size % (2 * self.page_size)))
+        elif op == "retract":
+            self.retract(i, layer, max(0, lengths[layer] - size % (2 * self.page_size)))
+            if size % 4:
+                self.truncate(i, len(seq))
         elif op == "free":
-            self.seqs.pop(i).free()
-            self.tokens.pop(i)
+            del self.tokens[i], self.seqs[i]
+            if size % 2:  # else it is collected
+                seq.free()
 
     def compare(self) -> None:
         self.pool.check(self.seqs)
@@ -192,7 +223,7 @@ def test_10_000_random_operations_hold_what_a_plain_list_holds() -> None:
     op = st.tuples(st.sampled_from(OPS), st.integers(0, 4), st.integers(0, LAYERS - 1), st.integers(0, 4095))
 
     @settings(
-        max_examples=4000 if FULL else 200,
+        max_examples=4000 if FULL else 300,
         deadline=None,
         database=None,
         derandomize=not FULL,
