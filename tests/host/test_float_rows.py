@@ -1,6 +1,8 @@
 """Rows of 16-bit floats: bfloat16 and float16 values keep their bits, and with round_rows wider ones are rounded to
 nearest even, as the caller would have rounded them."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,53 +13,80 @@ from zinc_attn.checks import check_array
 from zinc_attn.errors import DTypeError, ValueRangeError
 from zinc_attn.shapes import AttnShape
 
-NARROW = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NARROW = {"f16": np.dtype(np.float16), "bf16": BFLOAT16}
 UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every 16-bit value
-BRAIN = UPPER.view(ml_dtypes.bfloat16)
+BRAIN = UPPER.view(BFLOAT16)
 VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)  # those of BRAIN
+
+
+def widened(x):
+    with np.errstate(invalid="ignore"):
+        return x.astype(np.float32)
+
+
+def edges(dtype):
+    """float32 values at, halfway between and beside the values of ``dtype``: ties to even go down and up."""
+    exact = widened(UPPER.view(dtype))
+    low = np.sort(exact[np.abs(exact) <= MAX_INPUT])
+    middle = ((low[1:].astype(np.float64) + low[:-1]) / 2).astype(np.float32)
+    beside = [np.nextafter(one, to) for one in (low, middle) for to in (np.float32(-np.inf), np.float32(np.inf))]
+    return [low, middle, *beside]
+
+
+LIMITS = np.float32([np.nan, *(sign * x for x in (65519.99, 65520, 7e4, 2.0**60, 2.0**61, np.inf) for sign in (1, -1))])
+GIVEN = [np.concatenate([LIMITS, *edges(np.float16), *edges(BFLOAT16)]), UPPER.view(np.float16), BRAIN]
+TOO_LARGE = "got {:g}, expected a finite value of at most 2**60"
+NO_HALF = "got {:g}, a f16 cache takes magnitudes of at most 65504, the largest float16; use a bf16 or f32 cache"
+NOT_EXACT = (
+    "not a bfloat16 value; a bf16 cache takes bfloat16, or float32 or float16 values that bfloat16 holds exactly; a "
+    "cache made with round_rows=True rounds float32 and float16"
+)
+
+
+@pytest.mark.parametrize("rounds", (False, True))
+@pytest.mark.parametrize("cache", NARROW)
+@pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.dtype.name)
+def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(given, cache, rounds):
+    """Tiny values become +0, zeros keep their sign, and bfloat16 arrays are taken without a copy."""
+    narrow, x = NARROW[cache], widened(given)
+    if cache == "f16" and given.dtype != narrow and not rounds:
+        message = rf"^k: got dtype {given.dtype}, a f16 cache takes float16; a cache made with round_rows=True rounds"
+        with pytest.raises(DTypeError, match=message):
+            rows.stored_values("k", given.reshape(-1, 1, 1), cache)
+        return
+    flushed = np.where((np.abs(x) < MIN_INPUT) & (x != 0), np.float32(0), x)
+    with np.errstate(all="ignore"):
+        want = flushed.astype(narrow)
+    left = np.ones(len(x), np.bool_)
+    for text, refused in (
+        (TOO_LARGE, ~(np.abs(x) <= MAX_INPUT)),
+        (NO_HALF, (np.abs(x) >= 65520) & (cache == "f16")),
+        (NOT_EXACT, (widened(want) != flushed) & (not rounds)),
+    ):
+        found, left = np.flatnonzero(left & refused), left & ~refused
+        for at in {*found[: len(LIMITS)], *found[:: len(found) // 100 + 1]}:
+            array = np.ones((3, 2, 64), given.dtype)
+            array[1, 0, 5] = given[at]
+            with pytest.raises(ValueRangeError, match=f"^{re.escape('k[1, 0, 5]: ' + text.format(x[at]))}$"):
+                rows.stored_values("k", array, cache, rounds)
+    assert np.count_nonzero(left) > 5_000
+    taken = given[left].reshape(-1, 1, 1)
+    values, largest = rows.stored_values("k", taken, cache, rounds)
+    assert values.dtype == narrow and np.array_equal(values.reshape(-1).view(np.uint16), want[left].view(np.uint16))
+    assert largest == np.abs(widened(want[left])).max()
+    exact = taken[np.abs(widened(taken)) >= MIN_INPUT].reshape(-1, 1, 1)
+    assert np.shares_memory(exact, rows.stored_values("k", exact, cache, rounds)[0]) == (given.dtype == narrow)
 
 
 def test_each_value_has_its_bits_in_the_words_and_comes_back():
     k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
     shape = AttnShape(2, 2, 64)
     words = rows.encode(k, v, shape, "bf16")
-    assert np.array_equal(
-        words.view(np.uint16), np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
-    )
+    bits = np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
+    assert np.array_equal(words.view(np.uint16), bits)
     for got, given in zip(rows.decode(words, shape, "bf16"), (VALUES, VALUES[::-1]), strict=True):
         assert np.array_equal(got.view(np.uint32).reshape(-1), given.view(np.uint32))
-
-
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
-def test_values_are_taken_as_they_are(dtype):
-    """And bfloat16 arrays without a copy."""
-    magnitudes = np.abs(VALUES)
-    normal = BRAIN[(magnitudes >= MIN_INPUT) & (magnitudes <= MAX_INPUT)]
-    assert len(normal) == 2 * (100 * 128 + 1)  # 128 in each octave from 2**-40 to 2**60, of both signs
-    given = normal.astype(dtype).reshape(-1, 1, 1)
-    taken, largest = rows.stored_values("k", given, "bf16")
-    assert taken.dtype == BRAIN.dtype and largest == MAX_INPUT
-    assert np.array_equal(taken.reshape(-1).view(np.uint16), normal.view(np.uint16))
-    assert np.shares_memory(taken, given) == (dtype is ml_dtypes.bfloat16)
-
-
-def test_tiny_values_are_flushed_and_large_ones_refused():
-    sizes = np.abs(VALUES)
-    taken, largest = rows.stored_values("k", BRAIN[sizes <= MAX_INPUT].reshape(-1, 1, 1), "bf16")
-    want = np.where(sizes >= MIN_INPUT, UPPER, 0)[sizes <= MAX_INPUT]
-    assert np.array_equal(taken.reshape(-1).view(np.uint16) & 0x7FFF, want & 0x7FFF) and largest == MAX_INPUT
-    for value in BRAIN[~(sizes <= MAX_INPUT)][::97]:
-        with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: got .*, expected a finite value of at most 2"):
-            rows.stored_values("k", np.full((1, 1, 1), value), "bf16")
-
-
-@pytest.mark.parametrize("lower", [1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-def test_nothing_is_rounded(lower):
-    """Also no tie, which lies halfway between two values."""
-    between = (np.float32([1.0, -1.0, 2.0**-30]).view(np.uint32) | np.uint32(lower)).view(np.float32)
-    for x in between:
-        with pytest.raises(ValueRangeError, match=r"^k\[0, 0, 0\]: not a bfloat16 value"):
-            rows.stored_values("k", np.full((1, 1, 1), x, np.float32), "bf16")
 
 
 def test_arrays_are_widened_where_the_caller_takes_them():
@@ -67,69 +96,7 @@ def test_arrays_are_widened_where_the_caller_takes_them():
         check_array("q", BRAIN, ("float32", "float64"))
 
 
-# --- wider rows --------------------------------------------------------------------------------------------
-
-
-def edges(dtype):
-    """float32 values at, halfway between and beside the values of ``dtype``: ties to even go down and up."""
-    with np.errstate(invalid="ignore"):
-        exact = UPPER.view(NARROW[dtype]).astype(np.float32)
-    low = np.sort(exact[np.isfinite(exact) & (np.abs(exact) <= 2.0**60)])
-    middle = ((low[1:].astype(np.float64) + low[:-1]) / 2).astype(np.float32)
-    beside = [np.nextafter(one, to) for one in (low, middle) for to in (np.float32(-np.inf), np.float32(np.inf))]
-    return np.concatenate([low, middle, *beside])
-
-
 @pytest.mark.parametrize("dtype", NARROW)
-def test_rows_are_those_that_the_caller_would_have_rounded(dtype):
-    x = edges(dtype)
-    x = x[(np.abs(x) < rows._F16_OVERFLOW) & (np.abs(x) <= 2.0**60) & ((np.abs(x) >= 2.0**-39) | (x == 0))].reshape(
-        -1, 1, 1
-    )
-    values, largest = rows.stored_values("k", x, dtype, round_rows=True)
-    want = x.astype(NARROW[dtype])
-    assert values.dtype == want.dtype and np.array_equal(values.view(np.uint16), want.view(np.uint16))
-    assert largest == np.abs(want.astype(np.float32)).max()
-    exact, _ = rows.stored_values("k", want, dtype)
-    assert np.array_equal(exact.view(np.uint16), want.view(np.uint16))
-
-
-def test_bfloat16_rows_in_an_f16_cache_and_float16_rows_in_a_bf16_cache():
-    with np.errstate(invalid="ignore"):
-        brain, half = (UPPER.view(NARROW[name]).reshape(-1, 1, 1) for name in ("bf16", "f16"))
-        wide, halves = brain.astype(np.float32), half.astype(np.float32)
-    brain = brain[(np.abs(wide) < rows._F16_OVERFLOW) & ((np.abs(wide) >= 2.0**-39) | (wide == 0))].reshape(-1, 1, 1)
-    half = half[np.isfinite(halves)].reshape(-1, 1, 1)
-    for given, dtype in ((brain, "f16"), (half, "bf16")):
-        values, _ = rows.stored_values("k", given, dtype, round_rows=True)
-        want = given.astype(np.float32).astype(NARROW[dtype])
-        assert np.array_equal(values.view(np.uint16), want.view(np.uint16))
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("value", [65520.0, 70000.0, 2.0**60])
-def test_what_overflows_float16_is_refused_by_name(value, sign):
-    x = np.full((3, 2, 64), np.nextafter(np.float32(65520), np.float32(0)))
-    assert np.all(rows.stored_values("v", x, "f16", round_rows=True)[0] == 65504)
-    x[1, 0, 5] = sign * value
-    with pytest.raises(ValueRangeError) as caught:
-        rows.stored_values("v", x, "f16", round_rows=True)
-    assert str(caught.value) == (
-        f"v[1, 0, 5]: got {sign * value:g}, a f16 cache takes magnitudes of at most 65504, the largest float16; use a "
-        "bf16 or f32 cache"
-    )
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.0**61])
-def test_what_no_cache_takes_is_not_rounded_either(dtype, value):
-    x = np.ones((3, 2, 64), np.float32)
-    x[2, 1, 63] = value
-    with pytest.raises(ValueRangeError, match=r"^k\[2, 1, 63\]: got .*, expected a finite value of at most 2\*\*60$"):
-        rows.stored_values("k", x, dtype, round_rows=True)
-
-
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_no_other_dtype_is_rounded(dtype):
     with pytest.raises(DTypeError, match=r"^k: got dtype float64, a b?f16 cache takes float32, float16 or bfloat16$"):
         rows.stored_values("k", np.ones((1, 1, 8)), dtype, round_rows=True)
