@@ -51,8 +51,7 @@ def test_kernels_of_one_module_differ_in_fixed_constants_only():
         module = next(m for m in kernels.MODULES if m.file == decl.file)
         assert all(getattr(decl, what) == getattr(module, what) for what in ("source", "defines", "constant_names"))
         assert [b.name for b in decl.bindings] == [b.name for b in module.bindings]
-    values = [(d.file, d.constants(())) for d in kernels.KERNELS]
-    assert len(set(values)) == len(values)
+    assert len({(d.file, d.constants(())) for d in kernels.KERNELS}) == len(kernels.KERNELS)
 
 
 def test_kernels_needs_only_the_standard_library(tmp_path):
@@ -114,13 +113,9 @@ def parsed_glsl(text):
     for name, expression in re.findall(r"const uint (\w+) = (.*);", text):
         assert all(len(re.findall("==|<=|>", part)) <= 1 for part in re.split(r"\|\||[?:()]", expression)), expression
         python = re.sub(r"\b(0x[0-9A-F]+|\d+)u", r"\1", expression).replace("||", " or ").replace("/", "//")
-        inside = []
         while "(" in python:  # the innermost parentheses first, each of which has one conditional at most
-            python = re.sub(r"\(([^()]*)\)", lambda m, to=inside: to.append(m[1]) or f"@{len(to) - 1}@", python)
-        python = conditional(python)
-        while "@" in python:
-            python = re.sub(r"@(\d+)@", lambda m, to=inside: f"({conditional(to[int(m[1])])})", python)
-        found[name] = compile(python.strip(), name, "eval")
+            python = re.sub(r"\(([^()]*)\)", lambda m: f"[{conditional(m[1])}]", python)
+        found[name] = compile(conditional(python).strip().replace("[", "(").replace("]", ")"), name, "eval")
     return found
 
 
@@ -144,6 +139,14 @@ DIMS = (40, 65, 96, 128, 256, 512, 576)
 TYPES = (*STORAGE, "q8_0/q4_0", "f16/q5_1")
 
 
+def shapes_of(dtype):
+    """Every pair of sizes of K and V; latent ones where K's and V's types are one."""
+    for head_dim, v_head_dim in itertools.product(DIMS, DIMS):
+        yield shapes.AttnShape(1, 1, head_dim, v_head_dim)
+        if v_head_dim <= head_dim and "/" not in dtype:
+            yield shapes.AttnShape(1, 1, head_dim, v_head_dim, latent=True)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("build", kernels.BUILDS)
 def test_shader_and_host_evaluate_the_shared_formulas_alike(build, dtype):
@@ -152,19 +155,17 @@ def test_shader_and_host_evaluate_the_shared_formulas_alike(build, dtype):
     contract |= {"LOOP": int(build == "loop")}
     for of, kind in zip("KV", storage_types(dtype), strict=True):
         contract[f"{of}_STORAGE"] = contract[f"STORAGE_{kind.name.upper()}"]
-    for shape in shapes_of(DIMS, dtype):
-        known = {**contract, "K_DIM": shape.k_dim, "V_DIM": shape.v_dim, "LATENT": int(shape.latent)}
-        for heads in (1, 3, 8, SHARED_HEADS):
-            for ahead in (1, 4):
-                shader = evaluated(formulas, {**known, "HEADS": heads, "CHUNKS_AHEAD": ahead})
-                host = attend_sizes(shape, heads, ahead, dtype, build)
-                assert {name: shader[name] for name in host} == host, (str(shape), heads, ahead)
+    for shape, heads, ahead in itertools.product(shapes_of(dtype), (1, 3, 8, SHARED_HEADS), (1, 4)):
+        known = {"K_DIM": shape.k_dim, "V_DIM": shape.v_dim, "LATENT": int(shape.latent)}
+        shader = evaluated(formulas, {**contract, **known, "HEADS": heads, "CHUNKS_AHEAD": ahead})
+        host = attend_sizes(shape, heads, ahead, dtype, build)
+        assert {name: shader[name] for name in host} == host, (str(shape), heads, ahead)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("build", kernels.BUILDS)
 def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
-    for shape in shapes_of(DIMS, dtype):
+    for shape in shapes_of(dtype):
         plain = shapes.AttnShape(1, 1, shape.head_dim, shape.v_head_dim)
         k, v = shapes.row_format(shape, dtype), shapes.row_format(plain, dtype)
         for heads in (1, 2, 5, 8, SHARED_HEADS):
@@ -180,15 +181,6 @@ def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
             assert (n["CHUNK_WORDS"] if shape.latent else n["V_VALUES"]) % n["LOAD_WORDS"] == 0
             assert n["CHUNK_WORDS"] * (shape.k_dim // 8) == n["K_VALUES"]
         assert keys_ahead("discrete", shape, 1, build, dtype) >= keys_ahead("cpu", shape, 1, build, dtype)
-
-
-def shapes_of(dims, dtype):
-    """Every pair of sizes of K and V; latent ones where K's and V's types are one."""
-    for head_dim in dims:
-        for v_head_dim in dims:
-            yield shapes.AttnShape(1, 1, head_dim, v_head_dim)
-            if v_head_dim <= head_dim and "/" not in dtype:
-                yield shapes.AttnShape(1, 1, head_dim, v_head_dim, latent=True)
 
 
 @pytest.mark.parametrize(
