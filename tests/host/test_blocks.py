@@ -175,32 +175,28 @@ def test_encoded_rows_that_do_not_fit(given, error, text):
         encoded.check_encoded(np.ones((1, 1, 36), np.uint8), np.ones((1, 1, 36)), AttnShape(1, 1, 40), "q4_0")
 
 
-@pytest.mark.parametrize("name", BLOCK_TYPES)
-@pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0xFC00], ids=["nan", "inf", "-inf"])
-def test_scales_that_are_no_numbers(name, bits):
-    arguments = block_of(name)
-    size, at = encoded.block_bytes(STORAGE[name]), 2 * (STORAGE[name].halves - 1)  # the last half: m where there is one
-    arguments["v"][2, 1, size + at : size + at + 2] = np.array([bits], "<u2").view(np.uint8)
-    with pytest.raises(errors.ValueRangeError, match=r"v: got a scale .* not finite in token 2, KV head 1, block 1"):
-        rows_of(name, **arguments)
+HALVES = (b"\0\x7e", b"\0\x7c", b"\0\xfc")  # NaN and infinities: a scale, or a minimum where a block has one
+FLOATS = {"f16": b"\0\x7e", "f32": b"\0\0\x80\x7f", "bf16": b"\x80\xff", "fp8_e4m3": b"\xff"}
 
 
-def test_encoded_values_that_are_no_numbers():
-    for name, value in (("fp8_e4m3", [0xFF]), ("f16", [0, 0x7E]), ("f32", [0, 0, 0x80, 0x7F]), ("bf16", [0x80, 0xFF])):
+@pytest.mark.parametrize("piece", (encoded.PIECE, 1))
+@pytest.mark.parametrize(("name", "value"), [*product(BLOCK_TYPES, HALVES), *FLOATS.items()])
+def test_rows_that_are_no_numbers(monkeypatch, name, value, piece):
+    """Their place is counted from the first piece."""
+    monkeypatch.setattr(encoded, "PIECE", piece)
+    kind, at, where = STORAGE[name], 0, r"\[2, 1, 0\]: got"
+    if kind.halves:  # the last one of the second block
+        at = encoded.block_bytes(kind) + 2 * (kind.halves - 1)
+        where = ": got a scale .* not finite in token 2, KV head 1, block 1"
+    elif kind.head_scale:
+        where = ": got an fp8_e4m3 NaN in token 2, KV head 1, value 0"
+    for which in "kv":
         arguments = block_of(name)
-        arguments["k"][1, 0, : len(value)] = value
-        where = "k: got an fp8_e4m3 NaN in token 1, KV head 0, value 0" if name == "fp8_e4m3" else r"k\[1, 0, 0\]: got"
-        with pytest.raises(errors.ValueRangeError, match=where):
+        words = rows_of(name, **arguments)[0]
+        assert np.array_equal(words[0], words[2])
+        arguments[which][2, 1, at : at + len(value)] = [*value]
+        with pytest.raises(errors.ValueRangeError, match=f"^{which}{where}"):
             rows_of(name, **arguments)
-
-
-def test_a_place_is_counted_from_the_first_piece(monkeypatch):
-    monkeypatch.setattr(encoded, "PIECE", 1)
-    arguments = block_of("q4_0")
-    assert np.array_equal(rows_of("q4_0", **arguments)[0][0], rows_of("q4_0", **arguments)[0][2])
-    arguments["k"][2, 1, 1] = 0x7C
-    with pytest.raises(errors.ValueRangeError, match=r"k: got a scale .* in token 2, KV head 1, block 0"):
-        rows_of("q4_0", **arguments)
 
 
 @pytest.mark.parametrize(
