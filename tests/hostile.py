@@ -137,6 +137,10 @@ Q = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
 K, V = (np.linspace(-1, 1, 3 * 128, dtype=np.float32).reshape(3, 2, 64)[::step].copy() for step in (1, -1))
 
 
+ENCODED = {"k": K.view(np.uint8), "v": V.view(np.uint8)}
+OF_CACHES = {"shape": SHAPE, "num_layers": 1, "capacity": 512, "dtype": "f32"}
+
+
 class Alone:
     """An mpi4py communicator of one rank, as far as Ranks looks at it before an exchange."""
 
@@ -203,15 +207,9 @@ ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]
     "Device.open": lambda b: (closing(za.Device.open), {"device": b.device.info.index, "runtime": "vulkan"}),
     "Fold": lambda b: (closing(za.Fold), {"device": b.device, "shape": SHAPE}),
     "Fold.__call__": lambda b: (za.Fold(b.device, SHAPE), {"parts": [b.part]}),
-    "KVCache": lambda b: (
-        closing(za.KVCache),
-        {"device": b.device, "shape": SHAPE, "num_layers": 1, "capacity": 64, "dtype": "f32", "page_size": 16},
-    ),
+    "KVCache": lambda b: (closing(za.KVCache), {"device": b.device, "page_size": 16} | OF_CACHES),
     "KVCache.append": lambda b: (b.cache.append, {"sequence": b.seq(), "layer": 0, "k": K, "v": V}),
-    "KVCache.append_encoded": lambda b: (
-        b.cache.append_encoded,
-        {"sequence": b.seq(), "layer": 0, "k": K.view(np.uint8), "v": V.view(np.uint8)},
-    ),
+    "KVCache.append_encoded": lambda b: (b.cache.append_encoded, {"sequence": b.seq(), "layer": 0} | ENCODED),
     "KVCache.load": lambda b: (b.cache.load, {"path": b.file}),
     "Ranks": lambda b: (za.Ranks, {"comm": Alone(), "timeout_s": 1.0}),
     "Sequence.save": lambda b: (b.seq().save, {"path": b.file}),
@@ -220,10 +218,7 @@ ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]
     "Sequence.truncate": lambda b: (b.seq().truncate, {"n": 1}),
     "ShardedAttention": lambda b: (closing(za.ShardedAttention), {"cache": b.sharded} | b.options()),
     "ShardedAttention.__call__": lambda b: (b.attend_apart, {"q": Q, "seq": b.apart(), "layer": 0, "k": K, "v": V}),
-    "ShardedKVCache": lambda b: (
-        closing(za.ShardedKVCache),
-        {"devices": [b.device], "shape": SHAPE, "num_layers": 1, "capacity": 512, "dtype": "f32", "weights": [1.0]},
-    ),
+    "ShardedKVCache": lambda b: (closing(za.ShardedKVCache), {"devices": [b.device], "weights": [1.0]} | OF_CACHES),
     "ShardedKVCache.append": lambda b: (b.sharded.append, {"seq": b.apart(), "layer": 0, "k": K, "v": V}),
     "ShardedSequence.drop_last": lambda b: (b.apart().drop_last, {"n": 1}),
     "ShardedSequence.keep": lambda b: (b.apart().keep, {"rows": [1], "last": 2}),

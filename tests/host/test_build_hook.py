@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ["standard", "editable"]
+both_kinds = pytest.mark.parametrize("kind", ["standard", "editable"])
 
 
 @pytest.fixture
@@ -41,13 +41,9 @@ def hook(tmp_path, monkeypatch):
     return made
 
 
-def compiler(root: Path) -> None:
-    (root / "bin/glslangValidator").touch(mode=0o755)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@both_kinds
 def test_missing_and_stale_shaders_are_compiled(hook, tmp_path, kind):
-    compiler(tmp_path)
+    (tmp_path / "bin/glslangValidator").touch(mode=0o755)
     built = tmp_path / "zinc_attn/spirv/build.json"
     hook.initialize(kind, {})
     assert built.read_text() == "made"
@@ -59,11 +55,10 @@ def test_missing_and_stale_shaders_are_compiled(hook, tmp_path, kind):
     assert built.read_text() == "made"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@both_kinds
 def test_without_a_compiler_missing_shaders_are_an_error(hook, kind):
-    with pytest.raises(
-        RuntimeError, match=r"^zinc_attn/spirv is missing or .* no glslangValidator .* install glslang-tools"
-    ):
+    text = r"^zinc_attn/spirv is missing or .* no glslangValidator .* install glslang-tools"
+    with pytest.raises(RuntimeError, match=text):
         hook.initialize(kind, {})
 
 

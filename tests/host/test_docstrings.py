@@ -27,13 +27,9 @@ def described(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for base in value.__mro__:
         for method, raw in vars(base).items() if base.__module__.startswith("zinc_attn") else ():
-            public = not method.startswith("_") or method in ("__call__", "__init__")
             function = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
-            if (
-                public
-                and inspect.isfunction(function)
-                and not (method == "__init__" and dataclasses.is_dataclass(base))
-            ):
+            written = ("__call__",) if dataclasses.is_dataclass(base) else ("__call__", "__init__")
+            if inspect.isfunction(function) and (not method.startswith("_") or method in written):
                 yield f"{name}.{method}", function
 
 
