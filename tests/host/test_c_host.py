@@ -23,13 +23,8 @@ class RowPart(c.Structure):
 
 
 class RowFormat(c.Structure):
-    _fields_ = [
-        ("kv_heads", c.c_uint32),
-        ("k", RowPart),
-        ("v", RowPart),
-        ("min_input", c.c_float),
-        ("max_input", c.c_float),
-    ]
+    _fields_ = [("kv_heads", c.c_uint32), ("k", RowPart), ("v", RowPart)]
+    _fields_ += [(name, c.c_float) for name in ("min_input", "max_input")]
 
 
 class NewRows(c.Structure):

@@ -18,6 +18,17 @@ from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayo
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
 
+def keys_of(lengths, batch, q_len, options, facts):
+    """The keys of calls of these lengths, each of which is planned."""
+    found = set()
+    for length in lengths:
+        pages = -(-length // facts.page_size)
+        tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
+        requests = [Request(q_len, length, q_len, table) for table in tables]
+        found |= {submission.key for submission in plan_call(requests, options, facts).submissions}
+    return found
+
+
 @pytest.mark.parametrize(
     ("shape", "kind", "units", "batch", "q_len", "window", "splits"),
     [
@@ -41,26 +52,17 @@ def test_few_lengths_stand_for_all(shape, kind, units, batch, q_len, window, spl
         layouts = split_rule_layouts(parsed, "f16", device)
     options = CallOptions(layouts, window)
     found = growth_keys(tokens, batch, q_len, options, facts, layouts.leaves_per_state)
-    needed = set()
-    for length in range(q_len, tokens + 1, q_len):
-        pages = -(-length // 256)
-        tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
-        requests = [Request(q_len, length, q_len, table) for table in tables]
-        needed |= {submission.key for submission in plan_call(requests, options, facts).submissions}
-    assert needed <= found and len(found) < 12
+    assert keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts) <= found and len(found) < 12
 
 
 def test_rows_before_a_cut_share_another_leaf_from_the_middle_of_one_on():
     shape, q_len = AttnShape(4, 2, 64), 36  # of which a submission holds 33 rows
     facts = CallFacts(CPU, shape, 256)
     layouts = split_rule_layouts(shape, "f16", LayoutFacts(2, "cpu"))
-    options, table = CallOptions(layouts), np.arange(31, dtype=np.uint32)
-    found, needed = growth_keys(7744, 1, q_len, options, facts, layouts.leaves_per_state), set()
-    for length in range(7681, 7745):
-        submissions = plan_call([Request(q_len, length, q_len, table)], options, facts).submissions
-        assert len(submissions) == 2
-        needed |= {submission.key for submission in submissions}
-    assert needed <= found
+    options = CallOptions(layouts)
+    found = growth_keys(7744, 1, q_len, options, facts, layouts.leaves_per_state)
+    assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= found
+    assert {key.rows for key in found} >= {4}, "the rows behind the cut"
 
 
 DEVICES = [

@@ -54,26 +54,18 @@ def test_choose(devices, request_, chosen):
     assert machine.choose(devices, request_) is chosen
 
 
-NONE = "device: no Vulkan device matches"
 BOTH = "0: llvmpipe (LLVM 15.0.6, 256 bits) (cpu), 1: AMD Radeon 780M (integrated)"
+NONE = f"device: no Vulkan device matches {{!r}}; the devices are {BOTH}"
+TWO = "device: 'h200' matches 2 devices, give an index: 3: NVIDIA H200 (discrete), 4: NVIDIA H200 (discrete)"
+NO_NAME = "device: got {}, expected None, an index or a piece of a device's name"
 
 
 @pytest.mark.parametrize(
     ("devices", "request_", "error", "text"),
     [
-        ([CPU, IGPU], "foo", DeviceNotFoundError, f"{NONE} 'foo'; the devices are {BOTH}"),
-        ([CPU, IGPU], 7, DeviceNotFoundError, f"{NONE} 7; the devices are {BOTH}"),
-        ([CPU, IGPU], "7", DeviceNotFoundError, f"{NONE} '7'; the devices are {BOTH}"),
-        ([CPU, IGPU], -1, DeviceNotFoundError, f"{NONE} -1; the devices are {BOTH}"),
-        ([CPU, IGPU], "", DeviceNotFoundError, f"{NONE} ''; the devices are {BOTH}"),
-        (
-            [CPU, TWIN_A, TWIN_B],
-            "h200",
-            DeviceNotFoundError,
-            "device: 'h200' matches 2 devices, give an index: 3: NVIDIA H200 (discrete), 4: NVIDIA H200 (discrete)",
-        ),
-        ([CPU], True, ArgumentError, "device: got True, expected None, an index or a piece of a device's name"),
-        ([CPU], 1.0, ArgumentError, "device: got 1.0, expected None, an index or a piece of a device's name"),
+        *(([CPU, IGPU], one, DeviceNotFoundError, NONE.format(one)) for one in ("foo", 7, "7", -1, "")),
+        ([CPU, TWIN_A, TWIN_B], "h200", DeviceNotFoundError, TWO),
+        *(([CPU], one, ArgumentError, NO_NAME.format(one)) for one in (True, 1.0)),
     ],
 )
 def test_choose_refuses(devices, request_, error, text):
