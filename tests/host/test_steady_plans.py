@@ -70,7 +70,13 @@ def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows)
             first = plans.setdefault(plan.steady, plan)
             served += first is not plan
             assert moved(first, tokens, window) == records(plan)
-            assert plan.submissions[0].spans == first.submissions[0].spans
+            (one,) = plan.submissions
+            assert one.spans == first.submissions[0].spans
+            for part, span in zip(one.slices, one.spans, strict=True):
+                table = requests[part.request].table
+                assert all(np.array_equal(one.tables[at:][: len(table)], table) for at in one.items["page_table"][span])
+            ends = one.rows["state"] + one.rows["count"]
+            assert np.all(one.rows["state"][1:] >= ends[:-1]), "a row's states are no other row's"
     assert len(plans) < served
 
 
