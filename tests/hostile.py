@@ -114,8 +114,9 @@ def walk(make: Make, check: Callable[[], None] = lambda: None) -> list[str]:
 
     Right is a result, or a ZincAttnError with a text. check: called after each call; it raises where that did harm.
     """
-    wrong = []
-    for name in parameters(make()[0]):
+    wrong, names = [], parameters(make()[0])
+    assert names, "nothing is called"
+    for name in names:
         for number, hostile in enumerate(hostile_values()):
             call, arguments = make()
             given = f"{name} = value {number}, {shown(hostile)}"
