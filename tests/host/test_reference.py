@@ -4,30 +4,29 @@ import time
 
 import numpy as np
 import pytest
-from support import FULL
+from support import FULL, make_inputs, same
 
+from zinc_attn import AttnShape
 from zinc_attn import reference as ref
 from zinc_attn.canonical import state as algebra
 from zinc_attn.errors import ValueRangeError
 
 SHAPES = "16/2/256 32/4/128 32/8/128 24/4/256 64/8/64 32/16/256 64/8/128 9/3/64 8/2/80 12/2/96 7/1/112 10/2/192 5/1/512"
 CONTEXTS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000)
+SPREAD = {"normal": (1.0, 1e-6), "sharp": (8.0, 4e-6)}  # of scores, and what the error of out is then bounded by
 LONG = 4096  # tokens, for shapes of one or two KV heads, and with --full for all
 
 
-def inputs(rng, text, tokens, spread=1.0, dtype=np.float16):
-    q_heads, kv_heads, head_dim = (int(x) for x in text.split("/"))
-    q = rng.standard_normal((q_heads, head_dim), np.float32) * np.float32(spread)
-    k = rng.standard_normal((tokens, kv_heads, head_dim), np.float32).astype(dtype)
-    v = rng.standard_normal((tokens, kv_heads, head_dim), np.float32).astype(dtype)
-    return q, k, v
+def inputs(text, tokens, kind="normal", dtype="f16"):
+    return make_inputs(AttnShape.parse(text), tokens, dtype, kind)
 
 
-def check_accuracy(q, k, v, bound, spread):
+def check_accuracy(shape, tokens, kind):
     """Relative L2 of out; lse within 3e-7 of max(4 spread, |lse|): a dot product's rounding grows with its terms.
 
     Returns the seconds that emulate took.
     """
+    (spread, bound), (q, k, v) = SPREAD[kind], inputs(shape, tokens, kind)
     started = time.monotonic()
     out, lse = ref.emulate(q, k, v)
     seconds = time.monotonic() - started
@@ -37,24 +36,24 @@ def check_accuracy(q, k, v, bound, spread):
     return seconds
 
 
-@pytest.mark.parametrize(("spread", "bound"), [(1.0, 1e-6), (8.0, 4e-6)])
+@pytest.mark.parametrize("kind", SPREAD)
 @pytest.mark.parametrize("shape", SHAPES.split())
-def test_accuracy_against_float64(rng, shape, spread, bound):
+def test_accuracy_against_float64(shape, kind):
     longest = (LONG,) if FULL or shape.split("/")[1] in ("1", "2") else ()
     for context in (*CONTEXTS, *longest):
-        check_accuracy(*inputs(rng, shape, context, spread), bound, spread)
+        check_accuracy(shape, context, kind)
 
 
 @pytest.mark.parametrize(
-    ("shape", "spread", "bound"), [("4/1/256", 8.0, 4e-6)] + [("8/1/256", 1.0, 1e-6), ("16/2/256", 8.0, 4e-6)] * FULL
+    ("shape", "kind"), [("4/1/256", "sharp"), *[("8/1/256", "normal"), ("16/2/256", "sharp")] * FULL]
 )
-def test_accuracy_and_time_at_131072_keys(rng, shape, spread, bound):
-    assert check_accuracy(*inputs(rng, shape, 131072, spread), bound, spread) < 60
+def test_accuracy_and_time_at_131072_keys(shape, kind):
+    assert check_accuracy(shape, 131072, kind) < 60
 
 
-def test_float64_is_the_formula(rng):
+def test_float64_is_the_formula():
     """Softmax of scores, head by head, also where the largest score is 200 above all others."""
-    q, k, v = (x.astype(np.float64) for x in inputs(rng, "6/2/16", 100, dtype=np.float32))
+    q, k, v = (x.astype(np.float64) for x in inputs("6/2/16", 100, dtype="f32"))
     k[17, 1] = q[3] / (q[3] @ q[3]) * 200 * 4
     out, lse = ref.attention(q, k, v)
     for head in range(6):
@@ -64,8 +63,8 @@ def test_float64_is_the_formula(rng):
         assert np.isclose(lse[head], scores.max() + np.log(weights.sum()), rtol=1e-14)
 
 
-def test_no_key_gives_zero_and_minus_infinity(rng):
-    q, k, v = inputs(rng, "4/2/64", 0)
+def test_no_key_gives_zero_and_minus_infinity():
+    q, k, v = inputs("4/2/64", 0)
     for out, lse in (ref.emulate(q, k, v), ref.attention(q, k, v)):
         assert not out.any() and np.all(np.isneginf(lse))
 
@@ -73,8 +72,8 @@ def test_no_key_gives_zero_and_minus_infinity(rng):
 @pytest.mark.parametrize("dtype", (np.float16, np.float32, np.float64))
 @pytest.mark.parametrize("bad", (np.inf, -np.inf, np.nan))
 @pytest.mark.parametrize("name", ("q", "k", "v", "sinks", "alibi"))
-def test_numbers_that_are_refused(rng, name, bad, dtype):
-    given = dict(zip("qkv", inputs(rng, "4/2/16", 5), strict=True)) | {"sinks": np.zeros(4), "alibi": np.zeros(4)}
+def test_numbers_that_are_refused(name, bad, dtype):
+    given = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {"sinks": np.zeros(4), "alibi": np.zeros(4)}
     given[name] = given[name].astype(dtype)
     ref.attention(**given)
     given[name].reshape(-1)[1] = bad
@@ -89,18 +88,16 @@ def test_merging_with_the_empty_state_changes_no_bit(rng):
     state = algebra.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
     empty = algebra.empty_state((50,), 8)
     for merged in (algebra.merge(state, empty), algebra.merge(empty, state)):
-        for got, want in zip(merged, state, strict=True):
-            assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+        same(merged, state)
 
 
 def test_rows_of_a_causal_chunk_are_decode_steps(rng):
-    _, k, v = inputs(rng, "4/2/64", 150)
+    _, k, v = inputs("4/2/64", 150)
     q = rng.standard_normal((20, 4, 64), np.float32)
     rows, lse = ref.emulate(q, k, v)
     for i in range(20):
         out, row_lse = ref.emulate(q[i], k[: 131 + i], v[: 131 + i])
-        assert np.array_equal(rows[i].view(np.uint32), out.view(np.uint32))
-        assert np.array_equal(lse[i].view(np.uint32), row_lse.view(np.uint32))
+        same((rows[i], lse[i]), (out, row_lse))
 
 
 def test_inputs_below_two_to_minus_40_are_zero():
