@@ -199,9 +199,8 @@ def test_formulas_as_glsl(expression, text):
 
 
 def test_formulas_that_glsl_does_not_have():
-    with pytest.raises(
-        ValueError, match=r"got 'A % 2', expected uints, names, conditionals and the operators \|\|, =="
-    ):
+    text = r"got 'A % 2', expected uints, names, conditionals and the operators \|\|, =="
+    with pytest.raises(ValueError, match=text):
         glsl.to_glsl("A % 2")
 
 

@@ -42,14 +42,14 @@ def test_an_append_takes_the_lowest_free_pages_for_all_layers_at_once() -> None:
     pool.check([seq, fork])
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_transaction_ends_once(error: type[BaseException]) -> None:
+def test_a_transaction_ends_once() -> None:
     pool = PagePool(12, 16)
     seq = SequencePages(pool, 2)
     append(seq, 27)
     before = state(pool, seq)
-    with pytest.raises(error), Append(seq, 0, 60):
-        raise error
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), Append(seq, 0, 60):
+            raise error
     with Append(seq, 0, 60) as first:
         first.rollback()
     assert state(pool, seq) == before
@@ -77,22 +77,6 @@ def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> 
     gc.collect()
     assert pool.free_pages == 4
     pool.check([])
-
-
-def test_a_batch_ends_where_one_of_its_sequences_is_freed() -> None:
-    """Which pages a batch copies, test_pages_model.py says."""
-    pool = PagePool(5, 16)
-    seqs = [SequencePages(pool, 1) for _ in range(3)]
-    late = Transaction()
-    for seq in seqs[:2]:
-        append(seq, 5)
-        late.reserve(seq, 0, 1)
-    seqs[0].free()
-    for call in (late.commit, lambda: late.reserve(seqs[2], 0, 1)):
-        with pytest.raises(ClosedError):
-            call()
-    assert seqs[1].lengths == [5]
-    pool.check(seqs)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------
@@ -152,19 +136,26 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(
 
 
 def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
-    pool = PagePool(4, 16)
-    seq = SequencePages(pool, 2)
-    held, calls = Append(seq, 1, 3), (lambda: Append(seq, 0, 3), seq.fork, lambda: seq.truncate(0))
+    """And the transaction ends with the first of its sequences that is freed."""
+    pool, held = PagePool(5, 16), Transaction()
+    seq, other, third = (SequencePages(pool, 2) for _ in range(3))
+    held.reserve(seq, 1, 3)
+    held.reserve(other, 0, 5)
+    calls = (lambda: Append(seq, 0, 3), seq.fork, lambda: seq.truncate(0))
     for call in calls:
         text = r"^sequence: a reservation of it is open; commit\(\) or rollback\(\) its transaction first$"
         with pytest.raises(StepError, match=text):
             call()
-    pool.check([seq])
+    pool.check([seq, other, third])
     seq.free()
-    assert (held.state, pool.free_pages) == ("rolled back", 4)
+    assert (held.state, pool.free_pages, other.lengths) == ("rolled back", 5, [0, 0])
     for call in (*calls, seq.check_open):
         with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
             call()
+    for call in (held.commit, lambda: held.reserve(third, 0, 1)):
+        with pytest.raises(ClosedError, match=r"^transaction: "):
+            call()
+    pool.check([seq, other, third])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -34,8 +35,7 @@ class World:
     seqs: list[SequencePages] = field(default_factory=list)
     tokens: list[list[list[int]]] = field(default_factory=list)  # per sequence and layer
     next_token: int = 1
-    refused: int = 0
-    copied: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.order = random.Random(self.seed).sample(range(self.num_pages), self.num_pages)
@@ -73,12 +73,12 @@ class World:
             with pytest.raises(CapacityError, match=text) if legal else pytest.raises(StepError):
                 transaction.reserve(seq, layers[0], count, tuple(layers[1:]))
             assert state(self.pool, *self.seqs) == before
-            self.refused += 1
+            self.counts["refused"] += 1
             return False
         place = transaction.reserve(seq, layers[0], count, tuple(layers[1:]))
         assert (place.new_pages, place.start) == (free[:need], start)
         for source, target, keep in place.copies:
-            self.copied += 1
+            self.counts["copied"] += 1
             self.slots[:, target] = -1
             self.slots[:, target, :keep] = self.slots[:, source, :keep]
         new = np.arange(self.next_token, self.next_token + count)
@@ -219,7 +219,7 @@ class World:
 
 
 def test_10_000_random_operations_hold_what_a_plain_list_holds() -> None:
-    done = refused = copied = 0
+    counts: Counter[str] = Counter()
     op = st.tuples(st.sampled_from(OPS), st.integers(0, 4), st.integers(0, LAYERS - 1), st.integers(0, 4095))
 
     @settings(
@@ -236,20 +236,15 @@ def test_10_000_random_operations_hold_what_a_plain_list_holds() -> None:
         ops=st.lists(op, min_size=100, max_size=100),
     )
     def run(page_size: int, num_pages: int, seed: int, ops: list[tuple[str, int, int, int]]) -> None:
-        nonlocal done, refused, copied
         world = World(page_size, num_pages, seed)
         for each in ops:
             world.apply(*each)
             world.compare()
-            done += 1
         for seq in world.seqs:
             seq.free()
         assert world.pool.free_pages == num_pages
         world.pool.check([])
-        refused += world.refused
-        copied += world.copied
+        counts.update(world.counts, done=len(ops))
 
     run()
-    assert done >= 10_000
-    assert refused >= 500
-    assert copied >= 500
+    assert counts["done"] >= 10_000 and counts["refused"] >= 500 and counts["copied"] >= 500
