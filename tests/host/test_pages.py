@@ -48,8 +48,9 @@ def test_a_transaction_ends_once() -> None:
     append(seq, 27)
     before = state(pool, seq)
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), Append(seq, 0, 60):
+        with pytest.raises(error), Append(seq, 0, 60) as failed:
             raise error
+        assert (failed.state, state(pool, seq)) == ("rolled back", before)
     with Append(seq, 0, 60) as first:
         first.rollback()
     assert state(pool, seq) == before
@@ -77,6 +78,27 @@ def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> 
     gc.collect()
     assert pool.free_pages == 4
     pool.check([])
+
+
+def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
+    pool = PagePool(8, 16)
+    seq = SequencePages(pool, 2)
+    append(seq, 20)
+    fork = seq.fork()
+    with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
+        seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
+    append(seq, 20)
+    own = list(seq.pages)
+    for layer, n, pages in ((1, 20, own), (0, 20, own[:2])):
+        seq.retract(layer, n)
+        assert seq.pages == pages
+    with pytest.raises(StepError):
+        seq.retract(0, 15)
+    seq.retract(0, 16)  # behind the page that is shared still
+    fork.free()
+    seq.retract(0, 5)
+    assert seq.lengths == [5, 20]
+    pool.check([seq])
 
 
 # --- refusals ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from zinc_attn.cache.transaction import Transaction
 LAYERS = 3
 OPS = (
     *("token", "rows", "rollback", "dropped", "step", "step", "step", "step", "layers", "batch"),
-    *("fork", "fork", "fork", "keep", "truncate", "retract", "free", "new"),
+    *("fork", "fork", "fork", "keep", "truncate", "free", "new"),
 )
 
 
@@ -52,18 +52,15 @@ class World:
         used = {page for seq in self.seqs for pages in seq.held() for page in pages}
         return tuple(page for page in self.order if page not in used)
 
-    def holders(self, page: int | None) -> int:
-        return sum(page in seq.pages for seq in self.seqs)
-
     def reserve(self, i: int, layers: Sequence[int], count: int, transaction: Transaction) -> bool:
         """Reserve, copy and write as a cache does; False where the model says that the pool must refuse."""
         seq, before, free = self.seqs[i], state(self.pool, *self.seqs), self.free_pages()
         lengths = [len(t) for t in self.tokens[i]]
         start, low, high = lengths[layers[0]], min(lengths), max(lengths)
-        legal = low == high or 0 < count == high - start
+        legal = low == high or (start == low and count == high - low)
         last = seq.pages[-1] if seq.pages else None
         leaving = [r.start <= start for r in transaction.reservations if last in r.replaced]
-        copy = low == high and start % self.page_size and self.holders(last) - sum(leaving) > 1
+        copy = low == high and start % self.page_size and sum(last in s.pages for s in self.seqs) - sum(leaving) > 1
         need = -(-(start + count) // self.page_size) - len(seq.pages) + bool(copy)
         if not legal or need > len(free):
             room = max(0, (len(seq.pages) - bool(copy) + len(free)) * self.page_size - start)
@@ -151,17 +148,6 @@ class World:
         self.seqs[i].truncate(n)
         self.tokens[i] = [t[:n] for t in self.tokens[i]]
 
-    def retract(self, i: int, layer: int, n: int) -> None:
-        """Undo an append of one layer, unless another sequence has the page of a row that is given up."""
-        seq, tokens = self.seqs[i], self.tokens[i][layer]
-        pages = seq.pages[n // self.page_size : -(-len(tokens) // self.page_size)]
-        if n < len(tokens) and any(self.holders(page) > 1 for page in pages):
-            with pytest.raises(StepError, match=rf"^retract: layer {layer} has length {len(tokens)} and shares pages "):
-                seq.retract(layer, n)
-        else:
-            seq.retract(layer, n)
-            del tokens[n:]
-
     def apply(self, op: str, which: int, layer: int, size: int) -> None:
         i = which % len(self.seqs) if self.seqs else -1
         if op == "new" or i < 0:
@@ -200,10 +186,6 @@ class World:
                 self.keep(i, size)
         elif op == "truncate":
             self.truncate(i, max(0, len(seq) - size % (2 * self.page_size)))
-        elif op == "retract":
-            self.retract(i, layer, max(0, lengths[layer] - size % (2 * self.page_size)))
-            if size % 4:
-                self.truncate(i, len(seq))
         elif op == "free":
             del self.tokens[i], self.seqs[i]
             if size % 2:  # else it is collected
