@@ -6,13 +6,15 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
-from support import differing
+from support import same
 
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cache import rows
+from zinc_attn.decode.contiguous import ContiguousKV, RecordedCall
+from zinc_attn.decode.scoring import Scoring
 
-SHAPE, SMALL = za.AttnShape(16, 2, 256), za.AttnShape(4, 2, 64)
+SMALL = za.AttnShape(4, 2, 64)
 DTYPES = ("f16", "f32", "bf16", "q8_0")
 STEPS = ((5, 5), (1, 1), (70, 70), (60, 2), (1, 1), (1, 1))  # new rows, query rows
 Pair = tuple[Any, Any]
@@ -34,11 +36,17 @@ def new_q(rng: np.random.Generator, n: int, shape: za.AttnShape) -> Any:
     return rng.standard_normal((n, shape.q_heads, shape.head_dim), np.float32)
 
 
-def same(got: Any, want: Any, label: object = "") -> None:
-    """Bits of (out, lse) pairs."""
-    for name, a, b in zip(("out", "lse"), got, want, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype == np.float32, (label, name, a.shape, b.shape)
-        assert not (difference := differing(a, b)), (label, name, difference)
+def attended(kv: ContiguousKV, plan: za.SplitPlan, q: Any, scoring: Scoring | None = None) -> Pair:
+    """out, lse of one query row (q_heads, head_dim) over K and V in one piece, in a layout."""
+    step = RecordedCall(kv, plan, scoring=scoring)
+    try:
+        step.write_q(rows.checked_values("q", q[None])[0])
+        step.poison()
+        step.run()
+        out, lse = step.result()
+        return out[0], lse[0]
+    finally:
+        step.close()
 
 
 class Twin:
@@ -66,7 +74,9 @@ class Twin:
     def check(self, layer: int, q: Any, got: Any, label: object = "") -> None:
         """``got``, out and lse of the query rows ``q`` over all that a layer holds, has the oracle's bits."""
         scoring = {name: one[layer] if isinstance(one, list) else one for name, one in self.scoring.items()}
-        same(got, reference.emulate(q, *self.held[layer], **scoring), (label, layer, len(self.held[layer][0])))
+        want = reference.emulate(q, *self.held[layer], **scoring)
+        assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in want]
+        same(got, want, (label, layer, len(self.held[layer][0])))
 
     def append(self, n: int) -> None:
         for layer in range(self.cache.num_layers):
