@@ -57,21 +57,6 @@ def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, alib
                 same((outs[i], lses[i]), want, (step, i))
 
 
-@pytest.mark.parametrize("mask", (None, random_mask(5, 900)), ids=("none", "mask"))
-def test_shards_know_the_positions_of_the_whole_sequence(device, mask):
-    with za.KVCache(device, SHAPE, 1, 2048, "f16", 64) as cache:
-        attn, even, odd = za.Attention(cache, alibi=SLOPES), cache.new_sequence(), cache.new_sequence()
-        cache.append(even, 0, *(np.concatenate([x[:512], x[1024:]]) for x in (K, V)))
-        cache.append(odd, 0, K[512:1024], V[512:1024])
-        parts = [
-            attn.partial(Q, one, 0, nodes=nodes, tokens=N, mask=mask) for one, nodes in ((even, [0, 2]), (odd, [1]))
-        ]
-        same(za.fold(parts), reference.emulate(Q, K, V, alibi=SLOPES, mask=mask))
-        other = attn.partial(Q, odd, 0, nodes=[1], tokens=N, mask=random_mask(5, 900))
-        with pytest.raises(errors.ZincAttnError, match="different calls"):
-            za.fold([parts[0], other])
-
-
 def test_of_one_call(any_device):
     """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
     hidden = random_mask(5, 130) > 0

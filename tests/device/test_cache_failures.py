@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -66,20 +65,18 @@ class World:
         pairs = [self.looker(q, seqs, layer, return_lse=True) for layer in range(LAYERS)]
         return [x.copy() for pair in pairs for column in pair for x in column]
 
-    def append(self, seq: Any, layer: int, n: int, seed: int) -> Any:
-        return self.cache.append(seq, layer, *values(n, seed))
+    def append(self, seq: Any, layer: int, n: int, seed: int) -> None:
+        self.cache.append(seq, layer, *values(n, seed))
 
     def attend(self, seq: Any, layer: int, n: int, seed: int, rows_of_q: int = 1) -> Any:
-        k, v = values(n, seed)
-        return self.attn(queries(rows_of_q, seed), seq, layer, k=k, v=v, return_lse=True)
+        return self.attn(queries(rows_of_q, seed), seq, layer, *values(n, seed), return_lse=True)
 
     def submit(self, seq: Any, layer: int, seed: int) -> Any:
         """Whoever is interrupted in ``result`` asks again; one that has failed is made again."""
-        k, v = values(1, seed)
         try:
             if self.pending is None or self.pending[0] != (layer, seed):
                 with self.cache.device.together():
-                    made = self.attn.submit(queries(1, seed), seq, layer, k=k, v=v, return_lse=True)
+                    made = self.attn.submit(queries(1, seed), seq, layer, *values(1, seed), return_lse=True)
                     self.pending = (layer, seed), made
             return self.pending[1].result()
         except Exception:
@@ -87,14 +84,13 @@ class World:
             raise
 
     def batch(self, layer: int, n: int, seed: int) -> Any:
-        k, v = zip(*(values(n, seed + i) for i in range(3)), strict=True)
+        k, v = map(list, zip(*(values(n, seed + i) for i in range(3)), strict=True))
         q = [queries(n, seed + i) for i in range(3)]
-        outs, lses = self.attn(q, [self.a, self.b, self.c], layer, k=list(k), v=list(v), return_lse=True)
+        outs, lses = self.attn(q, [self.a, self.b, self.c], layer, k, v, return_lse=True)
         return [*outs, *lses]
 
-    def load(self) -> Any:
-        seq = self.cache.load(self.path)
-        seq.free()
+    def load(self) -> None:
+        self.cache.load(self.path).free()
 
 
 def actions() -> list[Callable[[World], Any]]:
@@ -148,14 +144,13 @@ def equal(got: Any, want: Any) -> bool:
     return not any(differing(np.asarray(a), np.asarray(b)) for a, b in zip(got, want, strict=True))
 
 
-@contextmanager
+@pytest.fixture
 def worlds(device: za.Device, tmp_path: Any) -> Iterator[tuple[World, World]]:
-    world, twin = World(device, tmp_path / "hit"), World(device, tmp_path / "twin")
-    try:
-        yield world, twin
-    finally:
+    """The one that is hit, and its twin."""
+    made = World(device, tmp_path / "hit"), World(device, tmp_path / "twin")
+    yield made
+    for world in made:
         world.cache.close()
-        twin.cache.close()
 
 
 FAULTS = {
@@ -167,35 +162,32 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_failure_at_any_runtime_call_changes_nothing(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, kind: str
-) -> None:
-    error, after = FAULTS[kind]
-    with worlds(device, tmp_path) as (world, twin):
-        fault, hits = Fault(error, after), []
-        for method in METHODS:
-            monkeypatch.setattr(device.runtime, method, fault.wrap(getattr(device.runtime, method)))
-        for number, action in enumerate(actions()):
-            before, bits = world.state(), twin.look()
-            for n in itertools.count():
-                fault.at(n)
-                try:
-                    got = action(world)
-                except error:
-                    assert fault.hit and world.state() == before, f"action {number} call {n}"
-                    fault.at(-1)
-                    if n % 3 == 1:  # looking could also mend what a failure left
-                        assert equal(world.look(), bits), f"action {number} call {n}"
-                    continue
-                assert not fault.hit, f"action {number}: the error of call {n} was swallowed"
+def test_a_failure_at_any_runtime_call_changes_nothing(device, monkeypatch, tmp_path, worlds, kind):
+    (world, twin), (error, after) = worlds, FAULTS[kind]
+    fault, hits = Fault(error, after), []
+    for method in METHODS:
+        monkeypatch.setattr(device.runtime, method, fault.wrap(getattr(device.runtime, method)))
+    for number, action in enumerate(actions()):
+        before, bits = world.state(), twin.look()
+        for n in itertools.count():
+            fault.at(n)
+            try:
+                got = action(world)
+            except error:
+                assert fault.hit and world.state() == before, f"action {number} call {n}"
                 fault.at(-1)
-                break
-            hits.append(n)
-            assert equal(got, action(twin)), f"action {number} after {n} failures"
-            assert world.state() == twin.state()
-            assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
-        assert sum(hits) > 60 and min(h for i, h in enumerate(hits) if i != 15) >= 3, hits
-        assert equal(world.look(), twin.look())
+                if n % 3 == 1:  # looking could also mend what a failure left
+                    assert equal(world.look(), bits), f"action {number} call {n}"
+                continue
+            assert not fault.hit, f"action {number}: the error of call {n} was swallowed"
+            fault.at(-1)
+            break
+        hits.append(n)
+        assert equal(got, action(twin)), f"action {number} after {n} failures"
+        assert world.state() == twin.state()
+        assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+    assert sum(hits) > 60 and min(h for i, h in enumerate(hits) if i != 15) >= 3, hits
+    assert equal(world.look(), twin.look())
 
 
 def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,63 +217,57 @@ def test_a_copied_page_of_a_failed_call_is_not_used_again(device: za.Device, mon
 WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
 
 
-def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(device: za.Device, tmp_path: Any) -> None:
+def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(worlds: tuple[World, World]) -> None:
     """The books stay whole, and what follows has the right bits, wherever Ctrl-C comes, and a second one behind it."""
-    seen = 0
-    with worlds(device, tmp_path) as (world, twin):
-        for number, action in enumerate(actions()):
-            before, bits, done = world.state(), world.look(), False
-            counter = Interrupter(WHERE)
-            want = counter.run(lambda action=action: action(twin))
-            after = twin.state()
-            budget = (100_000 if number == 6 else 300) if FULL else 40  # 6: a steady call, before each opcode
-            for n, at in enumerate(moments(counter.seen, budget, seed=number)):
-                interrupter, kept = Interrupter(WHERE, *at), None
-                try:
-                    got = interrupter.run(lambda action=action: action(world))
-                except KeyboardInterrupt as error:
-                    if n % 3 == 0 and action is not World.load:  # whose frame holds what was loaded, freed or not
-                        kept = error  # as sys.last_exc keeps its frames, and what they hold
-                    seen += 1
-                else:
-                    assert not interrupter.raised, f"action {number}: {at} was swallowed"
-                    assert equal(got, want), f"action {number} after {n} interrupts"
-                    done = True
-                    break
-                with world.cache.lock:
-                    world.cache.begin()  # as the next call does
-                where = f"action {number} opcodes {at}: {interrupter.raised}"
-                now = world.state()
-                done = now != before
-                assert now in (before, after), where
-                del kept
-                if n % 8 == 1 and not done:
-                    assert equal(world.look(), bits), where
-                if done:
-                    break
-            if not done:
-                assert equal(action(world), want), f"action {number} behind the interrupts"
-            assert world.state() == after, number
-            with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
-                assert thread.submit(world.cache.lock.acquire, timeout=10).result()
-                thread.submit(world.cache.lock.release).result()
-            assert equal(world.look(), twin.look()), f"action {number}"
+    (world, twin), seen = worlds, 0
+    for number, action in enumerate(actions()):
+        before, bits, done = world.state(), world.look(), False
+        counter = Interrupter(WHERE)
+        want = counter.run(lambda action=action: action(twin))
+        after = twin.state()
+        budget = (100_000 if number == 6 else 300) if FULL else 40  # 6: a steady call, before each opcode
+        for n, at in enumerate(moments(counter.seen, budget, seed=number)):
+            interrupter, kept = Interrupter(WHERE, *at), None
+            try:
+                got = interrupter.run(lambda action=action: action(world))
+            except KeyboardInterrupt as error:
+                if n % 3 == 0 and action is not World.load:  # whose frame holds what was loaded, freed or not
+                    kept = error  # as sys.last_exc keeps its frames, and what they hold
+                seen += 1
+            else:
+                assert not interrupter.raised, f"action {number}: {at} was swallowed"
+                assert equal(got, want), f"action {number} after {n} interrupts"
+                done = True
+                break
+            with world.cache.lock:
+                world.cache.begin()  # as the next call does
+            where = f"action {number} opcodes {at}: {interrupter.raised}"
+            now = world.state()
+            done = now != before
+            assert now in (before, after), where
+            del kept
+            if n % 8 == 1 and not done:
+                assert equal(world.look(), bits), where
+            if done:
+                break
+        if not done:
+            assert equal(action(world), want), f"action {number} behind the interrupts"
+        assert world.state() == after, number
+        with ThreadPoolExecutor(1) as thread:  # another thread gets the lock
+            assert thread.submit(world.cache.lock.acquire, timeout=10).result()
+            thread.submit(world.cache.lock.release).result()
+        assert equal(world.look(), twin.look()), f"action {number}"
     assert seen > 300
 
 
 def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Device, tmp_path: Any) -> None:
     """Before each opcode of ``files``; a file that is dropped while it is open warns, and that fails the test, too."""
 
-    def least_free_descriptor() -> int:
-        found = os.open(os.devnull, os.O_RDONLY)
-        os.close(found)
-        return found
-
     cache, path = za.KVCache(device, SMALL, 1, 64, "f16", 16), tmp_path / "file"
     seq = cache.new_sequence()
     cache.append(seq, 0, *values(3, 1))
     seq.save(path)
-    descriptor = least_free_descriptor()
+    opened = os.listdir("/proc/self/fd")
     for call in (lambda: seq.save(path), lambda: cache.load(path).free()):
         for n in itertools.count():
             interrupter = Interrupter(files("cache/files.py"), n)
@@ -289,7 +275,7 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
                 interrupter.run(call)
             where = n, interrupter.raised
             assert cache.sequences == [seq] and cache.pool.used_pages == 1, where
-            assert least_free_descriptor() == descriptor and [*tmp_path.iterdir()] == [path], where
+            assert os.listdir("/proc/self/fd") == opened and [*tmp_path.iterdir()] == [path], where
             if not interrupter.raised:
                 break
         assert n > 100
@@ -351,62 +337,42 @@ def test_threads_decode_their_own_sequences_of_one_cache(device: za.Device) -> N
         assert len(cache.sequences) == 6
 
 
-def use_it(world: World) -> list[Callable[[], Any]]:
-    """Every public call on a cache that is not usable any more."""
-    return [
+CLOSED = {
+    "cache": r"KVCache: used after close\(\)",
+    "device": r".*: used after close\(\); open it again with Device\.open\(\)",
+}
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_after_close(device: za.Device, tmp_path: Any, closed: str) -> None:
+    """Of the cache, or of the device under it; test_faults.py has the same of forked children."""
+    opened = za.Device.open(device.info.index, runtime=device.runtime.name)
+    world = World(opened, tmp_path / "file")
+    calls = [
         lambda: world.append(world.a, 0, 1, 1),
         lambda: world.attend(world.a, 0, 1, 1),
         lambda: world.attn(queries(1, 1), world.a, 0),
         lambda: world.a.save(world.path),
     ]
-
-
-def test_after_close_of_the_cache(device: za.Device, tmp_path: Any) -> None:
-    world = World(device, tmp_path / "file")
+    if closed == "cache":
+        calls += [world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)]
+    else:
+        calls.append(lambda: za.KVCache(opened, SMALL, LAYERS, 64))
     world.a.save(world.path)
-    world.attend(world.a, 0, 1, 1)
-    world.cache.close()
-    world.cache.close()
-    more = [world.cache.new_sequence, world.load, world.a.fork, lambda: world.a.truncate(0)]
-    for call in (*use_it(world), *more):
-        with pytest.raises(errors.ClosedError, match=r"^KVCache: used after close\(\)$"):
-            call()
-    world.a.free()  # harmless
-    other = World(device, tmp_path / "file")  # the device is as good as new
-    other.attend(other.a, 0, 1, 1)
-    other.cache.close()
-
-
-def test_after_close_of_the_device(device: za.Device, tmp_path: Any) -> None:
-    opened = za.Device.open(device.info.index, runtime=device.runtime.name)
-    world = World(opened, tmp_path / "file")
     for layer in range(LAYERS):
         world.attend(world.a, layer, 1, 1)
-    before, text = world.state(), f"{opened.info.name}: used after close(); open it again with Device.open()"
-    opened.close()
-    for call in (*use_it(world), lambda: za.KVCache(opened, SMALL, LAYERS, 64)):
-        with pytest.raises(errors.ClosedError, match=f"^{re.escape(text)}$"):
+    before, saved = world.state(), world.path.read_bytes()
+    for _ in range(2):
+        {"cache": world.cache, "device": opened}[closed].close()
+    for call in calls:
+        with pytest.raises(errors.ClosedError, match=f"^{CLOSED[closed]}$"):
             call()
-        assert world.state() == before
+        assert closed == "cache" or world.state() == before
+    world.a.free()  # harmless
+    assert [*tmp_path.iterdir()] == [world.path] and world.path.read_bytes() == saved
     world.cache.close()
-    assert [p.name for p in tmp_path.iterdir()] == []
-
-
-def test_in_a_forked_child(device: za.Device, tmp_path: Any) -> None:
-    world = World(device, tmp_path / "file")
-    world.attend(world.c, 0, 1, 1)
-    pid = os.fork()
-    if pid == 0:
-        refused = 0
-        try:
-            for call in (*use_it(world), lambda: za.KVCache(device, SMALL, LAYERS, 64)):
-                with suppress(errors.ForkedProcessError):
-                    call()
-                    break
-                refused += 1
-        finally:
-            os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-    world.attend(world.c, 1, 1, 1)
-    assert len(world.c) == 71
-    world.cache.close()
+    if closed == "cache":  # the device is as good as new
+        other = World(opened, tmp_path / "file")
+        other.attend(other.a, 0, 1, 1)
+        other.cache.close()
+        opened.close()

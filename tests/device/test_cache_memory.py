@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import DTYPES, SHAPE, SMALL, Pair, Twin, grow, new_q, new_rows, same
-from support import FULL
+from cache_rows import DTYPES, SMALL, Twin, grow, new_q, new_rows
+from support import same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.cache.layer_storage import buffer_count
-from zinc_attn.cache.pages import CapacityError
 from zinc_attn.decode import runner
-from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime import loader as libvulkan
 
 HEAD_BYTES = {"f32": 256, "f16": 128, "bf16": 128, "q8_0": 64 + 4}  # of a token's K or V
@@ -30,16 +27,8 @@ CUTS = [  # dtype, shape, layers, KV heads of all that fit in a buffer, those of
 
 @pytest.mark.parametrize(("dtype", "text", "layers", "most", "cut", "numbers"), CUTS)
 def test_layers_in_several_buffers_have_the_same_bits(
-    device: za.Device,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-    dtype: str,
-    text: str,
-    layers: int,
-    most: int,
-    cut: list[int],
-    numbers: list[int],
-) -> None:
+    device, monkeypatch, tmp_path, dtype, text, layers, most, cut, numbers
+):
     """Cut by KV heads, or by layers."""
     limit = most * 256 * HEAD_BYTES[dtype] + (4 if len(cut) == 1 else 0)
     monkeypatch.setattr(device.runtime, "info", replace(device.info, max_buffer_bytes=limit))
@@ -88,9 +77,7 @@ def test_steady_decode_records_nothing(device: za.Device, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("batch", "q_len", "window"), [(1, 1, None), (3, 1, 100), (2, 3, None)])
-def test_what_was_prepared_is_not_made_again(
-    device: za.Device, monkeypatch: pytest.MonkeyPatch, batch: int, q_len: int, window: int | None
-) -> None:
+def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, window):
     """Growth from nothing over several sizes records nothing, makes no buffer, and gives the oracle's bits."""
     tokens, layers = 1200 // q_len * q_len, 3
     cache, rng = za.KVCache(device, SMALL, layers, batch * 1280), np.random.default_rng(0)
@@ -150,48 +137,17 @@ def test_a_cache_that_does_not_fit(device: za.Device, monkeypatch: pytest.Monkey
             f"capacity: {tokens - 1:,} tokens need {tokens * 128:,} bytes per KV head, {name} takes at most {limit:,} "
             "in one storage buffer; use a smaller capacity or dtype"
         )
-    with pytest.raises(errors.ArgumentError) as wrong:
+    with pytest.raises(errors.ArgumentError, match=r"^capacity: got 0, expected an int from 1 to 16777216$"):
         za.KVCache(device, SMALL, 2, 0)
-    assert str(wrong.value) == "capacity: got 0, expected an int from 1 to 16777216"
     kept = za.KVCache(device, SMALL, 2, 64, "f16", 16)
     seq, attn = kept.new_sequence(), za.Attention(kept)
     real = libvulkan.Vulkan.heaps
     monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
     q, k = np.ones((20, 4, 64), np.float32), np.ones((20, 2, 64), np.float16)
-    message = "buffer: 65,536 bytes are needed, {} has 1,000 free; close other buffers or programs, or ask for less"
-    with pytest.raises(errors.DeviceMemoryError) as caught_memory:
-        za.KVCache(device, SMALL, 2, 64, "f16", 16)
-    assert str(caught_memory.value) == message.format(name)
-    with pytest.raises(errors.DeviceMemoryError, match="1,000 free"):
-        attn(q, seq, 0, k=k, v=k)
+    for call in (lambda: za.KVCache(device, SMALL, 2, 64, "f16", 16), lambda: attn(q, seq, 0, k=k, v=k)):
+        with pytest.raises(errors.DeviceMemoryError, match=r"^buffer: [\d,]+ bytes are needed, .* has 1,000 free; "):
+            call()
     assert kept.free_tokens == 64 and seq.lengths == (0, 0) and kept.largest == (0, 0)
     monkeypatch.undo()
     same(attn(q, seq, 0, k=k, v=k, return_lse=True), reference.emulate(q, k, k))
     kept.close()
-
-
-@pytest.mark.skipif(not FULL, reason="2.7 GB: the long run")
-def test_131072_tokens_of_ten_layers(device: za.Device) -> None:
-    tokens, layers, chunk, picked = 131072, 10, 4096, 7
-    if machine.memory_budget(device.info.index)[1] < 4 << 30:
-        pytest.skip("needs 4 GiB of device memory")
-    base = new_rows(np.random.default_rng(0), chunk, SHAPE, "f16")
-
-    def rows_at(begin: int, layer: int) -> Pair:  # cheap, and different everywhere
-        shift = begin // chunk * 131 + layer
-        return np.roll(base[0], shift, axis=0), np.roll(base[1], -shift, axis=2)
-
-    with za.KVCache(device, SHAPE, layers, tokens, "f16") as cache:
-        assert cache.nbytes == tokens * 20480 and cache.bytes_per_token == 20480
-        seq, attn = cache.new_sequence(), za.Attention(cache)
-        for begin, layer in itertools.product(range(0, tokens, chunk), range(layers)):
-            cache.append(seq, layer, *rows_at(begin, layer))
-        assert len(seq) == tokens and cache.free_tokens == 0
-        q = new_q(np.random.default_rng(1), 1, SHAPE)
-        outs = [attn(q, seq, layer, return_lse=True) for layer in range(layers)]
-        parts = [rows_at(begin, picked) for begin in range(0, tokens, chunk)]
-        k, v = (np.concatenate([p[i][:, 1:] for p in parts]) for i in (0, 1))
-        same([x[:, 8:] for x in outs[picked]], reference.emulate(q[:, 8:], k, v))  # KV head 1 of one layer
-        assert len({out.tobytes() for out, _ in outs}) == layers
-        with pytest.raises(CapacityError):
-            cache.append(seq, 0, base[0][:1], base[1][:1])

@@ -1,4 +1,4 @@
-"""Branches of one context: a batch of a sequence and all its forks, and the accepted path of a tree of tokens."""
+"""The accepted path of a tree of tokens. Which pages a batch of forks takes, test_pages_model.py says."""
 
 from __future__ import annotations
 
@@ -6,25 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import SMALL, Twin, together
+from cache_rows import SMALL
 from support import differing
 
 import zinc_attn as za
 from zinc_attn.cache.pages import CapacityError, StepError
 
 LAYERS = 2
-
-
-@pytest.mark.parametrize("forks", [1, 3])
-def test_a_batch_of_all_forks_fits_where_the_calls_one_by_one_do(device: za.Device, forks: int) -> None:
-    with za.KVCache(device, SMALL, LAYERS, (2 + forks) * 16, "f16", 16) as cache:
-        root = Twin(za.Attention(cache), forks)
-        root.append(20)
-        twins = [root, *(root.fork() for _ in range(forks))]
-        twins[1].truncate(18)  # the longer ones write behind it
-        together(twins, [2] * len(twins), [1] * len(twins))
-        assert cache.free_tokens == 0
-        cache.pool.check([one.sequence.pages for one in twins])
 
 
 SCALES = {"k_scale": np.array([0.5, 3.0]), "v_scale": 2.0}
@@ -49,9 +37,8 @@ def test_what_is_kept_is_as_if_nothing_else_had_been_appended(device: za.Device,
 
         def append(seq: Any, rows: Any) -> None:
             for layer in range(LAYERS):
-                cache.append(
-                    seq, layer, x[layer, rows], None if shape.latent else x[layer, rows, :, : shape.v_head_dim]
-                )
+                v = None if shape.latent else x[layer, rows, :, : shape.v_head_dim]
+                cache.append(seq, layer, x[layer, rows], v)
 
         append(want, path)
         seq = cache.new_sequence()
