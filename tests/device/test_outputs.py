@@ -13,6 +13,7 @@ from support import differing, same
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.kernels.declarations import MERGE
+from zinc_attn.planning import inputs
 
 SHAPE = za.AttnShape(4, 2, 64)
 THIRDS = za.AttnShape(6, 2, 64)  # has the pipelines of 9/3/64, which SwiftShader has compiled for test_bits.py
@@ -57,24 +58,24 @@ def test_the_device_writes_there(any_device, monkeypatch, rng, q_len, tokens):
         assert found is out and not differing(sums, want[1])  # it is no view of memory that another call writes
 
 
-def test_a_batch_and_a_prompt_of_several_submissions(device, rng):
-    k, v = values(rng, 2, 5000, 2, 64)
-    q = [values(rng, n, 4, 64) for n in (1, 2, 2500)]
+def test_a_batch_and_a_prompt_of_several_submissions(device, rng, monkeypatch):
+    monkeypatch.setattr(inputs, "SCRATCH_BYTES", 64 * 4 * 4 * 66)  # 64 states
+    k, v = values(rng, 2, 300, 2, 64)
+    q = [values(rng, n, 4, 64) for n in (1, 2, 100)]
     sizes = [int(np.prod(shape)) for one in q for shape in (one.shape, one.shape[:2])]
     parts = np.split(filled((sum(sizes),)), np.cumsum(sizes)[:-1])  # one behind the other in one piece of memory
     outs, lses = (
         [x.reshape(one.shape[:axes]) for x, one in zip(parts[at::2], q, strict=True)] for at, axes in ((0, 3), (1, 2))
     )
     rows_of: list[int] = []
-    with za.KVCache(device, SHAPE, 1, 16384, "f32") as cache:
+    with za.KVCache(device, SHAPE, 1, 2048, "f32") as cache:
         attn = za.Attention(cache, num_splits=64, observer=lambda submission, _: rows_of.append(len(submission.rows)))
         sequences = [cache.new_sequence() for _ in q]
         got = attn(q, sequences, 0, [k] * 3, [v] * 3, return_lse=True, out=outs, lse=lses)
-    assert len(rows_of) > 1 and sum(rows_of) == 2503
+    assert len(rows_of) > 3 and sum(rows_of) == 103
     assert all(a is b for a, b in zip((*got[0], *got[1]), (*outs, *lses), strict=True))
     for one, *found in zip(q, outs, lses, strict=True):
-        last = slice(max(0, len(one) - 8), None)
-        same([x[last] for x in found], reference.emulate(one[last], k, v))
+        same(found, reference.emulate(one, k, v))
 
 
 def test_torch_tensors_and_the_query_itself(device, rng):
@@ -92,14 +93,14 @@ def test_torch_tensors_and_the_query_itself(device, rng):
             out, lse = torch.zeros(3, 4, 64), torch.zeros(3, 4)
             got = attend(out=out, lse=lse)
             assert got[0] is out and got[1] is lse
-            assert not differing(out.numpy(), want[0]) and not differing(lse.numpy(), want[1])
-            for tensor in (torch.zeros(3, 4, 64, dtype=torch.bfloat16), torch.zeros(3, 4, 64, requires_grad=True)):
-                with pytest.raises(
-                    errors.ArgumentError, match=r"^out: got a tensor that NumPy cannot view, expected a "
-                ):
+            same((out.numpy(), lse.numpy()), want)
+            for tensor, text in (
+                (torch.zeros(3, 4, 64, dtype=torch.bfloat16), "a tensor that NumPy cannot view, expected a "),
+                (torch.zeros(3, 4, 64, requires_grad=True), "a tensor that NumPy cannot view, expected a "),
+                (torch.zeros(64, 4, 3).permute(2, 1, 0), "an array that is not contiguous, "),
+            ):
+                with pytest.raises(errors.ArgumentError, match=f"^out: got {text}"):
                     attend(out=tensor)
-            with pytest.raises(errors.ArgumentError, match=r"^out: got an array that is not contiguous, "):
-                attend(out=torch.zeros(64, 4, 3).permute(2, 1, 0))
         own = q.copy()
         assert attn(own, sequence, 0, out=own) is own and not differing(own, want[0])
 
@@ -116,7 +117,6 @@ WRONG = [
     (lambda: np.zeros((3, 4, 64)), errors.DTypeError, f"dtype float64, {EXPECTED}"),
     (lambda: np.zeros((3, 4, 64), ">f4"), errors.DTypeError, f"dtype >f4, {EXPECTED}"),
     (lambda: filled((4, 64)), errors.ShapeError, f"shape (4, 64), {EXPECTED}"),
-    (lambda: filled((3, 4, 65)), errors.ShapeError, f"shape (3, 4, 65), {EXPECTED}"),
     (lambda: filled((3, 4, 128))[..., ::2], errors.ArgumentError, f"an array that is not contiguous, {WRITTEN}"),
     (_read_only, errors.ArgumentError, f"an array that is read-only, {WRITTEN}"),
     (lambda: [[1.0]], errors.ArgumentError, f"[[1.0]], {EXPECTED}"),
@@ -124,38 +124,28 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), WRONG)
-def test_what_cannot_be_written_to_is_refused(device, rng, make, error, message):
+def test_what_cannot_be_written_to_is_refused(device, rng):
     q, (k, v) = values(rng, 3, 4, 64), values(rng, 2, 5, 2, 64)
-    lse = filled((3, 4))
-    with za.KVCache(device, SHAPE, 1, 128, "f32") as cache:
-        attn, sequence = za.Attention(cache), cache.new_sequence()
-        for attend in (
-            lambda **to: attn(q, sequence, 0, k, v, **to),
-            lambda **to: attn([q], [sequence], 0, [k], [v], **{name: [array] for name, array in to.items()}),
-            lambda **to: za.attention(q, k, v, device, **to),
-        ):
-            with pytest.raises(error, match=f"^out: got {re.escape(message)}$"):
-                attend(out=make(), lse=lse)
-            with pytest.raises(errors.ShapeError, match=r"^lse: got shape \(3,\), expected .* of shape \(3, 4\)$"):
-                attend(lse=filled((3,)))
-        assert len(sequence) == 0 and np.all(lse == 7)
-
-
-def test_arrays_that_overlap_are_refused(device, rng):
-    q, (k, v) = values(rng, 3, 4, 64), values(rng, 2, 5, 2, 64)
-    memory = filled((4, 4, 64))
+    memory, lse = filled((4, 4, 64)), filled((3, 4))
     inside = memory.reshape(-1)[100:112].reshape(3, 4)
+    overlap = pytest.raises(errors.ArgumentError, match=r"^out, lse: got arrays that overlap in memory, expected ")
     with za.KVCache(device, SHAPE, 1, 128, "f32") as cache:
         attn, seqs = za.Attention(cache), [cache.new_sequence() for _ in range(2)]
         for attend in (
-            lambda: attn([q, q], seqs, 0, [k, k], [v, v], out=[memory[:3], memory[1:]]),
-            lambda: attn(q, seqs[0], 0, k, v, out=memory[:3], lse=inside),
-            lambda: za.attention(q, k, v, device, out=memory[:3], lse=inside),
+            lambda **to: attn(q, seqs[0], 0, k, v, **to),
+            lambda **to: attn([q], seqs[:1], 0, [k], [v], **{name: [array] for name, array in to.items()}),
+            lambda **to: za.attention(q, k, v, device, **to),
         ):
-            with pytest.raises(errors.ArgumentError, match=r"^out, lse: got arrays that overlap in memory, expected "):
-                attend()
-        assert not any(map(len, seqs)) and np.all(memory == 7)
+            for make, error, message in WRONG:
+                with pytest.raises(error, match=f"^out: got {re.escape(message)}$"):
+                    attend(out=make(), lse=lse)
+            with pytest.raises(errors.ShapeError, match=r"^lse: got shape \(3,\), expected .* of shape \(3, 4\)$"):
+                attend(lse=filled((3,)))
+            with overlap:
+                attend(out=memory[:3], lse=inside)
+        with overlap:
+            attn([q, q], seqs, 0, [k, k], [v, v], out=[memory[:3], memory[1:]])
+        assert not any(map(len, seqs)) and np.all(memory == 7) and np.all(lse == 7)
 
 
 def test_a_failed_call_has_written_nothing(device, rng):
