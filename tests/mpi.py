@@ -17,12 +17,7 @@ def mpiexec() -> str | None:
 
 
 NO_MPI = importlib.util.find_spec("mpi4py") is None or mpiexec() is None
-
-
-needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or mpiexec() is None,
-    reason="mpi4py with an MPI is not here: scripts/test installs it",
-)
+needs_mpi = pytest.mark.skipif(NO_MPI, reason="mpi4py with an MPI is not here: scripts/test installs it")
 
 START = """
 import sys, time, numpy as np, zinc_attn as za
@@ -37,6 +32,10 @@ file = open(f"{sys.argv[1]}/{comm.rank}.txt", "w")
 def make(nodes, timeout_s, layers=1):
     device = za.Device.open()
     return za.ShardedKVCache([device], shape, layers, nodes * 512, comm=comm, weights=[1.0], timeout_s=timeout_s)
+
+def right(sequence, rows, out=None):  # of the script's attn, or an output of it
+    got, want = attn(q, sequence, 0) if out is None else out, reference.emulate(q, k[rows], v[rows])[0]
+    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
 def said(call):
     try:
