@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import tiny_models
 from tiny_models import CONFIGS, EXPERTS, UNTIED, prompt
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -21,15 +22,9 @@ STEPS = 64
 ABSENT = object()  # takes a key of UNTIED out of a config
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 SHARED_MOE = {**MOE, "shared_expert_intermediate_size": 32}
-HYBRID = {
-    "num_hidden_layers": 4,
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-}
-WINDOWS = {
-    **{"num_hidden_layers": 3, "sliding_window": 24},
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
+HYBRID = {**tiny_models.HYBRID, "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+WINDOWS = {**tiny_models.WINDOWS, "num_hidden_layers": 3}
+WINDOWS["layer_types"] = [*tiny_models.WINDOWS["layer_types"], "sliding_attention"]
 LATENT = {
     **{"head_dim": ABSENT, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48},
     **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
@@ -91,7 +86,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sharing gemma4": ("Gemma4ForCausalLM", {**CONFIGS["gemma4_text"], "vocab_size_per_layer_input": 199}),
     "sharing gemma3n": (
         "Gemma3nForCausalLM",
-        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+        {"sliding_window": 24, "layer_types": tiny_models.WINDOWS["layer_types"] * 2, "num_hidden_layers": 4}
         | {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 199, "hidden_size_per_layer_input": 16}
         | {"laurel_rank": 8, "activation_sparsity_pattern": None},
     ),

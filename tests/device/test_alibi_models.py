@@ -9,45 +9,34 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import pytest
+import zinc_models
+from tiny_models import UNTIED, prompt
+from zinc_models import in_chunks, padded, torch, transformers
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="pip install 'zinc-attn[transformers]'")
-
-from tiny_models import UNTIED, prompt  # noqa: E402
-
-import zinc_attn as za  # noqa: E402
-from zinc_attn import errors  # noqa: E402
-from zinc_attn.integrations import transformers as hf  # noqa: E402
-from zinc_attn.integrations.transformers import adapters  # noqa: E402
+import zinc_attn as za
+from zinc_attn import errors
+from zinc_attn.integrations import transformers as hf
+from zinc_attn.integrations.transformers import adapters
 
 BOUND = 1e-4  # of logits of order 10, float32 through two layers; 1.8e-5 is the largest deviation that was measured
-ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # a dispatcher makes no difference beyond device/
-UNCACHED = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
+ONE_DISPATCHER = True
+pytestmark = pytest.mark.filterwarnings("ignore:attention 'zinc' runs without a ZincCache")
 KEYS = "vocab_size", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"
 BASE = {key: UNTIED[key] for key in KEYS}
+MPT = {"n_layers": 2, "n_heads": 6, "d_model": 240, "max_seq_len": 256}
+ROTARY = {"new_decoder_architecture": True, "num_kv_heads": 2}  # without ALiBi
 FALCON = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256}
 # model class, its config beyond BASE, the shape of its layers, its own attention
 MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bloom": ("BloomForCausalLM", {"n_layer": 2, "n_head": 4, "hidden_size": 256}, "4/4/64", "eager"),
     "bloom of 6 heads": ("BloomForCausalLM", {"n_layer": 2, "n_head": 6, "hidden_size": 240}, "6/6/40", "eager"),
-    "mpt": (
-        "MptForCausalLM",
-        {"n_layers": 2, "n_heads": 6, "d_model": 240, "max_seq_len": 256, "attn_config": {"clip_qkv": 2.0}},
-        "6/6/40",
-        "eager",
-    ),
+    "mpt": ("MptForCausalLM", {**MPT, "attn_config": {"clip_qkv": 2.0}}, "6/6/40", "eager"),
     "falcon": ("FalconForCausalLM", {**FALCON, "alibi": True, "multi_query": False}, "4/4/64", "sdpa"),
     "falcon_mqa": ("FalconForCausalLM", {**FALCON, "alibi": True}, "4/1/64", "sdpa"),
-    "falcon_rotary": (  # without ALiBi
-        "FalconForCausalLM",
-        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
-        "4/2/64",
-        "sdpa",
-    ),
+    "falcon_rotary": ("FalconForCausalLM", {**FALCON, **ROTARY}, "4/2/64", "sdpa"),
 }
 ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 
@@ -78,18 +67,9 @@ def adapted(name: str) -> Any:
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
-    return hf.ZincCache(model.config, 128, device=device, **{"page_size": 64, **options})
+    return zinc_models.cache_of(model, device, capacity=128, **options)
 
 
-def generate(model: Any, ids: Any, **options: Any) -> tuple[Any, Any]:
-    """Tokens (batch, new) and logits (batch, new, vocab)."""
-    fixed = {"max_new_tokens": 24, "do_sample": False, "use_cache": True}
-    got = model.generate(ids, return_dict_in_generate=True, output_logits=True, **fixed, **options)
-    return got.sequences[:, ids.shape[1] :], torch.stack(got.logits, dim=1)
-
-
-@UNCACHED
-@ONE
 @ARCHITECTURES
 def test_logits_are_the_models_own_in_chunks(name, device):
     """A prompt in chunks, then single tokens; and the whole prompt without a cache of ours."""
@@ -97,22 +77,18 @@ def test_logits_are_the_models_own_in_chunks(name, device):
     want = own(name)(ids).logits
     with cache_of(model, device) as held:
         assert {str(layer.shape) for layer in held.layers} == {MODELS[name][2]}
-        edges = (0, 30, 37, 70, 71, 72, 75)
-        parts = [model(ids[:, at:end], past_key_values=held).logits for at, end in pairwise(edges)]
-    for got in (torch.cat(parts, dim=1), model(ids).logits):
+        parts = in_chunks(model, ids, held, 0, 30, 37, 70, 71, 72)
+    for got in (parts, model(ids).logits):
         assert (got - want).abs().max() <= BOUND
 
 
-@ONE
 @ARCHITECTURES
 def test_text_of_a_padded_batch_is_the_models_own(name, device):
-    ids, mask = prompt(40, 3), torch.ones(3, 40, dtype=torch.long)
-    for row, pad in enumerate((0, 12, 31)):
-        ids[row, :pad], mask[row, :pad] = 0, 0
-    want, model = generate(own(name), ids, attention_mask=mask), adapted(name)
+    options = {**padded(40, 28, 9), "max_new_tokens": 24, "use_cache": True}
+    want, model = zinc_models.generate(own(name), **options), adapted(name)
     assert len(want[0].unique()) > 12, "a text that repeats itself tests little"
     with cache_of(model, device, max_batch=3) as held:
-        got = generate(model, ids, attention_mask=mask, past_key_values=held)
+        got = zinc_models.generate(model, past_key_values=held, **options)
     best = want[1].topk(2).values
     assert (best[..., 0] - best[..., 1]).min() > 2 * BOUND, "the prompt leads to a tie; take another seed"
     assert torch.equal(got[0], want[0]) and (got[1] - want[1]).abs().max() <= BOUND
@@ -131,7 +107,6 @@ def test_slopes_are_the_models():
         assert torch.equal(module.forward.args[1], torch.exp2(-torch.tensor(want).float())), name
 
 
-@ONE
 def test_padding_behind_tokens(device):
     """BLOOM counts tokens, as this does; MPT counts columns."""
     ids, mask = prompt(20), torch.ones(1, 20, dtype=torch.long)
@@ -149,7 +124,6 @@ def test_padding_behind_tokens(device):
         model(ids, attention_mask=mask, past_key_values=held)
 
 
-@ONE
 def test_4d_masks_of_mpt(device):
     """MptModel turns a mask that is added into one that is True where a key is hidden."""
     ids, mask = prompt(20), torch.ones(1, 1, 20, 20).tril()
@@ -176,26 +150,20 @@ def test_adapting_twice_and_copies():
 def test_models_that_compute_their_attention_themselves_are_refused():
     """Selected by name, "zinc" would be a mask that these models add to their own scores."""
     hf.register()
-    for name, advice in (("bloom", r"call adapt\(model\)"), ("mpt", r"call adapt\(model\)")):
-        model = made(name)
+    codegen = transformers.CodeGenConfig(**BASE, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32)
+    for model, text in (
+        (made("bloom"), r"bloom, which .* call adapt\(model\)"),
+        (made("mpt"), r"mpt, which .* call adapt\(model\)"),
+        (transformers.CodeGenForCausalLM(codegen), 'codegen, which computes .* use "eager"'),
+    ):
         model.config._attn_implementation = "zinc"
-        with pytest.raises(errors.UnsupportedError, match=f"got 'zinc' for a model of type {name}, which .* {advice}"):
+        with pytest.raises(errors.UnsupportedError, match=f"got 'zinc' for a model of type {text}"):
             model(prompt(5))
-    config = transformers.CodeGenConfig(**BASE, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32)
-    config._attn_implementation = "zinc"
-    with pytest.raises(errors.UnsupportedError, match=r'for a model of type codegen, which computes .* use "eager"'):
-        transformers.CodeGenForCausalLM(config)(prompt(5))
 
 
 def test_what_adapt_refuses(monkeypatch):
     with pytest.raises(errors.ArgumentError, match="model: got int, expected a transformers model"):
         hf.adapt(3)
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**UNTIED))
-    with pytest.raises(
-        errors.UnsupportedError, match="got LlamaForCausalLM, expected a model with BLOOM's, MPT's or F"
-    ):
-        hf.adapt(llama)
-
     hooked = made("bloom")
     hooked.transformer.h[1].self_attention.forward = lambda *args, **kwargs: None
     odd = made("bloom")
@@ -204,13 +172,14 @@ def test_what_adapt_refuses(monkeypatch):
     for block in exact.transformer.h:
         block.self_attention.pretraining_tp, block.self_attention.slow_but_exact = 2, True
     for model, text in (
+        (zinc_models.loaded("llama"), "got LlamaForCausalLM, expected a model with BLOOM's, MPT's or F"),
         (hooked, "with another forward than transformers' own"),
         (odd, "got BloomModel with a bias that is not linear in the key's position"),
         (exact, "got slow_but_exact with pretraining_tp above 1"),
     ):
         with pytest.raises(errors.UnsupportedError, match=text):
             hf.adapt(model)
-        assert model.config._attn_implementation == "eager"
+        assert model.config._attn_implementation != "zinc"
     for version in ("5.19.1", "5.24.0.dev0", "6.0", "unknown"):
         monkeypatch.setattr(adapters.transformers, "__version__", version)
         with pytest.raises(errors.UnsupportedError, match=f"got transformers {version}, expected 5.20 to 5.23, whose"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_models import prompt
-from zinc_models import attend, cache_of, equal, generate, hf, model_of, torch, transformers
+from zinc_models import attend, cache_of, equal, hf, model_of, torch, transformers
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -59,7 +59,6 @@ def bias(mask: Any, fill: float = LOWEST) -> Any:
 
 
 MASKS = {
-    "prefix": (prefix(N), "sdpa"),
     "tree": (torch.cat([causal(N - 5, N), tree(5, N)], dim=2), "sdpa"),
     "bias": (bias(causal(N, N)), "eager"),
     "bias of a prefix": (bias(prefix(N), -torch.inf), "eager"),
@@ -93,14 +92,17 @@ def test_logits_are_those_of_transformers(name: str, device: za.Device) -> None:
 @pytest.mark.parametrize("latent", [False, True])
 def test_latent_attention(latent: bool, device: za.Device) -> None:
     """Expanded and absorbed."""
-    ids, then, model = prompt(N), prompt(5, seed=7), model_of("small deepseek_v3", "eager")
-    steps = (ids, bias(prefix(N))), (then, bias(tree(5, N + 5)))
-    own = transformers.DynamicCache()
-    want = [model(x, attention_mask=mask, past_key_values=own).logits for x, mask in steps]
-    model = model_of("small deepseek_v3")
+    steps = (prompt(N), bias(prefix(N))), (prompt(5, seed=7), bias(tree(5, N + 5)))
+
+    def run(model: Any, held: Any) -> Any:
+        return torch.cat([model(x, attention_mask=mask, past_key_values=held).logits for x, mask in steps], dim=1)
+
+    want, model = (
+        run(model_of("small deepseek_v3", "eager"), transformers.DynamicCache()),
+        model_of("small deepseek_v3"),
+    )
     with cache_of(model, device, latent=latent) as held:
-        for (x, mask), one in zip(steps, want, strict=True):
-            assert (model(x, attention_mask=mask, past_key_values=held).logits - one).abs().max() <= BOUND
+        assert (run(model, held) - want).abs().max() <= BOUND
 
 
 def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
@@ -153,15 +155,18 @@ def rows_of(n: int, batch: int = 1, heads: int = 4) -> tuple[Any, Any, Any]:
     return q, kv[0], kv[1]
 
 
+def both_ways(device: za.Device, q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any]:
+    """The output with a cache and without one."""
+    with cache_of(model_of("llama"), device, max_batch=2) as held:
+        return attend(q, *held.update(k, v, 0), mask), attend(q, k, v, mask)
+
+
 def test_rows_that_see_no_key_are_0(device: za.Device) -> None:
     q, k, v = rows_of(9)
     mask = causal(9, 9)
     mask[..., 4, :] = False
-    model = model_of("llama")
-    with cache_of(model, device) as held:
-        cached = attend(q, *held.update(k, v, 0), mask)
     whole = attend(q, k, v, None)
-    for out in (cached, attend(q, k, v, mask)):
+    for out in both_ways(device, q, k, v, mask):
         assert not out[:, 4].any() and equal(out[:, 5:], whole[:, 5:])
 
 
@@ -201,9 +206,7 @@ def test_patterns_of_transformers(kind: str, device: za.Device) -> None:
     spread = (x.repeat_interleave(2, dim=1) for x in (k, v))
     exact = torch.nn.functional.scaled_dot_product_attention(q, *spread, attn_mask=want).transpose(1, 2)
     exact[~flat] = 0  # padding, which may see tokens in transformers
-    with cache_of(model_of("llama"), device, max_batch=2) as held:
-        cached = attend(q, *held.update(k, v, 0), mask)
-    for out in (cached, attend(q, k, v, mask)):
+    for out in both_ways(device, q, k, v, mask):
         assert (out - exact).abs().max() < 1e-6
 
 
@@ -213,15 +216,6 @@ def test_packed_texts(device: za.Device) -> None:
     want = model_of("llama", "eager")(ids, position_ids=positions, use_cache=False).logits
     got = model_of("llama")(ids, position_ids=positions, use_cache=False).logits
     assert (got - want).abs().max() <= BOUND
-
-
-def test_gemma_4_leaves_out_rows_of_layers_that_share_keys(device: za.Device) -> None:
-    """generate needs the last token's logits only, so transformers slices the mask before these layers."""
-    ids = prompt(40)
-    want, model = generate(model_of("sharing gemma4", "eager"), ids, max_new_tokens=8)[0], model_of("sharing gemma4")
-    with cache_of(model, device) as held:
-        assert torch.equal(generate(model, ids, past_key_values=held, max_new_tokens=8)[0], want)
-    assert torch.equal(generate(model, ids, max_new_tokens=8)[0], want)
 
 
 def test_masks_that_are_sliced_in_another_way_are_ordinary_tensors() -> None:
@@ -256,11 +250,9 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_masks_that_are_refused(name: str, device: za.Device) -> None:
-    mask, error, text = REFUSED[name]
-    q, k, v = rows_of(3)
+    (q, *keys), (mask, error, text) = rows_of(3), REFUSED[name]
     with cache_of(model_of("llama"), device) as held:
-        new = held.update(k, v, 0)
-        for keys in ((k, v), new):
+        for k, v in (keys, held.update(*keys, 0)):
             with pytest.raises(error, match=text):
-                attend(q, *keys, mask)
+                attend(q, k, v, mask)
         assert held.get_seq_length() == 0

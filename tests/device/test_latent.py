@@ -1,8 +1,8 @@
 """ZincCache(latent=True): multi-head latent attention in its absorbed form, in small random-weight models.
 
-The absorbed form sums in another order than eager attention and than the expanded form, so values are compared within
-BOUND, and greedy tokens are eager's while eager's best logit leads by more than it. test_transformers.py compares bits
-where only the split layout or the page size varies: the model's and the absorption's own sums are then the same.
+The absorbed form sums in another order than eager attention and than the expanded form. test_transformers.py compares
+its logits with eager's within a bound, and bits where only the split layout or the page size varies: the model's and
+the absorption's own sums are then the same.
 """
 
 from __future__ import annotations
@@ -13,48 +13,25 @@ from typing import Any
 import pytest
 import zinc_models
 from tiny_models import UNTIED, prompt
-from zinc_models import STEPS, equal, generate, hf, loaded, model_of, torch, transformers
+from zinc_models import equal, hf, loaded, model_of, torch, transformers
 
 import zinc_attn as za
 from zinc_attn import errors
 
-BOUND = 4e-5  # of logits of order 5, float32 through two layers; 0.84e-5 is the largest deviation that was measured
-MODELS = {  # the shape of a model's layers, and that of the expanded form
-    "deepseek_v2": ("4/1/58/44/latent", "4/4/54/36"),
-    "deepseek_v3": ("4/1/96/32/latent", "4/4/192/128"),
-    "glm4_moe_lite": ("4/1/96/32/latent", "4/4/256"),
-    "mistral4": ("4/1/96/32/latent", "4/4/128"),
-    "kimi_linear": ("4/1/96/32/latent", "4/4/192/128"),  # and a linear-attention layer
+SHAPES = {  # of a model's layers in the expanded form, and in the absorbed one
+    "deepseek_v2": ("4/4/54/36", "4/1/58/44/latent"),
+    "deepseek_v3": ("4/4/192/128", "4/1/96/32/latent"),
+    "glm4_moe_lite": ("4/4/256", "4/1/96/32/latent"),
+    "mistral4": ("4/4/128", "4/1/96/32/latent"),
+    "kimi_linear": ("4/4/192/128", "4/1/96/32/latent"),  # and a linear-attention layer
+    "llama_mqa": ("32/1/64",),
 }
-ARCHITECTURES = pytest.mark.parametrize("name", MODELS)
 ONE_DISPATCHER = True
 pytestmark = pytest.mark.usefixtures("models_may_attend")
 
 
 def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
     return zinc_models.cache_of(model, device, **{"latent": True, "capacity": 128, **options})
-
-
-def check_tokens(want: Any, got: Any) -> None:
-    """The same tokens, and near logits, in every row; only a lead within BOUND could go either way."""
-    best = want[1].topk(2).values
-    assert (best[..., 0] - best[..., 1]).min() > 2 * BOUND, "the prompt leads to a tie; take another seed"
-    assert torch.equal(want[0], got[0])
-    assert (want[1] - got[1]).abs().max() <= BOUND
-
-
-# --- values ------------------------------------------------------------------------------------------------
-
-
-@ARCHITECTURES
-def test_greedy_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
-    ids = prompt(40)
-    want = generate(model_of(name, "eager"), ids)
-    assert len(want[0].unique()) > 4, "a text that repeats itself tests little"
-    model = model_of(name)
-    with cache_of(model, device) as cache:
-        check_tokens(want, generate(model, ids, past_key_values=cache))
-        assert cache.get_seq_length() == ids.shape[1] + STEPS - 1
 
 
 NARROW = [  # of the model and of the cache, whether under torch.autocast, and the bound
@@ -67,9 +44,7 @@ NARROW = [  # of the model and of the cache, whether under torch.autocast, and t
 
 
 @pytest.mark.parametrize(("dtype", "stored", "autocast", "bound"), NARROW)
-def test_narrow_caches_and_models(
-    dtype: Any, stored: str | None, autocast: bool, bound: float, device: za.Device
-) -> None:
+def test_narrow_caches_and_models(dtype, stored, autocast, bound, device):
     """Near the same weights in float32: each bound is two to three times the relative L2 deviation that was measured.
 
     That of the caches is 3.5e-4, 2.5e-3 and 7.9e-3; that of the models 1.1e-3 and 8.8e-3, where eager attention is off
@@ -89,44 +64,24 @@ def test_narrow_caches_and_models(
     assert 0 < (got - want).norm() <= bound * want.norm()
 
 
-# --- bits --------------------------------------------------------------------------------------------------
-
-
-def test_crop_fork_reset_and_prepare(device: za.Device) -> None:
-    """What is left gives the bits of a cache that has seen nothing else."""
-    model, ids, other = model_of("deepseek_v3"), prompt(40), prompt(12, seed=4)
-
-    def run(tokens: Any, held: hf.ZincCache) -> Any:
-        return model(tokens, past_key_values=held).logits
-
-    with cache_of(model, device, max_batch=2) as cache:
-        begin = run(ids, cache)
-        cache.prepare()
-        want = run(other, cache)
-        cache.crop(-12)
-        twin = cache.fork()
-        run(ids[:, :9], cache)
-        assert equal(run(other, twin), want)
-        cache.reset()
-        assert equal(run(ids, cache), begin)
-
-
-# --- memory ------------------------------------------------------------------------------------------------
-
-
-@ARCHITECTURES
-def test_memory_is_that_of_the_compressed_rows(name: str, device: za.Device) -> None:
-    latent, expanded = MODELS[name]
+@pytest.mark.parametrize("name", SHAPES)
+def test_memory_is_that_of_the_configs_shapes(name: str, device: za.Device) -> None:
     sizes = []
-    for on, text in ((True, latent), (False, expanded)):
-        with cache_of(loaded(name), device, latent=on) as cache:
+    for latent, text in enumerate(SHAPES[name]):
+        with cache_of(loaded(name), device, latent=bool(latent)) as cache:
             (shape,) = {layer.shape for layer in cache.layers if isinstance(layer, hf.ZincLayer)}
             assert str(shape) == text
             cache.allocate(torch.float32)
             (held,) = cache.caches
             assert held.nbytes == 128 * held.num_layers * shape.kv_bytes_per_token("f32")
             sizes.append(held.nbytes)
-    assert sizes[0] * 6 < sizes[1]
+    assert len(sizes) == 1 or sizes[1] * 6 < sizes[0]
+
+
+def test_layers_of_two_shapes(device: za.Device) -> None:
+    with cache_of(loaded("mimo_v2"), device, latent=False) as cache:
+        assert [str(layer.shape) for layer in cache.layers] == ["4/4/192/128", "4/2/192/128", "4/4/192/128"]
+        assert len(cache._groups) == 2
 
 
 def test_deepseek_v3_has_576_values_per_token() -> None:
@@ -134,9 +89,6 @@ def test_deepseek_v3_has_576_values_per_token() -> None:
     latent, expanded = (hf.ZincCache(config, 64, latent=on).layers[0].shape for on in (True, False))
     assert str(latent) == "128/1/576/512/latent" and latent.kv_bytes_per_token("f16") == 2 * 576
     assert str(expanded) == "128/128/192/128" and expanded.kv_bytes_per_token("f16") == 2 * 128 * (192 + 128)
-
-
-# --- what is told, and what is refused ---------------------------------------------------------------------
 
 
 def test_observers_see_the_absorbed_form(device: za.Device) -> None:
@@ -192,23 +144,16 @@ def test_expanded_rows_are_refused(device: za.Device) -> None:
             hf.attention_forward(attn, q, k, v, None)
 
 
-class Adapted(torch.nn.Linear):
-    """A layer with more than its weight."""
+Adapted = type("Adapted", (torch.nn.Linear,), {})  # a layer with more than its weight
 
 
-def linear(weight: Any, kind: Any = torch.nn.Linear, **options: Any) -> Any:
-    """A linear layer around a weight."""
+def linear(weight: Any, kind: Any = torch.nn.Linear, hook: str = "", **options: Any) -> Any:
+    """A linear layer around a weight; hook: what registers one, or "forward" for a forward of the layer's own."""
     made = kind(1, 1, **{"bias": False, **options})
     made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
-    return made
-
-
-def hooked(weight: Any, hook: str) -> Any:
-    """A linear layer with a hook, or with a forward of its own."""
-    made = linear(weight)
     if hook == "forward":
         made.forward = made.forward
-    else:
+    elif hook:
         getattr(made, hook)(lambda *x: x[-1])
     return made
 
@@ -218,7 +163,7 @@ PROJECTIONS = (  # what is in the place of a projection of this weight, and how 
     (lambda weight: None, "no module as kv_b_proj of "),
     (lambda weight: linear(weight, Adapted), rf"a Adapted {OF_ITS_SHAPE}\.float32"),
     (lambda weight: linear(weight, bias=True), "a Linear with .* and a bias"),
-    *((lambda weight, hook=hook: hooked(weight, hook), "a Linear with .* and hooks")
+    *((lambda weight, hook=hook: linear(weight, hook=hook), "a Linear with .* and hooks")
       for hook in ("register_forward_hook", "register_forward_pre_hook", "forward")),
     (lambda weight: torch.nn.Sequential(linear(weight)), "a Sequential"),
     (lambda weight: linear(weight.to(torch.float8_e4m3fn)), rf"a Linear {OF_ITS_SHAPE}\.float8_e4m3fn"),

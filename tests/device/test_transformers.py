@@ -24,7 +24,6 @@ from zinc_models import (
     generate,
     hf,
     in_chunks,
-    loaded,
     model_of,
     padded,
     torch,
@@ -69,8 +68,8 @@ def test_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
         assert agree(want, generate(model, ids, past_key_values=cache), name) >= STEPS // 2
         assert cache.get_seq_length() == ids.shape[1] + STEPS - 1
         assert {len(one) for row in cache.sequences for one in row} == {cache.get_seq_length()}
-    few = {"max_new_tokens": 4}
-    assert agree(generate(model_of(name, "eager"), ids, **few), generate(model_of(name), ids, **few), name) >= 2
+    got = generate(model_of(name), ids, max_new_tokens=4)
+    assert agree((want[0][:, :4], want[1]), got, name) >= 2
 
 
 @pytest.mark.filterwarnings("error")
@@ -102,23 +101,6 @@ def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, devi
         with cache_of(model, device, latent=latent, **layout) as cache:
             found.append(generate(model, ids, past_key_values=cache, max_new_tokens=8)[1])
     assert all(equal(found[0], one) for one in found[1:])
-
-
-SHAPES = {
-    "deepseek_v2": ["4/4/54/36"] * 2,
-    "deepseek_v3": ["4/4/192/128"] * 2,
-    "glm4_moe_lite": ["4/4/256"] * 2,
-    "mistral4": ["4/4/128"] * 2,
-    "mimo_v2": ["4/4/192/128", "4/2/192/128", "4/4/192/128"],
-    "llama_mqa": ["32/1/64"] * 2,
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_shapes_come_from_the_config(name: str, device: za.Device) -> None:
-    with cache_of(loaded(name), device) as cache:
-        assert [str(layer.shape) for layer in cache.layers] == SHAPES[name]
-        assert len(cache._groups) == len(set(SHAPES[name]))
 
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_linear")
@@ -172,13 +154,18 @@ def test_compressed_rows_may_only_be_expanded(device: za.Device) -> None:
             model(ids, past_key_values=cache)
 
 
-def test_layers_that_share_keys_and_values(device: za.Device) -> None:
-    """The last layers attend the rows of earlier ones, which are appended once."""
-    ids = prompt(40)
-    want, model = generate(model_of("sharing gemma3n", "eager"), ids, max_new_tokens=16), model_of("sharing gemma3n")
+@pytest.mark.parametrize("name", ["sharing gemma3n", "sharing gemma4"])
+def test_layers_that_share_keys_and_values(name: str, device: za.Device) -> None:
+    """The last layers attend the rows of earlier ones, which are appended once.
+
+    generate needs the last token's logits only, so transformers slices Gemma 4's mask before these layers.
+    """
+    ids, few = prompt(40), {"max_new_tokens": 16}
+    want, model = generate(model_of(name, "eager"), ids, **few), model_of(name)
     with cache_of(model, device) as cache:
-        assert agree(want, generate(model, ids, past_key_values=cache, max_new_tokens=16)) >= 8
-        assert cache.caches[0].num_layers == 2
+        assert agree(want, generate(model, ids, past_key_values=cache, **few)) >= 8
+        assert sum(one.num_layers for one in cache.caches) == 2
+    assert agree(want, generate(model, ids, **few)) >= 8
 
 
 @pytest.mark.parametrize(
@@ -214,20 +201,9 @@ def test_assisted_generation_gives_the_same_tokens(name: str, device: za.Device)
         cache.reset()
         got = generate(model, ids, past_key_values=cache, prompt_lookup_num_tokens=4)
         assert agree(want, got) >= STEPS // 2
-        # and with a draft model, here the model itself
-        cache.reset()
+        cache.reset()  # and with a draft model, here the model itself
         got = generate(model, ids, past_key_values=cache, assistant_model=copy.deepcopy(model), max_new_tokens=16)
         assert agree((want[0][:, :16], want[1]), got) >= 8
-
-
-def test_a_conversation_goes_on_in_the_same_cache(device: za.Device) -> None:
-    """The next turn runs only the tokens that the cache does not have."""
-    model, ids = model_of("qwen3"), prompt(20)
-    with cache_of(model, device) as cache:
-        first = generate(model, ids, past_key_values=cache, max_new_tokens=8)[0]
-        longer = torch.cat([ids, first, prompt(5, seed=4)], dim=1)
-        got = generate(model, longer, past_key_values=cache, max_new_tokens=8)
-    assert agree(generate(model_of("qwen3", "eager"), longer, max_new_tokens=8), got) == 8
 
 
 def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
