@@ -62,6 +62,7 @@ def test_the_layers_advance_together(device: za.Device) -> None:
         assert (seq.lengths, len(seq)) == ([512, 512, 0], 0)
         cache.append(seq, 2, k[:512], k[:512])
         cache.append(seq, 0, k[512:], k[512:])
+        assert not differing(attn(q, seq, 1), k[0].repeat(3, axis=0))  # of a node less than layer 0 has
         seq.truncate(300)
         assert seq.lengths == [300] * 3
         seq.free()
