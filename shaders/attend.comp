@@ -51,6 +51,7 @@ layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have 
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
+layout(constant_id = ATTEND_SPEC_FUSED) const uint FUSED = 0u;  // arithmetic "fused": see multiply_add.glsl
 #include "attend_sizes.glsl"
 
 layout(set = 0, binding = ATTEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
@@ -82,6 +83,7 @@ shared float weights[MEMBERS * WAVE_WEIGHTS];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
 #include "state.glsl"
+#include "multiply_add.glsl"
 #include "item.glsl"
 #include "cache.glsl"
 #include "storage.glsl"

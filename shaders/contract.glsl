@@ -8,11 +8,14 @@ const uint MAX_ACCUMULATORS = 2048u;
 const uint MAX_VALUE_PASSES = 4u;
 const uint MERGE_DIMS = 64u;
 const uint BLOCK = 32u;
+const uint FUSED_NATIVE = 1u;
+const uint FUSED_EMULATED = 2u;
 const uint MATRIX_PIECE = 64u;
 const uint MATRIX_HELD_DIMS = 128u;
 const uint RCP_SEED = 0x7EF311C3u;
 #define CUTOFF -48.0
 #define FLUSH 7.88860905e-31
+#define FUSED_SCALE 4.2949673e+09
 #define EMPTY_M -1.00000002e+30
 #define LN2_HI 0.693359375
 #define LN2_LO -0.000212194442

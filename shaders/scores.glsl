@@ -10,8 +10,8 @@
 // more places for the sums, and it pairs more of them.
 const uint TOGETHER = K_MASKED && HEADS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
-// The dots of one chunk (dimensions a, then b) of a query head with two keys.  Both keys have the query value in
-// common, so that a GPU with dual issue takes them in one cycle.
+// The dots of one chunk (dimensions a, then b) of a query head with two keys, canonical.  Both keys have the query value
+// in common, so that a GPU with dual issue takes them in one cycle.
 vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
     precise vec2 sum = qa.x * vec2(k0a.x, k1a.x);
     precise vec2 a1 = qa.y * vec2(k0a.y, k1a.y), a2 = qa.z * vec2(k0a.z, k1a.z), a3 = qa.w * vec2(k0a.w, k1a.w);
@@ -26,6 +26,9 @@ vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
     sum = sum + b3;
     return sum;
 }
+
+// Query heads whose dots are made side by side: fused sums are few instructions, and want others between them.
+const uint SIDE_BY_SIDE = FUSED == 0u ? 1u : 2u - HEADS % 2u;
 
 // Key i of the lane.
 uint key_of(uint i) {
@@ -80,16 +83,39 @@ void find_scores(Item item, Leaf leaf) {
                     }
                 }
             }
-            for (uint h = 0u; h < HEADS; ++h) {
-                uvec2 vector = vector_of(item, h);
+            for (uint h = 0u; h < HEADS; h += SIDE_BY_SIDE) {
                 for (uint j = 0u; j < TOGETHER; ++j) {
-                    uint from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + g + j);
-                    vec4 qa = q[from], qb = q[from + 1u];
+                    vec4 qa[SIDE_BY_SIDE], qb[SIDE_BY_SIDE];
+                    for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+                        uvec2 vector = vector_of(item, h + n);
+                        uint from = (vector.x * q_heads + vector.y) * (K_DIM / 4u) + 2u * (c + g + j);
+                        qa[n] = q[from];
+                        qb[n] = q[from + 1u];
+                    }
                     for (uint i = 0u; i < KEY_PAIRS; ++i) {
                         uint at = j * KEY_PAIRS + i;
-                        vec2 part = chunk_dots(qa, qb, k0a[at], k0b[at], k1a[at], k1b[at]);
-                        precise vec2 sum = dots[h * KEY_PAIRS + i] + part;
-                        dots[h * KEY_PAIRS + i] = sum;
+                        vec2 part[SIDE_BY_SIDE];  // the dots of the chunk's dimensions, of both keys
+                        for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+                            precise vec2 product = qa[n].x * vec2(k0a[at].x, k1a[at].x);
+                            part[n] = product;
+                        }
+                        if (FUSED == 0u) {
+                            part[0] = chunk_dots(qa[0], qb[0], k0a[at], k0b[at], k1a[at], k1b[at]);
+                        }
+                        for (uint d = 1u; FUSED != 0u && d < 4u; ++d) {
+                            for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+                                part[n] = multiply_add(vec2(qa[n][d]), vec2(k0a[at][d], k1a[at][d]), part[n]);
+                            }
+                        }
+                        for (uint d = 0u; FUSED != 0u && d < 4u; ++d) {
+                            for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+                                part[n] = multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), part[n]);
+                            }
+                        }
+                        for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
+                            precise vec2 sum = dots[(h + n) * KEY_PAIRS + i] + part[n];
+                            dots[(h + n) * KEY_PAIRS + i] = sum;
+                        }
                     }
                 }
             }

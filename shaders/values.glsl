@@ -54,9 +54,7 @@ void add_rows(uint slice, uint ahead, uint t) {
         [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
             float p = weights[own + (t + j) * HEADS + h];
             [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
-                precise vec2 pv = v[i] * p;
-                precise vec2 sum = o[h * LANE_PAIRS + i] + pv;
-                o[h * LANE_PAIRS + i] = sum;
+                o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(p), o[h * LANE_PAIRS + i]);
             }
         }
     }
@@ -88,6 +86,10 @@ void sum_slices(Item item, Leaf leaf, uint slice) {
         } while (t < count);
     }
     [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
-        o[i] = flush(o[i]);
+        precise vec2 sum = o[i];
+        if (FUSED != 0u) {
+            sum = sum * (1.0 / FUSED_SCALE);
+        }
+        o[i] = flush(sum);
     }
 }

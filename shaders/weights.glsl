@@ -52,7 +52,12 @@ void find_weights(Leaf leaf) {
             if (MASK != 0u) {
                 seen = greaterThan(s, vec2(EMPTY_M));
             }
-            dots[h * KEY_PAIRS + i] = mix(vec2(0.0), vec2(weight(s.x, m[h]), weight(s.y, m[h])), seen);
+            vec2 p = mix(vec2(0.0), vec2(weight(s.x, m[h]), weight(s.y, m[h])), seen);
+            if (FUSED != 0u) {
+                precise vec2 scaled = p * FUSED_SCALE;
+                p = scaled;
+            }
+            dots[h * KEY_PAIRS + i] = p;
         }
     }
     share_dots();
@@ -74,6 +79,9 @@ void sum_weights() {
         precise float c01 = weights[at] + weights[at + 1u];
         precise float c23 = weights[at + 2u] + weights[at + 3u];
         precise float sum = c01 + c23;
+        if (FUSED != 0u) {
+            sum = sum * (1.0 / FUSED_SCALE);
+        }
         l[h] = sum;
     }
 }

@@ -19,7 +19,7 @@ SHAPE = AttnShape(16, 2, 256)
 
 @pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
 def test_names(arithmetic):
-    with pytest.raises(ArgumentError, match="expected one of 'canonical', 'matrix', 'matrix-prefill'"):
+    with pytest.raises(ArgumentError, match="expected one of 'canonical', 'fused', 'matrix', 'matrix-prefill'"):
         rules.check_arithmetic(arithmetic, fake_device(), SHAPE, "f16")
 
 

@@ -69,7 +69,7 @@ def test_records_and_kernels_are_the_declarations(made):
     assert attends == ["attend_single", "attend_node", "attend_loop"]
     assert made["vulkan"]["storage_buffers_per_stage"] == 6
     sizes = {k["family"]: k["local_size"] for k in made["kernels"]}
-    plain = {key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives")}
+    plain = {key: ["32", "1", "1"] for key in ("attend", "append", "copy", "primitives", "multiply_add")}
     assert sizes == {**plain, "merge": ["merge_workgroup_size", "1", "1"]}
 
 

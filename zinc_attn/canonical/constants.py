@@ -15,6 +15,7 @@ KEYS_PER_NODE: Final = LEAVES_PER_NODE * KEYS_PER_LEAF
 WEIGHT_PARTIALS: Final = 4  # weight sums c0..c3 of a leaf, keys congruent modulo 4
 CUTOFF: Final = -48.0  # powers of two below 2**CUTOFF count as zero
 FLUSH: Final = 2.0**-100  # smaller magnitudes of l and o become +0 after each merge
+FUSED_SCALE: Final = 2.0**32  # of weights in arithmetic "fused", so that no fused sum is denormal
 EMPTY_M: Final = -1e30  # m of the empty state; its l and o are 0
 # 2**x on [-1/2, 1/2], c0..c6
 EXP2_POLY: Final = (

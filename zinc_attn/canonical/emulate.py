@@ -8,9 +8,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import shown
+from ..errors import ArgumentError
 from . import constants
 from .arguments import check_alibi, check_mask, checked_arrays, checked_options, key_ranges, with_rows
 from .constants import CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
+from .products import FusedProducts, Products
 from .state import (
     F32,
     State,
@@ -36,26 +39,34 @@ def score_scale(head_dim: int, scale: float | None, softcap: float | None = None
     return f32(factor * constants.LOG2E if softcap is None else factor)
 
 
-def _scores(q: F32, keys: F32, scale: np.float32) -> F32:
+def _scores(q: F32, keys: F32, scoring: _Scoring) -> F32:
     """(vectors, tokens) from q (vectors, head_dim) and keys (head_dim, tokens), in chunks of 8 dimensions."""
     dot = np.zeros((q.shape[0], keys.shape[1]), np.float32)
-    product = np.empty_like(dot)
+    products = scoring.products(dot.shape)
+    a, b = products.factors(q), products.factors(keys)
     for c in range(0, q.shape[1], CHUNK):
         part = q[:, c, None] * keys[c]
         for d in range(c + 1, c + CHUNK):
-            np.multiply(q[:, d, None], keys[d], out=product)
-            part += product
+            products.add(part, a[:, d, None], b[d])
         dot += part
-    dot *= scale
+    dot *= scoring.scale
     return dot
 
 
 class _Scoring(NamedTuple):
-    """scale: one factor, rounded once; mask: None, or float32 (q_len, tokens and more), see ``check_mask``."""
+    """scale: one factor, rounded once; mask: None, or float32 (q_len, tokens and more), see ``check_mask``.
+
+    fused: whether a product is rounded before it joins a sum.
+    """
 
     scale: np.float32
     softcap: float | None
     mask: F32 | None
+    fused: bool
+
+    def products(self, shape: tuple[int, ...]) -> Products:
+        """What adds products to sums of a shape."""
+        return FusedProducts(shape) if self.fused else Products(shape)
 
 
 class _Rows(NamedTuple):
@@ -90,7 +101,7 @@ def _leaf_states(
     """
     vectors, value_dim = len(q), v.shape[1]
     leaves = k.shape[0] // KEYS_PER_LEAF
-    s = _scores(q, np.ascontiguousarray(k.T), scoring.scale)
+    s = _scores(q, np.ascontiguousarray(k.T), scoring)
     if scoring.softcap is not None:
         s = soft_capped(s, scoring.softcap)
     position = (first + np.arange(k.shape[0]))[None]
@@ -111,13 +122,12 @@ def _leaf_states(
     for t in range(0, KEYS_PER_LEAF, WEIGHT_PARTIALS):
         c += p[:, :, t : t + WEIGHT_PARTIALS]
     total = (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
-    values = v.reshape(leaves, KEYS_PER_LEAF, value_dim)
     o = np.zeros((leaves, vectors, value_dim), np.float32)
-    product = np.empty_like(o)
+    products = scoring.products(o.shape)
+    a, b = products.factors(p * products.scale), products.factors(v.reshape(leaves, KEYS_PER_LEAF, value_dim))
     for t in range(KEYS_PER_LEAF):
-        np.multiply(p[:, :, t, None], values[:, None, t], out=product)
-        o += product
-    return State(m, total, flush(o))
+        products.add(o, a[:, :, t, None], b[:, None, t])
+    return State(m, total, flush(o * (f32(1.0) / products.scale)))
 
 
 def _whole(mask: F32, tokens: int) -> F32:
@@ -159,13 +169,17 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     sinks: NDArray[Any] | None = None,
     alibi: NDArray[Any] | None = None,
     mask: NDArray[Any] | None = None,
+    arithmetic: str = "canonical",
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
     v_head_dim); each float32, float16 or bfloat16. Semantics as in ``attention``; rows that see no key have 0 and -inf
-    here, too.
+    here, too. arithmetic: "canonical", or "fused", whose sums of q k and of the weighted values round each product and
+    its sum at once; it takes about five times as long.
     """
+    if arithmetic not in ("canonical", "fused"):
+        raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
     alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
@@ -174,7 +188,8 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     tokens, kv_heads, _ = k.shape
     value_dim, whole = v.shape[2], -(-head_dim // CHUNK) * CHUNK  # zeros fill up the last chunk
     group = q_heads // kv_heads
-    scoring = _Scoring(score_scale(head_dim, scale, softcap), softcap, None if mask is None else _whole(mask, tokens))
+    factor, whole_mask = score_scale(head_dim, scale, softcap), None if mask is None else _whole(mask, tokens)
+    scoring = _Scoring(factor, softcap, whole_mask, arithmetic == "fused")
     firsts, limits = key_ranges(tokens, q_len, causal, window)
     slopes = None if alibi is None else alibi_slopes(alibi)
     vectors = q_len * group

@@ -9,7 +9,7 @@ from ..checks import shown
 from ..errors import ArgumentError, DTypeError, UnsupportedError, ValueRangeError
 from ..kernels.declarations import MATRIX
 from ..kernels.matrix import HALF_MAX, MatrixWorkgroup, matrix_workgroup
-from ..planning.arithmetic import ARITHMETICS, Arithmetic
+from ..planning.arithmetic import ARITHMETICS, EXACT, Arithmetic
 from ..runtime.device import Device, load_spirv
 from ..runtime.protocol import DeviceInfo
 from ..shapes import AttnShape
@@ -49,7 +49,9 @@ def workgroup_on(info: DeviceInfo, shape: AttnShape, vectors: int) -> MatrixWork
 def check_units(arithmetic: Any, device: Device, dtype: str | None = None, advice: Advice = CACHE) -> Arithmetic:
     """One of ARITHMETICS that the device can do with K and V of a dtype, where one is given."""
     checked = arithmetic_name(arithmetic)
-    if checked == "canonical":
+    if checked in EXACT:
+        if checked == "fused":
+            device.fused_way()  # where it has none, say so now
         return checked
     facts, what = device.info.matrix, f"arithmetic: got {arithmetic!r}"
     if facts.tile is None:
@@ -68,7 +70,7 @@ def check_arithmetic(
 ) -> Arithmetic:
     """One of ARITHMETICS that the device can do with K and V of a shape and dtype."""
     checked = check_units(arithmetic, device, dtype, advice)
-    if checked != "canonical" and workgroup_on(device.info, shape, 1) is None:
+    if checked not in EXACT and workgroup_on(device.info, shape, 1) is None:
         raise UnsupportedError(
             f"arithmetic: got {arithmetic!r} for {shape}, whose rows do not fit in "
             f"{device.info.matrix.shared_bytes:,} bytes of the shared memory of {device.info.name}; {advice.canonical}"
@@ -77,7 +79,9 @@ def check_arithmetic(
 
 
 def check_half_range(arithmetic: Arithmetic, largest_q: float, largest: Largest) -> None:
-    """Refuse values beyond those of float16: the largest |q| of a call, and |k| and |v| of the cache with its rows."""
+    """Refuse values beyond float16 to matrix units: the largest |q| of a call, |k| and |v| of cache and new rows."""
+    if arithmetic in EXACT:
+        return
     for name, size in (("q", largest_q), ("k", largest.k), ("v", largest.v)):
         if size > HALF_MAX:
             where = "a magnitude" if name == "q" else "a cache with a magnitude"

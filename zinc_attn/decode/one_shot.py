@@ -146,8 +146,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     check_score_bound(q_max, k_max, shape.head_dim, scoring.scale)
     device = _opened(device)
     arithmetic = check_arithmetic(arithmetic, device, shape, DTYPES[ka.dtype], ARRAYS)
-    if arithmetic != "canonical":
-        check_half_range(arithmetic, q_max, Largest())
+    check_half_range(arithmetic, q_max, Largest())
     plan = _planned(device.info, ka, shape, len(rows), window, num_splits=num_splits, split_size=split_size)
     with (
         closing(ContiguousKV(device, ka, va)) as kv,

@@ -187,8 +187,7 @@ class AttentionCall:
         self.scoring = runner.scorings.by_layer[layer]
         checked = check_requests(runner.cache, batch, layer, self.scoring, whole)
         self.requests, largest_q, self.largest = checked
-        if runner.arithmetic != "canonical":
-            check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
+        check_half_range(runner.arithmetic, largest_q, runner.cache.largest.joined(self.largest))
         self.last: Workspace | None = None
         self._outs: list[F32 | None] = [None] * len(self.requests)
         self._lses: list[F32 | None] = [None] * len(self.requests)

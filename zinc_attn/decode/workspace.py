@@ -35,6 +35,7 @@ from ..planning.sizes import padded
 from ..planning.steady import SteadyWords
 from ..planning.submission import RecordingKey, Submission
 from ..runtime.device import Device, QueuedRecordings
+from ..runtime.multiply_add import CONSTANT
 from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
 from ..shapes import AttnShape, filled_up
 from .scoring import Scoring
@@ -319,6 +320,7 @@ class Workspace:
             softcap=scoring.softcap is not None,
             alibi=scoring.alibi is not None,
             mask=key.masks > 0,
+            fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)

@@ -127,6 +127,8 @@ _ATTEND_BINDINGS: Final = (
     Binding("out", "write"),  # out: (rows, q_heads, v_dim), then lse: (rows, q_heads), float32
 )
 
+FUSED_NATIVE: Final = 1  # attend's constant "fused": the sums of products by fma()
+FUSED_EMULATED: Final = 2  # the same sums by float32 operations
 Build = Literal["single", "node", "loop"]  # each serves the items of one row that those before it do
 BUILDS: Final[tuple[Build, ...]] = ("single", "node", "loop")
 ATTEND_SPEC: Final = (
@@ -142,6 +144,7 @@ ATTEND_SPEC: Final = (
     "rows_shared",
     "k_storage",  # the index of K's type in storage.STORAGE
     "v_storage",  # of V's
+    "fused",  # 0, FUSED_NATIVE or FUSED_EMULATED
     "wave_size",  # invocations of a wave; the node build, which does not declare it, has 32
 )
 # Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
@@ -228,6 +231,11 @@ PRIMITIVES: Final = KernelDecl(
     "primitives", "primitives.comp", (Binding("numbers", "read"), Binding("results", "write")), ()
 )
 
+# What a device is asked before arithmetic "fused": ``sums`` of ``triples`` a, b, c, two of each kind side by side.
+MULTIPLY_ADD: Final = KernelDecl(
+    "multiply_add", "multiply_add.comp", (Binding("triples", "read"), Binding("sums", "write")), ("fused",)
+)
+
 KERNELS: Final = (
     *ATTEND.values(),
     MERGE,
@@ -235,6 +243,7 @@ KERNELS: Final = (
     GATHER_KERNEL,
     COPY_KERNEL,
     PRIMITIVES,
+    MULTIPLY_ADD,
 )
 
 # One kernel of each module.

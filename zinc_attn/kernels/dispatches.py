@@ -61,6 +61,7 @@ class AttendVariant:
     mask: bool = False
     rows: int = 1
     heads: int | None = None
+    fused: int = 0
     wave_size: int = WAVE
 
     @property
@@ -85,6 +86,7 @@ class AttendVariant:
             "alibi": int(self.alibi),
             "mask": int(self.mask),
             "rows_shared": self.rows,
+            "fused": self.fused,
             "wave_size": wave_size(self.wave_size, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
         }
         return decl, tuple(values[name] for name in decl.spec)

@@ -25,10 +25,23 @@ _UINTS: Final = {
     "MAX_VALUE_PASSES": limits.MAX_VALUE_PASSES,
     "MERGE_DIMS": declarations.MERGE_DIMS,
     "BLOCK": limits.BLOCK,
+    "FUSED_NATIVE": declarations.FUSED_NATIVE,
+    "FUSED_EMULATED": declarations.FUSED_EMULATED,
     "MATRIX_PIECE": matrix.PIECE,
     "MATRIX_HELD_DIMS": matrix.HELD_DIMS,
 }
-_FLOATS: Final = ("CUTOFF", "FLUSH", "EMPTY_M", "LN2_HI", "LN2_LO", "SQRT2", "LOG2E", "TANH_SMALL", "TANH_MAX")
+_FLOATS: Final = (
+    "CUTOFF",
+    "FLUSH",
+    "FUSED_SCALE",
+    "EMPTY_M",
+    "LN2_HI",
+    "LN2_LO",
+    "SQRT2",
+    "LOG2E",
+    "TANH_SMALL",
+    "TANH_MAX",
+)
 _POLYNOMIALS: Final = {"EXP2_C": constants.EXP2_POLY, "LN_D": constants.LN_POLY, "TANH_E": constants.TANH_POLY}
 _RECORDS: Final = {
     "HEADER": (declarations.HEADER, declarations.HEADER_WORDS),
@@ -47,6 +60,7 @@ _INTERFACES: Final = {
     "COPY": declarations.COPY_KERNEL,
     "ENCODE": declarations.ENCODE,
     "PRIMITIVES": declarations.PRIMITIVES,
+    "MULTIPLY_ADD": declarations.MULTIPLY_ADD,
 }
 
 

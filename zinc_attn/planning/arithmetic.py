@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from ..kernels.matrix import MATRIX_VECTORS
 from ..shapes import AttnShape
 
-Arithmetic = Literal["canonical", "matrix", "matrix-prefill"]
-ARITHMETICS: Final[tuple[Arithmetic, ...]] = ("canonical", "matrix", "matrix-prefill")
+Arithmetic = Literal["canonical", "fused", "matrix", "matrix-prefill"]
+ARITHMETICS: Final[tuple[Arithmetic, ...]] = get_args(Arithmetic)
+EXACT: Final[tuple[Arithmetic, ...]] = ("canonical", "fused")  # those with one result on every device
 
 
 def on_matrices(arithmetic: Arithmetic, q_len: int, shape: AttnShape) -> bool:

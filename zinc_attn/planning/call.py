@@ -184,6 +184,7 @@ class SubmissionPlanner:
             shared_build="loop" if np.any(shared["leaf_end"] - shared["leaf_begin"] > 1) else "single",
             masks=power_of_two(len(masks)) if len(masks) else 0,
             matrix=matrix,
+            fused=self.options.arithmetic == "fused",
             whole_context=whole,
         )
         return Submission(key, slices, items, rows, placement.tables, spans, uploads, placement.appends, shared, masks)

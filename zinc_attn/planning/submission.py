@@ -45,6 +45,7 @@ class RecordingKey(NamedTuple):
     shared_build: Build = "single"
     masks: int = 0  # words of masks; 0: there is none
     matrix: MatrixWorkgroup | None = None  # of pass 1 with matrix units
+    fused: bool = False  # sums of products round once
     whole_context: bool = False  # its workgroups keep their rows' totals where the states would be
 
 

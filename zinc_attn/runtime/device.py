@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from ..checks import check_int, described, shown
 from ..errors import ArgumentError, KernelError, RuntimeUnavailableError, ZincAttnError
-from ..kernels.declarations import PRIMITIVES, KernelDecl
+from ..kernels.declarations import MULTIPLY_ADD, PRIMITIVES, KernelDecl
 from ..kernels.dispatches import KernelCall
 from . import devices as machine
 from .kompute import KomputeRuntime, host_info, load_kp
+from .multiply_add import Way, find_way, module_for
 from .primitives import check_primitives
 from .protocol import Buffer, DeviceInfo, Dispatch, Kernel, Recording, Runtime
 from .vulkan import VulkanRuntime
@@ -86,6 +87,7 @@ class Device:
         self.runtime = runtime
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
+        self._way: Way | None = None
         self._checked = False  # whether the driver computes the float functions of the kernels rightly
         self._together: QueuedRecordings | None = None
         self._closed = False
@@ -136,8 +138,17 @@ class Device:
             if not self._checked:
                 check_primitives(self.runtime, load_spirv(PRIMITIVES))
                 self._checked = True
-            self._kernels[key] = self.runtime.kernel(decl, load_spirv(decl), spec)
+            spirv = load_spirv(decl)
+            if "fused" in decl.spec and spec[decl.spec.index("fused")]:
+                spirv = module_for(self.fused_way(), spirv)
+            self._kernels[key] = self.runtime.kernel(decl, spirv, spec)
         return self._kernels[key]
+
+    def fused_way(self) -> Way:
+        """How the device makes the sums of arithmetic "fused": it is asked once. WrongResultError where it cannot."""
+        if self._way is None:
+            self._way = find_way(self.runtime, load_spirv(MULTIPLY_ADD))
+        return self._way
 
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
         """A kernel call bound to buffers, by the names that it uses."""

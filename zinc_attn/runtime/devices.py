@@ -28,6 +28,7 @@ MATRIX_FEATURES: Final = {
     "VkPhysicalDeviceShaderFloat16Int8Features": "shaderFloat16",
     "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
 }
+FMA_FEATURES: Final = 1000579000  # VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FMA_FEATURES_KHR
 CPU_SUBGROUP: Final = 8  # on a CPU; with 16, lavapipe of Mesa 26.2 crashes as it compiles matrix products
 FAST_LLVM: Final = 22  # of lavapipe: from this version on larger programs compile in seconds
 ASSUMED_COMPUTE_UNITS: Final = 16  # where no query tells; compute_units_source is then "assumed"
@@ -155,6 +156,7 @@ def device_info(vk: Vulkan, instance: Any, api: int, physical: Any, index: int) 
         timestamp_period_ns=float(limits.timestampPeriod) if timestamp_bits else 0.0,
         wave_size=_wave_size(kind, vk.text(props.deviceName)),
         node_workgroups=_node_workgroups(vk, physical, extensions, min(api, version)),
+        fma_operation="VK_KHR_shader_fma" in extensions and bool(fma_features(vk, physical).multiviewGeometryShader),
         matrix=_matrix_facts(vk, instance, physical, extensions, min(api, version)),
     )
 
@@ -186,6 +188,17 @@ def asks_for_waves(vk: Vulkan, physical: Any, extensions: set[str], api: int) ->
     sizes = vk.properties(physical, "VkPhysicalDeviceSubgroupSizeControlProperties")[1]
     asked = sizes.minSubgroupSize <= WAVE <= sizes.maxSubgroupSize
     return bool(asked and sizes.requiredSubgroupSizeStages & COMPUTE_STAGE)
+
+
+def fma_features(vk: Vulkan, physical: Any) -> Any:
+    """VkPhysicalDeviceShaderFmaFeaturesKHR, which the package ``vulkan`` does not know, in a struct of the same layout.
+
+    Its three features are those of float16, float32 (multiviewGeometryShader) and float64.
+    """
+    made = vk.struct("VkPhysicalDeviceMultiviewFeatures")
+    made.sType = FMA_FEATURES
+    vk.lib.vkGetPhysicalDeviceFeatures2(physical, vk.struct("VkPhysicalDeviceFeatures2", pNext=made))
+    return made
 
 
 def matrix_needs(api: int) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import DeviceLostError, DeviceNotFoundError, NoVulkanError, ZincAttnError
 from ...kernels.matrix import NO_MATRICES
-from ..devices import MATRIX_FEATURES, asks_for_waves, device_info, matrix_needs
+from ..devices import MATRIX_FEATURES, asks_for_waves, device_info, fma_features, matrix_needs
 from ..loader import API_1_1, API_1_3, loader
 from ..protocol import DeviceInfo
 
@@ -70,7 +70,7 @@ class LogicalDevice:
         if host is None:
             self._open(min(api, self.properties.apiVersion), extensions)
         else:
-            self.info = replace(info.with_own_subgroups(), matrix=NO_MATRICES)
+            self.info = replace(info.with_own_subgroups(), matrix=NO_MATRICES, fma_operation=False)
 
     def is_gone(self) -> bool:
         """Whether a host program has destroyed it, and all that was made of it."""
@@ -89,6 +89,10 @@ class LogicalDevice:
             enable += sorted(matrix_needs(api))
             for struct, name in MATRIX_FEATURES.items():
                 features = self.vk.struct(struct, pNext=features, **{name: 1})
+        if self.info.fma_operation:
+            enable.append("VK_KHR_shader_fma")
+            fma = fma_features(self.vk, self.physical)
+            fma.pNext, features = features, fma
         self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
         self.own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
         queue = self.ffi.new("VkQueue*")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import __version__, limits
 from ...cache.pages import PagePool
-from ...canonical import constants, primitives
+from ...canonical import constants, primitives, products
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...checks import check_int
 from ...dtypes import storage_dtype
@@ -135,7 +135,7 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
     sizes, of_kind = evaluate_all(formulas("sizes"), names), formulas("quantities")
     kinds = {}
     for kind in KINDS:
-        known = {**names, **sizes, "kind": kind, "softcap": 0, "alibi": 0, "masked": 0}
+        known = {**names, **sizes, "kind": kind, "softcap": 0, "fused": 0, "alibi": 0, "masked": 0}
         known |= {name: evaluate(of_kind[name][0], known) for name in ("chunks_ahead", "merge_workgroup_size")}
         values = {
             family(decl): {name: evaluate(formulas(f"{family(decl)}.constants")[name][0], known) for name in decl.spec}
@@ -182,6 +182,13 @@ def _primitives() -> dict[str, Any]:
     }
 
 
+def _multiply_add() -> dict[str, Any]:
+    """What a host asks a device before its first call with arithmetic "fused"."""
+    given, sums = products.triple_words()
+    workgroups = [products.TRIPLES // (2 * limits.WAVE), 1, 1]
+    return {**meanings("multiply_add"), "workgroups": workgroups, "triples": given.tolist(), "sums": sums.tolist()}
+
+
 def manifest(
     attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
 ) -> dict[str, Any]:
@@ -217,6 +224,7 @@ def manifest(
         "split_rule": split_rule_formulas(),
         "dispatch": list(structure("dispatch").values()),
         "primitives": _primitives(),
+        "multiply_add": _multiply_add(),
         "constants": {name: {**_constant(x), "meaning": told[name]} for name, x in declared_constants().items()},
         "reduction": list(meanings("reduction").values()),
         "shapes": [_shape(shape, dtype, page_size, compute_units) for shape in chosen],

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from ... import limits, storage
 from ...cache import pages
-from ...canonical import constants, primitives
+from ...canonical import constants, primitives, products
 from ...kernels import declarations, tuning
 from ...planning import splits
 
-_MODULES: Final = (constants, primitives, limits, declarations, tuning, splits, pages, storage)
+_MODULES: Final = (constants, primitives, products, limits, declarations, tuning, splits, pages, storage)
 _FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "min": min,
     "max": max,

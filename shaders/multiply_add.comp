@@ -1,0 +1,18 @@
+// Sums of products that round once, of numbers whose sums the host knows: which way does the device make them?
+//
+// Grid: x = 32 pairs of triples, a lane each.  The numbers come from a buffer, so that no result is known to a compiler.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "contract.glsl"
+
+layout(local_size_x = 32) in;
+layout(constant_id = MULTIPLY_ADD_SPEC_FUSED) const uint FUSED = 1u;
+
+layout(set = 0, binding = MULTIPLY_ADD_BIND_TRIPLES, std430) restrict readonly buffer Triples { vec2 triples[]; };
+layout(set = 0, binding = MULTIPLY_ADD_BIND_SUMS, std430) restrict writeonly buffer Sums { vec2 sums[]; };
+#include "multiply_add.glsl"
+
+void main() {
+    uint at = gl_GlobalInvocationID.x;
+    sums[at] = multiply_add(triples[3u * at], triples[3u * at + 1u], triples[3u * at + 2u]);
+}

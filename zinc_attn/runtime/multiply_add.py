@@ -1,0 +1,86 @@
+"""The question to a device before arithmetic "fused": which way does it make a * b + c with one rounding?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from ..canonical import products
+from ..errors import WrongResultError
+from ..kernels.declarations import FUSED_EMULATED, FUSED_NATIVE, MULTIPLY_ADD
+from ..limits import WAVE
+from .protocol import Dispatch, Runtime, Use
+
+# Best first: the operation of VK_KHR_shader_fma, which rounds once by its definition; GLSL's function, which may; and
+# float32 operations, several for one.
+Way = Literal["OpFmaKHR", "fma()", "emulated"]
+WAYS: Final[tuple[Way, ...]] = get_args(Way)
+CONSTANT: Final[dict[Way, int]] = {"OpFmaKHR": FUSED_NATIVE, "fma()": FUSED_NATIVE, "emulated": FUSED_EMULATED}
+
+_HEADER_WORDS: Final = 5
+_CAPABILITY, _EXTENSION, _EXT_INST = 17, 10, 12  # opcodes; the only imported set is GLSL.std.450
+_FMA: Final = 50  # of GLSL.std.450
+_OP_FMA, _FMA_CAPABILITY = 4427, 6030
+_UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
+
+
+def ways_of(runtime: Runtime) -> tuple[Way, ...]:
+    """The ways that a device may have, best first."""
+    return WAYS if runtime.info.fma_operation else WAYS[1:]
+
+
+def find_way(runtime: Runtime, spirv: bytes) -> Way:
+    """The first of ``ways_of`` whose results have NumPy's bits, by MULTIPLY_ADD's module. WrongResultError: none."""
+    for way in ways_of(runtime):
+        if _is_right(runtime, module_for(way, spirv), CONSTANT[way]):
+            return way
+    raise WrongResultError(
+        f"{runtime.info.name} ({runtime.info.driver}): the driver computes no product and sum with one rounding, "
+        'neither by fma() nor by exact float32 operations; use arithmetic="canonical", or another driver'
+    )
+
+
+def _is_right(runtime: Runtime, spirv: bytes, fused: int) -> bool:
+    words, expected = products.triple_words()
+    with ExitStack() as made:
+        inputs = runtime.buffer(words.nbytes, Use.INPUT)
+        made.callback(inputs.close)
+        outputs = runtime.buffer(expected.nbytes, Use.OUTPUT)
+        made.callback(outputs.close)
+        kernel = runtime.kernel(MULTIPLY_ADD, spirv, (fused,))
+        groups = (expected.size // (2 * WAVE), 1, 1)
+        recording = runtime.record([Dispatch(kernel, (inputs, outputs), groups)])
+        made.callback(recording.close)
+        runtime.write(outputs, np.full(expected.size, _UNWRITTEN, np.uint32))
+        runtime.write(inputs, words)
+        runtime.run(recording)
+        return np.array_equal(runtime.read(outputs), expected)
+
+
+def module_for(way: Way, spirv: bytes) -> bytes:
+    """A SPIR-V module as a way needs it: with OpFmaKHR in the place of every fma(), whose operands are the same.
+
+    glslang does not know the operation (SPV_KHR_fma, 2025).
+    """
+    if way != "OpFmaKHR":
+        return spirv
+    words = np.frombuffer(spirv, np.uint32)
+    made, at, declared = [words[:_HEADER_WORDS]], _HEADER_WORDS, False
+    while at < len(words):
+        length, opcode = int(words[at]) >> 16, int(words[at]) & 0xFFFF
+        one = words[at : at + length]
+        if opcode != _CAPABILITY and not declared:  # capabilities come first, and then extensions
+            name = np.frombuffer(b"SPV_KHR_fma\0", np.uint32)
+            made += [_instruction(_CAPABILITY, _FMA_CAPABILITY), _instruction(_EXTENSION, *name)]
+            declared = True
+        if opcode == _EXT_INST and one[4] == _FMA:  # type, result, set, instruction, operands
+            one = _instruction(_OP_FMA, *one[1:3], *one[5:])
+        made.append(one)
+        at += length
+    return np.concatenate(made).tobytes()
+
+
+def _instruction(opcode: int, *operands: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return np.array([(len(operands) + 1) << 16 | opcode, *operands], np.uint32)
