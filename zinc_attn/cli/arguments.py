@@ -105,8 +105,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def arithmetic(self, names: tuple[str, ...] = ARITHMETICS) -> None:
         """--arithmetic of attention, one of ``names``."""
-        text = "of attention: canonical has the same bits on every device; matrix multiplies float16 numbers and adds "
-        text += "in float32, on the device's matrix units"
+        text = "of attention: canonical, and fused with one rounding for a product and its sum, have the same bits on "
+        text += "every device"
+        if "matrix" in names:
+            text += "; matrix multiplies float16 numbers and adds in float32, on the device's matrix units"
         text += "; matrix-prefill does so where a call has many rows" if "matrix-prefill" in names else ""
         self.add_argument("--arithmetic", choices=names, default=names[0], help=f"{text} (default: %(default)s)")
 

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, Final
 
 from ..errors import ArgumentError
+from ..planning.arithmetic import EXACT
 from ..runtime.device import Device, list_devices
 from ..tools.check import Case, check
 from ..tools.check.data import KINDS, MASKS
@@ -31,7 +32,7 @@ def declare(subparsers: Subparsers) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quick", action="store_true", help="a small fixed set of cases, in place of the whole matrix")
     chosen.add_argument("--cases", metavar="LIST", help="other cases, by their names")
-    parser.arithmetic(("canonical", "matrix"))
+    parser.arithmetic(("canonical", "fused", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
     quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(outcome_lines(outcome, args.json, width)), flush=True)
 
     with ExitStack() as stack:
-        default = None if args.quick and args.arithmetic == "canonical" else installed_runtimes()
+        default = None if args.quick and args.arithmetic in EXACT else installed_runtimes()
         devices = open_devices(stack, chosen_devices(args.device), args.runtime or default)
         for device, dtype in product(devices, dict.fromkeys(case.dtype for case in cases)):
             refuse_arithmetic(args.arithmetic, device, dtype, *dict.fromkeys(case.shape for case in cases))

@@ -6,8 +6,10 @@ import argparse
 import os
 from dataclasses import asdict
 
-from ..runtime.device import list_devices
+from ..errors import ZincAttnError
+from ..runtime.device import Device, list_devices
 from ..runtime.devices import choose
+from ..runtime.protocol import DeviceInfo
 from .arguments import Subparsers, add_command
 from .terminal import binary_size, print_json, print_rows
 
@@ -20,7 +22,7 @@ def declare(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     devices = list_devices()
     if args.json:
-        print_json(asdict(d) for d in devices)
+        print_json(asdict(d) | {"fused": fused_way(d)} for d in devices)
         return 0
     best = choose(devices, os.environ.get("ZINC_ATTN_DEVICE") or None)
     for d in devices:
@@ -29,8 +31,18 @@ def run(args: argparse.Namespace) -> int:
             ("driver", f"{d.driver}, Vulkan {d.api_version}"),
             ("CUs", f"{d.compute_units} ({d.compute_units_source})"),
             ("subgroup", f"{d.subgroup_size} invocations"),
+            ("fused", fused_way(d)),
             ("memory", binary_size(d.memory_bytes)),
             ("max buffer", binary_size(d.max_buffer_bytes)),
         )
         print_rows((f"{d.index}{'*' if d is best else ''}", d.name), rows, left=2)
     return 0
+
+
+def fused_way(info: DeviceInfo) -> str:
+    """How the device makes the sums of arithmetic "fused", or why it cannot be asked."""
+    try:
+        with Device.open(info.index, runtime="vulkan") as device:
+            return device.fused_way()
+    except ZincAttnError as error:
+        return str(error)

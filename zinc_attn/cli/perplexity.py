@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ..checks import check_int
 from ..dtypes import storage_dtype
 from ..files import read_text
+from ..planning.arithmetic import EXACT
 from ..storage import STORAGE
 from ..tools import generate
 from ..tools.harness.tables import MISSING
@@ -31,7 +32,7 @@ def declare(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    every = [name for name in STORAGE if args.arithmetic == "canonical" or name != "f32"]
+    every = [name for name in STORAGE if args.arithmetic in EXACT or name != "f32"]
     dtypes = [storage_dtype(word.strip()) for word in args.dtype.split(",")] if args.dtype else every
     if args.context is not None:
         check_int("context", args.context, 2)

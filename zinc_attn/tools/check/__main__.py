@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from ...planning.arithmetic import EXACT
 from .cases import Case
 from .outcome import oracle_output
 from .record import make_entry, record_text
@@ -24,4 +25,8 @@ def make_record(sets: Mapping[str, Sequence[Case]]) -> str:
 
 
 if __name__ == "__main__":
-    print(make_record({"quick": Case.quick(), "default": Case.default()}), end="")
+    sets: dict[str, list[Case]] = {}
+    for arithmetic in EXACT:
+        of = "" if arithmetic == "canonical" else f" {arithmetic}"
+        sets |= {f"quick{of}": Case.quick(arithmetic), f"default{of}": Case.default(arithmetic)}
+    print(make_record(sets), end="")

@@ -13,7 +13,7 @@ import numpy as np
 from ...checks import check_int, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
-from ...planning.arithmetic import Arithmetic
+from ...planning.arithmetic import EXACT, Arithmetic
 from ...shapes import AttnShape
 from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
@@ -36,7 +36,7 @@ MATRIX_DEFAULT: Final = (*MATRIX_QUICK, *_cases_of("matrix default"))
 
 _NUMBERS: Final[Mapping[str, Callable[[str], Any]]] = {"rows": int, "window": int, "softcap": float, "scale": float}
 _FLAGS: Final[Mapping[str, tuple[str, Any]]] = {  # word to field and value
-    "matrix": ("arithmetic", "matrix"),
+    **{name: ("arithmetic", name) for name in ("fused", "matrix")},
     **{kind: ("kind", kind) for kind in KINDS if kind != "normal"},
     **{"sinks": ("sinks", True), "alibi": ("alibi", True)},
     **{f"mask={kind}": ("mask", kind) for kind in MASKS},
@@ -69,7 +69,7 @@ class Case(NamedTuple):
         numbers = {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) != self._field_defaults[name]}
         said = [f"{name}={str(value).removesuffix('.0')}" for name, value in numbers.items()]
         said += [word for word, (field, value) in _FLAGS.items() if getattr(self, field) == value]
-        apart = [word for word in said if word.startswith("rows=") or word in ("matrix", *KINDS)]
+        apart = [word for word in said if word.startswith("rows=") or word in ("fused", "matrix", *KINDS)]
         masking = "+".join(word for word in said if word not in apart)
         return " ".join([str(self.shape), self.dtype, str(self.context), *apart, *filter(None, [masking])])
 
@@ -119,11 +119,11 @@ class Case(NamedTuple):
     def same_values(self, data: Data) -> Iterator[tuple[Case, Data]]:
         """The case in each other storage type that must give the same bits, with the values as its cache takes them.
 
-        The canonical arithmetic sees the stored numbers, which f32 holds. Matrix units are fed with float16: types
+        Exact arithmetics see the stored numbers, which f32 holds. Matrix units are fed with float16: types
         count that hold the same numbers, all of which float16 holds, since a device may round others to either side.
         """
         held = data.stored_as(self.dtype)
-        if self.arithmetic == "canonical":
+        if self.arithmetic in EXACT:
             if self.dtype != "f32":
                 yield self._replace(dtype="f32"), held
             return

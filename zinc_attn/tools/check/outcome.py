@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ...planning.arithmetic import EXACT
 from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, truth
 from .cases import Case
 from .data import Data
@@ -35,7 +36,7 @@ MATRIX_PROPERTIES: Final = {
 
 def properties_of(arithmetic: str) -> Mapping[int, str]:
     """What is shown of an arithmetic, by number."""
-    return PROPERTIES if arithmetic == "canonical" else MATRIX_PROPERTIES
+    return PROPERTIES if arithmetic in EXACT else MATRIX_PROPERTIES
 
 
 class Fault(NamedTuple):
@@ -144,4 +145,5 @@ def reference_arguments(case: Case, data: Data, products: int = ORACLE_PRODUCTS)
 
 def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
     """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
-    return oracle(*reference_arguments(case, data, products))
+    q, k, v, dtype, heads, masking = reference_arguments(case, data, products)
+    return oracle(q, k, v, dtype, heads, masking | {"arithmetic": case.arithmetic})

@@ -18,6 +18,7 @@ from ...distributed.attention import ShardedAttention
 from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
 from ...kernels.tuning import LayoutFacts
+from ...planning.arithmetic import EXACT
 from ...runtime.device import Device
 from ..harness.bits import F32, Output
 from ..harness.planned_attention import PlannedAttention, PlanRule
@@ -64,10 +65,10 @@ def check(
                 _Examination(device, outcome, data).run(splits, beside or [device])
             except (LimitError, MemoryError) as error:  # DeviceMemoryError is a MemoryError
                 outcome.refused = str(error) or "no room in host memory"
-            canonical = case.arithmetic == "canonical"
-            outcome.judge(data, {source: d for source, d in known.items() if canonical or is_of(source, device)})
+            exact = case.arithmetic in EXACT
+            outcome.judge(data, {source: d for source, d in known.items() if exact or is_of(source, device)})
             outcomes.append(outcome)
-            if canonical and len(outcomes) > first + 1 and outcome.result and (one := outcomes[first]).result:
+            if exact and len(outcomes) > first + 1 and outcome.result and (one := outcomes[first]).result:
                 outcome.compare(10, f"unlike {one.subject}", outcome.result, one.result)
             on_outcome(outcome)
     return outcomes
@@ -151,7 +152,7 @@ class _Examination:
         tried: list[tuple[int, str, PlanRule, LayoutFacts | None]]
         tried = [(2, f"layout {one.label}", self._by_split(one), None) for one in splits]
         for units, nodes in GPUS:
-            slow = self.device.info.kind == "cpu" and self.case.arithmetic == "canonical"  # matrix units have one build
+            slow = self.device.info.kind == "cpu" and self.case.arithmetic in EXACT  # matrix units have one build
             if not (nodes and slow and self.case.dtype not in NODE_DTYPES):
                 facts = LayoutFacts(units, "gpu", nodes)
                 rule = self._by_split(SplitSpec("auto"), device=facts)
@@ -226,7 +227,7 @@ class _Examination:
             others = [-q for q in queries]
             attention.lay_out(rule)
             self._outputs(attention, others, of)
-            if not attention.shared and self.case.arithmetic == "canonical":  # matrix units share rows of an item alone
+            if not attention.shared and self.case.arithmetic in EXACT:  # matrix units share rows of an item alone
                 continue
             attention.lay_out(rule, cascade=False)
             want = self._outputs(attention, queries, of)

@@ -18,7 +18,7 @@ from ...dtypes import storage_dtype
 from ...errors import LimitError
 from ...planning.arithmetic import on_matrices
 from ...runtime.device import Device
-from ..harness.bits import F32, first_difference, oracle, truth
+from ..harness.bits import F32, first_difference, oracle, oracle_options, truth
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
 from .generation import Settings, open_cache
@@ -167,10 +167,12 @@ class _Context:
         share = 0.0
         for mine in zip(*calls, strict=True):  # in some models several modules share keys and values
             q, got = (np.concatenate([getattr(call, name) for call in mine]) for name in ("q", "out"))
-            options = vars(mine[0].options)
+            options = dict(vars(mine[0].options))
             if on_matrices(self.settings.arithmetic, 1, layer.shape):
                 share = max(share, truth(q, k, v, "f32", None, options).out_share(got))
-            elif found := first_difference("out", got, oracle(q, k, v, "f32", None, options).out):
+                continue
+            options |= oracle_options(self.settings.arithmetic)
+            if found := first_difference("out", got, oracle(q, k, v, "f32", None, options).out):
                 return found.text(ulp=True)
         return share
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ... import reference
 from ...cache.rows import stored
 from ...canonical.matrix_bound import matrix_bound
+from ...planning.arithmetic import EXACT, Arithmetic
 from .inputs import NUMPY_DTYPES
 
 F32 = NDArray[np.float32]
@@ -64,6 +65,11 @@ def oracle(
     the largest.
     """
     return Output(*by_kv_head(reference.emulate, q, k, v, dtype, kv_heads, masking))
+
+
+def oracle_options(arithmetic: Arithmetic) -> dict[str, Any]:
+    """What ``oracle`` takes for calls of an arithmetic that do not go to matrix units."""
+    return {"arithmetic": arithmetic if arithmetic in EXACT else "canonical"}
 
 
 def by_kv_head(

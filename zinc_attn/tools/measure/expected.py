@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..harness.bits import Expected, Output, compare, oracle, truth
+from ..harness.bits import Expected, Output, compare, oracle, oracle_options, truth
 from ..harness.inputs import Inputs
 from .spec import CallSpec
 
@@ -29,8 +27,11 @@ class Expectation:
     def add(self, sequence: int, data: Inputs) -> None:
         """Compute what a sequence of ``data`` must give, unless that is known."""
         if sequence == len(self.sequences):
-            judge: Callable[..., Expected] = truth if self.spec.bounded else oracle
-            self.sequences.append(judge(data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads))
+            arguments = data.q[-self.rows :], data.k, data.v, self.spec.dtype, self.kv_heads
+            judged = (
+                truth(*arguments) if self.spec.bounded else oracle(*arguments, oracle_options(self.spec.arithmetic))
+            )
+            self.sequences.append(judged)
 
     def trouble(self, layout: str, got: Output) -> str | None:
         """What is wrong with the output of a call, out (batch, …) and lse (batch, …); None where nothing is."""

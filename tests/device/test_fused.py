@@ -1,0 +1,91 @@
+"""Arithmetic "fused": the oracle's bits, whichever way a device rounds a product and its sum once, and refusals."""
+
+import numpy as np
+import pytest
+from broken_shaders import Change, break_kernels
+from support import make_inputs, same
+
+import zinc_attn as za
+from zinc_attn.canonical.partial import PartialStateError
+from zinc_attn.errors import WrongResultError
+from zinc_attn.kernels import declarations as kernels
+from zinc_attn.runtime import device as device_module
+from zinc_attn.runtime import multiply_add
+
+SHAPE = za.AttnShape(4, 2, 64)
+FUSED = {"arithmetic": "fused"}
+
+
+def emulate(q, k, v, **options):
+    return za.reference.emulate(q, k, v, arithmetic="fused", **options)
+
+
+@pytest.mark.parametrize("kind", ["normal", "extreme", "equal", "zeros", "subnormal", "cancelling"])
+def test_bits_of_every_kind_of_values(any_device, kind):
+    """On one leaf and on several nodes; the canonical bits are others where products are rounded."""
+    for context, dtype in ((50, "f16"), (1100, "f32")):
+        q, k, v = make_inputs(SHAPE, context, dtype, kind)
+        for num_splits in (None, 2):
+            got = za.attention(q, k, v, any_device, num_splits, return_lse=True, **FUSED)
+            same(got, emulate(q, k, v), (context, num_splits))
+    if kind == "normal":
+        assert np.any(got[0] != za.attention(q, k, v, any_device))
+
+
+def test_a_cache(device):
+    """Prompt in pieces, rows that share keys, a fork, steps of decode, sinks and a window: the bits of the oracle."""
+    shape, rng = za.AttnShape(6, 2, 48, 40), np.random.default_rng(5)
+    q = rng.standard_normal((700, 6, 48), dtype=np.float32)
+    k, v = (rng.standard_normal((700, 2, n), dtype=np.float32).astype(np.float16) for n in (48, 40))
+    sinks = rng.standard_normal(6).astype(np.float32)
+    cache = za.KVCache(device, shape, 1, 4096, "f16", 64)
+    seq, attention = cache.new_sequence(), za.Attention(cache, sinks=sinks, window=600, **FUSED)
+    got, done = [], 0
+    for size in (640, 50, 9, 1):
+        rows = slice(done, done + size)
+        got.append(attention(q[rows], seq, 0, k=k[rows], v=v[rows]))
+        done += size
+    same([np.concatenate(got)], emulate(q, k, v, window=600, sinks=sinks)[:1])
+    twin, steps = seq.fork(), za.Attention(cache, sinks=sinks, cascade=True, **FUSED)
+    outs = steps([q[-8:], q[-1:]], [seq, twin], 0)
+    same(outs, [emulate(q[-8:], k, v, sinks=sinks)[0], emulate(q[-1:], k, v, sinks=sinks)[0]])
+    part = za.Attention(cache, sinks=sinks, **FUSED).partial
+    same(
+        za.fold([part(q[-1:], seq, 0, within=(0, 1)), part(q[-1:], seq, 0, within=(1, 2))]),
+        emulate(q[-1:], k, v, sinks=sinks),
+    )
+    other = za.Attention(cache, sinks=sinks).partial(q[-1:], seq, 0, within=(1, 2))
+    with pytest.raises(PartialStateError, match="parts of different calls"):
+        za.fold([part(q[-1:], seq, 0, within=(0, 1)), other])
+    cache.close()
+
+
+def test_every_way_has_the_bits(any_device, monkeypatch):
+    """Of the ways that a device has, attention by the best one and by each behind it; emulation is everybody's."""
+    q, k, v = make_inputs(SHAPE, 300, "f16", "cancelling")
+    ways = multiply_add.ways_of(any_device.runtime)
+    for way in ways[ways.index(any_device.fused_way()) :]:
+        monkeypatch.setattr(multiply_add, "ways_of", lambda _, way=way: (way,))
+        with za.Device.open(any_device.info.index, runtime=any_device.runtime.name) as other:
+            assert other.fused_way() == way
+            same(za.attention(q, k, v, other, return_lse=True, **FUSED), emulate(q, k, v), way)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("uintBitsToFloat(bits + step * inexact)", "tail"),  # the last parts are added to nearest, not to odd
+        ("rest = rest - other;", ""),  # a quarter of the product is left out
+        ("bits + step * inexact", "bits - step * inexact"),  # to odd, away from what was lost
+    ],
+)
+def test_a_device_without_a_way_is_refused(device, tmp_path, monkeypatch, old, new):
+    """The question finds an emulation that is not exact; canonical calls are as they were."""
+    change = Change("multiply_add.glsl", old, new)
+    monkeypatch.setattr(multiply_add, "ways_of", lambda _: ("emulated",))
+    monkeypatch.setattr(device_module, "SPIRV", break_kernels([change], tmp_path, kernels.MULTIPLY_ADD.name))
+    q, k, v = make_inputs(SHAPE, 50, "f16")
+    with za.Device.open(device.info.index, runtime=device.runtime.name) as other:
+        with pytest.raises(WrongResultError, match="no product and sum with one rounding"):
+            za.attention(q, k, v, other, **FUSED)
+        same([za.attention(q, k, v, other)], [za.reference.emulate(q, k, v)[0]])
