@@ -26,7 +26,7 @@ from zinc_attn.tools.cost import (
     predict_requests,
 )
 from zinc_attn.tools.cost.assumptions import GAP_US, READ_EFFICIENCY, START_US
-from zinc_attn.tools.cost.pass1 import ISSUE, STORAGE_ISSUE, issue_per_key
+from zinc_attn.tools.cost.pass1 import ISSUE, LINES, STORAGE_ISSUE, issue_per_key
 from zinc_attn.tools.rdna4 import compiler
 from zinc_attn.tools.rdna4.variants import Spec
 
@@ -102,27 +102,35 @@ def test_what_a_call_waits_for():
 
 
 def test_issue_cycles_of_variants_outside_the_table():
-    for (head_dim, heads), (single, *_) in ISSUE.items():
-        line = head_dim * (0.076 * heads + 0.106) + 6.4
-        assert line == pytest.approx(single, rel=0.06)
-        assert issue_per_key(AttnShape(heads, 1, head_dim), heads, "single") == single
-        latent = AttnShape(heads, 1, head_dim, head_dim, latent=True)
-        assert issue_per_key(latent, heads, "single") == pytest.approx(line)
-    wide, narrow = AttnShape(4, 1, 192, 128), AttnShape(4, 1, 128, 192)
-    assert issue_per_key(wide, 4, "loop") == issue_per_key(narrow, 4, "loop") == 160 * (0.076 * 4 + 0.106) + 6.4
+    for arithmetic, (slope, conversions, more) in LINES.items():
+        how = "f16", arithmetic
+        for (head_dim, heads), (single, *_) in ISSUE[arithmetic].items():
+            line = head_dim * (slope * heads + conversions) + more
+            assert line == pytest.approx(single, rel=0.06)
+            assert issue_per_key(AttnShape(heads, 1, head_dim), heads, "single", *how) == single
+            latent = AttnShape(heads, 1, head_dim, head_dim, latent=True)
+            assert issue_per_key(latent, heads, "single", *how) == pytest.approx(line)
+        wide, narrow = (AttnShape(4, 1, *sizes) for sizes in ((192, 128), (128, 192)))
+        line = 160 * (slope * 4 + conversions) + more
+        assert issue_per_key(wide, 4, "loop", *how) == issue_per_key(narrow, 4, "loop", *how) == line
     for dtype in ("f32", "bf16", "q8_0"):
         p = predict(plan_splits(131072, QWEN, dtype=dtype), R9700, dtype)
         assert p.kv_bytes == 131072 * QWEN.kv_bytes_per_token(dtype)
-        assert issue_per_key(QWEN, 8, "loop", dtype) == ISSUE[256, 8][1] + 8 * sum(STORAGE_ISSUE[dtype])
+        assert issue_per_key(QWEN, 8, "loop", dtype) == ISSUE["canonical"][256, 8][1] + 8 * sum(STORAGE_ISSUE[dtype])
 
 
 def test_table_is_what_the_compiler_makes():
     if why := compiler.missing():
         pytest.skip(why)
-    specs = [Spec(f"attend_{build}_f16", *key) for key in ISSUE for build in kernels.BUILDS]
+    keys = [(arithmetic, *key) for arithmetic, table in ISSUE.items() for key in table]
+    specs = [
+        Spec(f"attend_{build}_f16", *key, fused=arithmetic == "fused")
+        for arithmetic, *key in keys
+        for build in kernels.BUILDS
+    ]
     for spec, report in zip(specs, compiler.compile_variants(specs), strict=True):
         loop, node = "loop" in spec.kernel, "node" in spec.kernel
-        row = ISSUE[spec.head_dim, spec.heads]
+        row = ISSUE["fused" if spec.fused else "canonical"][spec.head_dim, spec.heads]
         assert report.issue_per_key == pytest.approx(row[loop], abs=1, rel=0.05 if node else 0), spec
         assert R9700.waves(report.vgprs) == report.waves_per_simd == R9700.waves(row[2 + loop])
     dtypes = (*STORAGE, "q8_0/q4_0")

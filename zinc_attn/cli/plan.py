@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from ..kernels.tuning import LayoutFacts
+from ..planning.arithmetic import EXACT
 from ..planning.splits import SplitPlan
 from ..runtime.device import list_devices
 from ..runtime.devices import choose
@@ -16,7 +17,7 @@ from ..tools.harness.inputs import parse_contexts
 from ..tools.harness.split_spec import parse_split_specs
 from ..tools.harness.tables import figure
 from .arguments import DEFAULT_COMPUTE_UNITS, DEFAULT_CONTEXTS, Subparsers, add_command, chosen_model, parse_counts
-from .terminal import binary_size, model_text, plural, print_json, print_rows
+from .terminal import arithmetic_text, binary_size, model_text, plural, print_json, print_rows
 
 Columns = Mapping[str, Callable[[dict[str, Any]], str]]  # a cell of a record, by the column's name
 CALL: Final[Columns] = {  # of plan_record; the first columns of both tables
@@ -54,6 +55,7 @@ def declare(subparsers: Subparsers) -> None:
     parser.share("--splits", "auto", several=True)
     parser.share("--rows", "1", several=True)
     parser.share("--dtype", "f16")
+    parser.arithmetic(EXACT)
     units = parser.add_mutually_exclusive_group()
     parser.share("--cu", said=str(DEFAULT_COMPUTE_UNITS), group=units)
     units.add_argument("--card", metavar="C", help=f"one of {', '.join(cost.CARDS)}")
@@ -71,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         plan = layout.plan(context, model.shape, facts, args.dtype, q_len)
         records.append({"context": context, "layout": layout.label} | plan_record(plan, facts, args.dtype))
         if card:
-            modeled.append(cost.predict_call(plan, card, args.dtype))
-            records[-1]["modeled"] = modeled[-1].to_dict()
+            modeled.append(cost.predict_call(plan, card, args.dtype, args.arithmetic))
+            records[-1] |= {"arithmetic": args.arithmetic, "modeled": modeled[-1].to_dict()}
     if args.json:
         print_json(records)
         return 0
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if card:
         assumed = f"; assumed of it: {', '.join(card.assumed)}" if card.assumed else ""
         layers = model.attention_layers
-        print(f"\nmodeled for {card.title}{assumed} (docs/cost-model.md)")
+        print(f"\nmodeled for {card.title}{assumed}{arithmetic_text(args.arithmetic)} (docs/cost-model.md)")
         print(f"µs: of one layer; tokens/s: of {plural(layers, 'layer')}")
         rates = {"tokens/s": lambda r: figure(r["p"].rows * 1e6 / (layers * r["p"].total_us))}
         print_columns({**CALL, **MODELED, **rates}, (r | {"p": p} for r, p in zip(records, modeled, strict=True)))

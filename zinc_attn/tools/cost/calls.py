@@ -17,6 +17,7 @@ from ...kernels.device_info import DeviceInfo
 from ...kernels.records import Records
 from ...kernels.tuning import SCRATCH_BYTES, LayoutFacts
 from ...limits import MAX_CONTEXT, WAVE
+from ...planning.arithmetic import Arithmetic
 from ...planning.call import cut_call
 from ...planning.inputs import CallFacts, CallOptions, Request
 from ...planning.layouts import split_rule_layouts
@@ -37,14 +38,21 @@ class PlannedCall:
     """The submissions of a call by the split rule on a GPU of a card's compute units; ``cut``: the rows of each."""
 
     def __init__(
-        self, shape: AttnShape, card: Card, dtype: str, requests: Sequence[Request], cascade: bool | None = None
+        self,
+        shape: AttnShape,
+        card: Card,
+        dtype: str,
+        requests: Sequence[Request],
+        cascade: bool | None = None,
+        arithmetic: Arithmetic = "canonical",
     ) -> None:
         self.shape, self.card, self.dtype, units = shape, card, dtype, card.compute_units
+        self.arithmetic = arithmetic
         modeled = ("", "", "", "", units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
         device = DeviceInfo(0, card.title, "discrete", *modeled, matrix=RDNA4_UNITS)
         facts = CallFacts(device, shape, PAGE)
         layouts = split_rule_layouts(shape, dtype, LayoutFacts(units))
-        self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade), facts)
+        self._planner, self.cut = cut_call(requests, CallOptions(layouts, None, cascade, arithmetic=arithmetic), facts)
 
     def submission(self, at: int) -> Submission:
         return self._planner.plan(self.cut[at], ())
@@ -53,10 +61,12 @@ class PlannedCall:
         """Those of pass 1: first the keys that rows share, if there are any, then the others."""
         shape, key, found = self.shape, made.key, []
         if len(made.shared_items):
-            together = Workgroup(self.card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype)
+            together = Workgroup(
+                self.card, shape, shape.group * key.shared_rows, key.shared_build, self.dtype, self.arithmetic
+            )
             found.append((together, _leaves(made.shared_items) * shape.kv_heads))
         if len(made.items):
-            alone = Workgroup(self.card, shape, shape.heads_per_workgroup, key.build, self.dtype)
+            alone = Workgroup(self.card, shape, shape.heads_per_workgroup, key.build, self.dtype, self.arithmetic)
             found.append((alone, _leaves(made.items) * (shape.kv_heads * shape.head_chunks)))
         return found
 
@@ -75,13 +85,15 @@ def _leaves(items: Records) -> list[int]:
     return found
 
 
-def predict_rows(shape: AttnShape, card: Card, rows: int, context: int, dtype: str = "f16") -> Prediction:
+def predict_rows(
+    shape: AttnShape, card: Card, rows: int, context: int, dtype: str = "f16", arithmetic: Arithmetic = "canonical"
+) -> Prediction:
     """The time of the last ``rows`` rows of ``context`` keys on ``card``; each row sees the keys up to its own."""
     check_int("context", context, 1, MAX_CONTEXT)
     check_int("rows", rows, 1, context)
     dtype = storage_dtype(dtype)
     request = Request(rows, context, 0, np.arange(-(-context // PAGE), dtype=np.uint32))
-    call = PlannedCall(shape, card, dtype, [request])
+    call = PlannedCall(shape, card, dtype, [request], arithmetic=arithmetic)
     last = len(call.cut) - 1
     picked = np.unique([*np.linspace(0, max(last - 1, 0), min(max(last, 1), SAMPLES)).round(), last]).astype(int)
     found = np.array([astuple(_rows_terms(call, at, context - rows)) for at in picked])
@@ -96,12 +108,12 @@ def _rows_terms(call: PlannedCall, at: int, before: int) -> Terms:
     return submission_terms(call.dispatches(made), call.states(made), call.card, call.dtype, kv_bytes)
 
 
-def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
+def predict_call(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:
     """``predict``, but several rows in the split rule's layout, which may share keys, as ``predict_rows`` has them."""
     rule = plan_splits(plan.context_len, plan.shape, card.compute_units, dtype, plan.q_len)
     if plan.q_len == 1 or plan.q_len > plan.context_len or plan != rule:
-        return predict(plan, card, dtype)
-    return predict_rows(plan.shape, card, plan.q_len, plan.context_len, dtype)
+        return predict(plan, card, dtype, arithmetic)
+    return predict_rows(plan.shape, card, plan.q_len, plan.context_len, dtype, arithmetic)
 
 
 def predict_requests(
@@ -112,6 +124,7 @@ def predict_requests(
     suffix: int,
     dtype: str = "f16",
     cascade: bool | None = None,
+    arithmetic: Arithmetic = "canonical",
 ) -> float:
     """µs of a decode call of ``requests`` sequences with one row each, which share the pages of ``prefix`` keys.
 
@@ -121,7 +134,9 @@ def predict_requests(
     whole, pages = prefix // PAGE if suffix else -(-prefix // PAGE), -(-(prefix + suffix) // PAGE)
     tables = np.tile(np.arange(pages, dtype=np.uint32), (requests, 1))
     tables[:, whole:] += pages * np.arange(requests, dtype=np.uint32)[:, None]
-    call = PlannedCall(shape, card, dtype, [Request(1, prefix + suffix, 0, table) for table in tables], cascade)
+    call = PlannedCall(
+        shape, card, dtype, [Request(1, prefix + suffix, 0, table) for table in tables], cascade, arithmetic
+    )
     return sum(_requests_us(call, call.submission(at), prefix, suffix) for at in range(len(call.cut)))
 
 

@@ -14,6 +14,7 @@ from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...kernels import declarations as kernels
 from ...kernels.sizes import keys_ahead, value_passes
 from ...kernels.tuning import LayoutFacts, chunks_ahead, node_shared_bytes
+from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from ...storage import storage_types
@@ -23,19 +24,34 @@ from .cards import Card
 SIMDS: Final = 4  # over which a workgroup of several waves lies: two compute units
 SHARED_VGPRS: Final = {"single": 192, "loop": 240}  # at most, with more than 8 query vectors; float32 takes more
 
-# (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single, loop); float16. The
-# node build has single's.
+# By arithmetic and (head_dim, query vectors): issue cycles per key of the main loops (single, loop), VGPRs (single,
+# loop); float16. The node build has single's.
 ISSUE: Final = {
-    (256, 8): (181, 189, 120, 168),
-    (256, 6): (155, 149, 120, 168),
-    (256, 4): (112, 110, 120, 120),
-    (256, 2): (72, 71, 96, 96),
-    (128, 8): (94, 98, 120, 168),
-    (128, 4): (59, 57, 96, 120),
-    (64, 8): (53, 51, 120, 120),
-    (64, 3): (28, 27, 96, 96),
-    (512, 4): (226, 214, 120, 168),
+    "canonical": {
+        (256, 8): (181, 189, 120, 168),
+        (256, 6): (155, 149, 120, 168),
+        (256, 4): (112, 110, 120, 120),
+        (256, 2): (72, 71, 96, 96),
+        (128, 8): (94, 98, 120, 168),
+        (128, 4): (59, 57, 96, 120),
+        (64, 8): (53, 51, 120, 120),
+        (64, 3): (28, 27, 96, 96),
+        (512, 4): (226, 214, 120, 168),
+    },
+    "fused": {
+        (256, 8): (115, 117, 120, 168),
+        (256, 6): (95, 95, 120, 144),
+        (256, 4): (74, 75, 120, 120),
+        (256, 2): (53, 52, 96, 96),
+        (128, 8): (61, 65, 120, 120),
+        (128, 4): (40, 41, 96, 96),
+        (64, 8): (35, 34, 96, 120),
+        (64, 3): (21, 21, 96, 96),
+        (512, 4): (147, 147, 120, 168),
+    },
 }
+# Lines through them: cycles per key are dims * (slope * vectors + conversions) + more, for V of K's size.
+LINES: Final = {"canonical": (0.076, 0.106, 6.4), "fused": (0.0425, 0.104, 6.4)}
 # Issue cycles that 32 values of K, and of V, take more than float16's to become float32: medians over nine shapes and
 # both builds.
 STORAGE_ISSUE: Final = {
@@ -52,19 +68,22 @@ STORAGE_ISSUE: Final = {
 }
 
 
-def issue_per_key(shape: AttnShape, vectors: int, build: kernels.Build, dtype: str = "f16") -> float:
+def issue_per_key(
+    shape: AttnShape, vectors: int, build: kernels.Build, dtype: str = "f16", arithmetic: Arithmetic = "canonical"
+) -> float:
     """Issue cycles of a workgroup's main loops per key: the table's, or a line's through it, half K's and half V's."""
-    if row := _measured(shape, vectors):
+    if row := _measured(shape, vectors, arithmetic):
         cycles: float = row[build == "loop"]
     else:
-        cycles = (shape.k_dim + shape.v_dim) / 2 * (0.076 * vectors + 0.106) + 6.4
+        slope, conversions, more = LINES[arithmetic]
+        cycles = (shape.k_dim + shape.v_dim) / 2 * (slope * vectors + conversions) + more
     k, v = storage_types(dtype)
     return cycles + (shape.k_dim * STORAGE_ISSUE[k.name][0] + shape.v_dim * STORAGE_ISSUE[v.name][1]) / 32
 
 
-def _measured(shape: AttnShape, vectors: int) -> tuple[int, int, int, int] | None:
+def _measured(shape: AttnShape, vectors: int, arithmetic: Arithmetic) -> tuple[int, int, int, int] | None:
     """The table's row of a variant whose V has the size of its K."""
-    return ISSUE.get((shape.k_dim, vectors)) if shape.v_dim == shape.k_dim and not shape.latent else None
+    return ISSUE[arithmetic].get((shape.k_dim, vectors)) if shape.v_dim == shape.k_dim and not shape.latent else None
 
 
 @dataclass(frozen=True)
@@ -120,17 +139,18 @@ class Workgroup:
     vectors: int
     build: kernels.Build
     dtype: str
+    arithmetic: Arithmetic = "canonical"
 
     @classmethod
-    def of(cls, plan: SplitPlan, card: Card, dtype: str) -> Workgroup:
+    def of(cls, plan: SplitPlan, card: Card, dtype: str, arithmetic: Arithmetic = "canonical") -> Workgroup:
         """The workgroup of a row that shares its keys with no other, in the build that the card runs."""
         build = plan.build_on(LayoutFacts(card.compute_units), dtype)
-        return cls(card, plan.shape, plan.shape.heads_per_workgroup, build, dtype)
+        return cls(card, plan.shape, plan.shape.heads_per_workgroup, build, dtype, arithmetic)
 
     @property
     def vgprs(self) -> int:
         """Vector registers, from the table where it has the variant."""
-        if row := _measured(self.shape, self.vectors):
+        if row := _measured(self.shape, self.vectors, self.arithmetic):
             return row[2 + (self.build == "loop")]
         if self.vectors > 8 and self.build == "loop" and value_passes(self.shape, self.vectors) == 1:
             return SHARED_VGPRS["loop"]
@@ -155,7 +175,8 @@ class Workgroup:
         """Cycles of a leaf in which the wave issues instructions."""
         per_value = 0.15 if self.build == "loop" else 0.08
         beside = self.vectors * (1.1 + per_value * self.shape.value_slice)  # softmax, fold, emit
-        return KEYS_PER_LEAF * (issue_per_key(self.shape, self.vectors, self.build, self.dtype) + beside)
+        loops = issue_per_key(self.shape, self.vectors, self.build, self.dtype, self.arithmetic)
+        return KEYS_PER_LEAF * (loops + beside)
 
     @cached_property
     def stall(self) -> float:

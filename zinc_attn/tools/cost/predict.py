@@ -10,6 +10,7 @@ from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
 from ...dtypes import storage_dtype
 from ...kernels import declarations as kernels
 from ...kernels.tuning import merge_workgroup_size
+from ...planning.arithmetic import Arithmetic
 from ...planning.splits import SplitPlan
 from ...shapes import AttnShape
 from . import assumptions as assumed
@@ -117,12 +118,12 @@ def ideal(shape: AttnShape, context: int, card: Card, dtype: str = "f16") -> flo
     return context * shape.kv_bytes_per_token(dtype) / card.bandwidth / 1e3
 
 
-def predict(plan: SplitPlan, card: Card, dtype: str = "f16") -> Prediction:
+def predict(plan: SplitPlan, card: Card, dtype: str = "f16", arithmetic: Arithmetic = "canonical") -> Prediction:
     """The time of ``plan`` on ``card`` in one submission, whose rows see all keys and share none."""
     dtype, shape = storage_dtype(dtype), plan.shape
     sizes = [b - a for a, b in plan.leaf_ranges() if b > a] * (shape.kv_heads * shape.head_chunks * plan.q_len)
     kv_bytes = (plan.context_len - plan.begin) * shape.kv_bytes_per_token(dtype)
-    work, states = [(Workgroup.of(plan, card, dtype), sizes)], [(1.0, plan)] * (plan.passes == 2)
+    work, states = [(Workgroup.of(plan, card, dtype, arithmetic), sizes)], [(1.0, plan)] * (plan.passes == 2)
     return Prediction.of(plan, card, dtype, submission_terms(work, states, card, dtype, kv_bytes))
 
 

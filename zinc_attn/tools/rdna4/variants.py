@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...canonical.constants import KEYS_PER_LEAF, LEAVES_PER_NODE
@@ -27,7 +27,8 @@ class Spec:
 
     kernel: merge, attend_BUILD_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
     vectors of a workgroup of pass 1, 0 for the other kernels. chunks: workgroups that share a KV head, which scales the
-    issue estimate alone. softcap: 1 for the builds that cap scores. rows: of a workgroup that share their keys.
+    issue estimate alone. softcap: 1 for the builds that cap scores. rows: of a workgroup that share their keys. fused:
+    with one fma() for a product and its sum.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class Spec:
     rows: int = 1
     v_head_dim: int = None  # type: ignore[assignment]  # an int from __post_init__ on
     latent: bool = False
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if self.v_head_dim is None:
@@ -47,7 +49,8 @@ class Spec:
     def name(self) -> str:
         """kernel:dims:heads; :chunks:softcap:rows follows where softcap or rows is set."""
         more = (self.chunks, self.softcap, self.rows) if self.softcap or self.rows > 1 else ()
-        return ":".join(str(x) for x in (self.kernel, self.dims, self.heads, *more) if x or more)
+        parts = (self.kernel, self.dims, self.heads, *more)
+        return ":".join(str(x) for x in parts if x or more) + ":fused" * self.fused
 
     @property
     def dims(self) -> str:
@@ -83,7 +86,7 @@ class Spec:
         if self.build is None:
             return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
         common = self.build, "discrete", KEYS_PER_LEAF, softcap
-        return AttendVariant(shape, dtype, *common, rows=self.rows, heads=shape.group).program()
+        return AttendVariant(shape, dtype, *common, rows=self.rows, heads=shape.group, fused=int(self.fused)).program()
 
     @property
     def waves(self) -> int:
@@ -126,6 +129,13 @@ def default_specs() -> list[Spec]:
     return sorted(dict.fromkeys(found), key=lambda spec: order.index(spec.kernel))
 
 
+def fused_specs() -> list[Spec]:
+    """Pass 1 of arithmetic "fused" for some shapes."""
+    shapes = map(AttnShape.parse, ("16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent"))
+    attend = [spec for shape in shapes for spec in specs_for(shape, dtypes=("f16", "q8_0")) if spec.build]
+    return [replace(spec, fused=True) for spec in attend]
+
+
 def matrix_specs() -> list[Spec]:
     """Pass 1 with matrix units for some shapes, for a full workgroup, and with every type that a cache has."""
     found = []
@@ -147,4 +157,4 @@ def encode_specs() -> list[Spec]:
 def all_specs() -> list[Spec]:
     """What the command compiles: matrix units only where the package was built with them."""
     matrices = (SPIRV / kernels.MATRIX.file).exists()
-    return default_specs() + encode_specs() + (matrix_specs() if matrices else [])
+    return default_specs() + fused_specs() + encode_specs() + (matrix_specs() if matrices else [])
