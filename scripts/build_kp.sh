@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# usage: scripts/build_kp.sh [--wheel] [PYTHON]   (default: .venv/bin/python)
+# usage: scripts/build_kp.sh [--wheel | --installed] [PYTHON]   (default: .venv/bin/python)
 # Builds Kompute's Python binding (kp) into a local wheel, once per Python version, and installs it. --wheel leaves the
-# wheel in dist/ in place of that, and says the SHA-256 of what it was built from.
+# wheel in dist/ in place of that, and says the SHA-256 of what it was built from. --installed only tells whether the
+# Python has a kp that zinc_attn can use.
 # kp is published as source only and its build fetches libraries with git. Here g++, cmake, make, the
 # Vulkan headers and fmt are the distribution's and pybind11 is pip's, so only the package index is used.
 # kp ignores most of Vulkan's errors; lib/kp_checked.hpp and lib/patch_kp.py make it raise them. zinc_attn refuses a kp
@@ -9,9 +10,9 @@
 # own. The wheel lies in a folder named by their hash, so that a change of them builds it again.
 set -euo pipefail
 
-wheel_alone=
-if [[ ${1:-} == --wheel ]]; then
-    wheel_alone=yes
+mode=--install
+if [[ ${1:-} == --wheel || ${1:-} == --installed ]]; then
+    mode=$1
     shift
 fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -21,6 +22,13 @@ version=0.9.0
 sha256=98e583dc6e9731ff6d7a3e3317817e4d93f7b2945929619e29a56325db279949 # of kp's source archive
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 sources=("$root"/scripts/build_kp.sh "$root"/scripts/lib/{kp_checked.hpp,kp_zinc_attn.hpp,patch_kp.py})
+is_installed() { # a kp of the version that lib/kp_zinc_attn.hpp gives
+    grep -q "version\") = $("$python" -c 'import kp; print(kp.zinc_attn.version)');" "${sources[2]}"
+}
+if [[ $mode == --installed ]]; then
+    is_installed
+    exit
+fi
 hash=$(cat "${sources[@]}" | sha256sum)
 wheels=$cache/wheels/kp-${hash:0:16}
 
@@ -60,14 +68,13 @@ build() {
 }
 
 install_and_import() {
-    if [[ -n $wheel_alone ]]; then
+    if [[ $mode == --wheel ]]; then
         mkdir -p "$root/dist"
         cp "$1" "$root/dist/"
         echo "dist/${1##*/}: kp $version, SHA-256 $sha256, with scripts/lib of SHA-256 ${hash%% *}"
         return 0
     fi
-    "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" &&
-        "$python" -c 'import kp; assert kp.zinc_attn.version == 1'
+    "$python" -m pip --disable-pip-version-check install --force-reinstall --no-deps "$1" && is_installed
 }
 
 mkdir -p "$wheels"

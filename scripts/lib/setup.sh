@@ -47,9 +47,7 @@ mesa_is_old() {
     v=$(dpkg-query -W -f '${Version}' mesa-vulkan-drivers 2>/dev/null) && dpkg --compare-versions "$v" lt 25.0
 }
 
-has_checked_kp() { # no other is used
-    "$py" -c 'import kp; assert kp.results_are_checked and kp.pipelines_are_shared' 2>/dev/null
-}
+has_our_kp() { "$root/scripts/build_kp.sh" --installed "$py" 2>/dev/null; } # no other is used
 is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 find_python() { # sets python; fails where no supported one is there
     local p candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10)
@@ -132,7 +130,7 @@ system_packages() { # system_packages run|test
     for p in g++ cmake make; do lacks for_kp $p command -v $p; done
     lacks for_kp libvulkan-dev has_header vulkan/vulkan.hpp
     lacks for_kp libfmt-dev has_header fmt/core.h
-    has_checked_kp && for_kp=()
+    has_our_kp && for_kp=()
     if [[ $1 == test ]]; then
         needed+=("${for_kp[@]}") for_kp=()
         lacks for_tests gcc command -v cc
@@ -227,7 +225,7 @@ prepare_environment() { # prepare_environment run|test HASH
         fetch_swiftshader >"$cache/logs/swiftshader.log" 2>&1 </dev/null &
         fetching=$!
     fi
-    if ! has_checked_kp; then # beside pip, which mostly downloads and unpacks
+    if ! has_our_kp; then # beside pip, which mostly downloads and unpacks
         say "building kp, the Kompute binding, in the background"
         "$root/scripts/build_kp.sh" --wheel "$py" >"$cache/logs/kp-wheel.log" 2>&1 </dev/null &
         building=$!
