@@ -28,7 +28,7 @@ else:
     inputs = {"input_ids": torch.randint(0, 512, (1, 100))}
 
 with ZincCache(model.config, max_cache_len=1024) as cache:
-    tokens = model.generate(**inputs, past_key_values=cache, max_new_tokens=32, do_sample=False)
+    tokens = model.generate(**inputs, cache=cache, max_new_tokens=32, do_sample=False)
     print(tokenizer.decode(tokens[0]) if name else tokens[0, 100:].tolist())
     memory = sum(kv.nbytes for kv in cache.caches) / 2**20
     print(f"{cache.get_seq_length()} tokens in {memory:.1f} MiB on {cache.caches[0].device.info.name}")

@@ -129,7 +129,7 @@ def generate(model: Any, ids: Any, **options: Any) -> Any:
 def in_chunks(model: Any, ids: Any, held: hf.ZincCache, *edges: int) -> Any:
     """The logits of ``ids`` in chunks that begin at ``edges``."""
     parts = zip(edges, (*edges[1:], ids.shape[1]), strict=True)
-    return torch.cat([model(ids[:, at:end], past_key_values=held).logits for at, end in parts], dim=1)
+    return torch.cat([model(ids[:, at:end], cache=held).logits for at, end in parts], dim=1)
 
 
 def padded(*lengths: int) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_logits_are_those_of_transformers(name: str, device: za.Device) -> None:
 
     def run(model: Any, held: Any) -> list[Any]:
         steps = (ids, mask), (then, given.expand(len(mask), -1, -1, -1)), (then[:, :1], None)
-        return [model(x, attention_mask=m, past_key_values=held).logits for x, m in steps]
+        return [model(x, attention_mask=m, cache=held).logits for x, m in steps]
 
     want = run(model_of("llama", other), transformers.DynamicCache())
     model = model_of("llama")
@@ -95,7 +95,7 @@ def test_latent_attention(latent: bool, device: za.Device) -> None:
     steps = (prompt(N), bias(prefix(N))), (prompt(5, seed=7), bias(tree(5, N + 5)))
 
     def run(model: Any, held: Any) -> Any:
-        return torch.cat([model(x, attention_mask=mask, past_key_values=held).logits for x, mask in steps], dim=1)
+        return torch.cat([model(x, attention_mask=mask, cache=held).logits for x, mask in steps], dim=1)
 
     want, model = (
         run(model_of("small deepseek_v3", "eager"), transformers.DynamicCache()),
@@ -125,7 +125,7 @@ def test_causal_masks_take_no_mask_buffer(device: za.Device) -> None:
     for masks in ways:
         with cache_of(model, device) as held:
             calls = zip(edges, masks, strict=True)
-            parts = [model(ids[:, at:end], attention_mask=mask, past_key_values=held) for (at, end), mask in calls]
+            parts = [model(ids[:, at:end], attention_mask=mask, cache=held) for (at, end), mask in calls]
         found.append(torch.cat([one.logits for one in parts], dim=1))
     assert equal(found[0], found[1]) and equal(found[0], found[2])
 
@@ -137,16 +137,16 @@ def test_padding_of_a_4d_mask_is_not_stored(device: za.Device) -> None:
     flat[1, :6] = 0
     mask = causal(20, 20) & flat[:, None, None, :20].bool()
     with cache_of(model, device, max_batch=2) as plain, cache_of(model, device, max_batch=2) as held:
-        want = model(ids, attention_mask=flat[:, :20], past_key_values=plain).logits
-        got = model(ids, attention_mask=mask, past_key_values=held).logits
+        want = model(ids, attention_mask=flat[:, :20], cache=plain).logits
+        got = model(ids, attention_mask=mask, cache=held).logits
         assert equal(got, want) and [len(one) for one in held.sequences[0]] == [20, 14]
         more = {"attention_mask": flat}
-        want, got = (model(ids[:, :1], past_key_values=one, **more).logits for one in (plain, held))
+        want, got = (model(ids[:, :1], cache=one, **more).logits for one in (plain, held))
         assert equal(got, want)
         text = "batch row 1 sees a token that is padding in the 2-D mask, or that no row saw when the cache was given"
         with pytest.raises(errors.UnsupportedError, match=text):
-            model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 22), past_key_values=held)
-        model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool), past_key_values=held)
+            model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 22), cache=held)
+        model(ids[:, :1], attention_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool), cache=held)
 
 
 def rows_of(n: int, batch: int = 1, heads: int = 4) -> tuple[Any, Any, Any]:
@@ -179,12 +179,12 @@ def test_windows_and_masks(device: za.Device) -> None:
     want = model_of("small gemma2", "eager")(ids, attention_mask=added).logits
     model = model_of("small gemma2")
     with cache_of(model, device) as held:
-        got = model(ids, attention_mask=masks, past_key_values=held).logits
+        got = model(ids, attention_mask=masks, cache=held).logits
         assert (got - want).abs().max() <= BOUND
         held.reset()
         text = "batch row 0 sees a key that a layer's sliding_window of 24 "
         with pytest.raises(errors.UnsupportedError, match=text):
-            model(ids, attention_mask=masks["full_attention"], past_key_values=held)
+            model(ids, attention_mask=masks["full_attention"], cache=held)
 
 
 @pytest.mark.parametrize("kind", ["blocks", "chunks", "bidirectional"])

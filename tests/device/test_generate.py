@@ -56,7 +56,7 @@ def test_ids_are_those_of_transformers_generate(kind, checkpoints, vulkan, capsy
     own = "eager" if kind == "bloom" else "zinc"  # BLOOM's is compared with its own attention, since it is adapted
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints(kind), attn_implementation=own).eval()
     with hf.ZincCache(model.config, 64, device=vulkan) as held, torch.no_grad():
-        options = {"max_new_tokens": 12, "do_sample": False} | ({"past_key_values": held} if own == "zinc" else {})
+        options = {"max_new_tokens": 12, "do_sample": False} | ({"cache": held} if own == "zinc" else {})
         want = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
     assert got["ids"] == want.tolist()
     assert (got["stopped"], got["text"], got["prompt_tokens"], got["new_tokens"]) == ("length", None, 30, 12)

@@ -55,7 +55,7 @@ def test_narrow_caches_and_models(dtype, stored, autocast, bound, device):
         cache_of(model, device, dtype=stored) as cache,
         torch.autocast("cpu", dtype if autocast else torch.bfloat16, enabled=autocast),
     ):
-        got = model(ids, past_key_values=cache).logits
+        got = model(ids, cache=cache).logits
         assert got.dtype == dtype
         assert cache.caches[0].dtype == (stored or {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype])
     wide = copy.deepcopy(model).float()
@@ -95,7 +95,7 @@ def test_observers_see_the_absorbed_form(device: za.Device) -> None:
     model, ids, calls = model_of("deepseek_v3"), prompt(9), []
     with cache_of(model, device) as cache:
         cache.observer = calls.append
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
     assert [call.layer for call in calls] == [0, 1]
     assert calls[0].query.shape == (1, 4, 9, 96) and calls[0].out.shape == (1, 9, 4, 32)
     k, v = calls[0].new
@@ -107,9 +107,9 @@ def test_rows_without_a_forward(device: za.Device) -> None:
     model, ids, calls = model_of("deepseek_v3"), prompt(9), {}
     with cache_of(model, device) as cache, cache_of(model, device) as filled:
         cache.observer = lambda call: calls.setdefault(call.layer, call)
-        model(ids[:, :8], past_key_values=cache)
+        model(ids[:, :8], cache=cache)
         filled.append(lambda layer: (calls[layer.index].new[0][0].transpose(0, 1).numpy(), None), torch.float32)
-        want, got = (model(ids[:, 8:], past_key_values=one).logits for one in (cache, filled))
+        want, got = (model(ids[:, 8:], cache=one).logits for one in (cache, filled))
     assert equal(got, want)
 
 

@@ -69,7 +69,7 @@ def test_greedy_text_is_that_of_eager_attention(model, tokenizer, device):
     assert generate.generate_ids(model, device, prompt, settings).ids == want
     for options in ({}, {"prompt_lookup_num_tokens": 8}, {"assistant_model": small}):
         with hf.ZincCache(model.model.config, 1024, device=device) as cache, torch.no_grad():
-            got = model.model.generate(ids, past_key_values=cache, **greedy, **options)
+            got = model.model.generate(ids, cache=cache, **greedy, **options)
         assert got[0, len(prompt) :].tolist() == want, options
 
 

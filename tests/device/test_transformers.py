@@ -65,7 +65,7 @@ def test_tokens_are_eager_attentions(name: str, device: za.Device) -> None:
     assert len(want[0].unique()) > 4, "a text that repeats itself tests little"
     model = model_of(name)
     with cache_of(model, device) as cache:
-        assert agree(want, generate(model, ids, past_key_values=cache), name) >= STEPS // 2
+        assert agree(want, generate(model, ids, cache=cache), name) >= STEPS // 2
         assert cache.get_seq_length() == ids.shape[1] + STEPS - 1
         assert {len(one) for row in cache.sequences for one in row} == {cache.get_seq_length()}
     got = generate(model_of(name), ids, max_new_tokens=4)
@@ -77,7 +77,7 @@ def test_decoding_without_a_cache_of_ours_warns_once(device: za.Device) -> None:
     zinc_attention._warn_once.cache_clear()
     model, ids = model_of("llama"), prompt(10)
     with cache_of(model, device) as cache:
-        generate(model, ids, past_key_values=cache, max_new_tokens=2)
+        generate(model, ids, cache=cache, max_new_tokens=2)
     generate(model, ids, max_new_tokens=1)  # no step after the prompt, whose keys are uploaded once in any case
     with pytest.warns(UserWarning) as caught:
         generate(model, ids, max_new_tokens=4)
@@ -85,7 +85,7 @@ def test_decoding_without_a_cache_of_ours_warns_once(device: za.Device) -> None:
     assert str(warning.message) == (
         "attention 'zinc' runs without a ZincCache, so every step uploads all keys and values again: on lavapipe, a "
         "decode step with 64 to 32,768 keys took up to 8 times as long as with one; pass "
-        "past_key_values=ZincCache(model.config, max_cache_len)"
+        "cache=ZincCache(model.config, max_cache_len)"
     )
 
 
@@ -99,7 +99,7 @@ def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, devi
     sizes = ({"page_size": 16}, {"page_size": 256}) if latent else ()
     for layout in ({"num_splits": 1}, {"num_splits": 3 if latent else 8}, {}, *sizes):
         with cache_of(model, device, latent=latent, **layout) as cache:
-            found.append(generate(model, ids, past_key_values=cache, max_new_tokens=8)[1])
+            found.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
     assert all(equal(found[0], one) for one in found[1:])
 
 
@@ -151,7 +151,7 @@ def test_compressed_rows_may_only_be_expanded(device: za.Device) -> None:
         cache.reset()
         model.set_attn_implementation("eager")
         with pytest.raises(errors.UnsupportedError, match="matmul was called"):
-            model(ids, past_key_values=cache)
+            model(ids, cache=cache)
 
 
 @pytest.mark.parametrize("name", ["sharing gemma3n", "sharing gemma4"])
@@ -163,7 +163,7 @@ def test_layers_that_share_keys_and_values(name: str, device: za.Device) -> None
     ids, few = prompt(40), {"max_new_tokens": 16}
     want, model = generate(model_of(name, "eager"), ids, **few), model_of(name)
     with cache_of(model, device) as cache:
-        assert agree(want, generate(model, ids, past_key_values=cache, **few)) >= 8
+        assert agree(want, generate(model, ids, cache=cache, **few)) >= 8
         assert sum(one.num_layers for one in cache.caches) == 2
     assert agree(want, generate(model, ids, **few)) >= 8
 
@@ -176,7 +176,7 @@ def test_left_padded_batches(name: str, device: za.Device) -> None:
     batch = padded(40, 28, 9)
     want, model = generate(model_of(name, "eager"), **batch, max_new_tokens=16), model_of(name)
     with cache_of(model, device, max_batch=3) as cache:
-        assert agree(want, generate(model, **batch, past_key_values=cache, max_new_tokens=16), name) >= 24
+        assert agree(want, generate(model, **batch, cache=cache, max_new_tokens=16), name) >= 24
     got = generate(model, **batch, max_new_tokens=2)
     assert agree((want[0][:, :2], want[1]), got, name) >= 3
 
@@ -189,7 +189,7 @@ def test_beam_search(name: str, latent: bool, device: za.Device) -> None:
     options = {**padded(30, 11), "num_beams": 3, "max_new_tokens": 12}
     want, model = generate(model_of(name, "eager"), **options)[0], model_of(name)
     with cache_of(model, device, max_batch=6, latent=latent) as cache:
-        assert torch.equal(generate(model, past_key_values=cache, **options)[0], want)
+        assert torch.equal(generate(model, cache=cache, **options)[0], want)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
@@ -197,12 +197,12 @@ def test_assisted_generation_gives_the_same_tokens(name: str, device: za.Device)
     """By prompt lookup: drafts of several rows, of which the cache drops those that were wrong."""
     ids, model = prompt(12).repeat(1, 4), model_of(name)
     with cache_of(model, device) as cache:
-        want = generate(model, ids, past_key_values=cache)
+        want = generate(model, ids, cache=cache)
         cache.reset()
-        got = generate(model, ids, past_key_values=cache, prompt_lookup_num_tokens=4)
+        got = generate(model, ids, cache=cache, prompt_lookup_num_tokens=4)
         assert agree(want, got) >= STEPS // 2
         cache.reset()  # and with a draft model, here the model itself
-        got = generate(model, ids, past_key_values=cache, assistant_model=copy.deepcopy(model), max_new_tokens=16)
+        got = generate(model, ids, cache=cache, assistant_model=copy.deepcopy(model), max_new_tokens=16)
         assert agree((want[0][:, :16], want[1]), got) >= 8
 
 
@@ -211,11 +211,11 @@ def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, mo
     with cache_of(model, device, max_batch=2) as cache:
         with pytest.raises(za.StepError, match=r"^prepare: got a cache without tokens"):
             cache.prepare()
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
         cache.prepare()
         monkeypatch.setattr(device.runtime, "record", lambda *args: pytest.fail("recorded in a step"))
         for step in range(60):  # over the end of a leaf
-            logits = model(prompt(1, batch=2, seed=step), past_key_values=cache).logits
+            logits = model(prompt(1, batch=2, seed=step), cache=cache).logits
         assert torch.isfinite(logits).all() and cache.get_seq_length() == 80
 
 
@@ -224,7 +224,7 @@ def test_a_prepared_cache_records_nothing_while_it_decodes(device: za.Device, mo
 def test_half_precision_models(name: str, dtype: Any, device: za.Device) -> None:
     model, ids = model_of(name, dtype=dtype), prompt(40)
     with cache_of(model, device) as cache:
-        got = model(ids, past_key_values=cache).logits
+        got = model(ids, cache=cache).logits
         assert got.dtype == dtype and bool(got.isfinite().all())
         assert cache.caches[0].dtype == {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
     want = model_of(name)(ids).logits

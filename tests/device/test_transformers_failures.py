@@ -52,7 +52,7 @@ def test_a_forward_that_failed_anywhere_can_be_made_again(name: str, device: za.
     where_is = {module: where for where, module in model.named_modules()}
     handles = [module.register_forward_pre_hook(note) for module in where_is]
     with cache_of(model, device) as cache:
-        model(ids[:, :8], past_key_values=cache)
+        model(ids[:, :8], cache=cache)
     for handle in handles:
         handle.remove()
     names = [where for where in ran if not re.search(r"layers\.[12]\.", where)]
@@ -62,13 +62,13 @@ def test_a_forward_that_failed_anywhere_can_be_made_again(name: str, device: za.
         for i, where in enumerate(names):
             for behind in (False, True):
                 step = ids[:, at : at + (3 if i % 4 == 0 else 1)]
-                want = model(step, past_key_values=undisturbed).logits
+                want = model(step, cache=undisturbed).logits
                 error: BaseException = KeyboardInterrupt() if i % 2 else Broken(where)
                 with failing(ran[where], error, behind=behind), pytest.raises(type(error)):
-                    model(step, past_key_values=cache)
+                    model(step, cache=cache)
                 assert cache.get_seq_length() == at, (where, behind)
                 assert {n for row in cache.sequences for one in row for n in one.lengths} <= {at}
-                assert equal(model(step, past_key_values=cache).logits, want), (where, behind)
+                assert equal(model(step, cache=cache).logits, want), (where, behind)
                 at += step.shape[1]
 
 
@@ -95,18 +95,18 @@ def test_a_generate_that_failed_can_be_made_again(name: str, device: za.Device) 
     mask[1, :4] = 0
     with cache_of(model, device, max_batch=2) as cache, cache_of(model, device, max_batch=2) as undisturbed:
         for at in (9, 30):
-            want = turn(ids[:, :at], past_key_values=undisturbed)
+            want = turn(ids[:, :at], cache=undisturbed)
             begin = cache.get_seq_length()
             for after in (0, 3):
                 for error in (Broken("behind the model"), KeyboardInterrupt()):
                     with pytest.raises(type(error)):
-                        turn(ids[:, :at], past_key_values=cache, logits_processor=processor(after, error))
+                        turn(ids[:, :at], cache=cache, logits_processor=processor(after, error))
                     assert cache.get_seq_length() == begin
                 for module in (model.lm_head, model.model.layers[-1].mlp, model.model.norm):
                     with failing(module, Broken(), behind=True, after=after), pytest.raises(Broken):
-                        turn(ids[:, :at], past_key_values=cache)
+                        turn(ids[:, :at], cache=cache)
                     assert cache.get_seq_length() == begin
-            got = turn(ids[:, :at], past_key_values=cache)
+            got = turn(ids[:, :at], cache=cache)
             assert torch.equal(got[0], want[0]) and equal(got[1], want[1])
             assert cache.get_seq_length() == undisturbed.get_seq_length()
             assert [len(one) for one in cache.sequences[0]] == [len(one) for one in undisturbed.sequences[0]]
@@ -116,37 +116,37 @@ def test_a_generate_that_failed_can_be_made_again(name: str, device: za.Device) 
 def test_a_step_that_lost_tokens_from_before_it_says_so(device: za.Device) -> None:
     model, ids = model_of("llama"), prompt(12, batch=2)
     with cache_of(model, device, max_batch=2) as cache:
-        want = model(ids, past_key_values=cache).logits
+        want = model(ids, cache=cache).logits
         for lose in (lambda: cache.crop(-2), lambda: cache.reorder_cache(torch.tensor([1, 0]))):
             with pytest.raises(Broken), cache.step():
                 lose()
                 raise Broken
             with pytest.raises(za.StepError, match=r"had cropped or reordered the 12 tokens .*; reset\(\) the cache"):
-                model(ids[:, :1], past_key_values=cache)
+                model(ids[:, :1], cache=cache)
             cache.reset()
-            assert equal(model(ids, past_key_values=cache).logits, want)
+            assert equal(model(ids, cache=cache).logits, want)
         beams = {"num_beams": 2, "max_new_tokens": 6}
         cache.reset()
-        tokens = generate(model, ids[:1], past_key_values=cache, **beams)[0]
+        tokens = generate(model, ids[:1], cache=cache, **beams)[0]
         cache.reset()
         with failing(model.lm_head, Broken(), behind=True, after=4), pytest.raises(Broken):
-            generate(model, ids[:1], past_key_values=cache, **beams)
+            generate(model, ids[:1], cache=cache, **beams)
         assert cache.get_seq_length() == 0 and cache.batch_size == -1
-        assert torch.equal(generate(model, ids[:1], past_key_values=cache, **beams)[0], tokens)
+        assert torch.equal(generate(model, ids[:1], cache=cache, **beams)[0], tokens)
 
 
 def test_a_recurrent_state_is_not_rolled_back(device: za.Device) -> None:
     model, ids = model_of("qwen3_5"), prompt(12)
     with cache_of(model, device) as cache:
-        want = model(ids, past_key_values=cache).logits
+        want = model(ids, cache=cache).logits
         twin = cache.fork()
         text = r"got 12 tokens to be cut to 10 .* keeps no past; expected no cut"
         with pytest.raises(errors.UnsupportedError, match=text):
             cache.crop(-2)
         assert cache.get_seq_length() == 12
-        first = model(ids, past_key_values=cache).logits
-        assert equal(model(ids, past_key_values=twin).logits, first)
+        first = model(ids, cache=cache).logits
+        assert equal(model(ids, cache=twin).logits, first)
         cache.reset()
-        assert equal(model(ids, past_key_values=cache).logits, want)
+        assert equal(model(ids, cache=cache).logits, want)
         with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-            generate(model, ids, past_key_values=cache, prompt_lookup_num_tokens=4)
+            generate(model, ids, cache=cache, prompt_lookup_num_tokens=4)

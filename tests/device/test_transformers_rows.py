@@ -233,7 +233,7 @@ def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:
     model, ids = model_of("llama", "eager"), prompt(9)
     with cache_of(model, device) as cache:
         with pytest.raises(errors.UnsupportedError, match="was called on the rows that update"):
-            model(ids, past_key_values=cache)
+            model(ids, cache=cache)
         layer, rows_of_k = cache.layers[0], torch.ones(1, 2, 9, 64)
         k, v = cache.update(rows_of_k, rows_of_k, 0)
         with pytest.raises(errors.UnsupportedError, match="ZincCache: to was called"):
@@ -247,7 +247,7 @@ def test_rows_of_the_cache_reach_no_other_attention(device: za.Device) -> None:
             with pytest.raises(za.StepError, match=r"got rows of an earlier update\(\)"):
                 attend(torch.ones(1, 4, 9, 64), k, v)
         model.set_attn_implementation("zinc")
-        model(ids, past_key_values=cache)  # nothing was appended before
+        model(ids, cache=cache)  # nothing was appended before
         assert cache.sequences[0][0].lengths == (9, 9)
 
 

@@ -43,7 +43,7 @@ class Bytes:
 
     def decode(self, ids, skip_special_tokens):
         assert skip_special_tokens
-        return bytes(ids).decode(errors="replace")
+        return bytes(ids if isinstance(ids, list) else [ids]).decode(errors="replace")
 
 
 @pytest.mark.parametrize("text", ["plain text", "ä €𝄞 end", "海は広い", "a\nb", "€", "a \ufffd"])

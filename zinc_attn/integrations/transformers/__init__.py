@@ -20,7 +20,7 @@ try:
     from . import upstream as upstream
 except ImportError as error:
     raise RuntimeUnavailableError(
-        f"zinc_attn.integrations.transformers: {error}; expected torch and transformers 5.20 or later: "
+        f"zinc_attn.integrations.transformers: {error}; expected torch and transformers 5.24 or later: "
         "pip install torch 'zinc-attn[transformers]'"
     ) from error
 

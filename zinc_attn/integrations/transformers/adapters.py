@@ -1,7 +1,7 @@
 """``adapt()``: BLOOM, MPT and Falcon, whose attention transformers hard-codes, attend through "zinc".
 
 Each module's forward is replaced on the module itself, by one that does with the module's own weights what the tested
-releases of transformers do, except for the attention. ALiBi slopes are read off the tensor that the model's own code
+release of transformers does, except for the attention. ALiBi slopes are read off the tensor that the model's own code
 builds. All three models add a bias that is slope * position of the key up to a constant per row, which softmax ignores,
 so it is the slope * -distance of this package for every key that a row sees.
 """
@@ -24,7 +24,7 @@ from .registration import register
 from .tensors import ADAPTED
 from .upstream import PreTrainedModel, torch, transformers
 
-_RELEASES: Final = ((5, 20), (5, 23))  # of transformers, the first and the last whose modules have been compared
+_RELEASE: Final = (5, 24)  # of transformers, whose modules have been compared
 _POSITIONS: Final = 8  # for which a model's ALiBi tensor is built to see whether it is linear
 
 
@@ -94,12 +94,9 @@ def adapt(model: Any) -> None:
 def _check_release() -> None:
     found = re.match(r"(\d+)\.(\d+)", transformers.__version__)
     release = tuple(map(int, found.groups())) if found else ()
-    first, last = _RELEASES
-    if not first <= release <= last:
-        between = f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
-        raise UnsupportedError(
-            f"adapt: got transformers {transformers.__version__}, expected {between}, whose attention modules are known"
-        )
+    if release != _RELEASE:
+        known = f"{_RELEASE[0]}.{_RELEASE[1]}, whose attention modules are known"
+        raise UnsupportedError(f"adapt: got transformers {transformers.__version__}, expected {known}")
 
 
 def _check_module(module: Any, family: _Family) -> None:
@@ -190,7 +187,7 @@ def _mpt(
     slopes: Any,
     hidden_states: Any,
     position_bias: Any,
-    past_key_values: Any = None,
+    cache: Any = None,
     attention_mask: Any = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
@@ -214,7 +211,7 @@ def _mpt(
             'front of the tokens; use padding_side="left"'
         )
     rates = {"dropout": module.attn_dropout_p, "scaling": module.softmax_scale}
-    return module.out_proj(_attended(module, new, past_key_values, attention_mask, **rates, alibi=slopes)), None
+    return module.out_proj(_attended(module, new, cache, attention_mask, **rates, alibi=slopes)), None
 
 
 def _falcon_bias(model: Any) -> Any:

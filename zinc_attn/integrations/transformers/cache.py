@@ -50,7 +50,7 @@ class ZincCache(Cache):
     attends its compressed rows, which are cached in place of every head's K and V. arithmetic: see ``Attention``; the
     first forward refuses one that the device does not have. observer: called after each attention call of a layer; it
     may be set at any time, and a fork begins with that of the cache.
-    The first forward takes the memory. Pass the cache as ``generate(past_key_values=...)``, also in the next turn.
+    The first forward takes the memory. Pass the cache as ``generate(cache=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: a head_dim beyond 576 or another argument.
     """
@@ -229,7 +229,7 @@ class ZincCache(Cache):
         """Keep what the block adds to the cache if the block ends, and roll it back if the block raises.
 
         ``register`` makes every call of a model, ``model(...)`` or ``generate(...)``, with this cache as
-        past_key_values a step, so that a call that has failed anywhere, or was interrupted, can be made again. Use it
+        cache a step, so that a call that has failed anywhere, or was interrupted, can be made again. Use it
         yourself around ``model.forward(...)``, or around a whole turn. Steps within a step are part of it.
         A failed step that had cropped tokens from before it, or reordered their batch rows, cannot be rolled back:
         every forward is a StepError until reset().

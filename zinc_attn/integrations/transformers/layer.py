@@ -129,7 +129,7 @@ class ZincLayer(CacheLayerMixin):
         expected = " and ".join(f"(batch, 1, tokens, {size})" for size in self.spec.compressed or ())
         raise ShapeError(
             f"key, value of layer {self.index}: got shapes {tuple(key.shape)} and {tuple(value.shape)}, expected the "
-            f"compressed rows {expected}, which transformers 5.23 hands to a cache; make the "
+            f"compressed rows {expected}, which transformers 5.24 hands to a cache; make the "
             "ZincCache without latent=True"
         )
 

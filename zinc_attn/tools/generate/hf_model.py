@@ -56,7 +56,7 @@ class HFModel:
         keeps_few = not all_rows and "logits_to_keep" in inspect.signature(self.model.forward).parameters
         with refusing(f"model: a forward of {type(self.model).__name__} failed"):
             options = {"logits_to_keep": 1} if keeps_few else {}
-            made = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **options).logits[0]
+            made = self.model(input_ids=ids, cache=cache, use_cache=True, **options).logits[0]
         return (made if all_rows else made[-1]).float()
 
     @contextmanager
