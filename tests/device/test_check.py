@@ -224,24 +224,8 @@ def test_a_fold_of_shards_in_another_order_fails(
 
 # --- broken kernels ----------------------------------------------------------------------------------------
 
-VALUE_LOOP = """\
-                precise vec2 pv = v[i] * p;
-                precise vec2 sum = o[h * LANE_PAIRS + i] + pv;
-                o[h * LANE_PAIRS + i] = sum;
-"""
-# llvmpipe runs fma() as a mul and an add, so what a fusing driver does is spelled out: the errors of the product
-# (Veltkamp, Dekker) and of the sum (Knuth) are exact, and added before the only rounding that shows
-FUSED = """\
-                precise vec2 x = v[i], y = o[h * LANE_PAIRS + i], pv = x * p;
-                precise vec2 x_wide = x * 4097.0, x_high = x_wide - (x_wide - x), x_low = x - x_high;
-                precise float p_wide = p * 4097.0, p_high = p_wide - (p_wide - p), p_low = p - p_high;
-                precise vec2 left = ((pv - x_high * p_high) - x_low * p_high) - x_high * p_low;
-                precise vec2 lost = x_low * p_low - left;
-                precise vec2 sum = y + pv, back = sum - y, rest = (y - (sum - back)) + (pv - back);
-                precise vec2 fused = sum + (rest + lost);
-                o[h * LANE_PAIRS + i] = fused;
-"""
-FMA = [Change("values.glsl", VALUE_LOOP, FUSED)]
+# what a driver does that makes one operation of a product and a sum; llvmpipe runs fma() as two
+FMA = [Change("multiply_add.glsl", "vec2 sum = c + product;", "vec2 sum = fma_emulated(a, b, c);")]
 # leaves counted from the last key backwards: right but for the rounding, and another sum for every new token
 SLIDING = [
     Change(

@@ -17,6 +17,7 @@ from support import FULL
 
 import zinc_attn as za
 from zinc_attn.canonical.constants import KEYS_PER_NODE
+from zinc_attn.planning.arithmetic import EXACT, Arithmetic
 from zinc_attn.runtime import device as device_module
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case
@@ -37,13 +38,17 @@ IQ4_NL, FP8 = "6/2/72/40 iq4_nl/fp8_e4m3 130", "9/3/64 fp8_e4m3/q5_1 90"
 
 
 class Mutant(NamedTuple):
-    """What breaks, a text of the file and its replacement, the quick case that reports it, and the property."""
+    """What breaks, a text of the file and its replacement, the quick case that reports it, and the property.
+
+    arithmetics: in which it does.
+    """
 
     breaks: str
     old: str
     new: str
     case: str
     prop: int = 10
+    arithmetics: tuple[Arithmetic, ...] = EXACT
 
     def __str__(self) -> str:
         return self.breaks
@@ -104,12 +109,26 @@ MUTANTS = {
         Mutant("where tanh's formula changes", "TANH_SMALL 0.600000024", "TANH_SMALL 0.7", SOFTCAP),
     ),
     "scores.glsl": (
-        Mutant("order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING),
+        Mutant(
+            "order in a chunk", "+ a1;\n    sum = sum + a2;", "+ a2;\n    sum = sum + a1;", CANCELLING, 10, EXACT[:1]
+        ),
+        Mutant(
+            "sums of a chunk that are not fused",
+            "multiply_add(vec2(qb[n][d]), vec2(k0b[at][d], k1b[at][d]), part[n])",
+            "part[n] + qb[n][d] * vec2(k0b[at][d], k1b[at][d])",
+            *(CANCELLING, 10, EXACT[1:]),
+        ),
         Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
     "bias.glsl": (
+        Mutant(
+            "a sum that must not be fused",
+            "vec2 sum = s + bias;",
+            "vec2 sum = fma_emulated(vec2(slope), distance, s);",
+            BIASES,
+        ),
         Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
         Mutant("a mask's unit", "uintBitsToFloat(word) * LOG2E", "uintBitsToFloat(word) * 1.0", BIASES),
@@ -121,7 +140,7 @@ MUTANTS = {
         Mutant("a row of several", "row + h / ROW_HEADS, item", "row + h % ROW_HEADS, item", CANCELLING, 8),
     ),
     "values.glsl": (
-        Mutant("the flush of leaves", "o[i] = flush(o[i]);", "o[i] = o[i];", FADING_F32),
+        Mutant("the flush of leaves", "o[i] = flush(sum);", "o[i] = sum;", FADING_F32),
         Mutant("a pair of a shared word", "slice * PAIRS + i : i)", "i : i)", FOUR_BITS),
         Mutant("the block of a slice", "slice * SLICE / BLOCK", "slice * SLICE / 64u", FIVE_BITS),
     ),
@@ -159,6 +178,7 @@ MUTANTS = {
 DEFAULT = (
     *("maximum of earlier rounds", "a member's maximum", "the cut-off by one", "a window by one"),
     *("a copied page's V", "a fifth bit's place", "tanh is 1 from 17 on"),
+    *("sums of a chunk that are not fused", "a sum that must not be fused"),
 )
 
 
@@ -194,7 +214,13 @@ NEUTRAL = (  # changes that change no bit, why, and a case that would be the fir
 )
 
 TABLE = [(file, mutant) for file, mutants in MUTANTS.items() for mutant in mutants]
-CHOSEN = [one for one in (*TABLE, *NEUTRAL) if FULL or one[1].breaks in DEFAULT]
+# of those for both arithmetics the default run has the canonical one
+CHOSEN = [
+    (file, mutant, arithmetic)
+    for file, mutant in (*TABLE, *NEUTRAL)
+    for arithmetic in (mutant.arithmetics if FULL else mutant.arithmetics[:1])
+    if FULL or mutant.breaks in DEFAULT
+]
 ONE = pytest.mark.parametrize("device", ["vulkan"], indirect=True)  # every dispatcher runs the same SPIR-V
 
 
@@ -218,14 +244,14 @@ def test_the_table_is_of_the_shaders_and_the_quick_cases() -> None:
 
 
 @ONE
-@pytest.mark.parametrize(("file", "mutant"), CHOSEN, ids=[str(mutant) for _, mutant in CHOSEN])
+@pytest.mark.parametrize(("file", "mutant", "arithmetic"), CHOSEN, ids=[f"{one}-{name}" for _, one, name in CHOSEN])
 def test_a_mutant_is_caught(
-    index: int, file: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    index: int, file: str, mutant: Mutant, arithmetic: Arithmetic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     changes = [Change(file, mutant.old, mutant.new)]
     monkeypatch.setattr(device_module, "SPIRV", break_kernels(changes, tmp_path))
     with za.Device.open(index, runtime="vulkan") as device:
-        found = failing(device, Case.parse(mutant.case), mutant.prop)
+        found = failing(device, Case.parse(mutant.case, arithmetic), mutant.prop)
     assert mutant.prop in found if (file, mutant) in TABLE else not found
 
 
@@ -247,4 +273,6 @@ def base_results(device: za.Device, case: Case) -> Iterator[Output]:
         seq = cache.new_sequence()
         cache.append(seq, 0, *data.rows(0, tokens))
         for layout in ({}, {"num_splits": 1}, {"split_size": KEYS_PER_NODE}):
-            yield Output(*za.Attention(cache, **layout, **case.options())(data.q[-1], seq, 0, **call))
+            yield Output(
+                *za.Attention(cache, **layout, **case.options(), arithmetic=case.arithmetic)(data.q[-1], seq, 0, **call)
+            )

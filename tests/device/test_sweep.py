@@ -234,8 +234,13 @@ def test_command_of_a_batch(device, tmp_path, capsys):
 
 
 def test_command_fails_on_a_wrong_bit(device, tmp_path, monkeypatch, capsys):
-    emulate = reference.emulate
-    monkeypatch.setattr(reference, "emulate", lambda *a: (flip(emulate(*a)[0], (0, 0, 0)), emulate(*a)[1]))
+    right = reference.emulate
+
+    def wrong(*given, **options):
+        out, lse = right(*given, **options)
+        return flip(out, (0, 0, 0)), lse
+
+    monkeypatch.setattr(reference, "emulate", wrong)
     assert main(*command(device, tmp_path, "--contexts 64")) == 1
     assert "64 keys, auto, 1: FAILED: out[0, 0, 0, 0]: got " in capsys.readouterr().out
     assert not (tmp_path / "sweep.png").exists()

@@ -8,6 +8,7 @@ import pytest
 from commands import refusal
 
 from zinc_attn.errors import ArgumentError
+from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.check import data, record
 from zinc_attn.tools.check.__main__ import make_record
@@ -107,16 +108,16 @@ MOST = [case for i, case in enumerate(Case.default()) if i >= GRID or case.conte
 
 
 def test_committed_record_has_the_quick_set_and_the_default_cases():
-    quick, default = committed()
-    assert list(quick["cases"]) == [str(case) for case in Case.quick()]
-    assert list(default["cases"]) == [str(case) for case in Case.default()]
+    entries = committed()
+    expected = [make(one) for one in EXACT for make in (Case.quick, Case.default)]
+    assert [list(entry["cases"]) for entry in entries] == [list(map(str, cases)) for cases in expected]
     assert {case.context for case in Case.default()} >= {1000, 8191, 8192, 32768, 131072}
-    for entry in (quick, default):
+    for entry in entries:
         assert entry["run"] == record.run_digest(entry["cases"])
         assert entry["made_by"]["runtime"] == "reference.emulate"
 
 
-@pytest.mark.parametrize("case", [*Case.quick(), *MOST], ids=str)
+@pytest.mark.parametrize("case", [*Case.quick(), *Case.quick("fused"), *MOST], ids=str)
 def test_committed_digests_are_the_oracles(case):
     result = oracle_output(case, case.data())
     assert len(result.lse) == case.shape.q_heads and result.digest() == record.committed_digests()[str(case)]

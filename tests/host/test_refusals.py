@@ -3,6 +3,8 @@
 tests/host/test_paths.py has those whose path is wrong.
 """
 
+import re
+
 import pytest
 from commands import refusal, run
 from support import GPU
@@ -22,7 +24,7 @@ SPLITS = "expected auto, a number of splits (8) or size:KEYS (size:2048)"
 CONTEXTS = "expected numbers of keys such as 1k,32k,5000 (k = 1024)"
 ONE_TYPE = "dtype: got q8_0/f16 for the latent shape 2/1/80/64/latent, expected one type, since its V is part of its K"
 CASES = (
-    "expected SHAPE DTYPE KEYS, then words, each once, of matrix, rising, falling, jumping, cancelling, fading, "
+    "expected SHAPE DTYPE KEYS, then words, each once, of fused, matrix, rising, falling, jumping, cancelling, fading, "
     "coarse, sinks, alibi, mask=random, mask=tree, mask=blind, mask=f32, mask=f16, noncausal and rows=N, window=KEYS, "
     "softcap=X, scale=X (9/3/64 f16 8k rising window=128+sinks)"
 )
@@ -113,7 +115,7 @@ USAGE = {  # refused by the parser; the begin of what it says
     "check --quick --cases x": "zinc-attn check: error: argument --cases: not allowed with argument --quick",
     **{
         f"{command} --arithmetic tensor": f"zinc-attn {command}: error: argument --arithmetic: invalid choice: "
-        "'tensor' (choose from canonical, matrix" + ", matrix-prefill" * (command != "check") + ")"
+        "'tensor' (choose from canonical, fused, matrix" + ", matrix-prefill" * (command != "check") + ")"
         for command in ("sweep", "bench", "generate", "perplexity", "validate", "check")
     },
 }
@@ -136,5 +138,5 @@ def test_what_is_refused(line, tmp_path, capsys):
 def test_a_wrong_usage(line, capsys):
     assert run(line) == 2
     out, err = capsys.readouterr()
-    plain = err.replace("'canonical', 'matrix'", "canonical, matrix").replace("'matrix-prefill'", "matrix-prefill")
+    plain = re.sub("'(canonical|fused|matrix|matrix-prefill)'", r"\1", err)
     assert not out and len(err.splitlines()) == 1 and plain.startswith(USAGE[line])

@@ -178,7 +178,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     here, too. arithmetic: "canonical", or "fused", whose sums of q k and of the weighted values round each product and
     its sum at once; it takes about five times as long.
     """
-    if arithmetic not in ("canonical", "fused"):
+    if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused"):
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical' or 'fused'")
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)

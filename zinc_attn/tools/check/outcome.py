@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ...planning.arithmetic import EXACT
-from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, truth
+from ..harness.bits import ORACLE_PRODUCTS, Output, compare, oracle, oracle_options, truth
 from .cases import Case
 from .data import Data
 from .record import COMMITTED, Digests
@@ -146,4 +146,4 @@ def reference_arguments(case: Case, data: Data, products: int = ORACLE_PRODUCTS)
 def oracle_output(case: Case, data: Data, products: int = ORACLE_PRODUCTS) -> Output:
     """The oracle's output; where it takes more than ``products``, that of the last KV head's query heads alone."""
     q, k, v, dtype, heads, masking = reference_arguments(case, data, products)
-    return oracle(q, k, v, dtype, heads, masking | {"arithmetic": case.arithmetic})
+    return oracle(q, k, v, dtype, heads, masking | oracle_options(case.arithmetic))
