@@ -47,7 +47,7 @@ def test_importing_kp_leaves_the_programs_logging_alone():
     ("found", "text"),
     (
         (SimpleNamespace(), "ignores Vulkan's errors, .*, and has no kp.zinc_attn; build kp with scripts/build_kp.sh"),
-        (SimpleNamespace(zinc_attn=SimpleNamespace(version=0)), "has version 0 of kp.zinc_attn, expected 1; build kp"),
+        (SimpleNamespace(zinc_attn=SimpleNamespace(version=0)), "has version 0 of kp.zinc_attn, expected 2; build kp"),
         (None, "needs the package kp, which is not installed; build it with scripts/build_kp.sh"),
     ),
     ids=("stock", "other version", "none"),
