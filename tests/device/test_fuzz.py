@@ -52,7 +52,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_splits": 3, "cascade": True},
     {"split_size": 100, "cascade": False, "window": [None, 70]},
     {"cascade": True, "sinks": [SINKS, None]},
-    {"num_splits": 2, "softcap": 2.0},
+    {"num_splits": 2, "softcap": 2.0, "arithmetic": "fused"},
 ]
 INJECTED = "injected by the test"
 
@@ -277,7 +277,8 @@ class Machine(RuleBasedStateMachine):
         return None if isinstance(found, Exception) else found
 
     def check(self, out, lse, q, model, layer, option):
-        kinds = {name: value for name, value in OPTIONS[option].items() if name in ("window", "softcap", "sinks")}
+        told = ("window", "softcap", "sinks", "arithmetic")
+        kinds = {name: value for name, value in OPTIONS[option].items() if name in told}
         kinds = {name: value[layer] if isinstance(value, list) else value for name, value in kinds.items()}
         want = reference.emulate(q, *model.held[layer], **kinds)
         for got, expected in zip((out, lse), want, strict=True):

@@ -105,6 +105,7 @@ class RecordedAttention:
             tables=power_of_two(cache.pool.pages_for(self.max_tokens)),
             scoring=self.runner.scorings.number[self.layer],
             masks=power_of_two(self.q_len * self.mask_keys) if self.mask_keys else 0,
+            fused=self.runner.arithmetic == "fused",
         )
 
     @property
@@ -178,7 +179,8 @@ class RecordedAttention:
         layout = SplitLayout.of(
             SplitPlan(tokens, self.runner.cache.shape, (*edges,), LEAVES_PER_NODE, self.q_len, begin), self.build
         )
-        options = CallOptions(self.runner.layout, self.window, cascade=False, scoring=self._workspace.key.scoring)
+        scoring, arithmetic = self._workspace.key.scoring, self.runner.arithmetic
+        options = CallOptions(self.runner.layout, self.window, False, scoring, arithmetic)
         planner = SubmissionPlanner([request], [layout], options, self.runner.facts)
         submission = planner.plan((RowSlice(0, 0, self.q_len),), (0,) if self.count else (), two_pass=True)
         self._workspace.fill(submission, self.layer)
