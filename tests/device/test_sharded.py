@@ -55,12 +55,13 @@ def test_masks_slopes_and_a_v_that_is_not_like_k(device: za.Device, rng: np.rand
     v = k[..., :64] if shape.latent else rng.standard_normal((n, 2, 72), np.float32)
     given = (k,) if shape.latent else (k, v)
     q = rng.standard_normal((3, 6, shape.head_dim)).astype(np.float32)
-    mask = rng.random((3, 800)) < 0.6
+    mask, arithmetic = rng.random((3, 800)) < 0.6, "canonical" if shape.latent else "fused"
     with za.ShardedKVCache([device] * 2, shape, 1, 2048, "f16", round_rows=True) as cache:
-        attn, seq = za.ShardedAttention(cache, alibi=alibi), cache.new_sequence()
+        attn, seq = za.ShardedAttention(cache, alibi=alibi, arithmetic=arithmetic), cache.new_sequence()
         cache.append(seq, 0, *(x[:1290] for x in given))
         got = attn(q, seq, 0, *(x[1290:] for x in given), return_lse=True, mask=mask)
-        same(got, reference.emulate(q, *rows.stored(k, v, "f16", True), alibi=alibi, mask=mask))
+        stored = rows.stored(k, v, "f16", True)
+        same(got, reference.emulate(q, *stored, alibi=alibi, mask=mask, arithmetic=arithmetic))
         blind = np.ones((3, n), bool)
         blind[1] = False
         with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):

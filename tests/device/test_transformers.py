@@ -96,9 +96,10 @@ AS_ONE = [(name, False) for name in (MODELS if FULL else ("llama", "gemma2", "gp
 def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, device: za.Device) -> None:
     """Expanded and, of rows of its own, absorbed, also for every size of pages."""
     ids, model, found = prompt(90), model_of(name), []
+    arithmetic = "fused" if name == "llama" else "canonical"
     sizes = ({"page_size": 16}, {"page_size": 256}) if latent else ()
     for layout in ({"num_splits": 1}, {"num_splits": 3 if latent else 8}, {}, *sizes):
-        with cache_of(model, device, latent=latent, **layout) as cache:
+        with cache_of(model, device, latent=latent, arithmetic=arithmetic, **layout) as cache:
             found.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
     assert all(equal(found[0], one) for one in found[1:])
 
