@@ -19,11 +19,16 @@ from zinc_attn.runtime.vulkan.pipelines import local_size_x
 
 
 @pytest.fixture(params=(KomputeRuntime, VulkanRuntime))
-def runtime(request, tmp_path, monkeypatch):
+def dispatcher_class(request, tmp_path, monkeypatch):
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path / "cache"))
     if request.param is KomputeRuntime:
         pytest.importorskip("kp", reason="kp is not installed: scripts/build_kp.sh builds it")
-    made = request.param(best_info())
+    return request.param
+
+
+@pytest.fixture
+def runtime(dispatcher_class):
+    made = dispatcher_class(best_info())
     yield made
     made.close()
 
@@ -111,13 +116,24 @@ def test_kernels_are_kept_per_constants(runtime):
     assert little(runtime, c=5) is little(runtime, c=5) is not little(runtime, c=6)
 
 
-def test_required_subgroup_size(monkeypatch):
-    for module in (machine, pipelines):  # software drivers offer their own size alone
-        monkeypatch.setattr(module, "WAVE", best_info().subgroup_size)
-    runtime = VulkanRuntime(best_info())
+def test_required_subgroup_size(dispatcher_class, monkeypatch):
+    """Both dispatchers ask for waves of 32; software drivers offer their own size alone, which is asked for here."""
+    size = best_info().subgroup_size
+    for module in (machine, pipelines):
+        monkeypatch.setattr(module, "WAVE", size)
+    runtime = dispatcher_class(best_info())
     if not runtime._device.wave32:
         pytest.skip("this device offers no choice of the subgroup size")
+    asked, make = [], runtime._device.vk.struct
+
+    def struct(name, **fields):
+        if name == "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo":
+            asked.append(fields)
+        return make(name, **fields)
+
+    monkeypatch.setattr(runtime._device.vk, "struct", struct)
     works(runtime)
+    assert asked == [{"requiredSubgroupSize": size}] * len(asked) and asked
     runtime.close()
 
 
