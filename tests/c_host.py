@@ -1,4 +1,4 @@
-"""examples/embed_c for the tests: its compiler, its case files, zinc_attn.h for ctypes, and the tables of its page."""
+"""The C library for the tests: its compiler, its case files, zinc_attn.h for ctypes, and the tables of its page."""
 
 from __future__ import annotations
 
@@ -19,31 +19,34 @@ from zinc_attn.kernels.declarations import APPEND, COPY, HEADER, HEADER_WORDS, I
 from zinc_attn.storage import STORAGE
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "embed_c"
+NATIVE = ROOT / "native"
+EMBED = NATIVE / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
-SOURCES = sorted(EXAMPLE.glob("*.c"))
-LIBRARY = [path for path in SOURCES if path.name not in ("main.c", "case.c")]
+LIBRARY = sorted((NATIVE / "src").glob("*.c"))
+SOURCES = [*LIBRARY, *sorted(EMBED.glob("*.c"))]
+INCLUDE = f"-I{NATIVE / 'src'}"
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
 _CREATES = re.sub(r"CREATES\(([A-Z]\w+)\) ?", r"\nWRAP(vkCreate\1)", SHIM.read_text())
 WRAP = [f"-Wl,--wrap={name}" for name in sorted(set(re.findall(r"^(?:WRAP\(|\w+ __wrap_)(vk\w+)", _CREATES, re.M)))]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
-STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
+STRICT = [INCLUDE, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
 
 
-def _script(name: str) -> Any:
-    """A script of the example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
+def _script(path: Path) -> Any:
+    """A script as a module."""
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-make_case, make_storage = _script("make_case"), _script("make_storage")
+make_case, make_storage = _script(EMBED / "make_case.py"), _script(NATIVE / "make_storage.py")
 
 
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:

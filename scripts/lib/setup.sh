@@ -134,7 +134,7 @@ system_packages() { # system_packages run|test
     if [[ $1 == test ]]; then
         needed+=("${for_kp[@]}") for_kp=()
         lacks for_tests gcc command -v cc
-        lacks for_tests make command -v make
+        for p in cmake make; do lacks for_tests $p command -v $p; done
         lacks for_tests libvulkan-dev has_header vulkan/vulkan.h
         lacks for_tests vulkan-validationlayers has_manifest 'explicit_layer.d/VkLayer_khronos_validation.json'
         lacks for_tests mesa-vulkan-drivers has_manifest 'icd.d/lvp_icd*.json'

@@ -1,4 +1,4 @@
-/* Linked before libvulkan (ld --wrap) to test examples/embed_c where no driver would.
+/* Linked before libvulkan (ld --wrap) to test the C library where no driver would.
 
    EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function give RESULT, without calling it.
    EMBED_WAVE32=1 makes the device offer subgroups of 32, and says on stdout what is then asked for; the driver is asked

@@ -127,7 +127,8 @@ def test_the_command_lines_are_the_programs(page: str) -> None:
 
 def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> None:
     known = {"--version", "--no-deps"}.union(*map(options, commands().values()))
-    for program in (*ROOT.glob("examples/**/*.py"), ROOT / "scripts/test", ROOT / "scripts/build_kp.sh"):
+    scripts = ROOT / "scripts/test", ROOT / "scripts/build_kp.sh"
+    for program in (*ROOT.glob("examples/**/*.py"), *ROOT.glob("native/**/*.py"), *scripts):
         known |= set(re.findall(r"--[a-z][\w-]*", program.read_text()))
     for page, text in TEXTS.items():
         for span in spans(text) if page.endswith(".md") and page != "CHANGELOG.md" else ():  # which names what went
@@ -139,7 +140,7 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
 
 
 FILE = re.compile(r"[\w/.-]+\.(py|sh|comp|glsl|c|h)")
-TOPS = "zinc_attn", "shaders", "examples", "tests", "scripts"
+TOPS = "zinc_attn", "shaders", "native", "examples", "tests", "scripts"
 
 
 def files(top: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The exported operation outside this package: the program of examples/embed_c on every driver."""
+"""The exported operation outside this package: the C library's program on every driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from c_host import EXAMPLE, PAGE, SANITIZE, SHIM, SOURCES, WRAP, compiled, make_case, needs_compiler, page_words
+from c_host import EMBED, NATIVE, PAGE, SANITIZE, SHIM, SOURCES, WRAP, compiled, make_case, needs_compiler, page_words
 from support import DRIVERS, FULL, open_device
 
 import zinc_attn as za
@@ -58,10 +58,11 @@ pytestmark = needs_compiler
 
 @pytest.fixture(scope="session")
 def embed(tmp_path_factory):
-    """The program as its Makefile makes it, without a warning."""
+    """The program as CMake makes it, without a warning."""
     folder = tmp_path_factory.mktemp("embed")
-    done = subprocess.run(["make", "-C", str(EXAMPLE), f"BUILD={folder}"], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    for command in (["-S", str(NATIVE), "-B", str(folder)], ["--build", str(folder), "-j2"]):
+        done = subprocess.run(["cmake", *command], capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
     return folder / "embed"
 
 
@@ -115,7 +116,7 @@ def run(program, *args):
     done = subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, env=env)
     done.stderr, _, report = done.stderr.partition("\n==")
     assert "AddressSanitizer" not in report, report
-    assert not re.search(r"#1 0x\w+ in \w+ \S*embed_c/", report), report  # memory that the program itself allocated
+    assert not re.search(r"#1 0x\w+ in \w+ \S*native/", report), report  # memory that the program itself allocated
     done.stderr = f"{done.stderr.rstrip()}\n".lstrip()
     return done
 
@@ -199,7 +200,7 @@ def test_storage_types_sizes_and_biases_have_the_oracle_s_bits(
 
 def run_made(embed, small, folder, shape, *switches):
     """What the program says of the steps of a case by make_case.py, whose digest it has."""
-    made = [sys.executable, str(EXAMPLE / "make_case.py"), str(folder / "case"), *switches]
+    made = [sys.executable, str(EMBED / "make_case.py"), str(folder / "case"), *switches]
     digest = subprocess.run(made, capture_output=True, text=True, check=True).stdout.split()[0]
     export.export(folder, [shape], page_size=64)
     done = run(embed, *small.on, "-w", folder, folder / "case")
@@ -232,8 +233,8 @@ def test_the_first_program_of_the_page(embed, tmp_path):
     """Written, compiled, linked and run as docs/c-hosts.md says, on the machine's best device."""
     page = PAGE.read_text()
     (tmp_path / "first.c").write_text(re.search(r"```c\n(.*?)```", page, flags=re.S)[1])
-    (tmp_path / "examples").symlink_to(EXAMPLE.parent)
-    line = re.search(r"^cc .*", page, flags=re.M)[0].replace("examples/embed_c/build", str(embed.parent))
+    (tmp_path / "native").symlink_to(NATIVE)
+    line = re.search(r"^cc .*", page, flags=re.M)[0].replace("build/native", str(embed.parent))
     done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     export.export(tmp_path / "build" / "tiny", [za.AttnShape(4, 2, 64)], page_size=64)

@@ -1,4 +1,4 @@
-"""What of examples/embed_c needs no device: the codec of rows, the library's names, and what documents show."""
+"""What of the C library needs no device: the codec of rows, the library's names, and what documents show."""
 
 import ctypes as c
 import re
@@ -6,7 +6,19 @@ import subprocess
 
 import numpy as np
 import pytest
-from c_host import COMPILER, DTYPES, EXAMPLE, LIBRARY, STRICT, library, make_case, make_storage, needs_compiler, tables
+from c_host import (
+    COMPILER,
+    DTYPES,
+    EMBED,
+    LIBRARY,
+    NATIVE,
+    STRICT,
+    library,
+    make_case,
+    make_storage,
+    needs_compiler,
+    tables,
+)
 
 from zinc_attn.cache import blocks, rows
 from zinc_attn.cache.encoded import encoded_rows, row_bytes
@@ -37,7 +49,7 @@ def codec(tmp_path_factory):
     """The codec, which needs error.c alone."""
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
-    sources = [EXAMPLE / f"{name}.c" for name in ("rows", "blocks", "floats", "storage", "error")]
+    sources = [NATIVE / "src" / f"{name}.c" for name in ("rows", "blocks", "floats", "storage", "error")]
     loaded = library(tmp_path_factory.mktemp("codec"), sources)
     loaded.za_rows_encode.restype, loaded.za_row_part.restype = c.c_bool, RowPart
     return loaded
@@ -188,10 +200,10 @@ def test_encoded_blocks_are_whole(codec):
 
 def test_the_library_s_types_are_the_package_s():
     """storage.c is what make_storage.py writes, and zinc_attn.h has the same order."""
-    assert (EXAMPLE / "storage.c").read_text() == make_storage.text()
-    enum = re.search(r"enum za_dtype \{(.*?)\};", (EXAMPLE / "zinc_attn.h").read_text(), flags=re.S)[1]
+    assert (NATIVE / "src" / "storage.c").read_text() == make_storage.text()
+    enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "src" / "zinc_attn.h").read_text(), flags=re.S)[1]
     assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
-    assert f"enum {{ BLOCK = {BLOCK} }};" in (EXAMPLE / "storage.h").read_text()
+    assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
 
 
 def test_the_page_s_row_of_q8_0(codec):
@@ -220,5 +232,5 @@ def test_every_name_of_the_library_has_its_prefix(tmp_path):
 
 def test_the_program_uses_the_header_alone():
     for name in ("main.c", "case.c"):
-        included = set(re.findall(r'#include "(.*)"', (EXAMPLE / name).read_text()))
+        included = set(re.findall(r'#include "(.*)"', (EMBED / name).read_text()))
         assert included <= {"zinc_attn.h", "case.h"}

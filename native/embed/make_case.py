@@ -1,6 +1,6 @@
 """Write an input file for ``embed``, and print the SHA-256 of the results that it must write: the oracle's bits.
 
-    .venv/bin/python examples/embed_c/make_case.py build/case --shape 16/2/256 --dtype f16 --layers 3 --prompt 300
+    .venv/bin/python native/embed/make_case.py build/case --shape 16/2/256 --dtype f16 --layers 3 --prompt 300
 
 A prompt goes in chunks, every row of which is attended; then it is forked, and each fork decodes tokens of its own.
 With --tree, each step of a fork is a tree of speculative tokens, whose mask says which of them follow each other.

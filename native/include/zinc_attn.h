@@ -1,0 +1,310 @@
+/* zinc_attn for C: decode attention on Vulkan from the exported SPIR-V modules, as a part of an engine or by itself.
+
+   za_device    a Vulkan device: one that the library opens, or the host's own
+   za_attn      the pipelines for one shape and the storage types of K and V
+   za_cache     K and V of the layers that share a pair of buffers, in the library's memory or at places of the host's
+   za_run       a call from host memory to host memory; za_run_at from and to buffers on the device. Both wait
+   za_prepared  a call that is recorded into the host's command buffers, whose words change from step to step
+
+   Pages and page tables are the host's own. docs/c-hosts.md explains what the library writes for the kernels.
+
+   Errors. Every function that can fail returns false or NULL; then za_error is its reason and za_error_code its kind. A
+   failed call has no effect that a later call could see, because the host counts a token only after the calls of all
+   layers have succeeded. Handles that are not Vulkan's, and arrays shorter than said here, cannot be noticed.
+
+   Threads. A za_device and all that was made from it belong to one thread at a time, as does the host's queue while one
+   of the functions that submit runs: za_open, za_run, za_run_at, za_copy_page. A second thread that enters meanwhile is
+   refused (ZA_BUSY). za_error and za_error_code are of the calling thread.
+
+   Little-endian machines only, as words are used as they lie in files. All arrays are row-major. */
+#ifndef ZINC_ATTN_H
+#define ZINC_ATTN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <vulkan/vulkan_core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(ZA_STATIC) || !defined(__GNUC__)
+#define ZA_API
+#else
+#define ZA_API __attribute__((visibility("default")))
+#endif
+
+/* Structs and functions are those of a library whose za_abi gives the same number. */
+enum { ZA_ABI = 1 };
+ZA_API uint32_t za_abi(void);
+
+/* --- errors ------------------------------------------------------------------------------------------ */
+
+enum za_code {
+    ZA_OK,
+    ZA_INVALID,     /* an argument: what was given and what is expected */
+    ZA_MANIFEST,    /* the exported files: changed, of another version, or without this shape */
+    ZA_UNSUPPORTED, /* the device or its driver cannot do it: no Vulkan 1.1, a limit, other bits of a float function */
+    ZA_MEMORY,      /* out of host or device memory */
+    ZA_BUSY,        /* another thread is in a function of this device */
+    ZA_LOST,        /* a submission did not end: every later call of this device gives this; free it */
+    ZA_DRIVER       /* Vulkan gave another error */
+};
+
+/* The last failure in this thread: a line without a newline, and its kind. A success leaves both as they are. */
+ZA_API const char *za_error(void);
+ZA_API enum za_code za_error_code(void);
+
+/* --- the device -------------------------------------------------------------------------------------- */
+
+struct za_device;
+
+/* A device of the host's. It outlives the za_device that is made from it, and the library never destroys it, waits for
+   it to be idle, or submits to a queue of it but this one. */
+struct za_host {
+    VkInstance instance;
+    VkPhysicalDevice physical; /* of Vulkan 1.1 at least */
+    VkDevice device;
+    uint32_t family; /* of the queue; it does compute */
+    VkQueue queue;
+    PFN_vkGetInstanceProcAddr get_proc;       /* every Vulkan function that the library calls comes from it */
+    const VkPhysicalDeviceFeatures2 *enabled; /* the features with which the device was made, or NULL for none. Read
+                                                 during za_device_from only */
+};
+
+/* Set what the library can use, and `physical` offers, in the structs of the host's chain, before vkCreateDevice; all
+   else stays as it is. The library needs no feature at all. What it can use:
+     subgroupSizeControl (VkPhysicalDeviceSubgroupSizeControlFeatures or VkPhysicalDeviceVulkan13Features; before Vulkan
+     1.3 with VK_EXT_subgroup_size_control): subgroups of 32 are asked for, which is faster on RDNA. Without it, and
+     where its struct is not in the chain, the driver chooses. It never shows in the bits. */
+ZA_API bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
+                               VkPhysicalDeviceFeatures2 *chain);
+
+/* name: a piece of the device's name; NULL: the best one, a discrete GPU before all others. */
+ZA_API struct za_device *za_device_open(const char *name);
+ZA_API struct za_device *za_device_from(const struct za_host *host);
+ZA_API void za_device_close(struct za_device *device); /* after all that was made from it; NULL does nothing */
+
+struct za_device_info {
+    const char *name;       /* lives as long as the za_device */
+    bool cpu;               /* the driver runs on the CPU */
+    bool wave32;            /* subgroups of 32 invocations are asked for */
+    VkDeviceSize alignment; /* of the offset of a za_place: minStorageBufferOffsetAlignment */
+    VkDeviceSize most;      /* bytes of a za_place that kernels use: maxStorageBufferRange */
+};
+ZA_API struct za_device_info za_device_info(const struct za_device *device);
+
+/* The handles of a device that the library opened, or the host's own: buffers and command pools can be made with them.
+   `enabled` is NULL. */
+ZA_API struct za_host za_device_host(const struct za_device *device);
+
+/* --- shapes ------------------------------------------------------------------------------------------ */
+
+/* Storage types. Of one value: f32, f16, bf16, and fp8_e4m3, which has a float32 scale per head. Of ggml's blocks, 32
+   head dimensions that share a scale: the others. */
+enum za_dtype {
+    ZA_AS_K, /* of v_dtype alone: K's type */
+    ZA_F32,
+    ZA_F16,
+    ZA_BF16,
+    ZA_Q8_0,
+    ZA_FP8_E4M3,
+    ZA_Q5_1,
+    ZA_Q5_0,
+    ZA_Q4_1,
+    ZA_Q4_0,
+    ZA_IQ4_NL,
+    ZA_DTYPES
+};
+
+enum za_arithmetic {
+    ZA_CANONICAL, /* every operation rounds */
+    ZA_FUSED      /* products are added before they are rounded; other bits, which are also those of every device */
+};
+
+struct za_attn;
+
+struct za_options {
+    const char *manifest; /* the folder that `zinc-attn export` wrote, for this shape and these types */
+    uint32_t q_heads, kv_heads, head_dim;
+    uint32_t v_head_dim;          /* the size of V and out; 0: head_dim */
+    bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
+    enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
+    enum za_arithmetic arithmetic;
+    bool blocks_as_they_lie; /* K and V have ggml's blocks, scale first, as a llama.cpp cache has them: a layout of
+                                block types that the manifest must have. ZA_MANIFEST where it has not */
+};
+
+/* Runs the kernel `primitives` (and `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose
+   driver computes one of the results otherwise. */
+ZA_API struct za_attn *za_open(struct za_device *device, const struct za_options *options);
+ZA_API void za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
+
+struct za_info {
+    uint32_t page_size;                /* tokens of a page, from 1 on */
+    uint32_t k_dim, v_dim;             /* head_dim and v_head_dim as kernels have them, filled up with zeros */
+    uint32_t row_words;                /* uint32 words of a new row of one KV head, see za_places */
+    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent */
+};
+ZA_API struct za_info za_info(const struct za_attn *attn);
+
+/* --- caches ------------------------------------------------------------------------------------------ */
+
+/* Bytes of a VkBuffer. Where a kernel binds it, the offset is a multiple of za_device_info.alignment and the buffer has
+   VK_BUFFER_USAGE_STORAGE_BUFFER_BIT; copies need a multiple of 4 and the usage said there. The host keeps the buffer
+   until no call or recorded command buffer uses it. buffer VK_NULL_HANDLE: none. */
+struct za_place {
+    VkBuffer buffer;
+    VkDeviceSize offset, size;
+};
+
+struct za_cache;
+
+/* K and V of `layers` layers in one buffer each, `pages` pages a layer. A page id names the same place in every layer.
+   Layers that one storage buffer cannot hold together go into several caches. k_scales, v_scales: (layers, kv_heads),
+   each from 2**-31 to 2**51, what the heads of a layer multiply K's and V's values by, for ZA_FP8_E4M3. They are
+   copied; NULL for all other types, and v_scales where the shape is latent, whose V has K's scales. */
+ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
+                                      const float *v_scales);
+
+/* The same in memory of the host's: k has layers * pages * k_page_bytes, v the same with v_page_bytes, and none where
+   the shape is latent. Layer after layer, page after page; docs/c-hosts.md says where a value lies. With pages of one
+   token a page is (kv_heads, k_dim) values of one cell. The host may write K and V itself, and fills dimensions behind
+   head_dim with zeros; then its calls have no new rows. Where a layer's bytes are no multiple of
+   za_device_info.alignment, make a cache of one layer at each layer's place, which is as good in any case. */
+ZA_API struct za_cache *za_cache_from(struct za_attn *attn, uint32_t layers, uint32_t pages, struct za_place k,
+                                      struct za_place v, const float *k_scales, const float *v_scales);
+ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */
+
+/* Copy page `source` to page `target` in every layer of the cache, before a token is written to a page that another
+   sequence's table names, too. Waits. */
+ZA_API bool za_copy_page(struct za_cache *cache, uint32_t source, uint32_t target);
+
+/* --- calls ------------------------------------------------------------------------------------------- */
+
+/* One sequence of a call: an ordered list of keys, and the query rows that see them. */
+struct za_request {
+    uint32_t tokens;            /* keys of the sequence, the new rows among them, at most 2**24 */
+    const uint32_t *page_table; /* key t lies in page page_table[t / page_size]; ids are below the cache's pages, in any
+                                   order. Requests that follow each other with the same pointer share its words */
+    uint32_t new_rows;          /* keys [tokens - new_rows, tokens) are appended before the call attends */
+    uint32_t q_len; /* query rows, those of keys [tokens - q_len, tokens); each sees its own key and those before, see
+                       noncausal and mask. A row that sees no key gives out 0 and lse -inf (or what the sinks give) */
+    bool noncausal; /* rows see the keys behind their own, too */
+    const float *mask;  /* (q_len, mask_keys): is added to the scores of the sequence's last mask_keys keys, the new
+                           ones among them; -INFINITY for a key that the row does not see. It hides or changes keys that
+                           the row would see without it, and leaves the keys before them as they are */
+    uint32_t mask_keys; /* 0: no mask */
+};
+
+/* What is 0 or NULL is the default. */
+struct za_call {
+    const struct za_request *request; /* (requests); their query rows, new rows and results lie one behind the other */
+    uint32_t requests;
+    double scale;        /* of the scores, +-2**-126 to 2**126; 0: the default, 1 / sqrt(head_dim) */
+    double softcap;      /* scores become softcap * tanh(score / softcap); 0: they stay as they are */
+    uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
+    const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
+    const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
+    bool alibi_by_mask;  /* mask values are multiplied by alibi's slopes instead, as ggml has it; every request that
+                            attends has a mask. A constant that the manifest must have: ZA_MANIFEST where it has not */
+    uint32_t splits;     /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits */
+};
+
+/* The arrays of za_run in host memory. rows: the query rows of all requests, new: their new rows. */
+struct za_data {
+    const void *k, *v; /* (new, kv_heads, head_dim), v's v_head_dim; v is NULL where the shape is latent. By the type of
+                          each: uint16_t, the bits of the values, for ZA_F16 and ZA_BF16; float for ZA_F32 and for the
+                          others, to which the library quantizes. Finite, magnitudes up to 2**60; below 2**-40 is 0 */
+    bool encoded;      /* k and v are rows that are stored already, as a llama.cpp cache has them: (new, kv_heads) rows
+                          of ggml's blocks for block types, of bytes for ZA_FP8_E4M3, of values for the others */
+    const float *q;    /* (rows, q_heads, head_dim), finite, magnitudes up to 2**60; below 2**-40 is 0 */
+    float *out;        /* (rows, q_heads, v_head_dim) */
+    float *lse;        /* (rows, q_heads): natural log of the sum of exp(score), or NULL where it is not wanted */
+};
+
+/* The same in buffers on the device. The library does not see the values. The host's part: they are finite, 0 or of a
+   magnitude from 2**-40 to 2**60, and max|q| * max|k| * head_dim * max(1, 1.5 * |scale|) is at most 2**96. Smaller ones
+   give results that are right to their last bits only; beyond it they may be NaN. */
+struct za_places {
+    struct za_place rows; /* (new, kv_heads, row_words) uint32: K values, V values, K scales, V scales of each, see
+                             docs/c-hosts.md; for f32, f16 and bf16 K's k_dim values, then V's v_dim. None where no
+                             request has new rows */
+    struct za_place q;    /* (rows, q_heads, head_dim) float32. Where head_dim is below k_dim, the library copies it
+                             (VK_BUFFER_USAGE_TRANSFER_SRC_BIT) */
+    struct za_place out;  /* (rows, q_heads, v_head_dim) float32 */
+    struct za_place lse;  /* (rows, q_heads) float32, or none. Directly behind out, of the same buffer, and v_head_dim
+                             is v_dim: kernels write both in place. Otherwise the library copies both there, and the
+                             buffers need VK_BUFFER_USAGE_TRANSFER_DST_BIT */
+};
+
+/* Append, attend and merge in one layer of the cache; they return when the results are written. No places overlap, and
+   no other submission uses them meanwhile. For a request q_len 0 appends only, new_rows 0 attends only. */
+ZA_API bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data);
+ZA_API bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call,
+                      const struct za_places *places);
+
+/* How the last za_run, za_run_at or za_copy_page of the za_attn was made, for reading beside docs/c-hosts.md. Valid
+   until the next one. */
+struct za_trace {
+    const uint32_t *work; /* the words of the work buffer */
+    size_t work_words;
+    uint32_t splits, leaves_per_state; /* of the first request that attends */
+    bool loop;                         /* pass 1 ran attend_loop, otherwise attend_single */
+};
+ZA_API struct za_trace za_trace(const struct za_attn *attn);
+
+/* --- recorded calls ---------------------------------------------------------------------------------- */
+
+/* What the steps of a prepared call may have at most. A recorded command buffer dispatches for all of it, so a room for
+   twice the tokens costs workgroups that return at once; prepare and record again when a sequence outgrows it. */
+struct za_room {
+    uint32_t slots;     /* frames in flight, from 1 on: each has words of its own */
+    uint32_t requests;  /* of a step */
+    uint32_t rows;      /* query rows of a step, over all requests; out and lse always are laid out for so many */
+    uint32_t new_rows;  /* over all requests; 0: the recording appends nothing */
+    uint32_t tokens;    /* of a request */
+    uint32_t pages;     /* entries of all page tables; 0: requests * ceil(tokens / page_size) */
+    uint32_t mask_keys; /* of a request; 0: steps have no masks */
+    bool sinks;         /* steps may have sinks */
+    bool softcap, alibi, alibi_by_mask; /* every step has them; false: no step has */
+};
+
+struct za_prepared;
+
+/* Makes the pipelines and the memory: the words of each slot, and the states between attend and merge. */
+ZA_API struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room);
+ZA_API void za_prepared_free(struct za_prepared *prepared); /* no submission uses it any more; NULL does nothing */
+
+/* Record append, attend and merge for a slot and a layer of a cache into `commands`, which is in the recording state,
+   outside a render pass, and is submitted to queues of the za_device's family. A memory barrier comes before them, after
+   which all earlier commands' writes are seen and the states are free, one between each two, and one behind the last,
+   after which all commands and the host see what was written. No barrier of the host's is needed. places: for the room's
+   rows and new rows.
+
+   Any number of layers and command buffers may be recorded for a slot. Layers whose calls have the same requests and
+   options share a prepared call, as a layer is told by its place alone; layers that differ in a window, sinks, slopes or
+   scales of heads have one each. All submissions that use a prepared call go to one queue, or are ordered by semaphores
+   of the host's.
+
+   After a failure the command buffer may hold a part of it; reset it. */
+ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
+                      uint32_t layer, const struct za_places *places);
+
+/* Write the words of a slot for the next submission of its command buffers. From then on the slot's words are the
+   device's until that submission has ended, which the host knows by its fence or timeline semaphore; the library keeps
+   no count. So with two slots one step is written while the other one runs. The call's numbers and page tables are
+   checked against the room and the smallest cache that was recorded; arrays are read during this function only. A step
+   may have fewer requests, rows, keys and new rows than the room: further rows are not appended, and further results
+   are 0 and -inf (or what the sinks give). Before the first step of a slot its recordings have no requests. */
+ZA_API bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call);
+
+/* Forget what was recorded for a slot, so that it can be recorded anew without growing: no command buffer that was
+   recorded for it is submitted any more. A host that records every frame calls it first. */
+ZA_API bool za_reset(struct za_prepared *prepared, uint32_t slot);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
