@@ -15,6 +15,10 @@ layout(constant_id = APPEND_SPEC_CHUNK_WORDS) const uint CHUNK_WORDS = 4u;  // w
 layout(constant_id = APPEND_SPEC_TILE) const uint TILE = 64u;
 layout(constant_id = APPEND_SPEC_GATHER) const uint GATHER = 0u;            // 1: from the cache to the rows
 
+// Words of a tile, filled up to whole pieces of 16 bytes.
+const uint K_TILE_WORDS = (TILE * (K_VALUES + K_SCALES) + 3u) / 4u * 4u;
+const uint V_TILE_WORDS = (TILE * (V_VALUES + V_SCALES) + 3u) / 4u * 4u;
+
 layout(set = 0, binding = APPEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict buffer Rows { uint rows[]; };
 layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k[]; };
@@ -47,8 +51,8 @@ void main() {
     uint tile = token / TILE, position = token % TILE;
     uint page = work[HEADER_FIRST_PAGE] + work[work[record + APPEND_PAGE_TABLE] + (tile >> shift)];
     uint in_page = tile & ((1u << shift) - 1u);
-    uint in_cache = ((page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page) * TILE;
-    uint k_tile = in_cache * (K_VALUES + K_SCALES), v_tile = in_cache * (V_VALUES + V_SCALES);
+    uint number = (page * kv_heads + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES] + in_page;
+    uint k_tile = number * K_TILE_WORDS, v_tile = number * V_TILE_WORDS;
     uint row_head = gl_WorkGroupID.x * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
     uint row = row_head * (K_VALUES + V_VALUES + K_SCALES + V_SCALES);
     for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {

@@ -8,8 +8,9 @@
 //   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
 // A buffer has one name per load width.  Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
 
-const uint K_TILE_WORDS = TILE * (K_VALUES + K_SCALES);
-const uint V_TILE_WORDS = TILE * (V_VALUES + V_SCALES);
+// Words of a tile, filled up to whole pieces of 16 bytes.
+const uint K_TILE_WORDS = (TILE * (K_VALUES + K_SCALES) + 3u) / 4u * 4u;
+const uint V_TILE_WORDS = (TILE * (V_VALUES + V_SCALES) + 3u) / 4u * 4u;
 
 layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K1 { uint k_words1[]; };
 layout(set = 0, binding = ATTEND_BIND_K, std430) readonly buffer K2 { uvec2 k_words2[]; };

@@ -171,6 +171,11 @@ class RowFormat:
         return self.k_words + self.v_words
 
 
+def tile_words(tile: int, words: int) -> int:
+    """Words of a tile of ``tile`` rows of K or V of ``words`` words each: whole pieces of 16 bytes, the widest load."""
+    return -(-tile * words // 4) * 4
+
+
 @lru_cache(maxsize=256)
 def row_format(shape: AttnShape, dtype: str) -> RowFormat:
     """The words of a token's row. dtype: a name of ``storage_dtype``. ArgumentError: it does not store this shape."""

@@ -43,9 +43,9 @@ SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(3, 1, 64), 2, 6  # MOST: sequences of a cache
 WHERE = files("cache", "decode", "planning")
-KINDS = [("f16", 16), ("f32", 64), ("bf16", 256), ("q8_0", 16)]
+KINDS = [("f16", 1), ("f32", 64), ("bf16", 256), ("q8_0", 2)]
 if EVERY_DRIVER:
-    KINDS += [("f16", 256), ("f32", 16), ("bf16", 64), ("q8_0", 64)]
+    KINDS += [("f16", 256), ("f32", 16), ("bf16", 4), ("q8_0", 64)]
 SINKS = np.array([0.5, -1.5, 3.0], np.float32)
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -51,7 +51,7 @@ REFUSED = {
     f"{SWEEP} --rows 65 --contexts 1k,64": "contexts: got 64, expected at least 65, the call's own rows",
     f"{SWEEP} --contexts 0": f"contexts: got 0, {KEYS}",
     f"{SWEEP} --contexts 1m --batch 17": f"batch * contexts: got 17825792, {KEYS}",
-    f"{SWEEP} --page-size 24": "page_size: got 24, expected a power of two from 16 to 65536",
+    f"{SWEEP} --page-size 24": "page_size: got 24, expected a power of two from 1 to 65536",
     **{
         f"{command} --shape 4/1/72/40/latent": "shape: got 4/1/72/40/latent, expected one whose V is stored; use "
         "4/1/72/40, or plan, check, rdna4 and export, which take it"
@@ -94,8 +94,8 @@ REFUSED = {
     "generate --model m --prompt-ids 1,,2": "prompt_ids: got '1,,2', expected token ids such as 1,2,3",
     "perplexity --model m --context 1": "context: got 1, expected an int of at least 2",
     "perplexity --model m --dtype f16,f8": f"dtype: got 'f8', expected {EXPECTED}",
-    "export made --page-size 48": "page_size: got 48, expected a power of two from 16 to 65536",
-    "export made --page-size 8": "page_size: got 8, expected an int from 16 to 65536",
+    "export made --page-size 48": "page_size: got 48, expected a power of two from 1 to 65536",
+    "export made --page-size 0": "page_size: got 0, expected an int from 1 to 65536",
     "export made --cu 0": f"compute_units: got 0, {COUNT}",
     "export made --shape 2/1/80/64/latent --dtype q8_0/f16": ONE_TYPE,
     "export made --shape 16/3/256": "q_heads: got 16, expected a multiple of kv_heads = 3",

@@ -32,7 +32,7 @@ from .files import CacheFileError, load  # noqa: F401  (the error is also import
 from .head_scales import check_head_scales
 from .layer_storage import LayerStorage, StoragePlan
 from .mover import PageGeometry, RowMover
-from .pages import PagePool
+from .pages import MIN_PAGE_SIZE, PagePool
 from .rows import Largest
 from .sequence import Sequence
 from .sequence_pages import Commit, SequencePages
@@ -55,7 +55,7 @@ class KVCache:
     ``capacity`` is rounded up to whole pages.
     dtype: a name of ``storage.STORAGE``, or the dtype of NumPy or torch, or two of these for K and V, ("q8_0", "q4_0")
     or "q8_0/q4_0" (see ``rows`` for what each takes, and ``blocks`` for how block types quantize); page_size: tokens, a
-    power of two from 16 on; max_sequences: a limit on live sequences, None for none; k_scale, v_scale: of fp8_e4m3, a
+    power of two from 1 on; max_sequences: a limit on live sequences, None for none; k_scale, v_scale: of fp8_e4m3, a
     number, (kv_heads,) or (num_layers, kv_heads) float32, None for 1 (vLLM's k_scale and v_scale);
     round_rows: whether f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them;
     page_order: a permutation of the page ids in which they are handed out. Memory is device memory only, checked
@@ -90,9 +90,10 @@ class KVCache:
         self.max_sequences = None if max_sequences is None else check_int("max_sequences", max_sequences, 1)
         self.row = row_format(shape, dtype)  # words of a token's row, per KV head
         self.head_scales = check_head_scales(dtype, shape, self.num_layers, k_scale, v_scale)
-        page_size = check_int("page_size", page_size, 16)
+        page_size = check_int("page_size", page_size, MIN_PAGE_SIZE)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
-        self.tile = min(KEYS_PER_LEAF, page_size)
+        tile = min(KEYS_PER_LEAF, page_size)
+        self.layout = PageGeometry(shape, dtype, tile, page_size // tile)
         self.lock = device.lock
         self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
@@ -101,21 +102,21 @@ class KVCache:
         self.users: Registry[Any] = Registry()  # what close() must close first
         self._open = True
         self._buffers: list[Buffer] = []
-        self.layout = PageGeometry(shape, dtype, self.tile, page_size // self.tile, self.row_words)
         self.layers: list[LayerStorage] = []
         self.mover = RowMover(device, self.layout, self.layers)
         self._allocate()
 
     # --- memory -------------------------------------------------------------------------------------------
 
-    def _head_bytes(self, words: int) -> int:
-        """Bytes of K or V of one KV head of one layer, whose rows have ``words`` words."""
-        return 4 * self.pool.capacity * words
-
     @property
     def nbytes(self) -> int:
         """Device memory of K and V, bytes."""
-        return self.num_layers * self.shape.kv_heads * self._head_bytes(self.row.words)
+        return self.num_layers * self.shape.kv_heads * sum(self._head_bytes())
+
+    def _head_bytes(self) -> tuple[int, int]:
+        """Bytes of K, and of V, of one KV head of one layer."""
+        tiles = self.pool.num_pages * self.layout.page_tiles
+        return 4 * tiles * self.layout.k_tile_words, 4 * tiles * self.layout.v_tile_words
 
     @property
     def bytes_per_token(self) -> int:
@@ -135,7 +136,7 @@ class KVCache:
     def _allocate(self) -> None:
         """Make the K and V buffers."""
         heads = self.shape.kv_heads
-        k_bytes, v_bytes = self._head_bytes(self.row.k_words), self._head_bytes(self.row.v_words)
+        k_bytes, v_bytes = self._head_bytes()
         per_head = max(k_bytes, v_bytes)
         limit = self.device.info.max_buffer_bytes
         if per_head > limit:

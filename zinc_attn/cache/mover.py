@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..kernels.records import HeadTables, WorkBuffer
 from ..planning.sizes import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
-from ..shapes import AttnShape
+from ..shapes import AttnShape, row_format, tile_words
 from .device_encoding import upload_values, value_words
 from .head_scales import kernel_scales
 from .layer_storage import HeadSlice, LayerStorage
@@ -38,7 +39,21 @@ class PageGeometry:
     dtype: str
     tile: int
     page_tiles: int
-    row_words: int  # words of one token's row, of all KV heads
+
+    @cached_property
+    def row_words(self) -> int:
+        """Words of one token's row, of all KV heads."""
+        return self.shape.kv_heads * row_format(self.shape, self.dtype).words
+
+    @cached_property
+    def k_tile_words(self) -> int:
+        """Words of a tile of K of one KV head."""
+        return tile_words(self.tile, row_format(self.shape, self.dtype).k_words)
+
+    @cached_property
+    def v_tile_words(self) -> int:
+        """Of V; 0 for a latent shape."""
+        return tile_words(self.tile, row_format(self.shape, self.dtype).v_words)
 
     def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
         """The header's words about the pages and the heads of a slice."""

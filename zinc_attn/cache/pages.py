@@ -40,7 +40,7 @@ from ..checks import check_int, shown
 from ..errors import ArgumentError, ZincAttnError
 from ..runtime.registry import Registry
 
-MIN_PAGE_SIZE: Final = 16  # tokens
+MIN_PAGE_SIZE: Final = 1  # tokens
 MAX_PAGE_SIZE: Final = 65536
 MAX_PAGES: Final = (1 << 32) - 1  # block tables hold uint32
 
@@ -99,7 +99,7 @@ class PageCounts:
 
 
 class PagePool:
-    """``num_pages`` pages of ``page_size`` tokens (a power of two from 16 to 65536), with reference counts.
+    """``num_pages`` pages of ``page_size`` tokens (a power of two from 1 to 65536), with reference counts.
 
     order: a permutation of the page ids, the order in which free pages are taken; default: lowest id first.
     asked: the tokens that the pages were wanted for, as errors say it; default: all that they hold.

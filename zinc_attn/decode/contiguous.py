@@ -108,7 +108,7 @@ class RecordedCall:
             tables=1,
             masks=len(submission.masks),
         )
-        layout = PageGeometry(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1), 0)
+        layout = PageGeometry(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1))
         pages = PagedStorage(device, layout, [LayerStorage(0, 0, (HeadSlice(0, shape.kv_heads, kv.k, kv.v),))])
         self._made = ExitStack()
         try:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..cache.head_scales import check_head_scales
 from ..cache.kv_cache import MAX_LAYERS, KVCache
+from ..cache.pages import MIN_PAGE_SIZE
 from ..cache.sequence import check_kept
 from ..canonical.constants import KEYS_PER_NODE
 from ..checks import check_bool, check_float, check_int, described, shown
@@ -90,7 +91,7 @@ class ShardedKVCache(Shards):
         num_layers = check_int("num_layers", num_layers, 1, MAX_LAYERS)
         scales = check_head_scales(dtype, shape, num_layers, k_scale, v_scale)
         capacity = check_int("capacity", capacity, 1, MAX_CONTEXT)
-        page_size = check_int("page_size", page_size, 16, KEYS_PER_NODE)
+        page_size = check_int("page_size", page_size, MIN_PAGE_SIZE, KEYS_PER_NODE)
         shares = [float(memory_budget(one.info.index)[1]) for one in devices] if given is None else given
         if len(shares) != len(devices):
             raise ArgumentError(f"weights: got {len(shares)}, expected one per device ({len(devices)})")

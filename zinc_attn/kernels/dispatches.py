@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
 from ..limits import BLOCK, WAVE
-from ..shapes import AttnShape, row_format
+from ..shapes import AttnShape, row_format, tile_words
 from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import Build, KernelDecl
@@ -194,7 +194,7 @@ def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles
     row = row_format(shape, dtype)
     return KernelCall(
         declarations.COPY_KERNEL,
-        (tile * row.k_words, tile * row.v_words),
+        (tile_words(tile, row.k_words), tile_words(tile, row.v_words)),
         ("work", "k", "v"),
         (pairs, kv_heads, page_tiles),
     )

@@ -194,7 +194,7 @@ def manifest(
 ) -> dict[str, Any]:
     """The manifest as a JSON-serializable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
 
-    dtype and page_size (tokens, a power of two from 16 on) of the cache; compute_units: of the device that the split
+    dtype and page_size (tokens, a power of two from 1 on) of the cache; compute_units: of the device that the split
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
     """
     dtype = storage_dtype(dtype)
