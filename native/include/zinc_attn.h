@@ -179,9 +179,9 @@ struct za_cache_places {
     uint32_t layers, pages;           /* pages of a layer */
     struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent */
     const float *k_scales, *v_scales; /* as for za_cache_make */
-    uint32_t token_rows, head_rows;   /* of rows (k_stride): from a token to the next, and from a KV head to the next, in
-                                         rows. Both 0: kv_heads and 1, tokens first; heads first: 1 and the tokens that
-                                         a head has room for */
+    uint32_t token_rows, head_rows;   /* of rows (k_stride): from a token to the next, and from a KV head to the
+                                         next, in rows. Both 0: kv_heads and 1, tokens first. Heads first: 1 and the
+                                         tokens that a head has room for */
 };
 ZA_API struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_places *places);
 ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */
@@ -218,7 +218,8 @@ struct za_call {
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
     const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope, as ggml's ALiBi has it;
                                  NULL: by 1 */
-    uint32_t splits;     /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits */
+    uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
+                        prepared call has those of its room: 0 */
 };
 
 /* The arrays of za_run in host memory. rows: the query rows of all requests, new: their new rows. */
@@ -287,15 +288,15 @@ ZA_API struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room
 ZA_API void za_prepared_free(struct za_prepared *prepared); /* no submission uses it any more; NULL does nothing */
 
 /* Record append, attend and merge for a slot and a layer of a cache into `commands`, which is in the recording state,
-   outside a render pass, and is submitted to queues of the za_device's family. A memory barrier comes before them, after
-   which all earlier commands' writes are seen and the states are free, one between each two, and one behind the last,
-   after which all commands and the host see what was written. No barrier of the host's is needed. places: for the room's
-   rows and new rows.
+   outside a render pass, and is submitted to queues of the za_device's family. A memory barrier comes before them,
+   after which all earlier commands' writes are seen and the states are free, one between each two, and one behind the
+   last, after which all commands and the host see what was written. No barrier of the host's is needed. places: for the
+   room's rows and new rows.
 
    Any number of layers and command buffers may be recorded for a slot. Layers whose calls have the same requests and
-   options share a prepared call, as a layer is told by its place alone; layers that differ in a window, sinks, slopes or
-   scales of heads have one each. All submissions that use a prepared call go to one queue, or are ordered by semaphores
-   of the host's.
+   options share a prepared call, as a layer is told by its place alone; layers that differ in a window, sinks, slopes
+   or scales of heads have one each. All submissions that use a prepared call go to one queue, or are ordered by
+   semaphores of the host's.
 
    After a failure the command buffer may hold a part of it; reset it. */
 ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
