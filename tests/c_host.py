@@ -24,11 +24,10 @@ EMBED = NATIVE / "embed"
 PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))
 SOURCES = [*LIBRARY, *sorted(EMBED.glob("*.c"))]
-INCLUDE = f"-I{NATIVE / 'src'}"
+INCLUDE = f"-I{NATIVE / 'include'}"
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
-_CREATES = re.sub(r"CREATES\(([A-Z]\w+)\) ?", r"\nWRAP(vkCreate\1)", SHIM.read_text())
-WRAP = [f"-Wl,--wrap={name}" for name in sorted(set(re.findall(r"^(?:WRAP\(|\w+ __wrap_)(vk\w+)", _CREATES, re.M)))]
+WRAP = ["-Wl,--wrap=vkGetInstanceProcAddr"]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [INCLUDE, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -67,40 +66,44 @@ def library(folder: Path, sources: list[Path], *arguments: str) -> c.CDLL:
 # --- zinc_attn.h ---------------------------------------------------------------------------------------------
 
 
-class Options(c.Structure):
-    _fields_ = [
-        ("manifest", c.c_char_p),
-        ("device", c.c_char_p),
-        *((name, c.c_uint32) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")),
-        ("latent", c.c_bool),
-        *((name, c.c_int) for name in ("dtype", "v_dtype")),
-    ]
+def _structure(name: str, fields: str) -> type[c.Structure]:
+    """A struct from its fields, "type: name name ..." in each line."""
+    kinds = {"u": c.c_uint32, "i": c.c_int, "b": c.c_bool, "d": c.c_double, "p": c.c_void_p, "q": c.c_uint64}
+    kinds |= {"s": c.c_char_p, "z": c.c_size_t, "place": Place if name != "Place" else None}
+    lines = [line.split(":") for line in fields.split("\n") if line.strip()]
+    return type(name, (c.Structure,), {"_fields_": [(x, kinds[a.strip()]) for a, b in lines for x in b.split()]})
 
 
-class Call(c.Structure):
-    _fields_ = [
-        *((name, c.c_uint32) for name in ("layer", "tokens")),
-        ("page_table", c.c_void_p),
-        ("new_rows", c.c_uint32),
-        *((name, c.c_void_p) for name in ("k", "v")),
-        ("encoded", c.c_bool),
-        ("q_len", c.c_uint32),
-        *((name, c.c_void_p) for name in ("q", "out", "lse")),
-        *((name, c.c_double) for name in ("scale", "softcap")),
-        ("window", c.c_uint32),
-        ("noncausal", c.c_bool),
-        *((name, c.c_void_p) for name in ("sinks", "alibi", "mask")),
-        *((name, c.c_uint32) for name in ("mask_keys", "splits")),
-    ]
+Place = _structure("Place", "p: buffer\nq: offset size")
+Options = _structure(
+    "Options",
+    """s: manifest
+    u: q_heads kv_heads head_dim v_head_dim
+    b: latent
+    i: dtype v_dtype arithmetic
+    u: page_size k_stride v_stride""",
+)
+Info = _structure("Info", "u: page_size k_dim v_dim row_words\nq: k_page_bytes v_page_bytes")
+DeviceInfo = _structure("DeviceInfo", "s: name\nb: cpu wave32\nq: alignment most")
+Host = _structure("Host", "p: instance physical device\nu: family\np: queue get_proc enabled")
+CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales\nu: token_rows head_rows")
+Request = _structure("Request", "u: tokens\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys")
+Call = _structure("Call", "p: request\nu: requests\nd: scale softcap\nu: window\np: sinks alibi mask_slopes\nu: splits")
+Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
+Places = _structure("Places", "place: rows q out lse")
+Room = _structure("Room", "u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap alibi mask_slopes")
+Trace = _structure("Trace", "p: work\nz: work_words\nu: splits leaves_per_state\nb: loop")
 
 
-class Trace(c.Structure):
-    _fields_ = [
-        ("work", c.POINTER(c.c_uint32)),
-        ("work_words", c.c_size_t),
-        *((name, c.c_uint32) for name in ("splits", "leaves_per_state")),
-        ("loop", c.c_bool),
-    ]
+def declared(loaded: c.CDLL) -> c.CDLL:
+    """The library with the results of its functions that are no int."""
+    for name in ("za_device_open", "za_device_from", "za_open", "za_cache_make", "za_cache_from", "za_prepare"):
+        getattr(loaded, name).restype = c.c_void_p
+    for name in ("za_run", "za_run_at", "za_copy_page", "za_record", "za_step", "za_reset", "za_wanted_features"):
+        getattr(loaded, name).restype = c.c_bool
+    loaded.za_trace.restype, loaded.za_info.restype, loaded.za_device_info.restype = Trace, Info, DeviceInfo
+    loaded.za_device_host.restype, loaded.za_error.restype = Host, c.c_char_p
+    return loaded
 
 
 # --- docs/c-hosts.md -----------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ static bool grow(struct run *run, struct sequence *seq, uint32_t new_rows) {
         uint32_t *last = &seq->table[seq->pages - 1], shared = *last;
         if (run->users[shared] > 1) {
             uint32_t own = take_page(run);
-            if (!za_copy_page(run->attn, run->cache, shared, own)) return complain("%s", za_error());
+            if (!za_copy_page(run->cache, shared, own)) return complain("%s", za_error());
             print_words(run, "copy of page", shared);
             --run->users[shared];
             *last = own;
@@ -96,30 +96,30 @@ static bool run_step(struct run *run, uint32_t number, const float **masks, cons
     if (run->words) printf("step %u:\n", number);
     if (!grow(run, seq, step->new_rows)) return false;
     size_t rows = (size_t)step->q_len * in->q_heads;
+    const struct za_request request = {
+        .tokens = seq->tokens + step->new_rows,
+        .page_table = seq->table,
+        .new_rows = step->new_rows,
+        .q_len = step->q_len,
+        .noncausal = in->noncausal,
+        .mask = *masks,
+        .mask_keys = step->mask_keys,
+    };
+    const struct za_call call = {
+        .requests = 1,
+        .request = &request,
+        .scale = in->scale,
+        .softcap = in->softcap,
+        .window = in->window,
+        .sinks = in->sinks,
+        .alibi = in->alibi,
+        .splits = in->splits,
+    };
     for (uint32_t layer = 0; layer < in->layers; ++layer) {
         struct values of = input_next(in, step, values);
-        struct za_call call = {
-            .layer = layer,
-            .tokens = seq->tokens + step->new_rows,
-            .page_table = seq->table,
-            .new_rows = step->new_rows,
-            .k = of.k,
-            .v = of.v,
-            .q_len = step->q_len,
-            .q = of.q,
-            .out = run->results,
-            .lse = run->results + rows * in->v_head_dim,
-            .scale = in->scale,
-            .softcap = in->softcap,
-            .window = in->window,
-            .noncausal = in->noncausal,
-            .sinks = in->sinks,
-            .alibi = in->alibi,
-            .mask = *masks,
-            .mask_keys = step->mask_keys,
-            .splits = in->splits,
-        };
-        if (!za_run(run->attn, run->cache, &call)) return complain("%s", za_error());
+        const struct za_data data = {
+            .k = of.k, .v = of.v, .q = of.q, .out = run->results, .lse = run->results + rows * in->v_head_dim};
+        if (!za_run(run->cache, layer, &call, &data)) return complain("%s", za_error());
         print_words(run, "layer", layer);
         size_t n = rows * (in->v_head_dim + 1);
         if (fwrite(run->results, 4, n, run->out) != n) return complain("the results cannot be written");
@@ -149,7 +149,7 @@ static bool run_make(struct run *run) {
 }
 
 static void run_free(struct run *run) {
-    za_cache_free(run->attn, run->cache);
+    za_cache_free(run->cache);
     for (uint32_t i = 0; run->sequences && i < run->in->sequences; ++i) free(run->sequences[i].table);
     free(run->sequences);
     free(run->users);
@@ -178,10 +178,10 @@ static bool run_case(struct za_attn *attn, const struct input *in, const char *p
 }
 
 /* The library for the case's shape; it serves the cases that follow, which must have the same. */
-static bool need_attn(struct za_attn **attn, struct za_options *options, const struct input *in, const char *path) {
+static bool need_attn(struct za_device *device, struct za_attn **attn, struct za_options *options,
+                      const struct input *in, const char *path) {
     struct za_options wanted = {
         .manifest = options->manifest,
-        .device = options->device,
         .q_heads = in->q_heads,
         .kv_heads = in->kv_heads,
         .head_dim = in->head_dim,
@@ -197,10 +197,10 @@ static bool need_attn(struct za_attn **attn, struct za_options *options, const s
         return complain("%s: its shape or dtype is not that of the first case", path);
     if (*attn) return true;
     *options = wanted;
-    *attn = za_open(options);
+    *attn = za_open(device, options);
     if (!*attn) return complain("%s", za_error());
-    struct za_info info = za_info(*attn);
-    printf("%s (%s), subgroups of 32 %s\n", info.device, info.cpu ? "cpu" : "gpu",
+    struct za_device_info info = za_device_info(device);
+    printf("%s (%s), subgroups of 32 %s\n", info.name, info.cpu ? "cpu" : "gpu",
            info.wave32 ? "requested" : "not offered");
     return true;
 }
@@ -208,22 +208,25 @@ static bool need_attn(struct za_attn **attn, struct za_options *options, const s
 int main(int argc, char **argv) {
     struct za_options options = {0};
     struct za_attn *attn = NULL;
+    const char *name = NULL;
     bool words = false;
     int at = 1;
-    if (argc - at > 1 && strcmp(argv[at], "-d") == 0) options.device = argv[at + 1], at += 2;
+    if (argc - at > 1 && strcmp(argv[at], "-d") == 0) name = argv[at + 1], at += 2;
     if (argc - at > 0 && strcmp(argv[at], "-w") == 0) words = true, ++at;
     if (argc - at < 2) {
         fputs("usage: embed [-d NAME] [-w] MANIFEST_DIR CASE...\n", stderr);
         return 2;
     }
     options.manifest = argv[at];
-    bool ok = true;
+    struct za_device *device = za_device_open(name);
+    bool ok = device || complain("%s", za_error());
     for (int i = at + 1; ok && i < argc; ++i) {
         struct input in;
-        ok = input_read(argv[i], &in) && need_attn(&attn, &options, &in, argv[i]) &&
+        ok = input_read(argv[i], &in) && need_attn(device, &attn, &options, &in, argv[i]) &&
              run_case(attn, &in, argv[i], words);
         input_free(&in);
     }
     za_close(attn);
+    za_device_close(device);
     return ok ? 0 : 2;
 }

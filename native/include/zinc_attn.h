@@ -132,8 +132,10 @@ struct za_options {
     bool latent;                  /* V is the first v_head_dim dimensions of K, and is stored once, as a part of it */
     enum za_dtype dtype, v_dtype; /* in which K is stored, and V; v_dtype 0 (ZA_AS_K): as K, which latent needs */
     enum za_arithmetic arithmetic;
-    bool blocks_as_they_lie; /* K and V have ggml's blocks, scale first, as a llama.cpp cache has them: a layout of
-                                block types that the manifest must have. ZA_MANIFEST where it has not */
+    uint32_t page_size;          /* tokens of a page; 0: as exported */
+    uint32_t k_stride, v_stride; /* 0: K and V lie in tiles. Otherwise they lie in rows as the host has them, a row of
+                                    one token and KV head so many bytes behind the one before it, a multiple of 2: any
+                                    head_dim values of plain types, ggml's blocks of block types */
 };
 
 /* Runs the kernel `primitives` (and `multiply_add` for ZA_FUSED) on the manifest's numbers, and refuses a device whose
@@ -142,10 +144,11 @@ ZA_API struct za_attn *za_open(struct za_device *device, const struct za_options
 ZA_API void za_close(struct za_attn *attn); /* after its caches and prepared calls; NULL does nothing */
 
 struct za_info {
-    uint32_t page_size;                /* tokens of a page, from 1 on */
-    uint32_t k_dim, v_dim;             /* head_dim and v_head_dim as kernels have them, filled up with zeros */
-    uint32_t row_words;                /* uint32 words of a new row of one KV head, see za_places */
-    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent */
+    uint32_t page_size;                      /* tokens of a page, from 1 on */
+    uint32_t k_dim, v_dim;                   /* head_dim and v_head_dim as kernels have them, filled up with zeros */
+    uint32_t row_words;                      /* uint32 words of a new row of one KV head, see za_places */
+    VkDeviceSize k_page_bytes, v_page_bytes; /* of a page in a layer; v: 0 where the shape is latent. Of rows: where
+                                                tokens come first */
 };
 ZA_API struct za_info za_info(const struct za_attn *attn);
 
@@ -168,13 +171,19 @@ struct za_cache;
 ZA_API struct za_cache *za_cache_make(struct za_attn *attn, uint32_t layers, uint32_t pages, const float *k_scales,
                                       const float *v_scales);
 
-/* The same in memory of the host's: k has layers * pages * k_page_bytes, v the same with v_page_bytes, and none where
-   the shape is latent. Layer after layer, page after page; docs/c-hosts.md says where a value lies. With pages of one
-   token a page is (kv_heads, k_dim) values of one cell. The host may write K and V itself, and fills dimensions behind
-   head_dim with zeros; then its calls have no new rows. Where a layer's bytes are no multiple of
+/* K and V in memory of the host's: layer after layer, page after page; docs/c-hosts.md says where a value lies. With
+   tiles of one token a page is (kv_heads, k_dim) values of one cell, and dimensions behind head_dim are zeros. The host
+   may write K and V itself; then its calls have no new rows. Where a layer's bytes are no multiple of
    za_device_info.alignment, make a cache of one layer at each layer's place, which is as good in any case. */
-ZA_API struct za_cache *za_cache_from(struct za_attn *attn, uint32_t layers, uint32_t pages, struct za_place k,
-                                      struct za_place v, const float *k_scales, const float *v_scales);
+struct za_cache_places {
+    uint32_t layers, pages;           /* pages of a layer */
+    struct za_place k, v;             /* layers * pages * k_page_bytes, and v_page_bytes; v: none where it is latent */
+    const float *k_scales, *v_scales; /* as for za_cache_make */
+    uint32_t token_rows, head_rows;   /* of rows (k_stride): from a token to the next, and from a KV head to the
+                                         next, in rows. Both 0: kv_heads and 1, tokens first. Heads first: 1 and the
+                                         tokens that a head has room for */
+};
+ZA_API struct za_cache *za_cache_from(struct za_attn *attn, const struct za_cache_places *places);
 ZA_API void za_cache_free(struct za_cache *cache); /* no submission uses it any more; NULL does nothing */
 
 /* Copy page `source` to page `target` in every layer of the cache, before a token is written to a page that another
@@ -207,9 +216,10 @@ struct za_call {
     uint32_t window;     /* keys that a row sees at most, its own among them; 0: all */
     const float *sinks;  /* (q_heads) logits that join the softmax without a value; NULL: none */
     const float *alibi;  /* (q_heads) slopes: scores become score - slope * |key - row's own token|; NULL: none */
-    bool alibi_by_mask;  /* mask values are multiplied by alibi's slopes instead, as ggml has it; every request that
-                            attends has a mask. A constant that the manifest must have: ZA_MANIFEST where it has not */
-    uint32_t splits;     /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits */
+    const float *mask_slopes; /* (q_heads): a head's mask values are multiplied by its slope, as ggml's ALiBi has it;
+                                 NULL: by 1 */
+    uint32_t splits; /* pieces that the keys of a request are cut into; 0: the split rule. Never shows in the bits. A
+                        prepared call has those of its room: 0 */
 };
 
 /* The arrays of za_run in host memory. rows: the query rows of all requests, new: their new rows. */
@@ -268,7 +278,7 @@ struct za_room {
     uint32_t pages;     /* entries of all page tables; 0: requests * ceil(tokens / page_size) */
     uint32_t mask_keys; /* of a request; 0: steps have no masks */
     bool sinks;         /* steps may have sinks */
-    bool softcap, alibi, alibi_by_mask; /* every step has them; false: no step has */
+    bool softcap, alibi, mask_slopes; /* every step has them; false: no step has */
 };
 
 struct za_prepared;
@@ -278,15 +288,15 @@ ZA_API struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room
 ZA_API void za_prepared_free(struct za_prepared *prepared); /* no submission uses it any more; NULL does nothing */
 
 /* Record append, attend and merge for a slot and a layer of a cache into `commands`, which is in the recording state,
-   outside a render pass, and is submitted to queues of the za_device's family. A memory barrier comes before them, after
-   which all earlier commands' writes are seen and the states are free, one between each two, and one behind the last,
-   after which all commands and the host see what was written. No barrier of the host's is needed. places: for the room's
-   rows and new rows.
+   outside a render pass, and is submitted to queues of the za_device's family. A memory barrier comes before them,
+   after which all earlier commands' writes are seen and the states are free, one between each two, and one behind the
+   last, after which all commands and the host see what was written. No barrier of the host's is needed. places: for the
+   room's rows and new rows.
 
    Any number of layers and command buffers may be recorded for a slot. Layers whose calls have the same requests and
-   options share a prepared call, as a layer is told by its place alone; layers that differ in a window, sinks, slopes or
-   scales of heads have one each. All submissions that use a prepared call go to one queue, or are ordered by semaphores
-   of the host's.
+   options share a prepared call, as a layer is told by its place alone; layers that differ in a window, sinks, slopes
+   or scales of heads have one each. All submissions that use a prepared call go to one queue, or are ordered by
+   semaphores of the host's.
 
    After a failure the command buffer may hold a part of it; reset it. */
 ZA_API bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,

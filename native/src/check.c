@@ -14,29 +14,46 @@ static bool check_floats(const struct manifest *m, const char *name, const float
     return true;
 }
 
+/* --- calls ------------------------------------------------------------------------------------------- */
+
 /* What is added to scores: finite, or -inf for a key that a row does not see. */
-static bool check_mask(const struct manifest *m, const struct za_call *call) {
-    size_t n = (size_t)call->q_len * call->mask_keys;
-    if (call->mask_keys > call->tokens)
-        return za_fail("mask_keys: got %u, expected at most the %u tokens", call->mask_keys, call->tokens);
-    if (n && !call->mask) return za_fail("mask: got NULL, expected q_len * mask_keys = %zu numbers", n);
+static bool check_mask(const struct manifest *m, uint32_t number, const struct za_request *r) {
+    size_t n = (size_t)r->q_len * r->mask_keys;
+    if (r->mask_keys > r->tokens)
+        return za_fail("request[%u].mask_keys: got %u, expected at most the %u tokens", number, r->mask_keys,
+                       r->tokens);
+    if (n && !r->mask)
+        return za_fail("request[%u].mask: got NULL, expected q_len * mask_keys = %zu numbers", number, n);
     for (size_t i = 0; i < n; ++i) {
-        if (!(fabsf(call->mask[i]) <= m->max_input) && call->mask[i] != -INFINITY)
-            return za_fail("mask[%zu, %zu]: got %g, expected at most %g, or -INFINITY for a key that the row does not "
-                           "see", i / call->mask_keys, i % call->mask_keys, (double)call->mask[i],
+        if (!(fabsf(r->mask[i]) <= m->max_input) && r->mask[i] != -INFINITY)
+            return za_fail("request[%u].mask[%zu, %zu]: got %g, expected at most %g, or -INFINITY for a key that the "
+                           "row does not see", number, i / r->mask_keys, i % r->mask_keys, (double)r->mask[i],
                            (double)m->max_input);
     }
     return true;
 }
 
-static bool check_numbers(const struct manifest *m, const struct za_call *call, uint32_t layers) {
-    if (call->layer >= layers) return za_fail("layer: got %u, expected one below %u", call->layer, layers);
-    if (call->tokens > MAX_TOKENS) return za_fail("tokens: got %u, expected at most %d", call->tokens, MAX_TOKENS);
-    if (call->new_rows > call->tokens)
-        return za_fail("new_rows: got %u, expected at most the %u tokens", call->new_rows, call->tokens);
-    if (call->q_len > MAX_TOKENS || (uint64_t)call->q_len * call->splits > MAX_PIECES)
-        return za_fail("q_len, splits: got %u and %u, expected a product of at most %d", call->q_len, call->splits,
-                       MAX_PIECES);
+static bool check_request(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+                          uint32_t number, uint32_t pages) {
+    const struct za_request *r = &call->request[number];
+    if (r->tokens > MAX_TOKENS)
+        return za_fail("request[%u].tokens: got %u, expected at most %d", number, r->tokens, MAX_TOKENS);
+    if (r->new_rows > r->tokens)
+        return za_fail("request[%u].new_rows: got %u, expected at most the %u tokens", number, r->new_rows, r->tokens);
+    if (r->q_len > MAX_TOKENS || (uint64_t)r->q_len * call->splits > MAX_PIECES)
+        return za_fail("request[%u].q_len, splits: got %u and %u, expected a product of at most %d", number, r->q_len,
+                       call->splits, MAX_PIECES);
+    uint32_t used = r->tokens / shape->page_size + (r->tokens % shape->page_size != 0);
+    if (used && !r->page_table) return za_fail("request[%u].page_table: got NULL, expected %u pages", number, used);
+    for (uint32_t i = 0; i < used; ++i) {
+        if (r->page_table[i] >= pages)
+            return za_fail("request[%u].page_table[%u]: got %u, expected a page below %u", number, i, r->page_table[i],
+                           pages);
+    }
+    return check_mask(m, number, r);
+}
+
+static bool check_options(const struct manifest *m, const struct shape *shape, const struct za_call *call) {
     if (call->softcap != 0 && !(call->softcap >= (double)m->min_input && call->softcap <= (double)m->max_input))
         return za_fail("softcap: got %g, expected %g to %g, or 0 for none", call->softcap, (double)m->min_input,
                        (double)m->max_input);
@@ -44,38 +61,123 @@ static bool check_numbers(const struct manifest *m, const struct za_call *call, 
     if (scale != 0 && !(scale >= 0x1p-126 && scale <= 0x1p126)) /* also where it is NaN */
         return za_fail("scale: got %g, expected a magnitude from 2**-126 to 2**126, or 0 for 1 / sqrt(head_dim)",
                        call->scale);
-    return true;
+    if (call->mask_slopes)
+        return za_fail_as(ZA_MANIFEST, "mask_slopes: got some, which this version of the manifest does not have");
+    return (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads)) &&
+           (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads));
 }
 
-bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t layers,
-                   uint32_t pages) {
-    if (!check_numbers(m, call, layers)) return false;
-    if (shape->latent && call->v && call->new_rows)
-        return za_fail("v: got an array, expected NULL; V of a latent shape is part of k");
-    uint32_t used = call->tokens / shape->page_size + (call->tokens % shape->page_size != 0);
-    for (uint32_t i = 0; i < used; ++i) {
-        if (call->page_table[i] >= pages)
-            return za_fail("page_table[%u]: got %u, expected a page below %u", i, call->page_table[i], pages);
+bool za_check_call(const struct manifest *m, const struct shape *shape, const struct za_call *call, uint32_t pages) {
+    uint64_t rows = 0, new_rows = 0, masks = 0, table = 0;
+    if (call->requests && !call->request) return za_fail("request: got NULL, expected %u requests", call->requests);
+    for (uint32_t i = 0; i < call->requests; ++i) {
+        const struct za_request *r = &call->request[i];
+        if (!check_request(m, shape, call, i, pages)) return false;
+        rows += r->q_len;
+        new_rows += r->new_rows;
+        masks += (uint64_t)r->q_len * r->mask_keys;
+        table += r->tokens / shape->page_size + 1;
     }
-    return check_floats(m, "q", call->q, (size_t)call->q_len * shape->q_heads * shape->head_dim) &&
-           (!call->sinks || check_floats(m, "sinks", call->sinks, shape->q_heads)) &&
-           (!call->alibi || check_floats(m, "alibi", call->alibi, shape->q_heads)) && check_mask(m, call);
+    if (rows > MAX_TOKENS || new_rows > MAX_TOKENS || masks > UINT32_MAX || table > UINT32_MAX)
+        return za_fail("request: got %llu query rows, %llu new rows, masks of %llu numbers and %llu pages in all, "
+                       "expected at most %d rows and 2**32 - 1 words; make several calls", (unsigned long long)rows,
+                       (unsigned long long)new_rows, (unsigned long long)masks, (unsigned long long)table, MAX_TOKENS);
+    return check_options(m, shape, call);
 }
 
-bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                     double largest_k) {
-    size_t n = (size_t)call->q_len * shape->q_heads * shape->head_dim;
+bool za_check_data(const struct manifest *m, const struct shape *shape, const struct za_data *data,
+                   const struct counts *counts) {
+    if (shape->latent && data->v && counts->new_rows)
+        return za_fail("v: got an array, expected NULL; V of a latent shape is part of k");
+    if (counts->rows && (!data->q || !data->out))
+        return za_fail("q, out: got NULL, expected arrays for %llu query rows", (unsigned long long)counts->rows);
+    return check_floats(m, "q", data->q, (size_t)counts->rows * shape->q_heads * shape->head_dim);
+}
+
+bool za_check_scores(const struct manifest *m, const struct shape *shape, const struct za_call *call, const float *q,
+                     uint64_t rows, double largest_k) {
+    size_t n = (size_t)rows * shape->q_heads * shape->head_dim;
     double largest_q = 0;
-    for (size_t i = 0; i < n; ++i) largest_q = fmax(largest_q, fabs((double)call->q[i]));
+    for (size_t i = 0; i < n; ++i) largest_q = fmax(largest_q, fabs((double)q[i]));
     if (largest_q * largest_k * shape->head_dim * fmax(1, 1.5 * fabs(call->scale)) <= (double)m->max_score) return true;
     return za_fail("q, k: got max|q| = %g, max|k| = %g and scale = %g, whose scores may overflow", largest_q, largest_k,
                    call->scale);
 }
 
-bool za_check_groups(const struct gpu *gpu, const struct za_call *call, uint32_t items) {
-    const uint32_t *most = gpu->properties.limits.maxComputeWorkGroupCount;
-    if (items <= most[0] && call->q_len <= most[2] && call->new_rows <= most[0]) return true;
-    return za_fail("q_len, new_rows: got %u and %u, which make %u items; %s takes at most %u rows and %u items or new "
-                   "rows in a call; make several calls", call->q_len, call->new_rows, items,
-                   gpu->properties.deviceName, most[2], most[0]);
+bool za_check_counts(const struct za_device *device, const struct counts *counts, const struct parts *parts) {
+    const uint32_t *most = device->properties.limits.maxComputeWorkGroupCount;
+    if (counts->items <= most[0] && counts->rows <= most[2] && counts->new_rows <= most[0] && parts->end <= UINT32_MAX)
+        return true;
+    return za_fail_as(ZA_UNSUPPORTED, "q_len, new_rows: got %llu and %llu, which make %llu items and %llu words; %s "
+                      "takes at most %u rows and %u items or new rows in a call; make several calls",
+                      (unsigned long long)counts->rows, (unsigned long long)counts->new_rows,
+                      (unsigned long long)counts->items, (unsigned long long)parts->end, device->properties.deviceName,
+                      most[2], most[0]);
+}
+
+/* --- places ------------------------------------------------------------------------------------------ */
+
+bool za_check_place(const struct za_device *device, const char *name, const struct za_place *place, uint64_t bytes,
+                    bool bound) {
+    const VkPhysicalDeviceLimits *limits = &device->properties.limits;
+    uint64_t unit = bound ? limits->minStorageBufferOffsetAlignment : 4;
+    VkMemoryRequirements of;
+    if (!place->buffer) return za_fail("%s: got no buffer, expected one", name);
+    if (place->offset % unit)
+        return za_fail("%s.offset: got %llu, expected a multiple of %llu", name, (unsigned long long)place->offset,
+                       (unsigned long long)unit);
+    if (place->size < bytes)
+        return za_fail("%s.size: got %llu bytes, expected at least %llu", name, (unsigned long long)place->size,
+                       (unsigned long long)bytes);
+    if (bound && bytes > limits->maxStorageBufferRange)
+        return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", name,
+                          (unsigned long long)bytes, device->properties.deviceName, limits->maxStorageBufferRange);
+    device->vk.GetBufferMemoryRequirements(device->host.device, place->buffer, &of); /* as large as the buffer */
+    if (place->offset <= of.size && place->size <= of.size - place->offset) return true;
+    return za_fail("%s: got %llu bytes from offset %llu, expected a place within the buffer, which has at most %llu",
+                   name, (unsigned long long)place->size, (unsigned long long)place->offset,
+                   (unsigned long long)of.size);
+}
+
+bool za_check_apart(const char *const names[], const struct za_place *const places[], const uint64_t bytes[], int n) {
+    for (int i = 0; i < n; ++i) {
+        for (int j = 0; j < i; ++j) {
+            const struct za_place *a = places[i], *b = places[j];
+            if (a->buffer != b->buffer || !bytes[i] || !bytes[j] || a->offset >= b->offset + bytes[j] ||
+                b->offset >= a->offset + bytes[i])
+                continue;
+            return za_fail("%s, %s: got places that overlap, expected places apart", names[j], names[i]);
+        }
+    }
+    return true;
+}
+
+/* --- steps ------------------------------------------------------------------------------------------- */
+
+static bool at_most(const char *name, uint64_t got, uint64_t most) {
+    return got <= most || za_fail("%s: got %llu, expected at most the room's %llu", name, (unsigned long long)got,
+                                  (unsigned long long)most);
+}
+
+bool za_check_step(const struct za_room *room, const struct counts *counts, const struct shape *shape,
+                   const struct za_call *call) {
+    uint64_t rows = 0, new_rows = 0, pages = 0, table = 0; /* table: pages of a table that requests share */
+    if (!at_most("requests", call->requests, room->requests)) return false;
+    for (uint32_t i = 0; i < call->requests; ++i) {
+        const struct za_request *r = &call->request[i];
+        uint32_t used = r->tokens / shape->page_size + (r->tokens % shape->page_size != 0);
+        rows += r->q_len;
+        new_rows += r->new_rows;
+        if (!i || r->page_table != r[-1].page_table) table = 0;
+        pages += used > table ? used - table : 0;
+        table = used > table ? used : table;
+        if (!at_most("tokens", r->tokens, room->tokens) || !at_most("mask_keys", r->mask_keys, room->mask_keys))
+            return false;
+    }
+    if (call->splits) return za_fail("splits: got %u, expected 0; a prepared call has its room's", call->splits);
+    if (room->softcap != (call->softcap != 0) || room->alibi != (call->alibi != NULL) ||
+        room->mask_slopes != (call->mask_slopes != NULL) || (call->sinks && !room->sinks))
+        return za_fail("softcap, sinks, alibi, mask_slopes: got a step that has others than its room says");
+    return at_most("q_len", rows, room->rows) && at_most("new_rows", new_rows, room->new_rows) &&
+           at_most("pages", pages, counts->pages);
 }

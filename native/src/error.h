@@ -1,15 +1,20 @@
-/* The reason of the last failure in this thread. */
+/* The reason and the kind of the last failure in this thread. */
 #ifndef ERROR_H
 #define ERROR_H
 
 #include <stdbool.h>
 
+#include "zinc_attn.h"
+
 #if defined(__GNUC__)
-#define ZA_PRINTF __attribute__((format(printf, 1, 2)))
+#define ZA_PRINTF(at) __attribute__((format(printf, at, at + 1)))
 #else
-#define ZA_PRINTF
+#define ZA_PRINTF(at)
 #endif
 
-bool za_fail(const char *format, ...) ZA_PRINTF; /* keeps the line for za_error; always false */
+/* Keep the line for za_error; always false. za_fail: ZA_INVALID. */
+bool za_fail(const char *format, ...) ZA_PRINTF(1);
+bool za_fail_as(enum za_code code, const char *format, ...) ZA_PRINTF(2);
+bool za_no_memory(void); /* of the host */
 
 #endif

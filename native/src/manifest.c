@@ -46,7 +46,9 @@ char *za_read_file(const char *path, size_t *size) {
             data = NULL;
         }
     }
-    if (!data) za_fail("%s: cannot be read: %s", path, errno ? strerror(errno) : "not a file of at most 2 GiB");
+    if (!data)
+        za_fail_as(ZA_MANIFEST, "%s: cannot be read: %s", path,
+                   errno ? strerror(errno) : "not a file of at most 2 GiB");
     if (file) fclose(file);
     return data;
 }
@@ -59,7 +61,7 @@ static char *path_in(const char *directory, const char *name) {
 }
 
 static bool missing(const struct manifest *m, const char *what) {
-    return za_fail("%s/manifest.json: it has no %s; export it again", m->directory, what);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no %s; export it again", m->directory, what);
 }
 
 /* The word of a field, and the words of its record. */
@@ -69,7 +71,8 @@ static bool find_field(const struct manifest *m, const char *record, const char 
         const char *name = za_json_text(za_json_get(&fields->items[i], "name"));
         if (name && strcmp(name, field) == 0 && za_json_u32(za_json_get(&fields->items[i], "word"), word)) return true;
     }
-    return za_fail("%s/manifest.json: record %s has no field %s; export it again", m->directory, record, field);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: record %s has no field %s; export it again", m->directory, record,
+                      field);
 }
 
 static bool read_layout(struct manifest *m) {
@@ -118,19 +121,20 @@ static bool check_digest(const struct manifest *m, const char *text, size_t size
     za_sha256_add(&hash, text + at + 64, size - at - 64);
     za_sha256_end(&hash, hex);
     if (memcmp(hex, text + at, 64) == 0) return true;
-    return za_fail("%s/manifest.json: got manifest_sha256 %.64s, expected %s; the file was changed, export it again",
-                m->directory, text + at, hex);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: got manifest_sha256 %.64s, expected %s; the file was changed, "
+                      "export it again", m->directory, text + at, hex);
 }
 
 static bool check_version(const struct manifest *m) {
     const char *format = za_json_text(za_json_get(&m->root, "format"));
     uint32_t version;
     if (!format || strcmp(format, FORMAT) != 0)
-        return za_fail("%s/manifest.json: got format %s, expected " FORMAT, m->directory, format ? format : "none");
+        return za_fail_as(ZA_MANIFEST, "%s/manifest.json: got format %s, expected " FORMAT, m->directory,
+                          format ? format : "none");
     if (!za_json_u32(za_json_get(&m->root, "version"), &version)) return missing(m, "version");
     if (version != MANIFEST_VERSION)
-        return za_fail("%s/manifest.json: got version %u, expected %d; export it with the zinc-attn that this library "
-                    "was written for", m->directory, version, MANIFEST_VERSION);
+        return za_fail_as(ZA_MANIFEST, "%s/manifest.json: got version %u, expected %d; export it with the zinc-attn "
+                          "that this library was written for", m->directory, version, MANIFEST_VERSION);
     return true;
 }
 
@@ -140,13 +144,13 @@ bool za_manifest_open(struct manifest *m, const char *directory) {
     char *path = path_in(directory, "manifest.json");
     if (!path || !m->directory) {
         free(path);
-        return za_fail("out of memory");
+        return za_no_memory();
     }
     strcpy(m->directory, directory);
     size_t size, at = 0;
     char *text = za_read_file(path, &size);
     bool good = text && za_json_parse(text, &m->root, &at);
-    if (text && !good) za_fail("%s: not JSON at byte %zu of %zu", path, at, size);
+    if (text && !good) za_fail_as(ZA_MANIFEST, "%s: not JSON at byte %zu of %zu", path, at, size);
     good = good && check_version(m) && check_digest(m, text, size);
     free(text);
     free(path);
@@ -188,8 +192,8 @@ static bool no_entry(const struct manifest *m, const struct za_options *o) {
     snprintf(text, sizeof text, "%u/%u/%u%s%s", o->q_heads, o->kv_heads, o->head_dim, v_text,
              o->latent ? "/latent" : "");
     name_types(o, types);
-    return za_fail("%s/manifest.json: it has no sizes for shape %s, %s; export it with --shape %s --dtype %s",
-                   m->directory, text, types, text, types);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no sizes for shape %s, %s; export it with --shape %s "
+                      "--dtype %s", m->directory, text, types, text, types);
 }
 
 /* That a row has as many words as rows.c writes. */
@@ -206,21 +210,35 @@ static bool check_rows(const struct manifest *m, const struct za_options *option
         return true;
     char types[32];
     name_types(options, types);
-    return za_fail("%s/manifest.json: got %u and %u words of values and %u and %u of scales in a row of K and V, %u in "
-                   "a token, expected %u, %u, %u, %u and %u for %s in %u and %u dimensions; export it again",
-                   m->directory, found_k.value_words, found_v.value_words, found_k.scale_words, found_v.scale_words,
-                   shape->token_words, k->value_words, v->value_words, k->scale_words, v->scale_words, words, types,
-                   shape->k_dim, shape->v_dim);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: got %u and %u words of values and %u and %u of scales in a row "
+                      "of K and V, %u in a token, expected %u, %u, %u, %u and %u for %s in %u and %u dimensions; "
+                      "export it again", m->directory, found_k.value_words, found_v.value_words, found_k.scale_words,
+                      found_v.scale_words, shape->token_words, k->value_words, v->value_words, k->scale_words,
+                      v->scale_words, words, types, shape->k_dim, shape->v_dim);
 }
 
-bool za_manifest_shape(const struct manifest *m, const struct za_options *options, const char *kind,
-                       struct shape *shape) {
+/* The specialization of the shape's kernels, by family and name. */
+static bool read_specialization(const struct json *families, struct shape *shape) {
+    for (size_t i = 0; families && i < families->count; ++i) {
+        const struct json *family = &families->items[i];
+        for (size_t j = 0; j < family->count; ++j) {
+            struct constant *constant = &shape->constants[shape->constant_count++];
+            constant->family = family->name;
+            constant->name = family->items[j].name;
+            if (shape->constant_count == MAX_CONSTANTS || !za_json_u32(&family->items[j], &constant->value))
+                return false;
+        }
+    }
+    return shape->constant_count > 0;
+}
+
+bool za_manifest_shape(const struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {
     const struct json *shapes = za_json_get(&m->root, "shapes"), *entry = NULL;
     for (size_t i = 0; shapes && i < shapes->count && !entry; ++i)
         if (is_entry_of(&shapes->items[i], options, shape)) entry = &shapes->items[i];
     if (!entry) return no_entry(m, options);
     const struct json *sizes = za_json_get(entry, "sizes");
-    shape->specialization = za_json_get(za_json_get(za_json_get(entry, "kinds"), kind), "specialization");
+    const struct json *kind = za_json_get(za_json_get(entry, "kinds"), cpu ? "cpu" : "gpu");
     shape->latent = options->latent;
     bool scaled = za_storage[options->dtype].head_scale || za_storage[options->v_dtype].head_scale;
     shape->scale_words = scaled ? 2 * shape->kv_heads : 0;
@@ -240,9 +258,20 @@ bool za_manifest_shape(const struct manifest *m, const struct za_options *option
                  za_json_u32(za_json_get(sizes, "page_tiles"), &shape->page_tiles) &&
                  za_json_u32(za_json_get(sizes, "state_words"), &shape->state_words);
     if (!whole || !shape->page_size || !shape->compute_units || !shape->page_tiles || !shape->head_chunks ||
-        !shape->k_page_words || (!shape->v_page_words && !shape->latent) || !shape->specialization)
+        !shape->k_page_words || (!shape->v_page_words && !shape->latent) ||
+        !read_specialization(za_json_get(kind, "specialization"), shape))
         return missing(m, "complete entry for the shape");
     return check_rows(m, options, shape);
+}
+
+static bool find_value(const struct shape *shape, const char *family, const char *name, uint32_t *value) {
+    for (uint32_t i = 0; family && i < shape->constant_count; ++i) {
+        const struct constant *constant = &shape->constants[i];
+        if (strcmp(constant->family, family) != 0 || strcmp(constant->name, name) != 0) continue;
+        *value = constant->value;
+        return true;
+    }
+    return false;
 }
 
 /* The values of a kernel's specialization constants: its own fixed ones, and those of the shape, by family and name. */
@@ -250,7 +279,6 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
                            struct kernel *kernel) {
     const struct json *constants = za_json_get(entry, "specialization_constants");
     const char *family = za_json_text(za_json_get(entry, "family"));
-    const struct json *values = family ? za_json_get(shape->specialization, family) : NULL;
     if (!constants || constants->count > MAX_SPEC) return missing(m, "specialization constants of a kernel");
     kernel->constants = (uint32_t)constants->count;
     for (size_t i = 0; i < constants->count; ++i) {
@@ -258,7 +286,7 @@ static bool read_constants(const struct manifest *m, const struct shape *shape, 
         kernel->constant_names[i] = name;
         const struct json *fixed = za_json_get(&constants->items[i], "fixed");
         if (!name || !za_json_u32(za_json_get(&constants->items[i], "id"), &kernel->ids[i]) ||
-            !za_json_u32(fixed ? fixed : za_json_get(values, name), &kernel->values[i]))
+            !(fixed ? za_json_u32(fixed, &kernel->values[i]) : find_value(shape, family, name, &kernel->values[i])))
             return missing(m, "value for a specialization constant");
     }
     return true;
@@ -269,7 +297,7 @@ static bool read_code(const struct manifest *m, const struct json *entry, struct
     const char *file = za_json_text(za_json_get(entry, "file")), *expected = za_json_text(za_json_get(entry, "sha256"));
     if (!file || !expected || strchr(file, '/')) return missing(m, "file name and checksum of a kernel");
     char *path = path_in(m->directory, file), hex[65];
-    if (!path) return za_fail("out of memory");
+    if (!path) return za_no_memory();
     kernel->code = (uint32_t *)(void *)za_read_file(path, &kernel->code_bytes);
     bool ok = kernel->code != NULL;
     if (ok) {
@@ -278,9 +306,9 @@ static bool read_code(const struct manifest *m, const struct json *entry, struct
         za_sha256_add(&hash, kernel->code, kernel->code_bytes);
         za_sha256_end(&hash, hex);
         if (strcmp(hex, expected) != 0) {
-            ok = za_fail("%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
+            ok = za_fail_as(ZA_MANIFEST, "%s: got SHA-256 %s, expected %s; export again", path, hex, expected);
         } else if (kernel->code_bytes < 20 || kernel->code_bytes % 4 || kernel->code[0] != 0x07230203) {
-            ok = za_fail("%s: no SPIR-V of this machine's byte order", path);
+            ok = za_fail_as(ZA_MANIFEST, "%s: no SPIR-V of this machine's byte order", path);
         }
     }
     free(path);
@@ -298,7 +326,7 @@ bool za_kernel_load(const struct manifest *m, const struct shape *shape, const c
         kernel->bindings = (uint32_t)bindings->count;
         return read_constants(m, shape, entry, kernel) && read_code(m, entry, kernel);
     }
-    return za_fail("%s/manifest.json: it has no kernel %s", m->directory, name);
+    return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no kernel %s", m->directory, name);
 }
 
 bool za_kernel_set(struct kernel *kernel, const char *constant, uint32_t value) {
@@ -307,7 +335,8 @@ bool za_kernel_set(struct kernel *kernel, const char *constant, uint32_t value) 
         kernel->values[i] = value;
         return true;
     }
-    return za_fail("kernel %s: it has no specialization constant %s; export again", kernel->name, constant);
+    return za_fail_as(ZA_MANIFEST, "kernel %s: it has no specialization constant %s; export again", kernel->name,
+                      constant);
 }
 
 void za_kernel_free(struct kernel *kernel) {

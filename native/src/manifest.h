@@ -10,7 +10,7 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 7, MAX_SPEC = 16 };
+enum { MANIFEST_VERSION = 7, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {
@@ -42,6 +42,12 @@ struct manifest {
     float min_input, max_input, max_score; /* magnitudes of q, k, v; bound of the scores */
 };
 
+/* What a family of kernels is specialized with, by name. */
+struct constant {
+    const char *family, *name;
+    uint32_t value;
+};
+
 /* One entry of the manifest's shapes: the numbers of a shape, its types and a page size on a kind of device. k_dim and
    v_dim are head_dim and v_head_dim as the device has them, filled up with zeros. */
 struct shape {
@@ -50,7 +56,8 @@ struct shape {
     uint32_t scale_words; /* scales of heads in a work buffer: 2 * kv_heads where a type has them, else 0 */
     uint32_t group, head_chunks, token_words, k_page_words, v_page_words, page_tiles, state_words;
     struct row_part k, v; /* of a row; v has no dimensions where the shape is latent */
-    const struct json *specialization;
+    uint32_t constant_count;
+    struct constant constants[MAX_CONSTANTS];
 };
 
 /* One SPIR-V module, its checksum verified. */
@@ -69,8 +76,8 @@ char *za_read_file(const char *path, size_t *size);
 
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
-/* options: with the types and sizes of K and V. kind: "gpu" or "cpu". */
-bool za_manifest_shape(const struct manifest *manifest, const struct za_options *options, const char *kind,
+/* options: with the types and sizes of K and V. */
+bool za_manifest_shape(const struct manifest *manifest, const struct za_options *options, bool cpu,
                        struct shape *shape);
 bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,
                     struct kernel *kernel);

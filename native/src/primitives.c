@@ -1,53 +1,91 @@
-/* Runs the kernel `primitives` on the manifest's numbers and compares its results with the manifest's. */
+/* Runs the kernels `primitives` and `multiply_add` on the manifest's numbers and compares with its results. */
 #include "primitives.h"
 
 #include <string.h>
 
 #include "error.h"
+#include "objects.h"
 
 enum { GIVEN, FOUND, BUFFERS, MOST_WORDS = 1 << 16 };
 
-/* A list of the manifest's section `primitives`, NULL where it is none of a sane length. */
-static const struct json *list(const struct manifest *m, const char *name) {
-    const struct json *found = za_json_get(za_json_get(&m->root, "primitives"), name);
+/* A kernel's numbers and results, lists of a section of the manifest that is named like it. */
+struct question {
+    const char *kernel;
+    const struct json *numbers, *results, *groups;
+};
+
+/* A list of a section, NULL where it is none of a sane length. */
+static const struct json *list(const struct manifest *m, const char *section, const char *name) {
+    const struct json *found = za_json_get(za_json_get(&m->root, section), name);
     return found && found->type == JSON_ARRAY && found->count && found->count <= MOST_WORDS ? found : NULL;
 }
 
-static bool run(struct gpu *gpu, const struct pipeline *pipeline, const struct buffer *buffers, uint32_t groups) {
-    const struct buffer *const bound[] = {&buffers[GIVEN], &buffers[FOUND]};
-    return za_commands_begin(gpu) && za_commands_dispatch(gpu, pipeline, bound, groups, 1, 1) && za_commands_submit(gpu);
+static bool run(struct za_device *device, const struct pipeline *pipeline, const struct buffer *buffers,
+                uint32_t groups) {
+    const struct za_place places[] = {za_whole(&buffers[GIVEN]), za_whole(&buffers[FOUND])};
+    struct sets sets = {0};
+    bool ok = za_commands_begin(device) &&
+              za_dispatch(device, device->commands, &sets, pipeline, places, (const uint32_t[]){groups, 1, 1});
+    if (ok) za_barrier_behind(device, device->commands);
+    ok = ok && za_commands_submit(device);
+    za_sets_free(device, &sets);
+    return ok;
 }
 
-static bool compare(const struct gpu *gpu, const struct json *results, const uint32_t *found) {
-    for (size_t i = 0; i < results->count; ++i) {
+/* *wrong: the first result that differs, or the number of results. */
+static bool compare(const struct question *q, const uint32_t *found, size_t *wrong) {
+    for (*wrong = 0; *wrong < q->results->count; ++*wrong) {
         uint32_t expected;
-        if (!za_json_u32(&results->items[i], &expected)) return za_fail("manifest: primitives.results[%zu] is no word", i);
-        if (found[i] != expected)
-            return za_fail("%s: the driver computes result %zu of the kernel primitives as 0x%08X, expected 0x%08X, so "
-                           "that attention would have other bits; use another driver, or another version of it",
-                           gpu->properties.deviceName, i, found[i], expected);
+        if (!za_json_u32(&q->results->items[*wrong], &expected))
+            return za_fail_as(ZA_MANIFEST, "manifest: result %zu of %s is no word", *wrong, q->kernel);
+        if (found[*wrong] == expected) continue;
+        za_fail_as(ZA_UNSUPPORTED, "the driver computes result %zu of the kernel %s as 0x%08X, expected 0x%08X, so "
+                   "that attention would have other bits; use another driver, or another version of it", *wrong,
+                   q->kernel, found[*wrong], expected);
+        return true;
     }
     return true;
 }
 
-bool za_primitives_check(struct gpu *gpu, const struct manifest *m, const struct shape *shape) {
-    const struct json *numbers = list(m, "numbers"), *results = list(m, "results"), *groups = list(m, "workgroups");
+/* Ask with the constant `fused`, 0 for a kernel without it. */
+static bool ask(struct za_device *device, const struct manifest *m, const struct shape *shape,
+                const struct question *q, uint32_t fused, size_t *wrong) {
     struct buffer buffers[BUFFERS] = {{0}};
     struct pipeline pipeline = {0};
     struct kernel kernel = {0};
     uint32_t count;
-    if (!numbers || !results || !groups || !za_json_u32(&groups->items[0], &count))
-        return za_fail("%s/manifest.json: it has no primitives; export it again", m->directory);
-    bool ok = za_kernel_load(m, shape, "primitives", &kernel) && za_pipeline_make(gpu, &kernel, &pipeline) &&
-              za_buffer_make(gpu, 4 * numbers->count, true, "numbers", &buffers[GIVEN]) &&
-              za_buffer_make(gpu, 4 * results->count, true, "results", &buffers[FOUND]);
+    if (!q->numbers || !q->results || !q->groups || !za_json_u32(&q->groups->items[0], &count))
+        return za_fail_as(ZA_MANIFEST, "%s/manifest.json: it has no %s; export it again", m->directory, q->kernel);
+    bool ok = za_kernel_load(m, shape, q->kernel, &kernel) && (!fused || za_kernel_set(&kernel, "fused", fused)) &&
+              za_pipeline_make(device, &kernel, &pipeline) &&
+              za_buffer_make(device, 4 * q->numbers->count, true, "numbers", &buffers[GIVEN]) &&
+              za_buffer_make(device, 4 * q->results->count, true, "results", &buffers[FOUND]);
     uint32_t *given = buffers[GIVEN].mapped;
-    for (size_t i = 0; ok && i < numbers->count; ++i)
-        if (!za_json_u32(&numbers->items[i], &given[i])) ok = za_fail("manifest: primitives.numbers[%zu] is no word", i);
-    if (ok) memset(buffers[FOUND].mapped, 0xFF, 4 * results->count); /* NaNs, which are no results */
-    ok = ok && run(gpu, &pipeline, buffers, count) && compare(gpu, results, buffers[FOUND].mapped);
-    for (int i = 0; i < BUFFERS; ++i) za_buffer_free(gpu, &buffers[i]);
-    za_pipeline_free(gpu, &pipeline);
+    for (size_t i = 0; ok && i < q->numbers->count; ++i)
+        if (!za_json_u32(&q->numbers->items[i], &given[i]))
+            ok = za_fail_as(ZA_MANIFEST, "manifest: number %zu of %s is no word", i, q->kernel);
+    if (ok) memset(buffers[FOUND].mapped, 0xFF, 4 * q->results->count); /* NaNs, which are no results */
+    ok = ok && run(device, &pipeline, buffers, count) && compare(q, buffers[FOUND].mapped, wrong);
+    for (int i = 0; i < BUFFERS; ++i) za_buffer_free(device, &buffers[i]);
+    za_pipeline_free(device, &pipeline);
     za_kernel_free(&kernel);
     return ok;
+}
+
+bool za_primitives_check(struct za_device *device, const struct manifest *m, const struct shape *shape) {
+    const struct question q = {"primitives", list(m, "primitives", "numbers"), list(m, "primitives", "results"),
+                               list(m, "primitives", "workgroups")};
+    size_t wrong;
+    return ask(device, m, shape, &q, 0, &wrong) && wrong == q.results->count;
+}
+
+bool za_fused_choose(struct za_device *device, const struct manifest *m, const struct shape *shape, uint32_t *fused) {
+    const struct question q = {"multiply_add", list(m, "multiply_add", "triples"), list(m, "multiply_add", "sums"),
+                               list(m, "multiply_add", "workgroups")};
+    size_t wrong = 0;
+    for (*fused = 1; *fused <= 2; ++*fused) {
+        if (!ask(device, m, shape, &q, *fused, &wrong)) return false;
+        if (wrong == q.results->count) return true;
+    }
+    return false; /* za_error is of `compare` */
 }

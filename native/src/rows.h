@@ -2,8 +2,8 @@
 
    A row is one token's K and V of one KV head, in uint32 words: K values, V values, K scales, V scales. Values lie one
    behind the other in their storage type, the first in the lowest bits. Scales are what the blocks of a row share: the
-   float16 numbers of all blocks, the last word filled up with 0, then a word of fifth bits per block, where the type has
-   them. Dimensions behind those that are given count as 0.
+   float16 numbers of all blocks, the last word filled up with 0, then a word of fifth bits per block, where the type
+   has them. Dimensions behind those that are given count as 0.
 
    Values: magnitudes up to 2**60, those below 2**-40 count as 0; f16 takes every finite float16, block types what
    za_storage says, fp8_e4m3 up to 448 times the scale of the head. The codec is rows.c, blocks.c, floats.c and

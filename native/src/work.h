@@ -6,32 +6,49 @@
 #include "manifest.h"
 #include "zinc_attn.h"
 
-/* Who computes what; never shows in the bits. A unit is the keys of one state: a leaf, or a node of leaves. */
+/* Who computes what of a request; never shows in the bits. A unit is the keys of one state: a leaf, or a node of
+   leaves. Keys are cut into splits from `begin` on, the lowest one that some row sees. */
 struct layout {
-    uint32_t begin;  /* lowest key that some row sees */
-    uint32_t splits; /* pieces of the keys from there on, each for a workgroup per row and KV head */
-    uint32_t leaves_per_state;
+    uint32_t begin, splits, leaves_per_state;
     uint32_t first_leaf, first_unit; /* those that hold key `begin` */
     uint32_t units;                  /* the leaves that some row sees, in units counted from first_leaf */
-    uint32_t states_per_row, items;
-    bool fixed;       /* the caller chose the number of splits */
-    bool single_pass; /* a row has one state, and pass 1 writes the output */
+    uint32_t states_per_row;
+    bool fixed; /* the caller chose the number of splits */
+};
+
+/* Records and tables of a call, or room for them. */
+struct counts {
+    uint64_t items, rows, new_rows, pages, masks, states; /* pages, masks: words */
+    bool sinks, alibi;
+    bool single_pass; /* every row has one state, and pass 1 writes the output */
     bool loop;        /* some item has several leaves */
 };
 
-/* The layout of a call that attends, on a device of a kind ("gpu" or "cpu"). */
-struct layout za_layout(const struct manifest *m, const struct shape *shape, const struct za_call *call, bool cpu);
+/* Words where the parts of a work buffer begin. */
+struct parts {
+    uint64_t rows, appends, pages, sinks, alibi, scales, mask, end;
+};
 
-uint64_t za_work_words(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                       const struct layout *layout);
+/* How a call, or every call of a prepared one, is laid out. */
+struct rule {
+    bool cpu;                                 /* the device's kind, for the split rule */
+    uint32_t fixed_splits, fixed_per_state; /* of a prepared call: at most so many, instead of the split rule; 0: it */
+};
 
-/* first_page: where the layer begins in K and V. scales: (2, kv_heads) of the layer, K's and V's, NULL where no type
-   has them. A call with q_len 0 has the empty layout and appends only. */
-void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call,
-                   const struct layout *layout, uint32_t first_page, const float *scales, uint32_t *work);
+struct counts za_counts(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+                        struct rule rule);
+struct parts za_parts(const struct manifest *m, const struct shape *shape, const struct counts *counts);
+struct layout za_layout(const struct manifest *m, const struct shape *shape, const struct za_call *call,
+                        const struct za_request *request, struct rule rule);
 
-/* The work buffer that copies `pairs` pages: page source[i] of the K and V buffers to page target[i], with step pages
-   from one pair to the next. */
+/* Write a call's words into parts that have room for it. first_page: where the layer begins in the buffers that are
+   bound; scales: (2, kv_heads), K's and V's, NULL where no type has them. `room` is what the recorded dispatches are
+   for: results are laid out for its rows, and records behind the call's own are made to do nothing. */
+void za_work_write(const struct manifest *m, const struct shape *shape, const struct za_call *call, struct rule rule,
+                   const struct counts *room, uint32_t first_page, const float *scales, uint32_t *work);
+
+/* The work buffer that copies `pairs` pages: page source of the K and V buffers to page target, with step pages from
+   one pair to the next. */
 uint64_t za_copy_words(const struct manifest *m, uint32_t pairs);
 void za_copy_write(const struct manifest *m, uint32_t source, uint32_t target, uint32_t step, uint32_t pairs,
                    uint32_t *work);

@@ -1,8 +1,8 @@
-/* Linked before libvulkan (ld --wrap) to test the C library where no driver would.
+/* Linked before libvulkan (ld --wrap=vkGetInstanceProcAddr) to test the C library where no driver would.
 
-   EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function give RESULT, without calling it.
-   EMBED_WAVE32=1 makes the device offer subgroups of 32, and says on stdout what is then asked for; the driver is asked
-   for what it has. */
+   EMBED_FAIL=NAME:COUNT:RESULT makes the COUNT-th call of a function (or of those that begin with NAME*) give RESULT,
+   without calling it; a COUNT with a + behind it, all calls from that one on. EMBED_WAVE32=1 makes the device offer subgroups of 32, and says on stdout what
+   is then asked for; the driver is asked for what it has. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,18 +11,19 @@
 static VkResult refused(const char *name) {
     static int calls;
     const char *wish = getenv("EMBED_FAIL");
-    size_t length = strlen(name);
-    int count, result;
-    if (!wish || strncmp(wish, name, length) != 0 || sscanf(wish + length, ":%d:%d", &count, &result) != 2)
-        return VK_SUCCESS;
-    return ++calls == count ? (VkResult)result : VK_SUCCESS;
+    size_t length = wish ? strcspn(wish, "*:") : 0;
+    char *end;
+    if (!wish || strncmp(wish, name, length) != 0 || (wish[length] == ':' && name[length])) return VK_SUCCESS;
+    long count = strtol(strchr(wish, ':') + 1, &end, 10);
+    int on = *end == '+', result = atoi(strchr(end, ':') + 1);
+    ++calls;
+    return calls == count || (on && calls > count) ? (VkResult)result : VK_SUCCESS;
 }
 
-#define WRAP(name, parameters, arguments)       \
-    VkResult __real_##name parameters;          \
-    VkResult __wrap_##name parameters {         \
-        VkResult result = refused(#name);       \
-        return result ? result : __real_##name arguments; \
+#define WRAP(name, parameters, arguments)               \
+    static VkResult wrap_##name parameters {            \
+        VkResult result = refused(#name);               \
+        return result ? result : name arguments;        \
     }
 
 typedef const VkAllocationCallbacks *Allocator;
@@ -44,6 +45,7 @@ WRAP(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i
 WRAP(vkBeginCommandBuffer, (VkCommandBuffer c, const VkCommandBufferBeginInfo *i), (c, i))
 WRAP(vkEndCommandBuffer, (VkCommandBuffer c), (c))
 WRAP(vkQueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo *s, VkFence f), (q, n, s, f))
+WRAP(vkQueueWaitIdle, (VkQueue q), (q))
 WRAP(vkWaitForFences, (VkDevice d, uint32_t n, const VkFence *f, VkBool32 all, uint64_t t), (d, n, f, all, t))
 WRAP(vkResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
 
@@ -51,9 +53,8 @@ WRAP(vkResetFences, (VkDevice d, uint32_t n, const VkFence *f), (d, n, f))
 
 static int pretends(void) { return getenv("EMBED_WAVE32") != NULL; }
 
-void __real_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o);
-void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o) {
-    __real_vkGetPhysicalDeviceProperties2(p, o);
+static void wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceProperties2 *o) {
+    vkGetPhysicalDeviceProperties2(p, o);
     VkPhysicalDeviceSubgroupSizeControlProperties *sizes = o->pNext;
     if (!pretends()) return;
     sizes->minSubgroupSize = 32;
@@ -61,36 +62,51 @@ void __wrap_vkGetPhysicalDeviceProperties2(VkPhysicalDevice p, VkPhysicalDeviceP
     sizes->requiredSubgroupSizeStages = VK_SHADER_STAGE_COMPUTE_BIT;
 }
 
-void __real_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o);
-void __wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o) {
-    __real_vkGetPhysicalDeviceFeatures2(p, o);
+static void wrap_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *o) {
+    vkGetPhysicalDeviceFeatures2(p, o);
     if (pretends()) ((VkPhysicalDeviceSubgroupSizeControlFeatures *)o->pNext)->subgroupSizeControl = VK_TRUE;
 }
 
-VkResult __real_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o);
-VkResult __wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o) {
+static VkResult wrap_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *i, Allocator a, VkDevice *o) {
     const VkPhysicalDeviceSubgroupSizeControlFeatures *features = i->pNext;
     VkResult result = refused("vkCreateDevice");
     VkDeviceCreateInfo plain = *i;
     if (result) return result;
-    if (!pretends()) return __real_vkCreateDevice(p, i, a, o);
+    if (!pretends()) return vkCreateDevice(p, i, a, o);
     printf("device: subgroupSizeControl %u, computeFullSubgroups %u\n", features ? features->subgroupSizeControl : 9,
            features ? features->computeFullSubgroups : 9);
     plain.pNext = NULL;
-    return __real_vkCreateDevice(p, &plain, a, o);
+    return vkCreateDevice(p, &plain, a, o);
 }
 
-VkResult __real_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
-                                         const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o);
-VkResult __wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
-                                         const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o) {
+static VkResult wrap_vkCreateComputePipelines(VkDevice d, VkPipelineCache c, uint32_t n,
+                                              const VkComputePipelineCreateInfo *i, Allocator a, VkPipeline *o) {
     const VkPipelineShaderStageRequiredSubgroupSizeCreateInfo *required = i->stage.pNext;
     VkResult result = refused("vkCreateComputePipelines");
     VkComputePipelineCreateInfo plain = *i;
     if (result) return result;
-    if (!pretends()) return __real_vkCreateComputePipelines(d, c, n, i, a, o);
+    if (!pretends()) return vkCreateComputePipelines(d, c, n, i, a, o);
     printf("pipeline: requiredSubgroupSize %u, flags %u\n", required ? required->requiredSubgroupSize : 0,
            (unsigned)i->stage.flags);
     plain.stage.pNext = NULL;
-    return __real_vkCreateComputePipelines(d, c, n, &plain, a, o);
+    return vkCreateComputePipelines(d, c, n, &plain, a, o);
+}
+
+/* --- the functions that the library gets ------------------------------------------------------------- */
+
+#define EACH(X)                                                                                                       \
+    X(vkCreateCommandPool) X(vkCreateFence) X(vkCreateBuffer) X(vkCreateShaderModule) X(vkCreateDescriptorSetLayout)   \
+    X(vkCreatePipelineLayout) X(vkCreateDescriptorPool) X(vkEnumerateInstanceVersion) X(vkCreateInstance)              \
+    X(vkEnumeratePhysicalDevices) X(vkAllocateCommandBuffers) X(vkAllocateMemory) X(vkBindBufferMemory)                \
+    X(vkMapMemory) X(vkResetDescriptorPool) X(vkAllocateDescriptorSets) X(vkBeginCommandBuffer) X(vkEndCommandBuffer)  \
+    X(vkQueueSubmit) X(vkQueueWaitIdle) X(vkWaitForFences) X(vkResetFences) X(vkGetPhysicalDeviceProperties2)          \
+    X(vkGetPhysicalDeviceFeatures2) X(vkCreateDevice) X(vkCreateComputePipelines)
+
+PFN_vkVoidFunction __wrap_vkGetInstanceProcAddr(VkInstance instance, const char *name);
+PFN_vkVoidFunction __real_vkGetInstanceProcAddr(VkInstance instance, const char *name);
+PFN_vkVoidFunction __wrap_vkGetInstanceProcAddr(VkInstance instance, const char *name) {
+#define X(own) if (strcmp(name, #own) == 0) return (PFN_vkVoidFunction)(void (*)(void))wrap_##own;
+    EACH(X)
+#undef X
+    return __real_vkGetInstanceProcAddr(instance, name);
 }

@@ -12,8 +12,10 @@ from c_host import (
     SHIM,
     WRAP,
     Call,
+    Data,
     Options,
-    Trace,
+    Request,
+    declared,
     library,
     make_case,
     needs_compiler,
@@ -52,6 +54,9 @@ def address(array):
     return array.ctypes.data_as(c.c_void_p)
 
 
+CODES = ("ok", "invalid", "manifest", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
+
+
 class Refused(Exception):
     """A call of the library that returned false, with its za_error()."""
 
@@ -64,39 +69,42 @@ class Library:
 
     def __init__(self, folder, device, loaded=None, dtype="f16", scales=(None, None)):
         export.export(folder / "kernels", [SHAPE], dtype=dtype, page_size=PAGE_SIZE)
-        self.c = loaded or library(folder, LIBRARY)
-        for name in ("za_open", "za_cache_make"):
-            getattr(self.c, name).restype = c.c_void_p
-        self.c.za_trace.restype = Trace
-        self.c.za_run.restype = self.c.za_copy_page.restype = c.c_bool
+        self.c = declared(loaded or library(folder, LIBRARY))
         self.names = str(folder / "kernels").encode(), device.info.name.encode()
         self.dtype, self.scales = DTYPES.index(dtype), [x if x is None else address(x) for x in scales]
         self.open()
 
     def open(self):
-        self.attn = c.c_void_p(self.open_with(*self.names, 4, 2, 64, 0, False, self.dtype))
+        self.device = c.c_void_p(self.c.za_device_open(self.names[1]))
+        assert self.device, self.error
+        self.attn = c.c_void_p(self.open_with(self.names[0], 4, 2, 64, 0, False, self.dtype))
         assert self.attn, self.error
         self.cache = c.c_void_p(self.c.za_cache_make(self.attn, LAYERS, PAGES, *self.scales))
         assert self.cache, self.error
 
     def open_with(self, *options):
         """What za_open gives for Options."""
-        return self.c.za_open(c.byref(Options(*options)))
+        return self.c.za_open(self.device, c.byref(Options(*options)))
 
     @property
     def error(self):
         return self.c.za_error().decode()
 
+    @property
+    def code(self):
+        return CODES[self.c.za_error_code()]
+
     def run(self, q, k, v, table, tokens, layer=1, **more):
-        """out and lse of a call. Arrays in ``more`` are float32."""
+        """out and lse of a call of one request. Arrays in ``more`` are float32."""
         q, k, v, table = (np.ascontiguousarray(x) for x in (q, k, v, np.array(table, np.uint32)))
         out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
-        call = Call(layer=layer, tokens=tokens, new_rows=len(k), q_len=len(q), scale=0.125)
-        call.page_table, call.k, call.v, call.q = map(address, (table, k, v, q))
-        call.out, call.lse = address(out), address(lse)
+        request, data = Request(tokens=tokens, new_rows=len(k), q_len=len(q), page_table=address(table)), Data()
+        call = Call(request=c.addressof(request), requests=1, scale=0.125)
+        data.k, data.v, data.q, data.out, data.lse = map(address, (k, v, q, out, lse))
         for name, value in more.items():
-            setattr(call, name, address(value) if isinstance(value, np.ndarray) else value)
-        if not self.c.za_run(self.attn, self.cache, c.byref(call)):
+            (of,) = (one for one in (request, call, data) if hasattr(one, name))
+            setattr(of, name, address(value) if isinstance(value, np.ndarray) else value)
+        if not self.c.za_run(self.cache, layer, c.byref(call), c.byref(data)):
             raise Refused(self.error)
         return out, lse
 
@@ -108,11 +116,13 @@ class Library:
 
     def words(self):
         trace = self.c.za_trace(self.attn)
-        return np.ctypeslib.as_array(trace.work, (trace.work_words,)).copy()
+        words = c.cast(trace.work, c.POINTER(c.c_uint32))
+        return np.ctypeslib.as_array(words, (trace.work_words,)).copy()
 
     def close(self):
-        self.c.za_cache_free(self.attn, self.cache)
+        self.c.za_cache_free(self.cache)
         self.c.za_close(self.attn)
+        self.c.za_device_close(self.device)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +208,7 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
     q, k, v = inputs
     page_call(opened, inputs, 0)
     before = page_call(opened, inputs, 1)
-    assert opened.c.za_copy_page(opened.attn, opened.cache, 9, 8), opened.error
+    assert opened.c.za_copy_page(opened.cache, 9, 8), opened.error
     words = opened.words()
     assert words.tolist() == page_words("Forks").tolist()
     copies = WorkBuffer(appends=LAYERS)
@@ -328,20 +338,21 @@ def test_what_scales_refuse(scaled, opened, inputs):
 
 def test_a_latent_shape_has_no_v(scaled, tmp_path):
     export.export(tmp_path, [za.AttnShape(1, 1, 64, 32, latent=True)], dtype="fp8_e4m3")
-    options = str(tmp_path).encode(), scaled.names[1], 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
+    options = str(tmp_path).encode(), 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
     attn, one = c.c_void_p(scaled.open_with(*options)), np.ones((1, 1), np.float32)
     assert attn, scaled.error
     assert not scaled.c.za_cache_make(attn, 1, 1, address(one), address(one))
     assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
     cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, address(one), None))
     rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
-    call = Call(tokens=1, new_rows=1, page_table=address(table), k=address(rows), v=address(rows))
-    assert not scaled.c.za_run(attn, cache, c.byref(call))
+    request, data = Request(tokens=1, new_rows=1, page_table=address(table)), Data(address(rows), address(rows))
+    call = Call(request=c.addressof(request), requests=1)
+    assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
     assert scaled.error == "v: got an array, expected NULL; V of a latent shape is part of k"
-    call.k = call.v = None
-    assert not scaled.c.za_run(attn, cache, c.byref(call))
+    data.k = data.v = None
+    assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
     assert scaled.error == "k: got NULL, expected (1, 1, 64) values of fp8_e4m3"
-    scaled.c.za_cache_free(attn, cache)
+    scaled.c.za_cache_free(cache)
     scaled.c.za_close(attn)
 
 
@@ -401,7 +412,7 @@ def test_too_large_a_key_does_not_stay(opened, inputs):
 
 
 def test_what_a_cache_and_a_copy_refuse(opened):
-    assert not opened.c.za_copy_page(opened.attn, opened.cache, 3, 12)
+    assert not opened.c.za_copy_page(opened.cache, 3, 12)
     assert opened.error == "source, target: got pages 3 and 12, expected ones below 12"
     too_large = opened.make_cache(1000, 1 << 20)
     assert "cache: got 1000 layers of 1048576 pages, " in too_large and "make a cache of at most 0" in too_large
@@ -427,7 +438,7 @@ NO_SIZES = "it has no sizes for shape {0}, {1}; export it with --shape {0} --dty
     ),
 )
 def test_what_opening_refuses(opened, sizes, dtypes, message):
-    assert not opened.open_with(opened.names[0], None, *sizes, *dtypes)
+    assert not opened.open_with(opened.names[0], *sizes, *dtypes)
     assert message in opened.error
 
 
@@ -439,14 +450,20 @@ def test_what_a_failed_submission_leaves(inputs, device, tmp_path, monkeypatch):
     with pytest.raises(Refused, match=r"^vkQueueSubmit: out of device memory \(VkResult -2\)$"):
         page_call(opened, inputs)
     same(page_call(opened, inputs), want)
-    monkeypatch.setenv("EMBED_FAIL", "vkWaitForFences:5:-2")  # four submissions were counted
     q, k, v = inputs
-    for reason in (
-        r"vkWaitForFences: out of device memory \(VkResult -2\)",
-        "an earlier submission did not end; open it",
+    monkeypatch.setenv("EMBED_FAIL", "vkWaitForFences:5:-2")  # four submissions were counted; the queue is waited for
+    with pytest.raises(Refused, match=r"vkWaitForFences: out of device memory \(VkResult -2\)"):
+        opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
+    same(opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS), want)
+    monkeypatch.setenv("EMBED_FAIL", "vkQueue*:1+:-2")
+    for reason, code in (
+        (r"vkQueueSubmit: out of device memory \(VkResult -2\)", "memory"),
+        ("an earlier submission did not end; open it", "lost"),
     ):
         with pytest.raises(Refused, match=reason):
             opened.run(q, k[:0], v[:0], (11, 10, 9), TOKENS)
+        assert opened.code == code
+    monkeypatch.delenv("EMBED_FAIL")
     opened.close()
     opened.open()
     same(page_call(opened, inputs), want)

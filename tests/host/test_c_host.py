@@ -201,7 +201,7 @@ def test_encoded_blocks_are_whole(codec):
 def test_the_library_s_types_are_the_package_s():
     """storage.c is what make_storage.py writes, and zinc_attn.h has the same order."""
     assert (NATIVE / "src" / "storage.c").read_text() == make_storage.text()
-    enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "src" / "zinc_attn.h").read_text(), flags=re.S)[1]
+    enum = re.search(r"enum za_dtype \{(.*?)\};", (NATIVE / "include" / "zinc_attn.h").read_text(), flags=re.S)[1]
     assert [name.lower() for name in re.findall(r"ZA_(\w+)", enum)] == [*DTYPES, "dtypes"]
     assert f"enum {{ BLOCK = {BLOCK} }};" in (NATIVE / "src" / "storage.h").read_text()
 

@@ -1,0 +1,74 @@
+/* What the library's objects hold, and the recording of a call, which za_run and prepared calls share. */
+#ifndef ATTN_H
+#define ATTN_H
+
+#include "device.h"
+#include "manifest.h"
+#include "objects.h"
+#include "work.h"
+#include "zinc_attn.h"
+
+/* Pass 1 has a pipeline for each sum of the flags: the build, and what becomes of scores. */
+enum { LOOP = 1, CAPPED = 2, SLOPED = 4, MASKED = 8, VARIANTS = 16 };
+enum { APPEND, MERGE, COPY, ATTEND, PIPELINES = ATTEND + VARIANTS };
+
+/* Memory of a call. The host fills or reads the first ones of za_run; FILLED and RESULT take q and results where they
+   are laid out otherwise in the host's places. */
+enum { WORK, Q, ROWS, OUT, STATES, FILLED, RESULT, SCRATCH };
+
+struct za_attn {
+    struct za_device *device;
+    struct manifest manifest;
+    struct shape shape;
+    uint32_t fused; /* attend's constant */
+    struct pipeline pipelines[PIPELINES];
+    struct buffer scratch[SCRATCH]; /* of a call that waits; they grow */
+    struct sets sets;               /* of its dispatches */
+    struct za_trace trace;
+};
+
+struct za_cache {
+    struct za_attn *attn;
+    uint32_t layers, pages, stride; /* pages of a layer, and from a layer to the next */
+    struct za_place k, v;           /* (layers, stride, words of a page); v is k where the shape is latent */
+    struct buffer own_k, own_v;     /* memory of the library's */
+    float *scales;                  /* (layers, 2, kv_heads), K's and V's; NULL where no type has them */
+    double largest_k;               /* of what za_run appended */
+};
+
+/* The places of a call's dispatches. */
+struct bindings {
+    struct za_place work, q, rows, k, v, states, out;
+};
+
+/* Record a call with barriers before, between and behind its commands: what lays out q as the kernels take it (where
+   b->q is not the host's place), append, attend, merge, and copies to the host's places (where b->out is not its place;
+   places NULL: none). `counts` says what the dispatches are for; the pipelines are there. */
+bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct counts *counts,
+                    int attend, const struct bindings *b, const struct za_places *places);
+
+/* Bytes of a call's buffers, by rows and new rows. */
+uint64_t za_q_bytes(const struct shape *shape, uint64_t rows);       /* as the kernels take it */
+uint64_t za_out_bytes(const struct shape *shape, uint64_t rows);     /* out, then lse, as they write them */
+uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows);
+uint64_t za_states_bytes(const struct shape *shape, const struct counts *counts);
+
+/* Check the places of a call on a cache, and say where kernels cannot use them as they are: *filled for q and
+   *result for out and lse, which are then in memory of the library's, of za_q_bytes and za_out_bytes. */
+bool za_check_places(const struct za_cache *cache, const struct za_places *places, uint64_t rows, uint64_t new_rows,
+                     bool *filled, bool *result);
+
+/* What kernels bind where they use rows, q and out as they are. */
+struct bindings za_bound(const struct za_attn *attn, const struct za_places *places, uint64_t rows, uint64_t new_rows);
+
+/* The pipeline of pass 1 for a call. */
+int za_attend_of(bool loop, bool softcap, bool alibi, bool mask);
+bool za_need_pipeline(struct za_attn *attn, int which);
+
+/* A buffer of at least `bytes`: the next power of two, so that calls that grow need few. host: see za_buffer_make. */
+bool za_need_buffer(struct za_attn *attn, int which, uint64_t bytes);
+
+/* The scales of a layer's heads, NULL where there are none. */
+const float *za_scales_of(const struct za_cache *cache, uint32_t layer);
+
+#endif

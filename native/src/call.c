@@ -1,0 +1,171 @@
+/* Calls that wait: from host memory to host memory, or between buffers on the device. */
+#include <math.h>
+#include <string.h>
+
+#include "attn.h"
+#include "check.h"
+#include "error.h"
+#include "floats.h"
+#include "rows.h"
+
+/* A call whose arguments were checked, and how it is laid out. */
+struct made {
+    struct za_cache *cache;
+    uint32_t layer;
+    struct za_call call; /* with the scale that it has */
+    struct rule rule;
+    struct counts counts;
+    struct parts parts;
+    int attend;
+};
+
+static bool has_masks(const struct za_call *call) {
+    for (uint32_t i = 0; i < call->requests; ++i)
+        if (call->request[i].q_len && call->request[i].mask_keys) return true;
+    return false;
+}
+
+static bool make(struct za_cache *cache, uint32_t layer, const struct za_call *call, struct made *made) {
+    struct za_attn *attn = cache->attn;
+    const struct manifest *m = &attn->manifest;
+    *made = (struct made){.cache = cache, .layer = layer, .call = *call};
+    if (made->call.scale == 0) made->call.scale = 1 / sqrt(attn->shape.head_dim);
+    made->rule.cpu = za_device_info(attn->device).cpu;
+    if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
+    if (!za_check_call(m, &attn->shape, &made->call, cache->pages)) return false;
+    made->counts = za_counts(m, &attn->shape, &made->call, made->rule);
+    made->parts = za_parts(m, &attn->shape, &made->counts);
+    made->attend = za_attend_of(made->counts.loop, call->softcap != 0, call->alibi, has_masks(call));
+    return za_check_counts(attn->device, &made->counts, &made->parts);
+}
+
+/* The words, the states and the pipelines. */
+static bool prepare(const struct made *made) {
+    struct za_attn *attn = made->cache->attn;
+    const struct counts *counts = &made->counts;
+    if (!za_need_buffer(attn, WORK, 4 * made->parts.end) ||
+        !za_need_buffer(attn, STATES, za_states_bytes(&attn->shape, counts)) ||
+        (counts->new_rows && !za_need_pipeline(attn, APPEND)) ||
+        (counts->items && !za_need_pipeline(attn, made->attend)) ||
+        (counts->rows && !counts->single_pass && !za_need_pipeline(attn, MERGE)))
+        return false;
+    uint32_t *work = attn->scratch[WORK].mapped;
+    za_work_write(&attn->manifest, &attn->shape, &made->call, made->rule, counts, made->layer * made->cache->stride,
+                  za_scales_of(made->cache, made->layer), work);
+    attn->trace = (struct za_trace){.work = work, .work_words = made->parts.end, .loop = counts->loop};
+    for (uint32_t i = made->call.requests; i-- > 0;) {
+        const struct za_request *request = &made->call.request[i];
+        if (!request->q_len) continue;
+        struct layout layout = za_layout(&attn->manifest, &attn->shape, &made->call, request, made->rule);
+        attn->trace.splits = layout.splits;
+        attn->trace.leaves_per_state = layout.leaves_per_state;
+    }
+    return true;
+}
+
+/* Append, attend, merge: one submission. b: with q, rows and out. */
+static bool submit(const struct made *made, struct bindings b, const struct za_places *places) {
+    struct za_attn *attn = made->cache->attn;
+    struct za_device *device = attn->device;
+    b.work = za_whole(&attn->scratch[WORK]);
+    b.states = za_whole(&attn->scratch[STATES]);
+    b.k = made->cache->k;
+    b.v = made->cache->v;
+    return za_sets_reset(device, &attn->sets) && za_commands_begin(device) &&
+           za_record_call(attn, device->commands, &attn->sets, &made->counts, made->attend, &b, places) &&
+           za_commands_submit(device);
+}
+
+/* --- host memory ------------------------------------------------------------------------------------- */
+
+/* Queries (rows, q_heads, k_dim), 0 from head_dim on. */
+static void write_q(const struct za_attn *attn, const float *q, uint64_t rows, float *out) {
+    const struct shape *shape = &attn->shape;
+    size_t n = (size_t)rows * shape->q_heads, dims = shape->head_dim, filled = shape->k_dim;
+    for (size_t i = 0; i < n; ++i, out += filled) {
+        for (size_t d = 0; d < dims; ++d) out[d] = za_flushed(attn->manifest.min_input, q[i * dims + d]);
+        memset(out + dims, 0, 4 * (filled - dims));
+    }
+}
+
+/* The results, whose rows have v_dim values on the device. */
+static void read_out(const struct za_attn *attn, const struct za_data *data, uint64_t rows) {
+    const struct shape *shape = &attn->shape;
+    size_t n = (size_t)rows * shape->q_heads, dims = shape->v_head_dim, filled = shape->v_dim;
+    const float *out = attn->scratch[OUT].mapped;
+    for (size_t i = 0; i < n; ++i) memcpy(data->out + i * dims, out + i * filled, 4 * dims);
+    if (n && data->lse) memcpy(data->lse, out + n * filled, 4 * n);
+}
+
+/* New rows and queries, to the buffers that the device reads. */
+static bool write_data(const struct made *made, const struct za_data *data, double *largest_k) {
+    struct za_attn *attn = made->cache->attn;
+    const struct manifest *m = &attn->manifest;
+    const struct shape *shape = &attn->shape;
+    const struct row_format format = {shape->kv_heads, shape->k, shape->v, m->min_input, m->max_input};
+    const float *scales = za_scales_of(made->cache, made->layer);
+    const struct new_rows rows = {
+        .tokens = (uint32_t)made->counts.new_rows,
+        .encoded = data->encoded,
+        .k = data->k,
+        .v = data->v,
+        .k_scales = scales,
+        .v_scales = scales ? scales + shape->kv_heads : NULL,
+    };
+    if (!za_rows_encode(&format, &rows, attn->scratch[ROWS].mapped, largest_k) ||
+        !za_check_scores(m, shape, &made->call, data->q, made->counts.rows, *largest_k))
+        return false;
+    write_q(attn, data->q, made->counts.rows, attn->scratch[Q].mapped);
+    return true;
+}
+
+static bool run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
+    struct za_attn *attn = cache->attn;
+    const struct shape *shape = &attn->shape;
+    struct made made;
+    double largest_k = cache->largest_k;
+    if (!make(cache, layer, call, &made) || !za_check_data(&attn->manifest, shape, data, &made.counts) ||
+        !za_need_buffer(attn, Q, za_q_bytes(shape, made.counts.rows)) ||
+        !za_need_buffer(attn, ROWS, za_rows_bytes(shape, made.counts.new_rows)) ||
+        !za_need_buffer(attn, OUT, za_out_bytes(shape, made.counts.rows)) || !write_data(&made, data, &largest_k) ||
+        !prepare(&made))
+        return false;
+    const struct bindings b = {
+        .q = za_whole(&attn->scratch[Q]), .rows = za_whole(&attn->scratch[ROWS]), .out = za_whole(&attn->scratch[OUT])};
+    if (!submit(&made, b, NULL)) return false;
+    cache->largest_k = largest_k;
+    read_out(attn, data, made.counts.rows);
+    return true;
+}
+
+bool za_run(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_data *data) {
+    if (!za_enter(cache->attn->device)) return false;
+    bool ok = run(cache, layer, call, data);
+    za_leave(cache->attn->device);
+    return ok;
+}
+
+/* --- places on the device ---------------------------------------------------------------------------- */
+
+static bool run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_places *places) {
+    struct za_attn *attn = cache->attn;
+    struct made made;
+    bool filled, result;
+    if (!make(cache, layer, call, &made) ||
+        !za_check_places(cache, places, made.counts.rows, made.counts.new_rows, &filled, &result))
+        return false;
+    struct bindings b = za_bound(attn, places, made.counts.rows, made.counts.new_rows);
+    if ((filled && !za_need_buffer(attn, FILLED, b.q.size)) || (result && !za_need_buffer(attn, RESULT, b.out.size)) ||
+        !prepare(&made))
+        return false;
+    if (filled) b.q = za_whole(&attn->scratch[FILLED]);
+    if (result) b.out = za_whole(&attn->scratch[RESULT]);
+    return submit(&made, b, places);
+}
+
+bool za_run_at(struct za_cache *cache, uint32_t layer, const struct za_call *call, const struct za_places *places) {
+    if (!za_enter(cache->attn->device)) return false;
+    bool ok = run_at(cache, layer, call, places);
+    za_leave(cache->attn->device);
+    return ok;
+}

@@ -1,0 +1,345 @@
+#include "device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+#include "objects.h"
+
+const char *za_result_name(VkResult result) {
+    switch (result) {
+    case VK_ERROR_OUT_OF_HOST_MEMORY: return "out of host memory";
+    case VK_ERROR_OUT_OF_DEVICE_MEMORY: return "out of device memory";
+    case VK_ERROR_INITIALIZATION_FAILED: return "initialization failed";
+    case VK_ERROR_DEVICE_LOST: return "the device was lost";
+    case VK_ERROR_MEMORY_MAP_FAILED: return "the memory cannot be mapped";
+    case VK_ERROR_EXTENSION_NOT_PRESENT: return "an extension is not there";
+    case VK_ERROR_FEATURE_NOT_PRESENT: return "a feature is not there";
+    case VK_ERROR_INCOMPATIBLE_DRIVER: return "no Vulkan driver; install one, for example mesa-vulkan-drivers";
+    case VK_ERROR_TOO_MANY_OBJECTS: return "too many objects";
+    default: return "unexpected result";
+    }
+}
+
+bool za_check(VkResult result, const char *what) {
+    enum za_code code = result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY ? ZA_MEMORY
+                        : result == VK_ERROR_DEVICE_LOST                                                 ? ZA_LOST
+                                                                                                         : ZA_DRIVER;
+    return result == VK_SUCCESS ||
+           za_fail_as(code, "%s: %s (VkResult %d)", what, za_result_name(result), (int)result);
+}
+
+/* --- functions and features -------------------------------------------------------------------------- */
+
+static bool load(struct za_functions *vk, PFN_vkGetInstanceProcAddr get_proc, VkInstance instance) {
+    const char *missing = NULL;
+#define X(name)                                                                  \
+    vk->name = (PFN_vk##name)(void (*)(void))get_proc(instance, "vk" #name);     \
+    if (!vk->name) missing = "vk" #name;
+    ZA_VULKAN(X)
+#undef X
+    return !missing || za_fail_as(ZA_UNSUPPORTED, "get_proc: it has no %s, expected the functions of Vulkan 1.1; make "
+                                  "the instance for 1.1", missing);
+}
+
+/* Whether pipelines could ask for subgroups of 32: RDNA then runs a workgroup as one wave32. For speed only. */
+static bool offers_wave32(const struct za_functions *vk, VkPhysicalDevice physical) {
+    VkPhysicalDeviceSubgroupSizeControlProperties sizes = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES,
+    };
+    VkPhysicalDeviceSubgroupSizeControlFeatures features = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
+    };
+    VkPhysicalDeviceProperties2 properties = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &sizes};
+    VkPhysicalDeviceFeatures2 query = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &features};
+    vk->GetPhysicalDeviceProperties2(physical, &properties);
+    vk->GetPhysicalDeviceFeatures2(physical, &query);
+    return features.subgroupSizeControl && sizes.minSubgroupSize <= WAVE && WAVE <= sizes.maxSubgroupSize &&
+           (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT);
+}
+
+/* The place of subgroupSizeControl in a chain of features, NULL where none of its structs has it. */
+static VkBool32 *size_control_in(VkBaseOutStructure *at) {
+    for (; at; at = at->pNext) {
+        if (at->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES)
+            return &((VkPhysicalDeviceSubgroupSizeControlFeatures *)(void *)at)->subgroupSizeControl;
+        if (at->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES)
+            return &((VkPhysicalDeviceVulkan13Features *)(void *)at)->subgroupSizeControl;
+    }
+    return NULL;
+}
+
+bool za_wanted_features(VkInstance instance, VkPhysicalDevice physical, PFN_vkGetInstanceProcAddr get_proc,
+                        VkPhysicalDeviceFeatures2 *chain) {
+    struct za_functions vk;
+    if (!instance || !physical || !get_proc || !chain) return za_fail("za_wanted_features: got NULL, expected handles");
+    if (!load(&vk, get_proc, instance)) return false;
+    VkBool32 *wave32 = size_control_in(chain->pNext);
+    if (wave32 && offers_wave32(&vk, physical)) *wave32 = VK_TRUE;
+    return true;
+}
+
+/* --- a device of the library's ----------------------------------------------------------------------- */
+
+static bool make_instance(struct za_host *host, uint32_t *api) {
+    PFN_vkEnumerateInstanceVersion enumerate =
+        (PFN_vkEnumerateInstanceVersion)(void (*)(void))host->get_proc(NULL, "vkEnumerateInstanceVersion");
+    PFN_vkCreateInstance create = (PFN_vkCreateInstance)(void (*)(void))host->get_proc(NULL, "vkCreateInstance");
+    uint32_t version = VK_API_VERSION_1_0;
+    if (enumerate && !za_check(enumerate(&version), "vkEnumerateInstanceVersion")) return false;
+    if (!create || version < VK_API_VERSION_1_1)
+        return za_fail_as(ZA_UNSUPPORTED, "the Vulkan loader is of version 1.0, expected 1.1: update it");
+    *api = version < VK_API_VERSION_1_3 ? VK_API_VERSION_1_1 : VK_API_VERSION_1_3;
+    VkApplicationInfo application = {
+        .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
+        .pApplicationName = "zinc_attn",
+        .apiVersion = *api,
+    };
+    VkInstanceCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+        .pApplicationInfo = &application,
+    };
+    return za_check(create(&info, NULL, &host->instance), "vkCreateInstance");
+}
+
+static int rank_of(VkPhysicalDeviceType type) {
+    return type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 3 : type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU ? 2
+         : type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 0 : 1;
+}
+
+static bool choose_device(struct za_device *device, const char *name) {
+    VkPhysicalDevice found[32];
+    uint32_t count = 32;
+    VkResult result = device->vk.EnumeratePhysicalDevices(device->host.instance, &count, found);
+    if (result != VK_INCOMPLETE && !za_check(result, "vkEnumeratePhysicalDevices")) return false;
+    int best = -1;
+    for (uint32_t i = 0; i < count; ++i) {
+        VkPhysicalDeviceProperties properties;
+        device->vk.GetPhysicalDeviceProperties(found[i], &properties);
+        int rank = rank_of(properties.deviceType);
+        if (rank <= best || (name && !strstr(properties.deviceName, name))) continue;
+        best = rank;
+        device->host.physical = found[i];
+    }
+    if (best >= 0) return true;
+    if (name) return za_fail("no Vulkan device of %u has %s in its name", count, name);
+    return za_fail_as(ZA_UNSUPPORTED, "no Vulkan device; install a driver, for example mesa-vulkan-drivers");
+}
+
+static bool find_family(struct za_device *device) {
+    VkQueueFamilyProperties families[32];
+    uint32_t count = 32, *family = &device->host.family;
+    device->vk.GetPhysicalDeviceQueueFamilyProperties(device->host.physical, &count, families);
+    for (*family = 0; *family < count; ++*family) {
+        if (families[*family].queueFlags & VK_QUEUE_COMPUTE_BIT) return true;
+    }
+    return za_fail_as(ZA_UNSUPPORTED, "%s has no compute queue; choose another device", device->properties.deviceName);
+}
+
+static bool has_extension(const struct za_device *device, const char *name) {
+    uint32_t count = 0;
+    PFN_vkEnumerateDeviceExtensionProperties list = device->vk.EnumerateDeviceExtensionProperties;
+    if (list(device->host.physical, NULL, &count, NULL) != VK_SUCCESS || !count) return false;
+    VkExtensionProperties *found = calloc(count, sizeof *found);
+    bool there = false;
+    if (found && list(device->host.physical, NULL, &count, found) >= VK_SUCCESS) {
+        for (uint32_t i = 0; i < count; ++i) there = there || strcmp(found[i].extensionName, name) == 0;
+    }
+    free(found);
+    return there;
+}
+
+static bool make_device(struct za_device *device, uint32_t api) {
+    static const char *const control = VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME;
+    bool core = api >= VK_API_VERSION_1_3 && device->properties.apiVersion >= VK_API_VERSION_1_3;
+    bool extension = !core && has_extension(device, control);
+    VkPhysicalDeviceSubgroupSizeControlFeatures features = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES,
+        .subgroupSizeControl = VK_TRUE,
+    };
+    device->wave32 = (core || extension) && offers_wave32(&device->vk, device->host.physical);
+    float priority = 1;
+    VkDeviceQueueCreateInfo queue = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+        .queueFamilyIndex = device->host.family,
+        .queueCount = 1,
+        .pQueuePriorities = &priority,
+    };
+    VkDeviceCreateInfo create = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+        .pNext = device->wave32 ? &features : NULL,
+        .queueCreateInfoCount = 1,
+        .pQueueCreateInfos = &queue,
+        .enabledExtensionCount = device->wave32 && extension,
+        .ppEnabledExtensionNames = &control,
+    };
+    if (!za_check(device->vk.CreateDevice(device->host.physical, &create, NULL, &device->host.device),
+                  "vkCreateDevice"))
+        return false;
+    device->vk.GetDeviceQueue(device->host.device, device->host.family, 0, &device->host.queue);
+    return true;
+}
+
+/* --- opening ----------------------------------------------------------------------------------------- */
+
+static bool read_facts(struct za_device *device) {
+    device->vk.GetPhysicalDeviceProperties(device->host.physical, &device->properties);
+    device->vk.GetPhysicalDeviceMemoryProperties(device->host.physical, &device->memory);
+    return device->properties.apiVersion >= VK_API_VERSION_1_1 ||
+           za_fail_as(ZA_UNSUPPORTED, "%s offers Vulkan 1.0, expected 1.1: update its driver",
+                      device->properties.deviceName);
+}
+
+static bool make_commands(struct za_device *device) {
+    const struct za_functions *vk = &device->vk;
+    VkCommandPoolCreateInfo pool = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+        .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
+        .queueFamilyIndex = device->host.family,
+    };
+    if (!za_check(vk->CreateCommandPool(device->host.device, &pool, NULL, &device->pool), "vkCreateCommandPool"))
+        return false;
+    VkCommandBufferAllocateInfo commands = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+        .commandPool = device->pool,
+        .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+        .commandBufferCount = 1,
+    };
+    VkFenceCreateInfo fence = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
+    return za_check(vk->AllocateCommandBuffers(device->host.device, &commands, &device->commands),
+                    "vkAllocateCommandBuffers") &&
+           za_check(vk->CreateFence(device->host.device, &fence, NULL, &device->fence), "vkCreateFence");
+}
+
+static struct za_device *finish(struct za_device *device, bool ok) {
+    if (ok && make_commands(device)) return device;
+    za_device_close(device);
+    return NULL;
+}
+
+static struct za_device *make(void) {
+    struct za_device *device = calloc(1, sizeof *device);
+    if (!device) za_no_memory();
+    if (device) atomic_flag_clear(&device->busy);
+    return device;
+}
+
+struct za_device *za_device_open(const char *name) {
+    struct za_device *device = make();
+    uint32_t api = 0;
+    if (!device) return NULL;
+    device->own = true;
+    device->host.get_proc = vkGetInstanceProcAddr;
+    return finish(device, make_instance(&device->host, &api) &&
+                              load(&device->vk, device->host.get_proc, device->host.instance) &&
+                              choose_device(device, name) && read_facts(device) && find_family(device) &&
+                              make_device(device, api));
+}
+
+static bool take_host(struct za_device *device, const struct za_host *host) {
+    VkQueueFamilyProperties families[32];
+    uint32_t count = 32;
+    if (!host->instance || !host->physical || !host->device || !host->queue || !host->get_proc)
+        return za_fail("host: got a NULL among instance, physical, device, queue and get_proc, expected handles");
+    device->host = *host;
+    device->host.enabled = NULL;
+    if (!load(&device->vk, host->get_proc, host->instance) || !read_facts(device)) return false;
+    device->vk.GetPhysicalDeviceQueueFamilyProperties(host->physical, &count, families);
+    if (host->family >= count || !(families[host->family].queueFlags & VK_QUEUE_COMPUTE_BIT))
+        return za_fail("host: got queue family %u, expected one of %s that does compute", host->family,
+                       device->properties.deviceName);
+    VkBool32 *wave32 = host->enabled ? size_control_in(host->enabled->pNext) : NULL;
+    device->wave32 = wave32 && *wave32 && offers_wave32(&device->vk, host->physical);
+    return true;
+}
+
+struct za_device *za_device_from(const struct za_host *host) {
+    struct za_device *device = make();
+    if (!device) return NULL;
+    return finish(device, take_host(device, host));
+}
+
+void za_device_close(struct za_device *device) {
+    if (!device) return;
+    const struct za_functions *vk = &device->vk;
+    VkDevice handle = device->host.device;
+    if (vk->DeviceWaitIdle && handle && device->own) vk->DeviceWaitIdle(handle);
+    if (vk->DestroyDevice && handle && za_is_idle(device)) {
+        for (int i = 0; i <= MAX_BINDINGS; ++i) {
+            vk->DestroyPipelineLayout(handle, device->layouts[i], NULL);
+            vk->DestroyDescriptorSetLayout(handle, device->set_layouts[i], NULL);
+        }
+        vk->DestroyFence(handle, device->fence, NULL);
+        vk->DestroyCommandPool(handle, device->pool, NULL);
+        if (device->own) vk->DestroyDevice(handle, NULL);
+    }
+    if (device->own && vk->DestroyInstance && device->host.instance && !device->running)
+        vk->DestroyInstance(device->host.instance, NULL);
+    free(device);
+}
+
+struct za_device_info za_device_info(const struct za_device *device) {
+    const VkPhysicalDeviceProperties *p = &device->properties;
+    return (struct za_device_info){p->deviceName, p->deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU, device->wave32,
+                                   p->limits.minStorageBufferOffsetAlignment, p->limits.maxStorageBufferRange};
+}
+
+struct za_host za_device_host(const struct za_device *device) { return device->host; }
+
+/* --- one thread at a time, one submission at a time -------------------------------------------------- */
+
+bool za_enter(struct za_device *device) {
+    if (atomic_flag_test_and_set(&device->busy))
+        return za_fail_as(ZA_BUSY, "%s: another thread is in a function of this za_device, expected one at a time",
+                          device->properties.deviceName);
+    if (!device->lost) return true;
+    za_leave(device);
+    return za_fail_as(ZA_LOST, "%s: an earlier submission did not end; open it again", device->properties.deviceName);
+}
+
+void za_leave(struct za_device *device) { atomic_flag_clear(&device->busy); }
+
+/* A lost device has ended what was submitted to it, too. */
+static bool settle(struct za_device *device) {
+    VkResult result = device->vk.QueueWaitIdle(device->host.queue);
+    if (result != VK_SUCCESS) device->lost = true;
+    device->running = result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST;
+    return result == VK_SUCCESS;
+}
+
+bool za_is_idle(struct za_device *device) {
+    if (device->running) settle(device);
+    return !device->running;
+}
+
+static bool reset_fence(struct za_device *device) {
+    device->signalled = !za_check(device->vk.ResetFences(device->host.device, 1, &device->fence), "vkResetFences");
+    return !device->signalled;
+}
+
+bool za_commands_begin(struct za_device *device) {
+    VkCommandBufferBeginInfo begin = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
+    };
+    if (device->signalled && !reset_fence(device)) return false;
+    return za_check(device->vk.BeginCommandBuffer(device->commands, &begin), "vkBeginCommandBuffer");
+}
+
+bool za_commands_submit(struct za_device *device) {
+    const struct za_functions *vk = &device->vk;
+    VkSubmitInfo submit = {
+        .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
+        .commandBufferCount = 1,
+        .pCommandBuffers = &device->commands,
+    };
+    if (!za_check(vk->EndCommandBuffer(device->commands), "vkEndCommandBuffer")) return false;
+    bool ok = za_check(vk->QueueSubmit(device->host.queue, 1, &submit, device->fence), "vkQueueSubmit") &&
+              za_check(vk->WaitForFences(device->host.device, 1, &device->fence, VK_TRUE, UINT64_MAX),
+                       "vkWaitForFences");
+    device->signalled = true;
+    /* What was refused may run all the same: nothing is used or freed before it is known to have ended. */
+    if (!ok) return settle(device) && false;
+    reset_fence(device); /* the next submission tries again */
+    return true;
+}

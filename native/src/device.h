@@ -1,0 +1,66 @@
+/* The little of Vulkan 1.1 that the library needs: a device, its functions, and submissions of the library's own.
+   Every function that returns false has said why, see error.h. */
+#ifndef DEVICE_H
+#define DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "zinc_attn.h"
+
+enum { MAX_BINDINGS = 8, WAVE = 32 };
+
+/* The functions that the library calls, all of which come from the host's get_proc. */
+#define ZA_VULKAN(X)                                                                                                   \
+    X(DestroyInstance) X(EnumeratePhysicalDevices) X(GetPhysicalDeviceProperties) X(GetPhysicalDeviceProperties2)      \
+    X(GetPhysicalDeviceFeatures2) X(GetPhysicalDeviceMemoryProperties) X(GetPhysicalDeviceQueueFamilyProperties)       \
+    X(EnumerateDeviceExtensionProperties) X(CreateDevice) X(DestroyDevice) X(GetDeviceQueue) X(DeviceWaitIdle)         \
+    X(QueueSubmit) X(QueueWaitIdle) X(CreateCommandPool) X(DestroyCommandPool) X(AllocateCommandBuffers)               \
+    X(BeginCommandBuffer) X(EndCommandBuffer) X(CreateFence) X(DestroyFence) X(WaitForFences) X(ResetFences)           \
+    X(CreateDescriptorPool) X(DestroyDescriptorPool) X(ResetDescriptorPool) X(AllocateDescriptorSets)                  \
+    X(UpdateDescriptorSets) X(CreateDescriptorSetLayout) X(DestroyDescriptorSetLayout) X(CreatePipelineLayout)         \
+    X(DestroyPipelineLayout) X(CreateShaderModule) X(DestroyShaderModule) X(CreateComputePipelines)                    \
+    X(DestroyPipeline) X(CreateBuffer) X(DestroyBuffer) X(GetBufferMemoryRequirements) X(AllocateMemory) X(FreeMemory) \
+    X(BindBufferMemory) X(MapMemory) X(CmdBindPipeline) X(CmdBindDescriptorSets) X(CmdDispatch) X(CmdPipelineBarrier)  \
+    X(CmdCopyBuffer) X(CmdFillBuffer)
+
+struct za_functions {
+#define X(name) PFN_vk##name name;
+    ZA_VULKAN(X)
+#undef X
+};
+
+struct za_device {
+    struct za_host host;
+    bool own; /* the library made it */
+    struct za_functions vk;
+    VkPhysicalDeviceProperties properties;
+    VkPhysicalDeviceMemoryProperties memory;
+    bool wave32; /* pipelines ask for subgroups of 32 */
+    VkCommandPool pool;
+    VkCommandBuffer commands; /* of the library's own submissions, one at a time */
+    VkFence fence;
+    bool signalled; /* the fence could not be reset */
+    bool lost;      /* a submission was made, and is not known to have ended */
+    bool running;   /* and may be running still: what it uses is not freed */
+    atomic_flag busy;
+    VkDescriptorSetLayout set_layouts[MAX_BINDINGS + 1]; /* by number of bindings, all storage buffers */
+    VkPipelineLayout layouts[MAX_BINDINGS + 1];
+};
+
+/* Between these two a thread has the device. False where another one has it, or it is lost. */
+bool za_enter(struct za_device *device);
+void za_leave(struct za_device *device);
+
+/* Whether nothing that the library submitted is running, so that things may be freed. */
+bool za_is_idle(struct za_device *device);
+
+/* Record between begin and submit. Submit waits until the device has finished. */
+bool za_commands_begin(struct za_device *device);
+bool za_commands_submit(struct za_device *device);
+
+bool za_check(VkResult result, const char *what);
+const char *za_result_name(VkResult result);
+
+#endif

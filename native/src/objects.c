@@ -1,0 +1,227 @@
+#include "objects.h"
+
+#include <stdlib.h>
+
+#include "error.h"
+
+/* --- buffers ----------------------------------------------------------------------------------------- */
+
+/* A memory type among `allowed` with the flags and nothing special, of the largest heap. -1 where there is none. */
+static int memory_type(const struct za_device *device, uint32_t allowed, VkMemoryPropertyFlags flags) {
+    int best = -1;
+    VkDeviceSize largest = 0;
+    for (uint32_t i = 0; i < device->memory.memoryTypeCount; ++i) {
+        const VkMemoryType *type = &device->memory.memoryTypes[i];
+        VkDeviceSize size = device->memory.memoryHeaps[type->heapIndex].size;
+        bool special = type->propertyFlags >= VK_MEMORY_PROPERTY_LAZILY_ALLOCATED_BIT; /* lazy, protected, ... */
+        if (!(allowed >> i & 1) || special || (type->propertyFlags & flags) != flags || size <= largest) continue;
+        best = (int)i;
+        largest = size;
+    }
+    return best;
+}
+
+bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer) {
+    const struct za_functions *vk = &device->vk;
+    VkDevice on = device->host.device;
+    *buffer = (struct buffer){.size = size};
+    if (size > device->properties.limits.maxStorageBufferRange)
+        return za_fail_as(ZA_UNSUPPORTED, "%s: %llu bytes are needed, %s takes at most %u in one storage buffer", what,
+                          (unsigned long long)size, device->properties.deviceName,
+                          device->properties.limits.maxStorageBufferRange);
+    VkBufferCreateInfo create = {
+        .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+        .size = size,
+        .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT,
+    };
+    if (!za_check(vk->CreateBuffer(on, &create, NULL, &buffer->handle), "vkCreateBuffer")) return false;
+    VkMemoryRequirements needs;
+    vk->GetBufferMemoryRequirements(on, buffer->handle, &needs);
+    VkMemoryPropertyFlags mapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    int type = memory_type(device, needs.memoryTypeBits, host ? mapped : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
+    if (type < 0)
+        return za_fail_as(ZA_UNSUPPORTED, "%s: %s has no memory of the kind that is needed", what,
+                          device->properties.deviceName);
+    VkMemoryAllocateInfo allocate = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+        .allocationSize = needs.size,
+        .memoryTypeIndex = (uint32_t)type,
+    };
+    VkResult result = vk->AllocateMemory(on, &allocate, NULL, &buffer->memory);
+    if (result != VK_SUCCESS)
+        return za_fail_as(ZA_MEMORY, "%s: %llu bytes are needed: %s (VkResult %d); use a shorter context or free "
+                          "memory", what, (unsigned long long)needs.size, za_result_name(result), (int)result);
+    if (!za_check(vk->BindBufferMemory(on, buffer->handle, buffer->memory, 0), "vkBindBufferMemory")) return false;
+    return !host || za_check(vk->MapMemory(on, buffer->memory, 0, VK_WHOLE_SIZE, 0, &buffer->mapped), "vkMapMemory");
+}
+
+void za_buffer_free(struct za_device *device, struct buffer *buffer) {
+    if (buffer->handle && !za_is_idle(device)) return;
+    device->vk.DestroyBuffer(device->host.device, buffer->handle, NULL);
+    device->vk.FreeMemory(device->host.device, buffer->memory, NULL);
+    *buffer = (struct buffer){0};
+}
+
+/* --- pipelines --------------------------------------------------------------------------------------- */
+
+/* The layouts of `count` storage buffers, made once. */
+static bool make_layouts(struct za_device *device, uint32_t count) {
+    if (device->layouts[count]) return true;
+    VkDescriptorSetLayoutBinding bindings[MAX_BINDINGS];
+    for (uint32_t i = 0; i < count; ++i) {
+        bindings[i] = (VkDescriptorSetLayoutBinding){
+            .binding = i,
+            .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+            .descriptorCount = 1,
+            .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT,
+        };
+    }
+    VkDescriptorSetLayoutCreateInfo set = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
+        .bindingCount = count,
+        .pBindings = bindings,
+    };
+    VkPipelineLayoutCreateInfo layout = {
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+        .setLayoutCount = 1,
+        .pSetLayouts = &device->set_layouts[count],
+    };
+    const struct za_functions *vk = &device->vk;
+    VkDevice on = device->host.device;
+    return (device->set_layouts[count] ||
+            za_check(vk->CreateDescriptorSetLayout(on, &set, NULL, &device->set_layouts[count]),
+                     "vkCreateDescriptorSetLayout")) &&
+           za_check(vk->CreatePipelineLayout(on, &layout, NULL, &device->layouts[count]), "vkCreatePipelineLayout");
+}
+
+bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, struct pipeline *pipeline) {
+    const struct za_functions *vk = &device->vk;
+    VkDevice on = device->host.device;
+    uint32_t most = device->properties.limits.maxPerStageDescriptorStorageBuffers;
+    if (kernel->bindings > MAX_BINDINGS || kernel->bindings > most)
+        return za_fail_as(ZA_UNSUPPORTED, "kernel %s: it has %u buffers, %s takes at most %u", kernel->name,
+                          kernel->bindings, device->properties.deviceName, most < MAX_BINDINGS ? most : MAX_BINDINGS);
+    pipeline->bindings = kernel->bindings;
+    VkShaderModuleCreateInfo code = {
+        .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+        .codeSize = kernel->code_bytes,
+        .pCode = kernel->code,
+    };
+    VkShaderModule module;
+    if (!make_layouts(device, kernel->bindings) ||
+        !za_check(vk->CreateShaderModule(on, &code, NULL, &module), "vkCreateShaderModule"))
+        return false;
+    VkSpecializationMapEntry entries[MAX_SPEC];
+    for (uint32_t i = 0; i < kernel->constants; ++i)
+        entries[i] = (VkSpecializationMapEntry){.constantID = kernel->ids[i], .offset = 4 * i, .size = 4};
+    VkSpecializationInfo constants = {
+        .mapEntryCount = kernel->constants,
+        .pMapEntries = entries,
+        .dataSize = 4 * kernel->constants,
+        .pData = kernel->values,
+    };
+    VkPipelineShaderStageRequiredSubgroupSizeCreateInfo wave32 = {
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
+        .requiredSubgroupSize = WAVE,
+    };
+    VkComputePipelineCreateInfo create = {
+        .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+        .stage = {
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+            .pNext = device->wave32 ? &wave32 : NULL,
+            .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+            .module = module,
+            .pName = "main",
+            .pSpecializationInfo = &constants,
+        },
+        .layout = device->layouts[kernel->bindings],
+    };
+    VkResult result = vk->CreateComputePipelines(on, VK_NULL_HANDLE, 1, &create, NULL, &pipeline->handle);
+    vk->DestroyShaderModule(on, module, NULL);
+    return za_check(result, kernel->name);
+}
+
+void za_pipeline_free(struct za_device *device, struct pipeline *pipeline) {
+    if (pipeline->handle && !za_is_idle(device)) return;
+    device->vk.DestroyPipeline(device->host.device, pipeline->handle, NULL);
+    *pipeline = (struct pipeline){0};
+}
+
+/* --- descriptor sets --------------------------------------------------------------------------------- */
+
+static bool add_pool(struct za_device *device, struct sets *sets) {
+    VkDescriptorPool *grown = realloc(sets->pools, (sets->count + 1) * sizeof *grown);
+    if (!grown) return za_no_memory();
+    sets->pools = grown;
+    VkDescriptorPoolSize size = {VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, SETS * MAX_BINDINGS};
+    VkDescriptorPoolCreateInfo create = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
+        .maxSets = SETS,
+        .poolSizeCount = 1,
+        .pPoolSizes = &size,
+    };
+    if (!za_check(device->vk.CreateDescriptorPool(device->host.device, &create, NULL, &grown[sets->count]),
+                  "vkCreateDescriptorPool"))
+        return false;
+    ++sets->count;
+    return true;
+}
+
+bool za_sets_reset(struct za_device *device, struct sets *sets) {
+    for (uint32_t i = 0; i < sets->count; ++i) {
+        if (!za_check(device->vk.ResetDescriptorPool(device->host.device, sets->pools[i], 0), "vkResetDescriptorPool"))
+            return false;
+    }
+    sets->taken = 0;
+    return true;
+}
+
+void za_sets_free(struct za_device *device, struct sets *sets) {
+    for (uint32_t i = 0; i < sets->count && za_is_idle(device); ++i)
+        device->vk.DestroyDescriptorPool(device->host.device, sets->pools[i], NULL);
+    free(sets->pools);
+    *sets = (struct sets){0};
+}
+
+/* A set that binds places 0, 1, ... of a pipeline. */
+static bool take_set(struct za_device *device, struct sets *sets, const struct pipeline *pipeline,
+                     const struct za_place *places, VkDescriptorSet *set) {
+    if (sets->taken == sets->count * SETS && !add_pool(device, sets)) return false;
+    VkDescriptorSetAllocateInfo allocate = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
+        .descriptorPool = sets->pools[sets->taken / SETS],
+        .descriptorSetCount = 1,
+        .pSetLayouts = &device->set_layouts[pipeline->bindings],
+    };
+    if (!za_check(device->vk.AllocateDescriptorSets(device->host.device, &allocate, set), "vkAllocateDescriptorSets"))
+        return false;
+    ++sets->taken;
+    VkDescriptorBufferInfo infos[MAX_BINDINGS];
+    for (uint32_t i = 0; i < pipeline->bindings; ++i)
+        infos[i] = (VkDescriptorBufferInfo){places[i].buffer, places[i].offset, places[i].size};
+    VkWriteDescriptorSet write = {
+        .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
+        .dstSet = *set,
+        .descriptorCount = pipeline->bindings, /* one write fills consecutive bindings */
+        .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+        .pBufferInfo = infos,
+    };
+    device->vk.UpdateDescriptorSets(device->host.device, 1, &write, 0, NULL);
+    return true;
+}
+
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets, const struct pipeline *pipeline,
+                 const struct za_place *places, const uint32_t groups[3]) {
+    VkPipelineLayout layout = device->layouts[pipeline->bindings];
+    VkDescriptorSet set;
+    if (!take_set(device, sets, pipeline, places, &set)) return false;
+    device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
+    device->vk.CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
+    device->vk.CmdDispatch(commands, groups[0], groups[1], groups[2]);
+    return true;
+}
+
+struct za_place za_whole(const struct buffer *buffer) {
+    return (struct za_place){.buffer = buffer->handle, .size = buffer->size};
+}

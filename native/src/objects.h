@@ -1,0 +1,50 @@
+/* Buffers, pipelines and descriptor sets. Every function that returns false has said why, see error.h. What is freed is
+   freed once the library's submissions have ended; where that cannot be known, it is left to the driver. */
+#ifndef OBJECTS_H
+#define OBJECTS_H
+
+#include "device.h"
+#include "manifest.h"
+
+struct buffer {
+    VkBuffer handle;
+    VkDeviceMemory memory;
+    VkDeviceSize size;
+    void *mapped; /* NULL for device memory that the host does not see */
+};
+
+struct pipeline {
+    VkPipeline handle;
+    uint32_t bindings;
+};
+
+/* Descriptor sets of recorded dispatches, until they are all taken back. Pools of SETS are added as they are needed. */
+enum { SETS = 48 };
+struct sets {
+    VkDescriptorPool *pools; /* (count) */
+    uint32_t count, taken;   /* taken: sets, which fill the pools one after another */
+};
+
+/* host: memory that the host writes, or else the device's own. */
+bool za_buffer_make(struct za_device *device, VkDeviceSize size, bool host, const char *what, struct buffer *buffer);
+void za_buffer_free(struct za_device *device, struct buffer *buffer);
+
+bool za_pipeline_make(struct za_device *device, const struct kernel *kernel, struct pipeline *pipeline);
+void za_pipeline_free(struct za_device *device, struct pipeline *pipeline);
+
+bool za_sets_reset(struct za_device *device, struct sets *sets);
+void za_sets_free(struct za_device *device, struct sets *sets);
+
+/* Record a dispatch; `places` are in the order of the pipeline's bindings, whose sizes are the ranges that it sees. */
+bool za_dispatch(struct za_device *device, VkCommandBuffer commands, struct sets *sets, const struct pipeline *pipeline,
+                 const struct za_place *places, const uint32_t groups[3]);
+
+/* Barriers around what the library records. After the first one all that was written before is seen, and all that was
+   read may be written; after the second one all commands and the host see what the library wrote. */
+void za_barrier_before(const struct za_device *device, VkCommandBuffer commands);
+void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands);
+
+/* The whole of a buffer. */
+struct za_place za_whole(const struct buffer *buffer);
+
+#endif

@@ -1,0 +1,227 @@
+/* Calls that are recorded into the host's command buffers, and whose words change from step to step. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn.h"
+#include "check.h"
+#include "error.h"
+
+enum { MAX_SLOTS = 64, MAX_TOKENS = 1 << 24 };
+
+struct za_prepared {
+    struct za_attn *attn;
+    struct za_room room;
+    struct rule rule;
+    struct counts counts; /* the room's */
+    struct parts parts;
+    int attend;
+    struct buffer work, states;   /* (slots, words of a slot); one for all slots, since submissions are in order */
+    struct buffer filled, result; /* where places of the host's need them */
+    VkDeviceSize slot_bytes;
+    struct sets sets[MAX_SLOTS]; /* of each slot's recordings */
+    uint32_t pages;              /* of the smallest cache that was recorded */
+    float *scales;               /* (2, kv_heads) of the layers that were recorded */
+    bool has_scales;
+};
+
+/* --- the room ---------------------------------------------------------------------------------------- */
+
+static bool check_room(const struct za_attn *attn, struct za_room *room) {
+    const struct shape *shape = &attn->shape;
+    if (!room->slots || room->slots > MAX_SLOTS)
+        return za_fail("room.slots: got %u, expected 1 to %d", room->slots, MAX_SLOTS);
+    if (!room->requests || room->requests > MAX_TOKENS || !room->tokens || room->tokens > MAX_TOKENS ||
+        room->rows > MAX_TOKENS || room->new_rows > MAX_TOKENS || room->mask_keys > room->tokens)
+        return za_fail("room: got %u requests of %u tokens, %u rows, %u new rows and masks of %u keys, expected 1 to "
+                       "%d requests and tokens, at most %d rows, and masks of at most the tokens", room->requests,
+                       room->tokens, room->rows, room->new_rows, room->mask_keys, MAX_TOKENS, MAX_TOKENS);
+    if (room->mask_slopes)
+        return za_fail_as(ZA_MANIFEST, "room.mask_slopes: got true, which this version of the manifest does not have");
+    uint64_t each = room->tokens / shape->page_size + (room->tokens % shape->page_size != 0);
+    uint64_t pages = each * room->requests;
+    if (!room->pages && pages > UINT32_MAX) return za_fail("room.pages: got 0, expected a number for so many requests");
+    if (!room->pages) room->pages = (uint32_t)pages;
+    return true;
+}
+
+/* The layout of the room's longest request, which every step's rows have: at most so many splits and states. */
+static bool lay_out(struct za_prepared *p) {
+    struct za_attn *attn = p->attn;
+    const struct za_room *room = &p->room;
+    uint32_t leaf = attn->manifest.leaf, leaves = room->tokens / leaf + (room->tokens % leaf != 0);
+    uint32_t most = attn->device->properties.limits.maxComputeWorkGroupCount[0];
+    uint32_t each = room->rows / room->requests + (room->rows % room->requests != 0);
+    const struct za_request longest = {.tokens = room->tokens, .q_len = each ? each : 1};
+    const struct za_call call = {.requests = 1, .request = &longest};
+    p->rule.cpu = za_device_info(attn->device).cpu;
+    struct layout l = za_layout(&attn->manifest, &attn->shape, &call, &longest, p->rule);
+    p->rule.fixed_splits = l.splits;
+    p->rule.fixed_per_state = l.leaves_per_state;
+    if (room->rows && (uint64_t)l.splits * room->rows > most) {
+        p->rule.fixed_splits = most / room->rows ? most / room->rows : 1;
+        p->rule.fixed_per_state = attn->manifest.node;
+    }
+    uint64_t per_state = p->rule.fixed_per_state;
+    p->counts = (struct counts){
+        .items = (uint64_t)room->rows * p->rule.fixed_splits,
+        .rows = room->rows,
+        .new_rows = room->new_rows,
+        .pages = room->pages,
+        .masks = (uint64_t)room->rows * room->mask_keys,
+        .states = room->rows * ((leaves + per_state - 1) / per_state),
+        .sinks = room->sinks,
+        .alibi = room->alibi,
+        .loop = per_state > 1 || p->rule.fixed_splits < leaves,
+    };
+    p->parts = za_parts(&attn->manifest, &attn->shape, &p->counts);
+    p->attend = za_attend_of(p->counts.loop, room->softcap, room->alibi, room->mask_keys);
+    return za_check_counts(attn->device, &p->counts, &p->parts);
+}
+
+static uint32_t *words_of(const struct za_prepared *p, uint32_t slot) {
+    return (uint32_t *)(void *)((char *)p->work.mapped + slot * p->slot_bytes);
+}
+
+/* Write a call's words, the scale of which is there. */
+static void write_words(const struct za_prepared *p, uint32_t slot, const struct za_call *call) {
+    za_work_write(&p->attn->manifest, &p->attn->shape, call, p->rule, &p->counts, 0, p->has_scales ? p->scales : NULL,
+                  words_of(p, slot));
+}
+
+static bool make(struct za_prepared *p) {
+    struct za_attn *attn = p->attn;
+    struct za_device *device = attn->device;
+    uint64_t unit = device->properties.limits.minStorageBufferOffsetAlignment, bytes;
+    if (!check_room(attn, &p->room) || !lay_out(p)) return false;
+    p->slot_bytes = (4 * p->parts.end + unit - 1) / unit * unit;
+    bytes = za_states_bytes(&attn->shape, &p->counts);
+    if (!(p->scales = calloc(attn->shape.scale_words + 1, sizeof *p->scales))) return za_no_memory();
+    if (!za_buffer_make(device, p->room.slots * p->slot_bytes, true, "work", &p->work) ||
+        !za_buffer_make(device, bytes ? bytes : 256, false, "states", &p->states) ||
+        (p->counts.new_rows && !za_need_pipeline(attn, APPEND)) ||
+        (p->counts.rows && (!za_need_pipeline(attn, p->attend) || !za_need_pipeline(attn, MERGE))))
+        return false;
+    for (uint32_t slot = 0; slot < p->room.slots; ++slot) write_words(p, slot, &(struct za_call){.scale = 1});
+    return true;
+}
+
+struct za_prepared *za_prepare(struct za_attn *attn, const struct za_room *room) {
+    if (!za_enter(attn->device)) return NULL;
+    struct za_prepared *p = calloc(1, sizeof *p);
+    if (!p) za_no_memory();
+    if (p) p->attn = attn, p->room = *room, p->pages = UINT32_MAX;
+    bool ok = p && make(p);
+    za_leave(attn->device);
+    if (ok) return p;
+    za_prepared_free(p);
+    return NULL;
+}
+
+void za_prepared_free(struct za_prepared *p) {
+    if (!p) return;
+    struct za_device *device = p->attn->device;
+    struct buffer *const buffers[] = {&p->work, &p->states, &p->filled, &p->result};
+    for (int i = 0; i < 4; ++i) za_buffer_free(device, buffers[i]);
+    for (int i = 0; i < MAX_SLOTS; ++i) za_sets_free(device, &p->sets[i]);
+    free(p->scales);
+    free(p);
+}
+
+/* --- recordings -------------------------------------------------------------------------------------- */
+
+static bool check_slot(const struct za_prepared *p, uint32_t slot) {
+    return slot < p->room.slots || za_fail("slot: got %u, expected one below %u", slot, p->room.slots);
+}
+
+/* The layer's part of K (or V), where its first page is page 0. */
+static bool layer_of(const struct za_cache *cache, const char *name, struct za_place place, VkDeviceSize page_bytes,
+                     uint32_t layer, struct za_place *of_layer) {
+    VkDeviceSize unit = cache->attn->device->properties.limits.minStorageBufferOffsetAlignment;
+    place.offset += (VkDeviceSize)layer * cache->stride * page_bytes;
+    place.size = cache->pages * page_bytes;
+    *of_layer = place;
+    return place.offset % unit == 0 ||
+           za_fail("%s: got layer %u at offset %llu, expected a multiple of %llu; make a cache of one layer at each "
+                   "layer's place", name, layer, (unsigned long long)place.offset, (unsigned long long)unit);
+}
+
+/* All layers of a prepared call have the same words, the scales of heads among them. */
+static bool take_scales(struct za_prepared *p, const struct za_cache *cache, uint32_t layer) {
+    const float *scales = za_scales_of(cache, layer);
+    size_t bytes = 4 * (size_t)p->attn->shape.scale_words;
+    if (scales && p->has_scales && memcmp(p->scales, scales, bytes) != 0)
+        return za_fail("layer: got %u, whose heads have other scales than those of a layer that was recorded before, "
+                       "expected equal ones; prepare a call for each", layer);
+    if (scales) memcpy(p->scales, scales, bytes);
+    p->has_scales = scales != NULL;
+    return true;
+}
+
+static bool need(struct za_device *device, bool wanted, uint64_t bytes, const char *name, struct buffer *buffer) {
+    if (!wanted || buffer->handle) return true;
+    if (za_buffer_make(device, bytes, false, name, buffer)) return true;
+    za_buffer_free(device, buffer);
+    return false;
+}
+
+static bool record(struct za_prepared *p, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
+                   uint32_t layer, const struct za_places *places) {
+    struct za_attn *attn = p->attn;
+    struct za_info info = za_info(attn);
+    uint64_t rows = p->counts.rows, new_rows = p->counts.new_rows;
+    bool filled, result, latent = attn->shape.latent;
+    if (!check_slot(p, slot)) return false;
+    if (!commands) return za_fail("commands: got NULL, expected a command buffer");
+    if (cache->attn != attn) return za_fail("cache: got one of another za_attn, expected one of the prepared call's");
+    if (layer >= cache->layers) return za_fail("layer: got %u, expected one below %u", layer, cache->layers);
+    if (!za_check_places(cache, places, rows, new_rows, &filled, &result)) return false;
+    struct bindings b = za_bound(attn, places, rows, new_rows);
+    if (!layer_of(cache, "k", cache->k, info.k_page_bytes, layer, &b.k) ||
+        !layer_of(cache, "v", cache->v, latent ? info.k_page_bytes : info.v_page_bytes, layer, &b.v) ||
+        !need(attn->device, filled && rows, b.q.size, "q", &p->filled) ||
+        !need(attn->device, result && rows, b.out.size, "out", &p->result) || !take_scales(p, cache, layer))
+        return false;
+    if (filled) b.q = za_whole(&p->filled);
+    if (result) b.out = za_whole(&p->result);
+    b.work = (struct za_place){p->work.handle, slot * p->slot_bytes, 4 * p->parts.end};
+    b.states = za_whole(&p->states);
+    if (cache->pages < p->pages) p->pages = cache->pages;
+    return za_record_call(attn, commands, &p->sets[slot], &p->counts, p->attend, &b, places);
+}
+
+bool za_record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
+               uint32_t layer, const struct za_places *places) {
+    if (!za_enter(prepared->attn->device)) return false;
+    bool ok = record(prepared, slot, commands, cache, layer, places);
+    za_leave(prepared->attn->device);
+    return ok;
+}
+
+bool za_reset(struct za_prepared *prepared, uint32_t slot) {
+    if (!za_enter(prepared->attn->device)) return false;
+    bool ok = check_slot(prepared, slot) && za_sets_reset(prepared->attn->device, &prepared->sets[slot]);
+    za_leave(prepared->attn->device);
+    return ok;
+}
+
+/* --- steps ------------------------------------------------------------------------------------------- */
+
+static bool step(struct za_prepared *p, uint32_t slot, const struct za_call *given) {
+    struct za_call call = *given;
+    if (call.scale == 0) call.scale = 1 / sqrt(p->attn->shape.head_dim);
+    if (!check_slot(p, slot) || !za_check_call(&p->attn->manifest, &p->attn->shape, &call, p->pages) ||
+        !za_check_step(&p->room, &p->counts, &p->attn->shape, &call))
+        return false;
+    if (p->attn->shape.scale_words && !p->has_scales)
+        return za_fail("slot: got %u before a layer was recorded, whose scales of heads the words have", slot);
+    write_words(p, slot, &call);
+    return true;
+}
+
+bool za_step(struct za_prepared *prepared, uint32_t slot, const struct za_call *call) {
+    if (!za_enter(prepared->attn->device)) return false;
+    bool ok = step(prepared, slot, call);
+    za_leave(prepared->attn->device);
+    return ok;
+}

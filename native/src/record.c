@@ -1,0 +1,148 @@
+/* The recording of a call's commands, and the places that they use. */
+#include "attn.h"
+#include "check.h"
+#include "error.h"
+
+enum { COPIES = 64 }; /* regions of a copy command */
+
+uint64_t za_q_bytes(const struct shape *shape, uint64_t rows) { return 4 * rows * shape->q_heads * shape->k_dim; }
+
+uint64_t za_out_bytes(const struct shape *shape, uint64_t rows) {
+    return 4 * rows * shape->q_heads * (shape->v_dim + 1);
+}
+
+uint64_t za_rows_bytes(const struct shape *shape, uint64_t new_rows) { return 4 * new_rows * shape->token_words; }
+
+uint64_t za_states_bytes(const struct shape *shape, const struct counts *counts) {
+    return counts->single_pass ? 0 : 4 * counts->states * shape->state_words;
+}
+
+/* --- barriers ---------------------------------------------------------------------------------------- */
+
+enum { COMPUTE = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, COPY_STAGE = VK_PIPELINE_STAGE_TRANSFER_BIT };
+enum { SHADERS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT };
+enum { COPIED = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT };
+
+static void barrier(const struct za_device *device, VkCommandBuffer commands, VkPipelineStageFlags before,
+                    VkAccessFlags written, VkPipelineStageFlags behind, VkAccessFlags used) {
+    const VkMemoryBarrier memory = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = written, .dstAccessMask = used};
+    device->vk.CmdPipelineBarrier(commands, before, behind, 0, 1, &memory, 0, NULL, 0, NULL);
+}
+
+void za_barrier_before(const struct za_device *device, VkCommandBuffer commands) {
+    barrier(device, commands, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, VK_ACCESS_MEMORY_WRITE_BIT, COMPUTE | COPY_STAGE,
+            SHADERS | COPIED);
+}
+
+void za_barrier_behind(const struct za_device *device, VkCommandBuffer commands) {
+    barrier(device, commands, COMPUTE | COPY_STAGE, VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
+            VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT,
+            VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_HOST_READ_BIT);
+}
+
+/* Between two dispatches: the second reads what the first wrote. */
+static void barrier_between(const struct za_device *device, VkCommandBuffer commands) {
+    barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
+}
+
+/* --- copies ------------------------------------------------------------------------------------------ */
+
+/* Copy n rows of `bytes` each, from_step and to_step apart. */
+static void copy_rows(const struct za_device *device, VkCommandBuffer commands, struct za_place from,
+                      uint64_t from_step, struct za_place to, uint64_t to_step, uint64_t bytes, uint64_t n) {
+    VkBufferCopy regions[COPIES];
+    if (from_step == bytes && to_step == bytes) bytes *= n, n = n ? 1 : 0;
+    for (uint64_t i = 0; i < n;) {
+        uint32_t count = 0;
+        for (; count < COPIES && i < n; ++count, ++i)
+            regions[count] = (VkBufferCopy){from.offset + i * from_step, to.offset + i * to_step, bytes};
+        device->vk.CmdCopyBuffer(commands, from.buffer, to.buffer, count, regions);
+    }
+}
+
+/* q (rows, q_heads, head_dim) to (rows, q_heads, k_dim), zeros behind head_dim. */
+static void record_fill(const struct za_attn *attn, VkCommandBuffer commands, uint64_t rows, const struct za_place *q,
+                        const struct za_place *filled) {
+    const struct shape *shape = &attn->shape;
+    const struct za_device *device = attn->device;
+    device->vk.CmdFillBuffer(commands, filled->buffer, filled->offset, filled->size, 0);
+    barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT);
+    copy_rows(device, commands, *q, 4 * (uint64_t)shape->head_dim, *filled, 4 * (uint64_t)shape->k_dim,
+              4 * (uint64_t)shape->head_dim, rows * shape->q_heads);
+    barrier(device, commands, COPY_STAGE, VK_ACCESS_TRANSFER_WRITE_BIT, COMPUTE, VK_ACCESS_SHADER_READ_BIT);
+}
+
+/* out (rows, q_heads, v_dim) and lse behind it, to the host's places. */
+static void record_results(const struct za_attn *attn, VkCommandBuffer commands, uint64_t rows,
+                           const struct za_place *result, const struct za_places *places) {
+    const struct shape *shape = &attn->shape;
+    const struct za_device *device = attn->device;
+    uint64_t n = rows * shape->q_heads, size = 4 * (uint64_t)shape->v_head_dim, filled = 4 * (uint64_t)shape->v_dim;
+    struct za_place lse = {.buffer = result->buffer, .offset = result->offset + n * filled};
+    barrier(device, commands, COMPUTE, VK_ACCESS_SHADER_WRITE_BIT, COPY_STAGE, VK_ACCESS_TRANSFER_READ_BIT);
+    copy_rows(device, commands, *result, filled, places->out, size, size, n);
+    if (places->lse.buffer) copy_rows(device, commands, lse, 4, places->lse, 4, 4, n);
+}
+
+/* --- a call ------------------------------------------------------------------------------------------ */
+
+bool za_record_call(struct za_attn *attn, VkCommandBuffer commands, struct sets *sets, const struct counts *counts,
+                    int attend, const struct bindings *b, const struct za_places *places) {
+    struct za_device *device = attn->device;
+    const struct shape *shape = &attn->shape;
+    struct za_place target = counts->single_pass ? b->out : b->states;
+    const struct za_place appended[] = {b->work, b->rows, b->k, b->v};
+    const struct za_place attended[] = {b->work, b->q, b->k, b->v, target, target};
+    const struct za_place merged[] = {b->work, b->states, b->out};
+    uint32_t dims = attn->manifest.merge_dims, rows = (uint32_t)counts->rows;
+    const uint32_t append_groups[] = {(uint32_t)counts->new_rows, shape->kv_heads, 1};
+    const uint32_t attend_groups[] = {(uint32_t)counts->items, shape->kv_heads, shape->head_chunks};
+    const uint32_t merge_groups[] = {(shape->v_dim + dims - 1) / dims, shape->q_heads, rows};
+    za_barrier_before(device, commands);
+    if (rows && places && places->q.buffer != b->q.buffer) record_fill(attn, commands, rows, &places->q, &b->q);
+    if (counts->new_rows) {
+        if (!za_dispatch(device, commands, sets, &attn->pipelines[APPEND], appended, append_groups)) return false;
+        barrier_between(device, commands); /* k, v */
+    }
+    if (counts->items && !za_dispatch(device, commands, sets, &attn->pipelines[attend], attended, attend_groups))
+        return false;
+    if (rows && !counts->single_pass) {
+        barrier_between(device, commands); /* states */
+        if (!za_dispatch(device, commands, sets, &attn->pipelines[MERGE], merged, merge_groups)) return false;
+    }
+    if (rows && places && places->out.buffer != b->out.buffer) record_results(attn, commands, rows, &b->out, places);
+    za_barrier_behind(device, commands);
+    return true;
+}
+
+/* --- places ------------------------------------------------------------------------------------------ */
+
+bool za_check_places(const struct za_cache *cache, const struct za_places *places, uint64_t rows, uint64_t new_rows,
+                     bool *filled, bool *result) {
+    const struct shape *shape = &cache->attn->shape;
+    const struct za_device *device = cache->attn->device;
+    static const char *const names[] = {"rows", "q", "out", "lse", "k", "v"};
+    const struct za_place *const all[] = {&places->rows, &places->q, &places->out, &places->lse, &cache->k, &cache->v};
+    uint64_t n = rows * shape->q_heads, out = 4 * n * shape->v_head_dim, lse = places->lse.buffer ? 4 * n : 0;
+    const uint64_t bytes[] = {za_rows_bytes(shape, new_rows), 4 * n * shape->head_dim, out, lse, cache->k.size,
+                              shape->latent ? 0 : cache->v.size};
+    *filled = shape->k_dim != shape->head_dim;
+    *result = shape->v_dim != shape->v_head_dim || places->lse.buffer != places->out.buffer ||
+              places->lse.offset != places->out.offset + out ||
+              out + lse > device->properties.limits.maxStorageBufferRange;
+    if (new_rows && !za_check_place(device, "rows", &places->rows, bytes[0], true)) return false;
+    if (!rows) return za_check_apart(names, all, bytes, 6);
+    return za_check_place(device, "q", &places->q, bytes[1], !*filled) &&
+           za_check_place(device, "out", &places->out, out, !*result) &&
+           (!lse || za_check_place(device, "lse", &places->lse, lse, false)) &&
+           za_check_apart(names, all, bytes, 6);
+}
+
+struct bindings za_bound(const struct za_attn *attn, const struct za_places *places, uint64_t rows, uint64_t new_rows) {
+    struct bindings b = {.rows = places->rows, .q = places->q, .out = places->out};
+    b.rows.size = za_rows_bytes(&attn->shape, new_rows);
+    b.q.size = za_q_bytes(&attn->shape, rows);
+    b.out.size = za_out_bytes(&attn->shape, rows);
+    return b;
+}

@@ -1,0 +1,148 @@
+"""An engine for the tests of the C library: a Vulkan device, memory and command buffers that are not the library's."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import numpy as np
+from c_host import CachePlaces, Call, Host, Options, Place, Places, Request, Room, declared
+
+import zinc_attn as za
+from zinc_attn.runtime.device import DeviceInfo
+from zinc_attn.runtime.vulkan import memory
+from zinc_attn.runtime.vulkan.commands import Commands
+from zinc_attn.runtime.vulkan.device import LogicalDevice, Undo, destroy
+
+USAGE = 1 | 2 | 0x20  # VkBufferUsageFlagBits: copies from and to it, and kernels
+WISHES = (memory.Wish(2 | 4 | 8, False), memory.Wish(2 | 4, False))  # host visible, coherent, better cached
+
+
+def address(array: Any) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+class Owner:
+    """The device, with one buffer that the host sees, of which places are cut."""
+
+    def __init__(self, info: DeviceInfo, nbytes: int) -> None:
+        self.undo: Undo = []  # the device and what is made of it
+        self.memory: Undo = []
+        self.device = LogicalDevice(info, self.undo)
+        self.ffi, self.lib, self.vk = self.device.ffi, self.device.lib, self.device.vk
+        self.recorder = Commands(self.device)
+        self.fence = self.device.create(self.undo, "Fence", self.vk.struct("VkFenceCreateInfo"))
+        handle, self.words = memory._allocate(self.device, self.memory, nbytes, USAGE, WISHES)
+        self.buffer, self.used = self.number(handle), 0
+        self.words[:] = 0xFFFFFFFF  # NaNs: what nobody writes must not be read
+
+    def number(self, handle: Any) -> int:
+        return int(self.ffi.cast("uintptr_t", handle))
+
+    def host(self, **changes: Any) -> Any:
+        """struct za_host."""
+        device = self.device
+        numbers = {name: self.number(getattr(device, name)) for name in ("instance", "physical", "queue")}
+        numbers["get_proc"] = self.number(self.lib.vkGetInstanceProcAddr)
+        return Host(**{**numbers, "device": self.number(device.handle), "family": device.family, **changes})
+
+    def place(self, nbytes: int, behind: int = 0) -> tuple[Any, np.ndarray]:
+        """A place of the buffer and its words; ``behind``: bytes that are left free behind it."""
+        at, self.used = self.used, -(-(self.used + nbytes + behind) // 256) * 256
+        assert self.used <= self.words.nbytes, "the engine's buffer is too small"
+        return Place(self.buffer, at, nbytes), self.words[at // 4 : (at + nbytes) // 4]
+
+    def commands(self) -> tuple[Any, Any]:
+        """(VkCommandBuffer, VkSubmitInfo*), recording."""
+        command, submit = self.recorder.allocate(self.undo)
+        begin = self.vk.struct("VkCommandBufferBeginInfo")
+        self.device.check(self.lib.vkBeginCommandBuffer(command, begin), "vkBeginCommandBuffer")
+        return command, submit
+
+    def end(self, command: Any) -> None:
+        self.device.check(self.lib.vkEndCommandBuffer(command), "vkEndCommandBuffer")
+
+    def submit(self, submit: Any) -> None:
+        """Submit and wait."""
+        fences, device = self.vk.array("VkFence", [self.fence]), self.device
+        device.check(self.lib.vkQueueSubmit(device.queue, 1, submit, self.fence), "vkQueueSubmit")
+        device.check(self.lib.vkWaitForFences(device.handle, 1, fences, 1, 60_000_000_000), "vkWaitForFences")
+        device.check(self.lib.vkResetFences(device.handle, 1, fences), "vkResetFences")
+
+    def close(self) -> None:
+        destroy(self.memory)
+        destroy(self.undo)
+
+
+def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
+    """struct za_call of requests; arrays are given as such. It keeps them."""
+    arrays: list[Any] = []
+    structs = (Request * len(requests))()
+    for struct, one in zip(structs, requests, strict=True):
+        table, mask = np.array(one.get("page_table", ()), np.uint32), one.get("mask")
+        mask = None if mask is None else np.ascontiguousarray(mask, np.float32)
+        arrays += [table, mask]
+        given = {**one, "page_table": address(table), "mask": address(mask)}
+        given["mask_keys"] = 0 if mask is None else mask.shape[1]
+        for name, value in given.items():
+            setattr(struct, name, value)
+    given = {}
+    for name, value in options.items():
+        if isinstance(value, np.ndarray):
+            arrays.append(np.ascontiguousarray(value, np.float32))
+        given[name] = address(arrays[-1]) if isinstance(value, np.ndarray) else value or 0
+    made = Call(request=c.addressof(structs), requests=len(requests), **given)
+    made.kept = structs, arrays
+    return made
+
+
+class Engine:
+    """The library on an engine's device, for a shape and its types: K and V in the engine's memory, layer after layer.
+
+    scales: (layers, 2, kv_heads), K's and V's, or None.
+    """
+
+    def __init__(
+        self, loaded: c.CDLL, owner: Owner, folder: Any, options: Any, layers: int, pages: int, scales: Any = None
+    ) -> None:
+        self.c, self.owner, self.layers = declared(loaded), owner, layers
+        host = owner.host()
+        self.device = c.c_void_p(self.c.za_device_from(c.byref(host)))
+        assert self.device, self.error
+        self.attn = c.c_void_p(self.c.za_open(self.device, c.byref(options)))
+        assert self.attn, self.error
+        self.info = self.c.za_info(self.attn)
+        k, _ = owner.place(layers * pages * self.info.k_page_bytes)
+        v, _ = owner.place(layers * pages * self.info.v_page_bytes)
+        given = [np.ascontiguousarray(x) for x in (scales[:, 0], scales[:, 1])] if scales is not None else [None, None]
+        self.cache_places = CachePlaces(layers, pages, k, v if self.info.v_page_bytes else Place())
+        if scales is not None:
+            self.cache_places.k_scales, self.cache_places.v_scales = map(address, given)
+        self.cache = c.c_void_p(self.c.za_cache_from(self.attn, c.byref(self.cache_places)))
+        assert self.cache, self.error
+
+    @property
+    def error(self) -> str:
+        return self.c.za_error().decode()
+
+    def places(self, shape: za.AttnShape, rows: int, new_rows: int, apart: bool = False) -> tuple[Any, Any]:
+        """struct za_places for a layer, and its words: rows, q, out, lse. apart: lse does not lie behind out."""
+        n = rows * shape.q_heads
+        sizes = new_rows * shape.kv_heads * self.info.row_words * 4, n * shape.head_dim * 4, n * shape.v_head_dim * 4
+        (new, new_words), (q, q_words), (out, out_words) = (
+            self.owner.place(size, behind) for size, behind in zip(sizes, (0, 0, 0 if apart else 4 * n), strict=True)
+        )
+        lse, lse_words = Place(out.buffer, out.offset + out.size, 4 * n), None
+        if apart:
+            lse, lse_words = self.owner.place(4 * n)
+        else:
+            lse_words = self.owner.words[lse.offset // 4 :][:n]
+        return Places(new, q, out, lse), (new_words, q_words, out_words, lse_words)
+
+    def close(self) -> None:
+        self.c.za_cache_free(self.cache)
+        self.c.za_close(self.attn)
+        self.c.za_device_close(self.device)
+
+
+__all__ = ["Call", "Engine", "Options", "Owner", "Room", "call_of"]
