@@ -1,8 +1,9 @@
 // Pass 1 of split-KV attention (flash decoding): the states (m, l, o) of a range of leaves, for the query heads that
 // share one KV head.
 //
-// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A wave is 32
-// invocations, or fewer on some CPU devices, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
+// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of the KV head's query heads.  A wave is
+// 32 invocations, or fewer on some CPU devices, a leaf 64 keys, a node eight leaves.  A query vector is a row of one
+// query head; h counts those of a workgroup.  The source is compiled three times:
 //
 //     single      one wave, one leaf, straight line
 //     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node
@@ -10,16 +11,16 @@
 //
 // What a wave does for each of its leaves:
 //
-//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane (or four, or eight)
+//     scores    s[key][h] = scale * (q[h] . k[key])                      lane = key, two per lane (or four, or eight)
 //     weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
-//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys      to shared memory, partly summed
-//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions (or several)
+//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys     to shared memory, partly summed
+//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions (or several)
 //               l[h] = sum over the leaf's keys of p[key][h]
-//     fold      node = merge(node, (m, l, o)), leaves ascending             NODE, LOOP
+//     fold      node = merge(node, (m, l, o)), leaves ascending            NODE, LOOP
 //     emit      the state of each unit, a leaf or a node, when it is complete
 //
-// All HEADS query heads use a row of K or V when it is loaded, so that K and V are read once.  If their value sums are
-// more than the registers hold, the third step makes several passes over V, each for a part of every value row.
+// All query vectors of a workgroup use a row of K or V when it is loaded, so that K and V are read once.  If their value
+// sums are more than the registers hold, the third step makes several passes over V, each for a part of every row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -42,7 +43,7 @@ uint lane;  // the invocation's number in its wave
 layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
 layout(constant_id = ATTEND_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, whole slices of a lane
 layout(constant_id = ATTEND_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
-layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;  // query heads of a workgroup, over all of its rows
+layout(constant_id = ATTEND_SPEC_VECTORS) const uint VECTORS = 4u;  // query vectors of a workgroup
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
@@ -64,21 +65,21 @@ layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out
 const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // of a lane: keys lane and lane + LANES, then the next two
 const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // of a lane: slice lane, lane + LANES, ...
 const uint LANE_PAIRS = LANE_SLICES * PAIRS;
-const uint PARTS = (HEADS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [head][key mod 4] that a lane reduces
-vec2 dots[HEADS * KEY_PAIRS];  // [head][pair] of the lane's keys: scores
+const uint PARTS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [h][key mod 4] that a lane reduces
+vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: scores
 float parts[PARTS];            // sums of the weights of the lane's pairs
-float m[HEADS];                // the leaf's state, the same in every lane ...
-float l[HEADS];
-vec2 o[HEADS * LANE_PAIRS];    // ... and [head][pair] of the lane's slices of o
+float m[VECTORS];                // the leaf's state, the same in every lane ...
+float l[VECTORS];
+vec2 o[VECTORS * LANE_PAIRS];    // ... and [h][pair] of the lane's slices of o
 #if LOOP
-float node_m[HEADS];           // the unit's state so far
-float node_l[HEADS];
-vec2 node_o[HEADS * LANE_PAIRS];  // unused with several passes over V: it is in the scratch tensor then
+float node_m[VECTORS];           // the unit's state so far
+float node_l[VECTORS];
+vec2 node_o[VECTORS * LANE_PAIRS];  // unused with several passes over V: it is in the scratch tensor then
 #endif
-// Of each wave [key][head]: weights.  In between, [head][key mod 4]: partial maxima and sums.  At the end of NODE, pairs
-// of o.  One array serves all (2 KiB a wave for 8 heads), so that shared memory does not limit the waves per SIMD before
-// the registers do.
-const uint WAVE_WEIGHTS = KEYS_PER_LEAF * HEADS;
+// Of each wave [key][h]: weights.  In between, [h][key mod 4]: partial maxima and sums.  At the end of NODE, pairs
+// of o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
+// before the registers do.
+const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;
 shared float weights[MEMBERS * WAVE_WEIGHTS];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
@@ -119,7 +120,7 @@ void main() {
     find_values(item, leaf, true);
     sum_weights();
     fold_members();
-    if (member < HEADS) {
+    if (member < VECTORS) {
         emit_vector(item, item.leaf_begin, member, 0u);
     }
 #elif LOOP

@@ -4,7 +4,7 @@
 // With several passes over V, o does not wait for the other passes: slice `slice` of the leaf's o is merged into the
 // unit's in the scratch tensor at once, before m and l are.  Only this lane reads or writes these words.
 void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
-    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+    [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
         uvec2 vector = vector_of(item, h);
         uint state = state_of(item, vector.x, leaf.index);
         uint at = (state * work[HEADER_Q_HEADS] + vector.y) * V_DIM + slice * SLICE;
@@ -40,7 +40,7 @@ void find_values(Item item, Leaf leaf, bool first) {
 #if LOOP
 // The leaf's state (m, l, o) is merged into its unit's (node_m, node_l, node_o).
 void merge_into_node(bool first) {
-    for (uint h = 0u; h < HEADS; ++h) {
+    for (uint h = 0u; h < VECTORS; ++h) {
         float m_old = first ? EMPTY_M : node_m[h];
         float l_old = first ? 0.0 : node_l[h];
         vec2 w = merge_weights(m_old, m[h]);
@@ -95,7 +95,7 @@ void emit_vector(Item item, uint index, uint h, uint place) {
 
 // The same for every vector of the workgroup.
 void emit(Item item, uint index) {
-    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+    [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
         emit_vector(item, index, h, h);
     }
 }

@@ -8,10 +8,10 @@
 
 // Chunks that are in use as floats at a time.  Where stored words are few registers, fewer floats leave the compiler
 // more places for the sums, and it pairs more of them.
-const uint TOGETHER = K_MASKED && HEADS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
+const uint TOGETHER = K_MASKED && VECTORS <= 8u && CHUNKS_AHEAD > 2u ? 2u : CHUNKS_AHEAD;
 
-// The dots of one chunk (dimensions a, then b) of a query head with two keys, canonical.  Both keys have the query value
-// in common, so that a GPU with dual issue takes them in one cycle.
+// The dots of one chunk (dimensions a, then b) of a query vector with two keys, canonical.  Both keys have the query
+// value in common, so that a GPU with dual issue takes them in one cycle.
 vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
     precise vec2 sum = qa.x * vec2(k0a.x, k1a.x);
     precise vec2 a1 = qa.y * vec2(k0a.y, k1a.y), a2 = qa.z * vec2(k0a.z, k1a.z), a3 = qa.w * vec2(k0a.w, k1a.w);
@@ -27,8 +27,8 @@ vec2 chunk_dots(vec4 qa, vec4 qb, vec4 k0a, vec4 k0b, vec4 k1a, vec4 k1b) {
     return sum;
 }
 
-// Query heads whose dots are made side by side: fused sums are few instructions, and want others between them.
-const uint SIDE_BY_SIDE = FUSED == 0u ? 1u : 2u - HEADS % 2u;
+// Query vectors whose dots are made side by side: fused sums are few instructions, and want others between them.
+const uint SIDE_BY_SIDE = FUSED == 0u ? 1u : 2u - VECTORS % 2u;
 
 // Key i of the lane.
 uint key_of(uint i) {
@@ -51,7 +51,7 @@ void find_scores(Item item, Leaf leaf) {
         key0[g] = locate(item, leaf, min(key_of(2u * g), last));
         key1[g] = locate(item, leaf, min(key_of(2u * g + 1u), last));
     }
-    for (uint i = 0u; i < HEADS * KEY_PAIRS; ++i) {
+    for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);
     }
     uint q_heads = work[HEADER_Q_HEADS];
@@ -83,7 +83,7 @@ void find_scores(Item item, Leaf leaf) {
                     }
                 }
             }
-            for (uint h = 0u; h < HEADS; h += SIDE_BY_SIDE) {
+            for (uint h = 0u; h < VECTORS; h += SIDE_BY_SIDE) {
                 for (uint j = 0u; j < TOGETHER; ++j) {
                     vec4 qa[SIDE_BY_SIDE], qb[SIDE_BY_SIDE];
                     for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
@@ -126,7 +126,7 @@ void find_scores(Item item, Leaf leaf) {
     uint first_key = leaf.index * KEYS_PER_LEAF + lane + item.key_shift;
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         bvec2 seen = present(leaf, i);
-        for (uint h = 0u; h < HEADS; ++h) {
+        for (uint h = 0u; h < VECTORS; ++h) {
             precise vec2 s = dots[h * KEY_PAIRS + i] * scale;
             if (SOFTCAP != 0u) {
                 s = vec2(soft_capped(s.x, cap), soft_capped(s.y, cap));

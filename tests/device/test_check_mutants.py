@@ -77,7 +77,7 @@ MUTANTS = {
         Mutant("members without a leaf", "leaf_end ? leaf.count : 0u", "leaf_end ? leaf.count : 1u", RISING, 3),
         Mutant("a member's maximum", "top = max(top, ml.x);", "top = ml.x;", FALLING, 3),
         Mutant("a member's weight", "merge(sum, w[t].x, ml.y, w[t].y)", "merge(sum, w[t].x, ml.y, w[t].x)", RISING, 3),
-        Mutant("the head that a member folds", "head = min(member, HEADS", "head = min(member + 1u, HEADS", RISING, 3),
+        Mutant("the vector that a member folds", "own_h = min(member, VEC", "own_h = min(member + 1u, VEC", RISING, 3),
         Mutant("a pair of the fold", "+ WAVE] = o[h * PAIRS + i].y;", "+ WAVE] = o[h].y;", WIDE, 3),
     ),
     "attend.comp": (
@@ -136,7 +136,7 @@ MUTANTS = {
     "item.glsl": (
         Mutant("a window by one", "max(item.first, first_key)", "max(item.first + 1u, first_key)", WINDOW),
         Mutant("the last key", "min(item.limit - first_key,", "min(item.limit - 1u - first_key,", CANCELLING),
-        Mutant("the last heads of a group", "group - HEADS);", "group - HEADS - 1u);", RATIO),
+        Mutant("the last heads of a group", "group - VECTORS);", "group - VECTORS - 1u);", RATIO),
         Mutant("a row of several", "row + h / ROW_HEADS, item", "row + h % ROW_HEADS, item", CANCELLING, 8),
     ),
     "values.glsl": (
