@@ -55,17 +55,19 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "merge.comp": (
+    "fold.glsl": (
         Mutant("maximum of earlier rounds", "total_m = max(total_m, other)", "total_m = other", FALLING),
         Mutant("maximum of the total", "before = total_m, top", "before = EMPTY_M, top", FALLING),
         Mutant("a state is before itself", "t < before_end", "t <= before_end", RISING),
         Mutant("a leaf is before itself", "t < in_node", "t <= in_node", RISING),
         Mutant("nodes end at leaves", "leaves ? lane - in_node : lane", "lane", RISING),
-        Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
-        Mutant("the last leaves", "? skip + count : 0u", "? count : 0u", RISING),
         Mutant("a node's weight", "LEAVES_PER_NODE + n].y", "LEAVES_PER_NODE + n].x", CANCELLING),
         Mutant("order of leaves", "n * LEAVES_PER_NODE + t;", "n * LEAVES_PER_NODE + (t ^ 1u);", CANCELLING),
-        Mutant("order of nodes", "= node_o[n] * node_w;", "= node_o[n ^ 1u] * node_w;", CANCELLING),
+        Mutant("order of nodes", "= node_o[n] * w;", "= node_o[n ^ 1u] * w;", CANCELLING),
+    ),
+    "merge.comp": (
+        Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
+        Mutant("the last leaves", "? skip + count : 0u", "? count : 0u", RISING),
         Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", WIDE),
     ),
     "emit.glsl": (
