@@ -110,7 +110,6 @@ const bool CPU = false;  // for all devices alike
 #include "item.glsl"
 #include "cache.glsl"
 #include "storage.glsl"
-#include "softcap.glsl"
 #include "bias.glsl"
 #include "matrix_memory.glsl"
 #include "matrix_tiles.glsl"

@@ -120,8 +120,10 @@ MUTANTS = {
             "part[n] + qb[n][d] * vec2(k0b[at][d], k1b[at][d])",
             *(CANCELLING, 10, EXACT[1:]),
         ),
-        Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
+    ),
+    "chunks.glsl": (
+        Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
     "bias.glsl": (
