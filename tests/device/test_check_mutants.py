@@ -71,7 +71,7 @@ MUTANTS = {
         Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", WIDE),
     ),
     "emit.glsl": (
-        Mutant("a node's maximum", "node_m[h] = max(m_old, m[h]);", "node_m[h] = m[h];", FALLING, 2),
+        Mutant("a node's maximum", "unit_m[h] = max(m_old, m[h]);", "unit_m[h] = m[h];", FALLING, 2),
         Mutant("a node's weights", "merge(l_old, w.x, l[h], w.y)", "merge(l_old, w.x, l[h], w.x)", RISING, 2),
     ),
     "node.glsl": (

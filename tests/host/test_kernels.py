@@ -161,6 +161,21 @@ def test_shader_and_host_evaluate_the_shared_formulas_alike(build, dtype):
         assert {name: shader[name] for name in host} == host, (str(shape), vectors, ahead)
 
 
+def test_the_table_at_the_head_of_attend_has_the_sizes():
+    text = (ROOT / "shaders" / "attend.comp").read_text()
+    variant = AttendVariant(shapes.AttnShape(16, 2, 256), "f16", "node", "discrete", 64)
+    decl, values = variant.program()
+    known = {name.upper(): value for name, value in zip(decl.spec, values, strict=True)}
+    known |= attend_sizes(variant.shape, known["VECTORS"], known["CHUNKS_AHEAD"], "f16", "node")
+    known |= evaluated(parsed_glsl((ROOT / "shaders" / "contract.glsl").read_text()), {})
+    known |= {"LANES": limits.WAVE, "MEMBERS": known["LEAVES_PER_NODE"]}
+    own = parsed_glsl(text[text.index('#include "attend_sizes.glsl"') :])
+    table = dict(re.findall(r"^//     ([A-Z_]+) +(\d+)  ", text, re.MULTILINE))
+    assert set(own) <= set(table) and len(table) == 15
+    found = evaluated(own, known)
+    assert table == {name: str(found[name]) for name in table}
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("build", kernels.BUILDS)
 def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
