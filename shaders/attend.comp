@@ -1,8 +1,9 @@
 // Pass 1 of split-KV attention (flash decoding): the states (m, l, o) of a range of leaves, for the query heads that
 // share one KV head.
 //
-// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of HEADS query heads.  A wave is 32
-// invocations, or fewer on some CPU devices, a leaf 64 keys, a node eight leaves.  The source is compiled three times:
+// Grid: x = work item (query row and range of leaves), y = KV head, z = chunk of the KV head's query heads.  A leaf is
+// 64 keys, a node eight leaves.  A query vector is a row of one query head; h counts those of a workgroup, nearly
+// always heads of one row.  The source is compiled three times:
 //
 //     single      one wave, one leaf, straight line
 //     NODE        eight waves, a leaf of one node each, straight line; then the waves fold their leaves into the node
@@ -10,16 +11,34 @@
 //
 // What a wave does for each of its leaves:
 //
-//     scores    s[key][h] = scale * (q[h] . k[key])                       lane = key, two keys per lane (or four, or eight)
+//     scores    s[key][h] = scale * (q[h] . k[key])                      lane = key, two per lane (or four, or eight)
 //     weights   m[h] = roundEven(max over the leaf's keys of s[key][h])
-//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys      to shared memory, partly summed
-//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]     lane = slice of head dimensions (or several)
+//               p[key][h] = 2**(s[key][h] - m[h]), 0 for absent keys     to shared memory, partly summed
+//     values    o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions (or several)
 //               l[h] = sum over the leaf's keys of p[key][h]
-//     fold      node = merge(node, (m, l, o)), leaves ascending             NODE, LOOP
-//     emit      the state of each unit, a leaf or a node, when it is complete
+//     fold      unit = merge(unit, (m, l, o)), leaves ascending            NODE, LOOP
+//     emit      the unit's state, when it is complete; a unit is a leaf or a node, as the item says
 //
-// All HEADS query heads use a row of K or V when it is loaded, so that K and V are read once.  If their value sums are
-// more than the registers hold, the third step makes several passes over V, each for a part of every value row.
+// All query vectors of a workgroup use a row of K or V when it is loaded, so that K and V are read once.  If their
+// value sums are more than the registers hold, the third step makes several passes over V, each for a part of a row.
+//
+// Sizes, and what they are on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16, in NODE:
+//
+//     LANES            32  invocations of a wave; fewer on some CPU devices
+//     MEMBERS           8  waves of a workgroup
+//     VECTORS           8  query vectors of a workgroup
+//     CHUNKS_AHEAD      4  step 1: chunks of K, 8 dimensions each, that a lane has in flight of each of its keys
+//     KEY_PAIRS         1  pairs of keys of a lane
+//     PARTS             1  step 2: pairs (h, key mod 4) of which a lane finds maxima and sums
+//     WAVE_WEIGHTS    512  weights of a wave in shared memory
+//     VALUE_PASSES      1  step 3: passes over V
+//     SLICE             8  head dimensions of a slice, which is a lane's part of a value row in one pass ...
+//     PAIRS             4  ... and pairs of them
+//     VALUE_LANES      32  lanes that have a slice; the others idle
+//     LANE_SLICES       1  slices of a lane; more in a wave of fewer lanes ...
+//     LANE_PAIRS        4  ... and pairs of dimensions in all of them
+//     SLICE_LOADS       1  loads of a slice
+//     KEYS_AHEAD        8  value rows in flight
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -27,27 +46,25 @@
 #include "contract.glsl"
 
 #if NODE
-const uint MEMBERS = LEAVES_PER_NODE;  // waves of a workgroup
+const uint MEMBERS = LEAVES_PER_NODE, LANES = WAVE;
 layout(local_size_x = 32, local_size_y = MEMBERS) in;
 uint member;  // the wave's number in its workgroup
 uint own;     // where the wave's part of `weights` begins
-const uint LANES = WAVE;
 #else
-const uint MEMBERS = 1u;
-const uint own = 0u;
 layout(local_size_x_id = ATTEND_SPEC_WAVE_SIZE, local_size_x = 32) in;
-const uint LANES = gl_WorkGroupSize.x;  // of a wave: 32, 16 or 8
+const uint MEMBERS = 1u, LANES = gl_WorkGroupSize.x;  // 32, 16 or 8
+const uint own = 0u;
 #endif
 uint lane;  // the invocation's number in its wave
 layout(constant_id = ATTEND_SPEC_K_DIM) const uint K_DIM = 128u;  // of q and K, a multiple of 16
 layout(constant_id = ATTEND_SPEC_V_DIM) const uint V_DIM = 128u;  // of V and the output, whole slices of a lane
 layout(constant_id = ATTEND_SPEC_LATENT) const uint LATENT = 0u;  // 1: V is the first V_DIM dimensions of K
-layout(constant_id = ATTEND_SPEC_HEADS) const uint HEADS = 4u;  // query heads of a workgroup, over all of its rows
+layout(constant_id = ATTEND_SPEC_VECTORS) const uint VECTORS = 4u;  // query vectors of a workgroup
 layout(constant_id = ATTEND_SPEC_CHUNKS_AHEAD) const uint CHUNKS_AHEAD = 1u;  // chunks of K in flight: 1, 2 or 4
 layout(constant_id = ATTEND_SPEC_TILE) const uint TILE = 64u;  // tokens per tile: 64, or the page size if smaller
 layout(constant_id = ATTEND_SPEC_SOFTCAP) const uint SOFTCAP = 0u;  // 1: scores are capped
 layout(constant_id = ATTEND_SPEC_ALIBI) const uint ALIBI = 0u;  // 1: scores have a bias by distance
-layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have a bias by row and key, which can hide keys
+layout(constant_id = ATTEND_SPEC_MASK) const uint MASK = 0u;  // 1: scores have a bias by row and key
 layout(constant_id = ATTEND_SPEC_ROWS_SHARED) const uint ROWS = 1u;  // query rows that share these keys
 layout(constant_id = ATTEND_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F32;  // type of K
 layout(constant_id = ATTEND_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F32;  // type of V; a latent shape's is K's
@@ -61,24 +78,24 @@ layout(set = 0, binding = ATTEND_BIND_OUT, std430) restrict writeonly buffer Out
 
 // What the steps hand on.  These arrays are global because glslang 12 does not reliably pass arrays sized by a
 // specialization constant; each step says which of them it reads and writes.  All but the last are a lane's registers.
-const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // of a lane: keys lane and lane + LANES, then the next two
-const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // of a lane: slice lane, lane + LANES, ...
+const uint KEY_PAIRS = KEYS_PER_LEAF / LANES / 2u;  // keys lane and lane + LANES, then the next two
+const uint LANE_SLICES = LANES == WAVE ? 1u : VALUE_LANES / LANES;  // slices lane, lane + LANES, ...
 const uint LANE_PAIRS = LANE_SLICES * PAIRS;
-const uint PARTS = (HEADS * WEIGHT_PARTIALS + LANES - 1u) / LANES;  // pairs [head][key mod 4] that a lane reduces
-vec2 dots[HEADS * KEY_PAIRS];  // [head][pair] of the lane's keys: scores
-float parts[PARTS];            // sums of the weights of the lane's pairs
-float m[HEADS];                // the leaf's state, the same in every lane ...
-float l[HEADS];
-vec2 o[HEADS * LANE_PAIRS];    // ... and [head][pair] of the lane's slices of o
+const uint PARTS = (VECTORS * WEIGHT_PARTIALS + LANES - 1u) / LANES;
+vec2 dots[VECTORS * KEY_PAIRS];  // [h][pair] of the lane's keys: dot products, then scores, then weights
+float parts[PARTS];              // sums of weights: the part of l that the lane makes
+float m[VECTORS];                // the leaf's state, m and l the same in every lane ...
+float l[VECTORS];
+vec2 o[VECTORS * LANE_PAIRS];    // ... and [h][pair] of the lane's slices of o
 #if LOOP
-float node_m[HEADS];           // the unit's state so far
-float node_l[HEADS];
-vec2 node_o[HEADS * LANE_PAIRS];  // unused with several passes over V: it is in the scratch tensor then
+float unit_m[VECTORS];           // the unit's state so far
+float unit_l[VECTORS];
+vec2 unit_o[VECTORS * LANE_PAIRS];  // with one pass over V; else it is in the scratch tensor
 #endif
-// Of each wave [key][head]: weights.  In between, [head][key mod 4]: partial maxima and sums.  At the end of NODE, pairs
-// of o.  One array serves all (2 KiB a wave for 8 heads), so that shared memory does not limit the waves per SIMD before
-// the registers do.
-const uint WAVE_WEIGHTS = KEYS_PER_LEAF * HEADS;
+// Of each wave [key][h]: scores, then weights.  In between, [h][key mod 4]: maxima and sums.  At the end of NODE, pairs
+// of o.  One array serves all (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD
+// before the registers do.
+const uint WAVE_WEIGHTS = KEYS_PER_LEAF * VECTORS;
 shared float weights[MEMBERS * WAVE_WEIGHTS];
 
 const bool CPU = CHUNKS_AHEAD == 1u;  // a CPU device: none else has a single chunk of K in flight
@@ -119,7 +136,7 @@ void main() {
     find_values(item, leaf, true);
     sum_weights();
     fold_members();
-    if (member < HEADS) {
+    if (member < VECTORS) {
         emit_vector(item, item.leaf_begin, member, 0u);
     }
 #elif LOOP
@@ -130,11 +147,11 @@ void main() {
         bool first = index == item.leaf_begin || (index & (item.leaves_per_state - 1u)) == 0u;  // leaf of its unit
         find_values(item, leaf, first);
         sum_weights();
-        merge_into_node(first);
+        merge_into_unit(first);
         if (((index + 1u) & (item.leaves_per_state - 1u)) == 0u || index + 1u == item.leaf_end) {
             emit(item, index);
         }
-        barrier();
+        barrier();  // everybody has read `weights`
     }
 #else
     Leaf leaf = leaf_of(item, item.leaf_begin);

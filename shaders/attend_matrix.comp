@@ -41,7 +41,7 @@ layout(constant_id = MATRIX_SPEC_MASK) const uint MASK = 0u;
 layout(constant_id = MATRIX_SPEC_K_STORAGE) const uint K_STORAGE = STORAGE_F16;
 layout(constant_id = MATRIX_SPEC_V_STORAGE) const uint V_STORAGE = STORAGE_F16;
 const uint CHUNKS_AHEAD = 1u;  // storage.glsl: conversions are not folded into products here
-const uint HEADS = 1u, ROWS = 1u;
+const uint ROWS = 1u;  // of item.glsl's vector_of, in place of which vector_at of matrix_tiles.glsl is called here
 #define LOOP 1u
 #include "attend_sizes.glsl"
 
@@ -110,7 +110,6 @@ const bool CPU = false;  // for all devices alike
 #include "item.glsl"
 #include "cache.glsl"
 #include "storage.glsl"
-#include "softcap.glsl"
 #include "bias.glsl"
 #include "matrix_memory.glsl"
 #include "matrix_tiles.glsl"

@@ -4,7 +4,7 @@ const uint WHOLE_SLICE = V_DIM <= 64u ? 2u : (V_DIM <= 128u ? 4u : (V_DIM <= 256
 // value sums that a lane's registers hold
 const uint LANE_SUMS = MAX_ACCUMULATORS / WAVE;
 // passes over V; in each a lane sums as much as its registers hold
-const uint VALUE_PASSES = WHOLE_SLICE * HEADS <= LANE_SUMS ? 1u : (WHOLE_SLICE * HEADS <= 2u * LANE_SUMS ? 2u : MAX_VALUE_PASSES);
+const uint VALUE_PASSES = WHOLE_SLICE * VECTORS <= LANE_SUMS ? 1u : (WHOLE_SLICE * VECTORS <= 2u * LANE_SUMS ? 2u : MAX_VALUE_PASSES);
 // head dimensions per lane and pass
 const uint SLICE = WHOLE_SLICE / VALUE_PASSES;
 // the same in pairs
@@ -52,7 +52,7 @@ const uint SLICE_LOADS = SLICE_WORDS / LOAD_WORDS;
 // pairs of values of V in a word, or in two of float32
 const uint WORD_PAIRS = V_BITS <= 16u ? 16u / V_BITS : 1u;
 // value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD
-const uint LOOP_KEYS_AHEAD = SLICE <= 4u ? 8u : (SLICE * HEADS > 48u || SLICE_LOADS > 1u ? 2u : 4u);
+const uint LOOP_KEYS_AHEAD = SLICE <= 4u ? 8u : (SLICE * VECTORS > 48u || SLICE_LOADS > 1u ? 2u : 4u);
 // the same, single build: 12 waves per SIMD
 const uint SINGLE_KEYS_AHEAD = SLICE_LOADS == 1u ? 8u : (SLICE_LOADS == 2u ? 4u : 2u);
 // on a CPU, which gains nothing

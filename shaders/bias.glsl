@@ -1,5 +1,8 @@
-// What is added to a score, in log2 units: ALiBi's slope * -|key - row| (one product, one sum), then a mask's value (the
-// same).  A mask hides a key by minus infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
+// From dot products to scores, in log2 units: scale, softcap, then what is added: ALiBi's slope * -|key - row| (one
+// product, one sum), then a mask's value (the same).  A mask hides a key by minus infinity; the score of a hidden key
+// is EMPTY_M, as that of an absent one.
+
+#include "softcap.glsl"
 
 // s: the scores of two keys, at these positions.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
@@ -18,6 +21,23 @@ vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
             precise float sum = s[i] + bias;
             s[i] = word == HIDDEN ? EMPTY_M : sum;
         }
+    }
+    return s;
+}
+
+// What scores have in common: the scale, the cap and its reciprocal.
+vec3 score_factors() {
+    return uintBitsToFloat(uvec3(work[HEADER_SCORE_SCALE], work[HEADER_SOFTCAP], work[HEADER_SOFTCAP_INVERSE]));
+}
+
+// The scores of two keys, at these positions, from their dot products with a query vector (row, head).
+vec2 scores_of(vec2 products, vec3 factors, uvec2 vector, uvec2 position) {
+    precise vec2 s = products * factors.x;
+    if (SOFTCAP != 0u) {
+        s = vec2(soft_capped(s.x, factors.yz), soft_capped(s.y, factors.yz));
+    }
+    if (ALIBI != 0u || MASK != 0u) {
+        s = biased(vector.x, vector.y, position, s);
     }
     return s;
 }

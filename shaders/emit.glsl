@@ -4,7 +4,7 @@
 // With several passes over V, o does not wait for the other passes: slice `slice` of the leaf's o is merged into the
 // unit's in the scratch tensor at once, before m and l are.  Only this lane reads or writes these words.
 void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
-    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+    [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
         uvec2 vector = vector_of(item, h);
         uint state = state_of(item, vector.x, leaf.index);
         uint at = (state * work[HEADER_Q_HEADS] + vector.y) * V_DIM + slice * SLICE;
@@ -12,7 +12,7 @@ void merge_slice(Item item, Leaf leaf, uint slice, bool first) {
             continue;
         }
 #if LOOP
-        vec2 w = merge_weights(first ? EMPTY_M : node_m[h], m[h]);
+        vec2 w = merge_weights(first ? EMPTY_M : unit_m[h], m[h]);
         for (uint i = 0u; i < PAIRS; ++i) {
             vec2 o_old = first ? vec2(0.0) : vec2(states[at + 2u * i], states[at + 2u * i + 1u]);
             o[h * PAIRS + i] = merge(o_old, w.x, o[h * PAIRS + i], w.y);
@@ -38,21 +38,21 @@ void find_values(Item item, Leaf leaf, bool first) {
 }
 
 #if LOOP
-// The leaf's state (m, l, o) is merged into its unit's (node_m, node_l, node_o).
-void merge_into_node(bool first) {
-    for (uint h = 0u; h < HEADS; ++h) {
-        float m_old = first ? EMPTY_M : node_m[h];
-        float l_old = first ? 0.0 : node_l[h];
+// The leaf's state (m, l, o) is merged into its unit's (unit_m, unit_l, unit_o).
+void merge_into_unit(bool first) {
+    for (uint h = 0u; h < VECTORS; ++h) {
+        float m_old = first ? EMPTY_M : unit_m[h];
+        float l_old = first ? 0.0 : unit_l[h];
         vec2 w = merge_weights(m_old, m[h]);
-        node_m[h] = max(m_old, m[h]);
-        node_l[h] = merge(l_old, w.x, l[h], w.y);
+        unit_m[h] = max(m_old, m[h]);
+        unit_l[h] = merge(l_old, w.x, l[h], w.y);
         [[unroll]] for (uint i = 0u; VALUE_PASSES == 1u && i < LANE_PAIRS; ++i) {
-            vec2 o_old = first ? vec2(0.0) : node_o[h * LANE_PAIRS + i];
-            node_o[h * LANE_PAIRS + i] = merge(o_old, w.x, o[h * LANE_PAIRS + i], w.y);
+            vec2 o_old = first ? vec2(0.0) : unit_o[h * LANE_PAIRS + i];
+            unit_o[h * LANE_PAIRS + i] = merge(o_old, w.x, o[h * LANE_PAIRS + i], w.y);
         }
     }
 }
-#define UNIT(x) node_##x
+#define UNIT(x) unit_##x
 #else
 #define UNIT(x) x
 #endif
@@ -95,7 +95,7 @@ void emit_vector(Item item, uint index, uint h, uint place) {
 
 // The same for every vector of the workgroup.
 void emit(Item item, uint index) {
-    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+    [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
         emit_vector(item, index, h, h);
     }
 }

@@ -32,19 +32,21 @@ Leaf leaf_of(Item item, uint index) {
     return Leaf(index, max(item.first, first_key) - first_key, min(item.limit - first_key, KEYS_PER_LEAF));
 }
 
+// A workgroup serves VECTORS query vectors: so many query heads of each of its ROWS query rows.
+const uint ROW_HEADS = VECTORS / ROWS;
+
 // First query head of the workgroup.  The last chunk of a group begins early enough to be full; its first
-// repeated_heads() heads are the previous chunk's too, and that chunk writes them.
+// repeated_heads() heads are the previous chunk's too, and that chunk writes them.  Several rows have one chunk.
 uint first_head() {
     uint group = work[HEADER_GROUP];
-    return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * HEADS, group - HEADS);
+    return (work[HEADER_KV_FIRST] + gl_WorkGroupID.y) * group + min(gl_WorkGroupID.z * VECTORS, group - VECTORS);
 }
 
 uint repeated_heads() {
-    return max(gl_WorkGroupID.z * HEADS + HEADS, work[HEADER_GROUP]) - work[HEADER_GROUP];
+    return max(gl_WorkGroupID.z * VECTORS + VECTORS, work[HEADER_GROUP]) - work[HEADER_GROUP];
 }
 
 // (query row, query head) of the workgroup's vector h.  Vectors behind the item's last row repeat that row.
-const uint ROW_HEADS = HEADS / ROWS;
 uvec2 vector_of(Item item, uint h) {
     if (ROWS == 1u) {
         return uvec2(item.row, first_head() + h);

@@ -8,7 +8,7 @@
 // Whether K's values are made so, and V's.  With more than 8 query vectors, whose addresses are in the scalar registers,
 // V's masks do not fit beside them.
 const bool K_MASKED = CHUNKS_AHEAD > 1u && K_BITS <= 8u;
-const bool V_MASKED = CHUNKS_AHEAD > 1u && HEADS <= 8u && V_BITS <= 8u;
+const bool V_MASKED = CHUNKS_AHEAD > 1u && VECTORS <= 8u && V_BITS <= 8u;
 
 // Value i of a word; i is known to the compiler.  fifth: the fifth bits of the word's values, from bit 0 on.
 float masked(uint storage, uint w, uint i, uint fifth, Block block) {

@@ -62,16 +62,9 @@ float leaf_maximum(uint t) {
 }
 
 // The products of a vector with keys `key` and key + 4 as scores, EMPTY_M for keys that it does not see.
-vec2 scores_of(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
+vec2 seen_scores(Item item, Leaf leaf, Vector vector, uint key, vec2 products) {
     ivec2 number = int(leaf.index * KEYS_PER_LEAF + key) + ivec2(0, WEIGHT_PARTIALS);
-    precise vec2 s = products * uintBitsToFloat(work[HEADER_SCORE_SCALE]);
-    if (SOFTCAP != 0u) {
-        vec2 cap = uintBitsToFloat(uvec2(work[HEADER_SOFTCAP], work[HEADER_SOFTCAP_INVERSE]));
-        s = vec2(soft_capped(s.x, cap), soft_capped(s.y, cap));
-    }
-    if (ALIBI != 0u || MASK != 0u) {
-        s = biased(vector.row, vector.head, uvec2(number) + item.key_shift, s);
-    }
+    vec2 s = scores_of(products, score_factors(), uvec2(vector.row, vector.head), uvec2(number) + item.key_shift);
     bvec2 behind = greaterThanEqual(number, ivec2(vector.first)), before = lessThan(number, ivec2(vector.limit));
     bvec2 seen = bvec2(behind.x && before.x, behind.y && before.y);
     return mix(vec2(EMPTY_M), s, seen);
@@ -88,7 +81,7 @@ void find_weights(Item item, Leaf leaf, bool first) {
             for (uint j = 0u; j < KEY_PARTS; j += 2u) {
                 uint at = t * S_PITCH + key * KEY_PARTS + j;
                 vec2 s = uintBitsToFloat(uvec2(load(s_rows[at]), load(s_rows[at + 1u])));
-                s = scores_of(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
+                s = seen_scores(item, leaf, vector, j * WEIGHT_PARTIALS + key, s);
                 s = vector.real ? s : vec2(EMPTY_M);
                 lane_scores[round * KEY_PARTS + j] = s.x;
                 lane_scores[round * KEY_PARTS + j + 1u] = s.y;

@@ -1,11 +1,11 @@
 // NODE: the eight waves of a workgroup, its members, attend a leaf each and fold their leaves into the node.
 //
-// The fold is shared out by heads: member w folds head w.  In PAIRS rounds every member puts one pair of dimensions of
-// all its heads to shared memory, [member][head][2][lane], in the place of its weights, and takes the pair of its own
-// head from all members, leaves ascending.  So each state crosses shared memory once, and each member then writes the
-// node's state of one head.
+// The fold is shared out by query vectors: member w folds vector w.  In PAIRS rounds every member puts one pair of
+// dimensions of all its vectors to shared memory, [member][h][2][lane], in the place of its weights, and takes the pair
+// of its own vector from all members, leaves ascending.  So each state crosses shared memory once, and each member then
+// writes the node's state of one vector.
 
-shared vec2 member_ml[MEMBERS * HEADS];  // [member][head]: (m, l)
+shared vec2 member_ml[MEMBERS * VECTORS];  // [member][h]: (m, l)
 
 // To member, lane and own.  Subgroups of 32 are the waves, whichever invocations a driver puts into them, and a number
 // that a subgroup has in common keeps what follows from it in scalar registers.  The remainders change nothing; they tell
@@ -25,18 +25,18 @@ Leaf leaf_of_member(Item item) {
     return leaf;
 }
 
-// From every member's m, l and o to the node's state of head `member`, in m[0], l[0] and o[0 ... PAIRS - 1].
+// From every member's m, l and o to the node's state of vector `member`, in m[0], l[0] and o[0 ... PAIRS - 1].
 void fold_members() {
-    uint head = min(member, HEADS - 1u);
+    uint own_h = min(member, VECTORS - 1u);
     if (lane == 0u) {
-        for (uint h = 0u; h < HEADS; ++h) {
-            member_ml[member * HEADS + h] = vec2(m[h], l[h]);
+        for (uint h = 0u; h < VECTORS; ++h) {
+            member_ml[member * VECTORS + h] = vec2(m[h], l[h]);
         }
     }
     vec2 w[MEMBERS];  // what the sum so far and a member's leaf are weighted with
     [[unroll]] for (uint i = 0u; i < PAIRS; ++i) {
         barrier();  // everybody has read what is overwritten now
-        for (uint h = 0u; h < HEADS; ++h) {
+        for (uint h = 0u; h < VECTORS; ++h) {
             uint at = own + 2u * WAVE * h + lane;
             weights[at] = o[h * PAIRS + i].x;
             weights[at + WAVE] = o[h * PAIRS + i].y;
@@ -45,7 +45,7 @@ void fold_members() {
         if (i == 0u) {
             float top = EMPTY_M, sum = 0.0;
             for (uint t = 0u; t < MEMBERS; ++t) {
-                vec2 ml = member_ml[t * HEADS + head];
+                vec2 ml = member_ml[t * VECTORS + own_h];
                 w[t] = merge_weights(top, ml.x);
                 top = max(top, ml.x);
                 sum = merge(sum, w[t].x, ml.y, w[t].y);
@@ -55,7 +55,7 @@ void fold_members() {
         }
         vec2 x = vec2(0.0);
         for (uint t = 0u; t < MEMBERS; ++t) {
-            uint at = t * WAVE_WEIGHTS + 2u * WAVE * head + lane;
+            uint at = t * WAVE_WEIGHTS + 2u * WAVE * own_h + lane;
             x = merge(x, w[t].x, vec2(weights[at], weights[at + WAVE]), w[t].y);
         }
         o[i] = x;

@@ -1,4 +1,4 @@
-// Step 3 of a leaf, the weighted values: lane = LANE_SLICES slices of SLICE head dimensions, for all HEADS query heads.
+// Step 3 of a leaf, the weighted values: lane = LANE_SLICES slices of SLICE head dimensions, for every query vector.
 //
 // KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
@@ -44,15 +44,15 @@ void unpack_v(uint slice, uint ahead, uint to) {
 }
 
 // Up to four of the rows in flight, from number `ahead` on, whose first is key t, are added to o.  (Compilers unroll
-// four rows of eight heads but not eight, and only what is unrolled stays in registers: a loop that is left over an
+// four rows of eight vectors but not eight, and only what is unrolled stays in registers: a loop that is left over an
 // array of sums makes memory of all of them.)
 void add_rows(uint slice, uint ahead, uint t) {
     for (uint j = 0u; j < min(KEYS_AHEAD, 4u); ++j) {
         [[unroll]] for (uint s = 0u; s < LANE_SLICES; ++s) {
             unpack_v(slice + s * LANES, (ahead + j) * LANE_SLICES + s, s * PAIRS);
         }
-        [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-            float p = weights[own + (t + j) * HEADS + h];
+        [[unroll]] for (uint h = 0u; h < VECTORS; ++h) {
+            float p = weights[own + (t + j) * VECTORS + h];
             [[unroll]] for (uint i = 0u; i < LANE_PAIRS; ++i) {
                 o[h * LANE_PAIRS + i] = multiply_add(v[i], vec2(p), o[h * LANE_PAIRS + i]);
             }
@@ -64,7 +64,7 @@ void add_rows(uint slice, uint ahead, uint t) {
 // none.
 void sum_slices(Item item, Leaf leaf, uint slice) {
     uint count = leaf.count;
-    [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
+    [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
         o[i] = vec2(0.0);
     }
     if ((LANES < WAVE || lane < VALUE_LANES) && count > 0u) {
@@ -85,7 +85,7 @@ void sum_slices(Item item, Leaf leaf, uint slice) {
             t += KEYS_AHEAD;
         } while (t < count);
     }
-    [[unroll]] for (uint i = 0u; i < HEADS * LANE_PAIRS; ++i) {
+    [[unroll]] for (uint i = 0u; i < VECTORS * LANE_PAIRS; ++i) {
         precise vec2 sum = o[i];
         if (FUSED != 0u) {
             sum = sum * (1.0 / FUSED_SCALE);

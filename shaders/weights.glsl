@@ -1,20 +1,20 @@
 // Step 2 of a leaf, the weights: m is the rounded maximum of the scores, and a weight is 2**(score - m).
 //
-// Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][head]; a lane
-// then reduces the pairs [head][key mod 4] that fall to it, and every lane combines the four results of each head.
+// Maxima and sums over the keys change the lanes' roles: scores and weights go to shared memory by [key][h]; a lane
+// then reduces the pairs [h][key mod 4] that fall to it, and every lane combines the four results of each vector.
 
-// Every lane's dots to the wave's shared memory, [key][head].
+// Every lane's dots to the wave's shared memory, [key][h].
 void share_dots() {
-    for (uint h = 0u; h < HEADS; ++h) {
+    for (uint h = 0u; h < VECTORS; ++h) {
         for (uint i = 0u; i < KEY_PAIRS; ++i) {
-            weights[own + key_of(2u * i) * HEADS + h] = dots[h * KEY_PAIRS + i].x;
-            weights[own + key_of(2u * i + 1u) * HEADS + h] = dots[h * KEY_PAIRS + i].y;
+            weights[own + key_of(2u * i) * VECTORS + h] = dots[h * KEY_PAIRS + i].x;
+            weights[own + key_of(2u * i + 1u) * VECTORS + h] = dots[h * KEY_PAIRS + i].y;
         }
     }
     barrier();
 }
 
-// Every lane's parts to the wave's shared memory, [head][key mod 4].
+// Every lane's parts to the wave's shared memory, [h][key mod 4].
 void share_parts() {
     barrier();
     for (uint g = 0u; g < PARTS; ++g) {
@@ -23,9 +23,9 @@ void share_parts() {
     barrier();
 }
 
-// The head of the lane's pair g.  Lanes behind the last pair repeat the last head; nobody reads what they make.
-uint head_of_part(uint g) {
-    return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, HEADS - 1u);
+// The vector of the lane's pair g.  Lanes behind the last pair repeat the last vector; nobody reads what they make.
+uint vector_of_part(uint g) {
+    return min(g * (LANES / WEIGHT_PARTIALS) + lane / WEIGHT_PARTIALS, VECTORS - 1u);
 }
 
 // From dots (scores) to m, to weights in shared memory, and to parts (their partial sums).
@@ -33,21 +33,21 @@ void find_weights(Leaf leaf) {
     uint part_key = lane % WEIGHT_PARTIALS;
     share_dots();
     for (uint g = 0u; g < PARTS; ++g) {
-        uint head = head_of_part(g);
+        uint h = vector_of_part(g);
         parts[g] = EMPTY_M;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            parts[g] = max(parts[g], weights[own + (t + part_key) * HEADS + head]);
+            parts[g] = max(parts[g], weights[own + (t + part_key) * VECTORS + h]);
         }
     }
     share_parts();
-    for (uint h = 0u; h < HEADS; ++h) {
+    for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
         m[h] = roundEven(max(max(weights[at], weights[at + 1u]), max(weights[at + 2u], weights[at + 3u])));
     }
     barrier();
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         bvec2 seen = present(leaf, i);
-        for (uint h = 0u; h < HEADS; ++h) {
+        for (uint h = 0u; h < VECTORS; ++h) {
             vec2 s = dots[h * KEY_PAIRS + i];
             if (MASK != 0u) {
                 seen = greaterThan(s, vec2(EMPTY_M));
@@ -62,10 +62,10 @@ void find_weights(Leaf leaf) {
     }
     share_dots();
     for (uint g = 0u; g < PARTS; ++g) {
-        uint head = head_of_part(g);
+        uint h = vector_of_part(g);
         precise float sum = 0.0;
         for (uint t = 0u; t < KEYS_PER_LEAF; t += WEIGHT_PARTIALS) {
-            sum = sum + weights[own + (t + part_key) * HEADS + head];
+            sum = sum + weights[own + (t + part_key) * VECTORS + h];
         }
         parts[g] = sum;
     }
@@ -74,7 +74,7 @@ void find_weights(Leaf leaf) {
 // From parts to l.  The weights in shared memory are gone afterwards, so this comes after the values.
 void sum_weights() {
     share_parts();
-    for (uint h = 0u; h < HEADS; ++h) {
+    for (uint h = 0u; h < VECTORS; ++h) {
         uint at = own + h * WEIGHT_PARTIALS;
         precise float c01 = weights[at] + weights[at + 1u];
         precise float c23 = weights[at + 2u] + weights[at + 3u];

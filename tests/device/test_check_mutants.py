@@ -55,21 +55,23 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "merge.comp": (
+    "fold.glsl": (
         Mutant("maximum of earlier rounds", "total_m = max(total_m, other)", "total_m = other", FALLING),
         Mutant("maximum of the total", "before = total_m, top", "before = EMPTY_M, top", FALLING),
         Mutant("a state is before itself", "t < before_end", "t <= before_end", RISING),
         Mutant("a leaf is before itself", "t < in_node", "t <= in_node", RISING),
         Mutant("nodes end at leaves", "leaves ? lane - in_node : lane", "lane", RISING),
-        Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
-        Mutant("the last leaves", "? skip + count : 0u", "? count : 0u", RISING),
         Mutant("a node's weight", "LEAVES_PER_NODE + n].y", "LEAVES_PER_NODE + n].x", CANCELLING),
         Mutant("order of leaves", "n * LEAVES_PER_NODE + t;", "n * LEAVES_PER_NODE + (t ^ 1u);", CANCELLING),
-        Mutant("order of nodes", "= node_o[n] * node_w;", "= node_o[n ^ 1u] * node_w;", CANCELLING),
+        Mutant("order of nodes", "= node_o[n] * w;", "= node_o[n ^ 1u] * w;", CANCELLING),
+    ),
+    "merge.comp": (
+        Mutant("nodes begin at the window", "skip = unit % BATCH", "skip = 0u", WINDOW),
+        Mutant("the last leaves", "? skip + count : 0u", "? count : 0u", RISING),
         Mutant("the last pair of dimensions", "&& dim < V_DIM)", "&& dim < V_DIM - 2u)", WIDE),
     ),
     "emit.glsl": (
-        Mutant("a node's maximum", "node_m[h] = max(m_old, m[h]);", "node_m[h] = m[h];", FALLING, 2),
+        Mutant("a node's maximum", "unit_m[h] = max(m_old, m[h]);", "unit_m[h] = m[h];", FALLING, 2),
         Mutant("a node's weights", "merge(l_old, w.x, l[h], w.y)", "merge(l_old, w.x, l[h], w.x)", RISING, 2),
     ),
     "node.glsl": (
@@ -77,7 +79,7 @@ MUTANTS = {
         Mutant("members without a leaf", "leaf_end ? leaf.count : 0u", "leaf_end ? leaf.count : 1u", RISING, 3),
         Mutant("a member's maximum", "top = max(top, ml.x);", "top = ml.x;", FALLING, 3),
         Mutant("a member's weight", "merge(sum, w[t].x, ml.y, w[t].y)", "merge(sum, w[t].x, ml.y, w[t].x)", RISING, 3),
-        Mutant("the head that a member folds", "head = min(member, HEADS", "head = min(member + 1u, HEADS", RISING, 3),
+        Mutant("the vector that a member folds", "own_h = min(member, VEC", "own_h = min(member + 1u, VEC", RISING, 3),
         Mutant("a pair of the fold", "+ WAVE] = o[h * PAIRS + i].y;", "+ WAVE] = o[h].y;", WIDE, 3),
     ),
     "attend.comp": (
@@ -118,8 +120,10 @@ MUTANTS = {
             "part[n] + qb[n][d] * vec2(k0b[at][d], k1b[at][d])",
             *(CANCELLING, 10, EXACT[1:]),
         ),
-        Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("ALiBi's position on a shard", " + lane + item.key_shift", " + lane", BIASES, 9),
+    ),
+    "chunks.glsl": (
+        Mutant("a scale of q8_0", "k_block(key0[i], c / 4u)", "k_block(key0[i], c / 8u)", Q8_0),
         Mutant("the key behind the last", "b < leaf.count)", "b <= leaf.count)", BF16),
     ),
     "bias.glsl": (
@@ -136,7 +140,7 @@ MUTANTS = {
     "item.glsl": (
         Mutant("a window by one", "max(item.first, first_key)", "max(item.first + 1u, first_key)", WINDOW),
         Mutant("the last key", "min(item.limit - first_key,", "min(item.limit - 1u - first_key,", CANCELLING),
-        Mutant("the last heads of a group", "group - HEADS);", "group - HEADS - 1u);", RATIO),
+        Mutant("the last heads of a group", "group - VECTORS);", "group - VECTORS - 1u);", RATIO),
         Mutant("a row of several", "row + h / ROW_HEADS, item", "row + h % ROW_HEADS, item", CANCELLING, 8),
     ),
     "values.glsl": (

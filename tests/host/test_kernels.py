@@ -19,7 +19,7 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels import glsl
 from zinc_attn.kernels.dispatches import AttendVariant
 from zinc_attn.kernels.sizes import attend_sizes, keys_ahead, value_passes
-from zinc_attn.kernels.tuning import SHARED_HEADS, shared_rows
+from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE, storage_types
 
@@ -154,11 +154,26 @@ def test_shader_and_host_evaluate_the_shared_formulas_alike(build, dtype):
     contract |= {"LOOP": int(build == "loop")}
     for of, kind in zip("KV", storage_types(dtype), strict=True):
         contract[f"{of}_STORAGE"] = contract[f"STORAGE_{kind.name.upper()}"]
-    for shape, heads, ahead in itertools.product(shapes_of(dtype), (1, 3, 8, SHARED_HEADS), (1, 4)):
+    for shape, vectors, ahead in itertools.product(shapes_of(dtype), (1, 3, 8, SHARED_VECTORS), (1, 4)):
         known = {"K_DIM": shape.k_dim, "V_DIM": shape.v_dim, "LATENT": int(shape.latent)}
-        shader = evaluated(formulas, {**contract, **known, "HEADS": heads, "CHUNKS_AHEAD": ahead})
-        host = attend_sizes(shape, heads, ahead, dtype, build)
-        assert {name: shader[name] for name in host} == host, (str(shape), heads, ahead)
+        shader = evaluated(formulas, {**contract, **known, "VECTORS": vectors, "CHUNKS_AHEAD": ahead})
+        host = attend_sizes(shape, vectors, ahead, dtype, build)
+        assert {name: shader[name] for name in host} == host, (str(shape), vectors, ahead)
+
+
+def test_the_table_at_the_head_of_attend_has_the_sizes():
+    text = (ROOT / "shaders" / "attend.comp").read_text()
+    variant = AttendVariant(shapes.AttnShape(16, 2, 256), "f16", "node", "discrete", 64)
+    decl, values = variant.program()
+    known = {name.upper(): value for name, value in zip(decl.spec, values, strict=True)}
+    known |= attend_sizes(variant.shape, known["VECTORS"], known["CHUNKS_AHEAD"], "f16", "node")
+    known |= evaluated(parsed_glsl((ROOT / "shaders" / "contract.glsl").read_text()), {})
+    known |= {"LANES": limits.WAVE, "MEMBERS": known["LEAVES_PER_NODE"]}
+    own = parsed_glsl(text[text.index('#include "attend_sizes.glsl"') :])
+    table = dict(re.findall(r"^//     ([A-Z_]+) +(\d+)  ", text, re.MULTILINE))
+    assert set(own) <= set(table) and len(table) == 15
+    found = evaluated(own, known)
+    assert table == {name: str(found[name]) for name in table}
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -167,7 +182,7 @@ def test_sizes_fit_the_rows_and_the_lanes(build, dtype):
     for shape in shapes_of(dtype):
         plain = shapes.AttnShape(1, 1, shape.head_dim, shape.v_head_dim)
         k, v = shapes.row_format(shape, dtype), shapes.row_format(plain, dtype)
-        for heads in (1, 2, 5, 8, SHARED_HEADS):
+        for heads in (1, 2, 5, 8, SHARED_VECTORS):
             n = attend_sizes(shape, heads, 1, dtype, build)
             assert (n["K_VALUES"], n["K_SCALES"]) == (k.k_values, k.k_scales)
             assert (n["V_VALUES"], n["V_SCALES"]) == (v.v_values, v.v_scales)

@@ -135,7 +135,7 @@ ATTEND_SPEC: Final = (
     "k_dim",
     "v_dim",
     "latent",
-    "heads",
+    "vectors",  # query vectors of a workgroup: heads, over all rows that share its keys
     "chunks_ahead",
     "tile",
     "softcap",

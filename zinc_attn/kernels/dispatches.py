@@ -79,7 +79,7 @@ class AttendVariant:
         decl = declarations.ATTEND[self.build]
         values = {
             **_row_constants(self.shape, self.dtype),
-            "heads": vectors,
+            "vectors": vectors,
             "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),

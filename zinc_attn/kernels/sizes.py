@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..shapes import AttnShape
 
 # What the formulas start from: attend's specialization constants and its macro LOOP.
-INPUTS: Final = ("K_DIM", "V_DIM", "HEADS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "LOOP")
+INPUTS: Final = ("K_DIM", "V_DIM", "VECTORS", "CHUNKS_AHEAD", "K_STORAGE", "V_STORAGE", "LATENT", "LOOP")
 KNOWN: Final = {
     "WAVE": limits.WAVE,
     "MAX_ACCUMULATORS": limits.MAX_ACCUMULATORS,
@@ -62,7 +62,8 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     ),
     "LANE_SUMS": ("MAX_ACCUMULATORS // WAVE", "value sums that a lane's registers hold"),
     "VALUE_PASSES": (
-        "1 if WHOLE_SLICE * HEADS <= LANE_SUMS else 2 if WHOLE_SLICE * HEADS <= 2 * LANE_SUMS else MAX_VALUE_PASSES",
+        "1 if WHOLE_SLICE * VECTORS <= LANE_SUMS else "
+        "2 if WHOLE_SLICE * VECTORS <= 2 * LANE_SUMS else MAX_VALUE_PASSES",
         "passes over V; in each a lane sums as much as its registers hold",
     ),
     "SLICE": ("WHOLE_SLICE // VALUE_PASSES", "head dimensions per lane and pass"),
@@ -80,7 +81,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
     "LOOP_KEYS_AHEAD": (
-        "8 if SLICE <= 4 else 2 if SLICE * HEADS > 48 or SLICE_LOADS > 1 else 4",
+        "8 if SLICE <= 4 else 2 if SLICE * VECTORS > 48 or SLICE_LOADS > 1 else 4",
         "value rows in flight on a GPU, loop build: as many as leave registers for 9 waves per SIMD",
     ),
     "SINGLE_KEYS_AHEAD": (
@@ -105,22 +106,22 @@ def _evaluated(inputs: tuple[int, ...]) -> dict[str, int]:
     return known
 
 
-def attend_sizes(shape: AttnShape, heads: int, ahead: int, dtype: str, build: Build) -> dict[str, int]:
+def attend_sizes(shape: AttnShape, vectors: int, ahead: int, dtype: str, build: Build) -> dict[str, int]:
     """Every constant of ``shaders/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
 
-    heads: query heads of a workgroup, over all rows that share its keys; ahead: chunks of K in flight.
+    vectors: query vectors of a workgroup, heads over all rows that share its keys; ahead: chunks of K in flight.
     """
     k, v = map(storage_index, storage_types(dtype))
-    inputs = (shape.k_dim, shape.v_dim, heads, ahead, k, v, int(shape.latent), int(build == "loop"))
+    inputs = (shape.k_dim, shape.v_dim, vectors, ahead, k, v, int(shape.latent), int(build == "loop"))
     found = _evaluated(inputs)
     return {name: found[name] for name in FORMULAS}
 
 
-def value_passes(shape: AttnShape, heads: int) -> int:
-    """Passes over V in which a workgroup sums ``heads`` query heads."""
-    return attend_sizes(shape, heads, 1, "f16", "single")["VALUE_PASSES"]
+def value_passes(shape: AttnShape, vectors: int) -> int:
+    """Passes over V in which a workgroup sums for ``vectors`` query vectors."""
+    return attend_sizes(shape, vectors, 1, "f16", "single")["VALUE_PASSES"]
 
 
-def keys_ahead(kind: str, shape: AttnShape, heads: int, build: Build, dtype: str) -> int:
+def keys_ahead(kind: str, shape: AttnShape, vectors: int, build: Build, dtype: str) -> int:
     """Value rows that pass 1 has in flight, by device kind."""
-    return attend_sizes(shape, heads, chunks_ahead(kind, shape.k_dim), dtype, build)["KEYS_AHEAD"]
+    return attend_sizes(shape, vectors, chunks_ahead(kind, shape.k_dim), dtype, build)["KEYS_AHEAD"]

@@ -10,7 +10,7 @@ from ..canonical import constants
 if TYPE_CHECKING:
     from ..shapes import AttnShape
 
-SHARED_HEADS: Final = 16  # query heads, over all rows, that a workgroup of a GPU serves where rows share keys
+SHARED_VECTORS: Final = 16  # query vectors, heads over all rows, that a workgroup of a GPU serves where rows share keys
 SHARED_ADDRESSES: Final = 20  # rows and query heads of such a workgroup, in its scalar registers
 CPU_WAVE: Final = 8  # invocations of a wave of pass 1 on a CPU device: a subgroup of 256 bits
 CPU_SUMS: Final = 128  # of weighted values, in a lane of such a wave: the code of more is beyond an instruction cache
@@ -43,9 +43,9 @@ def wave_size(least: int, build: str, shape: AttnShape, vectors: int, passes: in
     return size if size < limits.WAVE and build != "node" and passes == 1 and even else limits.WAVE
 
 
-def node_shared_bytes(heads: int) -> int:
-    """Shared memory of a workgroup of the node build: eight waves' weights, and a pair (m, l) of each leaf and head."""
-    return 4 * constants.LEAVES_PER_NODE * heads * (constants.KEYS_PER_LEAF + 2)
+def node_shared_bytes(vectors: int) -> int:
+    """Shared memory of a workgroup of the node build: eight waves' weights, and (m, l) of each leaf and vector."""
+    return 4 * constants.LEAVES_PER_NODE * vectors * (constants.KEYS_PER_LEAF + 2)
 
 
 def merge_workgroup_size(kind: str) -> int:
@@ -56,8 +56,8 @@ def merge_workgroup_size(kind: str) -> int:
 def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
     """Query rows that one workgroup serves where rows share keys, by device kind; 1 means that none share.
 
-    With more rows, K and V are loaded and converted less often. A GPU's vector registers hold SHARED_HEADS at half the
-    waves per SIMD (more than MAX_ACCUMULATORS sums are made in several passes over V, each for a part of the head
+    With more rows, K and V are loaded and converted less often. A GPU's vector registers hold SHARED_VECTORS at half
+    the waves per SIMD (more than MAX_ACCUMULATORS sums are made in several passes over V, each for a part of the head
     dimensions); its scalar registers hold an address for each row and each head. On a CPU more than 8 heads, or several
     passes, take longer than they save. ``wherever``: where a CPU would share nothing, take a GPU's number.
     """
@@ -65,5 +65,6 @@ def shared_rows(kind: str, shape: AttnShape, wherever: bool = False) -> int:
         own = min(limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice), 8) // shape.group
         if own > 1 or not wherever:
             return max(own, 1)
-    heads = min(SHARED_HEADS, limits.MAX_VALUE_PASSES * limits.MAX_ACCUMULATORS // (limits.WAVE * shape.value_slice))
-    return max(min(heads // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)
+    sums = limits.MAX_VALUE_PASSES * limits.MAX_ACCUMULATORS // limits.WAVE
+    vectors = min(SHARED_VECTORS, sums // shape.value_slice)
+    return max(min(vectors // shape.group, SHARED_ADDRESSES // (shape.group + 1)), 1)
