@@ -35,8 +35,8 @@ def declare(subparsers: Subparsers) -> None:
     parser.arithmetic(("canonical", "fused", "matrix"))
     parser.share("--splits", VARIED_LAYOUTS, several=True)
     parser.share("--device", said="$ZINC_ATTN_DEVICE, else the best one", several=True)
-    quick = "with --quick $ZINC_ATTN_RUNTIME, else vulkan; with matrix units vulkan"
-    parser.share("--runtime", said=f"{installed_runtimes()}; {quick}", several=True)
+    said = f"{installed_runtimes()}; with --quick $ZINC_ATTN_RUNTIME, else the first of them"
+    parser.share("--runtime", said=said, several=True)
     parser.path("--record", "write the digests, for another machine's --against")
     parser.path("--against", "compare with another machine's digests, too")
     parser.flag("--json", "JSON lines on stdout, one per case, then one per device")

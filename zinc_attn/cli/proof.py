@@ -7,7 +7,7 @@ import os
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ..runtime.device import list_devices
+from ..runtime.device import default_runtime, list_devices
 from ..runtime.devices import choose
 from ..tools import proof
 from ..tools.harness.files import check_out
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     contexts = args.contexts or proof.CONTEXTS["quick" if args.quick else "cpu" if info.kind == "cpu" else "gpu"]
     spec = proof.ProofSpec(
         info,
-        args.runtime or os.environ.get("ZINC_ATTN_RUNTIME") or "vulkan",
+        args.runtime or os.environ.get("ZINC_ATTN_RUNTIME") or default_runtime(),
         parse_shapes(args.shape),
         parse_contexts(contexts),
         restarts=args.restarts if args.restarts is not None else 1 if args.quick else proof.RESTARTS,

@@ -38,9 +38,10 @@ class Attention:
     None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -
     row's position|. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one
     sequence, are attended for several of these rows at once: where it saves enough (None), wherever it can (True), or
-    never (False). arithmetic: "canonical"; "matrix", in which the device's matrix units multiply (float16 factors,
-    float32 sums), with bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of
-    at least 16 query rows times heads of a KV head alone. K and V of a type that float16 holds, and plain Vulkan.
+    never (False). arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on
+    every device, too; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of
+    a type that float16 holds), with bits that are one device's and driver's; or "matrix-prefill", which takes them for
+    requests of at least 16 query rows times heads of a KV head alone.
     ArgumentError and its kinds for wrong arguments.
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
