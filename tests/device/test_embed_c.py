@@ -499,10 +499,16 @@ def test_every_call_that_can_fail_is_in_the_table():
 
 @pytest.mark.parametrize("name", FALLIBLE)
 def test_a_call_that_fails_is_refused(checked, small, monkeypatch, name):
-    """The first and the last call of a run: one line with the reason, everything freed, nothing crashes."""
-    for count in {1, FALLIBLE[name]}:
-        monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:-2")
-        assert "out of device memory (VkResult -2)" in refused(checked, *small.on, small.kernels, small.case)
+    """The first and the last call of a run: one line with the reason, everything freed, nothing crashes.
+
+    With --full every call, with more results, and all calls from one on.
+    """
+    counts = range(1, FALLIBLE[name] + 1) if FULL else {1, FALLIBLE[name]}
+    for count, result, on in itertools.product(
+        counts, (-2, -1, -4, -13) if FULL else (-2,), ("", "+") if FULL else ("",)
+    ):
+        monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}{on}:{result}")
+        assert f"(VkResult {result})" in refused(checked, *small.on, small.kernels, small.case)
 
 
 @pytest.mark.parametrize(
