@@ -181,7 +181,6 @@ def test_a_recorded_call_has_the_oracle_s_bits(
     engine = Engine(
         loaded,
         owner,
-        tmp_path,
         Options(str(tmp_path).encode(), *sizes, *types, arithmetic),
         LAYERS,
         TOKENS // page_size,
