@@ -26,6 +26,7 @@ LIBRARY = sorted((NATIVE / "src").glob("*.c"))
 SOURCES = [*LIBRARY, *sorted(EMBED.glob("*.c"))]
 INCLUDE = f"-I{NATIVE / 'include'}"
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
+CODES = ("ok", "invalid", "manifest", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 SHIM = ROOT / "tests" / "device" / "embed_shim.c"
 WRAP = ["-Wl,--wrap=vkGetInstanceProcAddr"]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))

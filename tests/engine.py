@@ -99,14 +99,22 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
 class Engine:
     """The library on an engine's device, for a shape and its types: K and V in the engine's memory, layer after layer.
 
-    scales: (layers, 2, kv_heads), K's and V's, or None.
+    scales: (layers, 2, kv_heads), K's and V's, or None. get_proc: the address of the library's vkGetInstanceProcAddr.
     """
 
     def __init__(
-        self, loaded: c.CDLL, owner: Owner, folder: Any, options: Any, layers: int, pages: int, scales: Any = None
+        self,
+        loaded: c.CDLL,
+        owner: Owner,
+        options: Any,
+        layers: int,
+        pages: int,
+        scales: Any = None,
+        get_proc: int | None = None,
     ) -> None:
-        self.c, self.owner, self.layers = declared(loaded), owner, layers
-        host = owner.host()
+        self.c, self.owner, self.options = declared(loaded), owner, options
+        self.get_proc = get_proc or owner.number(owner.lib.vkGetInstanceProcAddr)
+        host = owner.host(get_proc=self.get_proc)
         self.device = c.c_void_p(self.c.za_device_from(c.byref(host)))
         assert self.device, self.error
         self.attn = c.c_void_p(self.c.za_open(self.device, c.byref(options)))

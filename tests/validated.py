@@ -23,6 +23,8 @@ CALLS = (
     "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[vulkan-alibi]",
     "test_bits.py::test_several_rows_with_a_causal_limit",
     "test_bits.py::test_bits_equal_the_oracle[default-kompute-9/3/64-f16-1000]",
+    "test_c_engine.py::test_a_recorded_call_has_the_oracle_s_bits[9/3/64-f16-16-False-options0-default-vulkan]",
+    "test_c_engine.py::test_a_recorded_call_has_the_oracle_s_bits[4/2/72/40-f32-16-False-options2-default-vulkan]",
     "test_cache.py::test_bits_on_every_way_to_a_context[default-vulkan-256]",
     "test_cache_memory.py::test_steady_decode_records_nothing",
     "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",

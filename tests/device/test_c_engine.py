@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import ctypes as c
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from c_host import DTYPES, LIBRARY, library, make_case, needs_compiler
+from c_host import (
+    CODES,
+    COMPILER,
+    DTYPES,
+    LIBRARY,
+    ROOT,
+    SANITIZE,
+    SHIM,
+    WRAP,
+    CachePlaces,
+    Place,
+    compiled,
+    library,
+    make_case,
+    needs_compiler,
+)
 from engine import Engine, Options, Owner, Room, call_of
-from support import DRIVERS, same
+from support import DRIVERS, FULL, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored
@@ -160,7 +181,6 @@ def test_a_recorded_call_has_the_oracle_s_bits(
     engine = Engine(
         loaded,
         owner,
-        tmp_path,
         Options(str(tmp_path).encode(), *sizes, *types, arithmetic),
         LAYERS,
         TOKENS // page_size,
@@ -206,3 +226,209 @@ def test_a_recorded_call_has_the_oracle_s_bits(
     engine.c.za_prepared_free(prepared)
     engine.close()
     owner.close()
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, device):
+    """An engine of one small shape in pages of one token, behind a shim that can make calls of Vulkan fail."""
+    folder = tmp_path_factory.mktemp("small")
+    export.export(folder, [za.AttnShape(2, 1, 16)], dtype="f32", page_size=1)
+    shimmed = library(folder, [*LIBRARY, SHIM], *WRAP)
+    owner = Owner(device.info, 4 << 20)
+    get_proc = c.cast(shimmed.__wrap_vkGetInstanceProcAddr, c.c_void_p).value
+    engine = Engine(shimmed, owner, Options(str(folder).encode(), 2, 1, 16, 0, False, 1), 2, 9, None, get_proc)
+    yield engine
+    engine.close()
+    owner.close()
+
+
+def attempt(engine, places, layer=0, **request):
+    """The code and text of za_run_at of one request; "" where it succeeds."""
+    call = call_of([{"tokens": 2, "page_table": [3, 4], "new_rows": 1, "q_len": 1, **request}])
+    if engine.c.za_run_at(engine.cache, layer, c.byref(call), c.byref(places)):
+        return ""
+    return f"{CODES[engine.c.za_error_code()]}: {engine.error}"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    (
+        ("q", {"buffer": None}, "invalid: q: got no buffer, expected one"),
+        ("q", {"offset": 1028}, "invalid: q.offset: got 1028, expected a multiple of "),
+        ("rows", {"size": 127}, "invalid: rows.size: got 127 bytes, expected at least 128"),
+        ("out", {"offset": 1 << 40}, "invalid: out: got 128 bytes from offset 1099511627776, expected a place within"),
+        ("out", {"size": (1 << 64) - 1}, "invalid: out: got 18446744073709551615 bytes from offset "),
+        ("lse", {"offset": 2, "size": 8}, "invalid: lse.offset: got 2, expected a multiple of 4"),
+        ("lse", {"size": 4}, "invalid: lse.size: got 4 bytes, expected at least 8"),
+    ),
+)
+def test_places_that_are_no_good(small, name, change, message):
+    places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
+    assert attempt(small, places) == ""
+    for field, value in change.items():
+        setattr(getattr(places, name), field, value)
+    assert attempt(small, places).startswith(message)
+    small.owner.used = 16 << 10  # the places again
+
+
+def test_places_that_overlap(small):
+    places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
+    places.out = places.q
+    assert attempt(small, places) == "invalid: q, out: got places that overlap, expected places apart"
+    places.out = small.cache_places.k
+    assert attempt(small, places) == "invalid: out, k: got places that overlap, expected places apart"
+
+
+def test_caches_and_rooms_that_are_no_good(small):
+    def cache(layers, pages, **changes):
+        given = CachePlaces(layers, pages, small.cache_places.k, small.cache_places.v)
+        for name, value in changes.items():
+            setattr(given, name, value)
+        assert not small.c.za_cache_from(small.attn, c.byref(given))
+        return small.error
+
+    at = small.cache_places.k
+    assert cache(2, 10) == "k.size: got 1152 bytes, expected at least 1280"
+    assert cache(2, 9, v=Place(at.buffer, at.offset + 2, at.size)).startswith("v.offset: got ")
+    assert cache(2, 9, v=at) == "k, v: got places that overlap, expected places apart"
+    assert cache(0, 9).startswith("cache: got 0 layers of 9 pages, ")
+    assert cache(1, 9, k_scales=1).startswith("k_scales: got some for f32, expected NULL")
+    for numbers, message in (
+        ((0, 1, 1, 1, 9), "room.slots: got 0, expected 1 to 64"),
+        ((1, 1, 1, 1, 0), "room: got 1 requests of 0 tokens, "),
+        ((1, 1, 1, 1, 9, 0, 10), "room: got 1 requests of 9 tokens, 1 rows, 1 new rows and masks of 10 keys"),
+        ((1, 1, 1 << 17, 1, 9), "q_len, new_rows: got 131072 and 1, which make 131072 items"),
+    ):
+        assert not small.c.za_prepare(small.attn, c.byref(Room(*numbers)))
+        assert small.error.startswith(message)
+
+
+def test_recordings_and_steps_that_are_no_good(small):
+    """Each by its reason; what was recorded and what fits goes on."""
+    prepared = c.c_void_p(small.c.za_prepare(small.attn, c.byref(Room(1, 1, 1, 1, 5))))
+    places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
+    command, submit = small.owner.commands()
+    at = c.c_void_p(small.owner.number(command))
+
+    def recorded(slot=0, command=at, cache=small.cache, layer=0):
+        ok = small.c.za_record(prepared, slot, command, cache, layer, c.byref(places))
+        return "" if ok else small.error
+
+    def stepped(slot=0, **request):
+        options = {name: request.pop(name) for name in ("softcap", "splits") if name in request}
+        call = call_of([{"tokens": 2, "page_table": [3, 4], "new_rows": 1, "q_len": 1, **request}], **options)
+        return "" if small.c.za_step(prepared, slot, c.byref(call)) else small.error
+
+    assert recorded(slot=1) == "slot: got 1, expected one below 1"
+    assert recorded(command=None) == "commands: got NULL, expected a command buffer"
+    assert recorded(layer=2) == "layer: got 2, expected one below 2"
+    unaligned = 576 % small.c.za_device_info(small.device).alignment > 0  # bytes of a layer
+    assert recorded(layer=1).startswith("k: got layer 1 at offset ") == unaligned
+    assert recorded() == ""
+    small.owner.end(command)
+    assert stepped(slot=1) == "slot: got 1, expected one below 1"
+    assert stepped(tokens=6, page_table=range(6)) == "tokens: got 6, expected at most the room's 5"
+    assert stepped(q_len=2) == "q_len: got 2, expected at most the room's 1"
+    assert stepped(new_rows=2) == "new_rows: got 2, expected at most the room's 1"
+    assert stepped(page_table=[3, 9]) == "request[0].page_table[1]: got 9, expected a page below 9"
+    assert stepped(mask=np.zeros((1, 1))) == "mask_keys: got 1, expected at most the room's 0"
+    assert stepped(softcap=1.0).startswith("softcap, sinks, alibi, mask_slopes: got a step that has others")
+    assert stepped(splits=2) == "splits: got 2, expected 0; a prepared call has its room's"
+    assert stepped() == ""
+    small.owner.submit(submit)
+    assert small.c.za_reset(prepared, 0) and not small.c.za_reset(prepared, 1)
+    small.c.za_prepared_free(prepared)
+
+
+def test_hosts_that_are_no_good(small):
+    for name in ("instance", "physical", "device", "queue", "get_proc"):
+        assert not small.c.za_device_from(c.byref(small.owner.host(**{name: None})))
+        assert small.error.startswith("host: got a NULL among instance, ")
+    assert not small.c.za_device_from(c.byref(small.owner.host(family=31)))
+    assert small.error.startswith("host: got queue family 31, expected one of ")
+
+
+def test_a_second_thread_is_refused(small):
+    """While the first one is in a call; it goes on undisturbed."""
+    places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
+    said: set[str] = set()
+    threads = [threading.Thread(target=lambda: said.update(attempt(small, places) for _ in range(200))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.partition(";")[0].partition(":")[0] for one in said} == {"", "busy"}, said
+    assert attempt(small, places) == ""
+
+
+def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
+    """za_wanted_features asks for them where they are offered, and only what the host enabled is used."""
+    owner, device = small.owner, small.owner.device
+    size = owner.vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
+    chain = owner.vk.struct("VkPhysicalDeviceFeatures2", pNext=size)
+    at = owner.number(chain)
+
+    def wants():
+        given = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
+        assert small.c.za_wanted_features(*given, c.c_void_p(small.get_proc), c.c_void_p(at))
+        return bool(size.subgroupSizeControl)
+
+    def uses(enabled):
+        host = owner.host(get_proc=small.get_proc, enabled=enabled)
+        made = c.c_void_p(small.c.za_device_from(c.byref(host)))
+        wave32 = small.c.za_device_info(made).wave32
+        small.c.za_device_close(made)
+        return wave32
+
+    size.subgroupSizeControl = 0
+    offered = wants()
+    assert uses(at) == offered and not uses(None)
+    monkeypatch.setenv("EMBED_WAVE32", "1")
+    size.subgroupSizeControl = 0
+    assert not uses(at)  # offered, but not enabled
+    assert wants() and uses(at) and not uses(None)
+
+
+def test_a_submission_that_did_not_end_loses_the_device(small, monkeypatch):
+    """It is the host's: the library leaves it and its queue alone, and another za_device of it works."""
+    host = small.owner.host(get_proc=small.get_proc)
+    places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
+    assert attempt(small, places) == ""
+    lost = SimpleNamespace(c=small.c, device=c.c_void_p(small.c.za_device_from(c.byref(host))))
+    lost.attn = c.c_void_p(small.c.za_open(lost.device, c.byref(small.options)))
+    lost.cache = c.c_void_p(small.c.za_cache_from(lost.attn, c.byref(small.cache_places)))
+    monkeypatch.setenv("EMBED_FAIL", "vkQueue*:1+:-4")
+    call = call_of([{"tokens": 1, "page_table": [0], "q_len": 1}])
+    for code in ("lost", "lost"):
+        assert not small.c.za_run_at(lost.cache, 0, c.byref(call), c.byref(places))
+        assert CODES[small.c.za_error_code()] == code
+    assert not small.c.za_prepare(lost.attn, c.byref(Room(1, 1, 1, 1, 5))) and "open it again" in small.error
+    for free, one in (("za_cache_free", lost.cache), ("za_close", lost.attn), ("za_device_close", lost.device)):
+        getattr(small.c, free)(one)
+    monkeypatch.delenv("EMBED_FAIL")
+    assert attempt(small, places) == ""
+
+
+def compiler_file(name):
+    """A library of the compiler's, "" where it has none."""
+    found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    return found if Path(found).is_absolute() else ""
+
+
+def test_random_calls(device, tmp_path):
+    """Right ones and wrong ones, under the sanitizers where the compiler has them; 10,000 with --full."""
+    export.export(tmp_path / "kernels", [za.AttnShape(2, 1, 16)], dtype="f32", page_size=1)
+    preload = [compiler_file(name) for name in ("libasan.so", "libubsan.so")]
+    sanitized = all(preload) and "VK_INSTANCE_LAYERS" not in os.environ
+    flags = SANITIZE if sanitized else ["-O2"]
+    made = compiled(tmp_path / "library.so", LIBRARY, *flags, "-shared", "-fPIC")
+    assert made.returncode == 0, made.stderr
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"} | ({"LD_PRELOAD": " ".join(preload)} if sanitized else {})
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    arguments = tmp_path / "library.so", tmp_path / "kernels", device.info.name, "5", "10000" if FULL else "400"
+    command = [sys.executable, ROOT / "tests" / "c_random.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and " calls: " in done.stdout, done.stderr[-3000:]

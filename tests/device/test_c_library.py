@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from c_host import (
+    CODES,
     DTYPES,
     LIBRARY,
     SHIM,
@@ -52,9 +53,6 @@ pytestmark = needs_compiler
 
 def address(array):
     return array.ctypes.data_as(c.c_void_p)
-
-
-CODES = ("ok", "invalid", "manifest", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 
 
 class Refused(Exception):

@@ -139,13 +139,13 @@ def test_an_option_that_a_page_names_alone_is_one_of_a_command_or_script() -> No
 # --- places --------------------------------------------------------------------------------------------------
 
 
-FILE = re.compile(r"[\w/.-]+\.(py|sh|comp|glsl|c|h)")
+FILE = re.compile(r"[\w/.-]+\.(py|sh|comp|glsl|c|cpp|h)")
 TOPS = "zinc_attn", "shaders", "native", "examples", "tests", "scripts"
 
 
 def files(top: str) -> list[Path]:
     """Of a folder, those with text."""
-    kinds = ".py", ".sh", ".comp", ".glsl", ".c", ".h", ".txt", ".ini"
+    kinds = ".py", ".sh", ".comp", ".glsl", ".c", ".cpp", ".h", ".txt", ".ini"
     return [path for path in (ROOT / top).rglob("*") if path.suffix in kinds]
 
 

@@ -33,7 +33,7 @@ from c_host import (
     needs_compiler,
     page_words,
 )
-from support import DRIVERS, FULL, open_device
+from support import DRIVERS, FULL, open_device, same
 
 import zinc_attn as za
 from zinc_attn.kernels import declarations as kernels
@@ -260,6 +260,73 @@ def test_the_first_program_of_the_page(embed, tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("build/tiny/manifest.json: ")
 
 
+# --- the engines of examples/, with the installed library ----------------------------------------------------
+
+PROJECT = """\
+cmake_minimum_required(VERSION 3.18)
+project(engine LANGUAGES CXX)
+find_package(zinc_attn 1 REQUIRED)
+add_executable(engine_cpp {source})
+set_target_properties(engine_cpp PROPERTIES CXX_STANDARD 20)
+target_link_libraries(engine_cpp PRIVATE zinc_attn::static)
+"""
+
+
+@pytest.fixture(scope="module")
+def engines(embed, tmp_path_factory):
+    """host_engine.c with the shared library by pkg-config, host_engine.cpp with the static one by find_package, and the
+    kernels for both."""
+    if not shutil.which("g++") or not shutil.which("pkg-config"):
+        pytest.skip("there is no C++ compiler, or no pkg-config")
+    folder = tmp_path_factory.mktemp("engines")
+    prefix = folder / "prefix"
+    (folder / "CMakeLists.txt").write_text(PROJECT.format(source=ROOT / "examples" / "host_engine.cpp"))
+    flags = "-std=c11 -Wall -Wextra -Werror -pedantic"
+    for command in (
+        f"cmake --install {embed.parent} --prefix {prefix}",
+        f"cc {flags} {ROOT}/examples/host_engine.c -o engine $(pkg-config --cflags --libs zinc_attn)",
+        f"cmake -S . -B . -DCMAKE_PREFIX_PATH={prefix} && cmake --build .",
+    ):
+        env = {**os.environ, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig"), prefix))}
+        done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, env=env)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    export.export(folder / "kernels", [za.AttnShape(4, 2, 64)], dtype="f32", page_size=16)
+    return folder
+
+
+def floats_of(engines, name, *arguments):
+    """What an engine writes to stdout."""
+    library = next((engines / "prefix").rglob("libzinc_attn.so")).parent
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    done = subprocess.run([engines / name, "kernels", *arguments], cwd=engines, capture_output=True, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return np.frombuffer(done.stdout, np.float32)
+
+
+def test_an_engine_keeps_its_tokens_on_the_device(engines):
+    """Three layers and some tokens without a readback: the last output has the oracle's bits."""
+    i, rows = np.arange(256), [([], []) for _ in range(3)]
+    x = (((i * 37 + 11) % 61 - 30) / 16).astype(np.float32).reshape(4, 64)
+    for _ in range(70):
+        for k, v in rows:
+            k.append(x[:2])
+            v.append(x[2:])
+            x, _ = za.reference.emulate(x, np.array(k), np.array(v))
+    same([floats_of(engines, "engine", "70").reshape(4, 64)], [x])
+
+
+def test_an_engine_in_cpp_attends_several_sequences(engines):
+    """One call between its buffers."""
+    i, j = np.arange(61 * 256, dtype=np.float32), np.arange(3 * 256, dtype=np.float32)
+    rows = (i * 29 % 97 / 32 - np.float32(1.5)).reshape(61, 2, 2, 64)
+    q = (j * 31 % 89 / 32 - np.float32(1.5)).reshape(3, 1, 4, 64)
+    parts = [
+        za.reference.emulate(one, x[:, :, 0], x[:, :, 1]) for one, x in zip(q, np.split(rows, (1, 21)), strict=True)
+    ]
+    want = np.concatenate([np.concatenate([out for out, _ in parts]).ravel(), *(lse.ravel() for _, lse in parts)])
+    same([floats_of(engines, "engine_cpp")], [want])
+
+
 # --- files that are no good: refused with a line that says why, under the sanitizers -------------------------
 
 
@@ -432,10 +499,16 @@ def test_every_call_that_can_fail_is_in_the_table():
 
 @pytest.mark.parametrize("name", FALLIBLE)
 def test_a_call_that_fails_is_refused(checked, small, monkeypatch, name):
-    """The first and the last call of a run: one line with the reason, everything freed, nothing crashes."""
-    for count in {1, FALLIBLE[name]}:
-        monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}:-2")
-        assert "out of device memory (VkResult -2)" in refused(checked, *small.on, small.kernels, small.case)
+    """The first and the last call of a run: one line with the reason, everything freed, nothing crashes.
+
+    With --full every call, with more results, and all calls from one on.
+    """
+    counts = range(1, FALLIBLE[name] + 1) if FULL else {1, FALLIBLE[name]}
+    for count, result, on in itertools.product(
+        counts, (-2, -1, -4, -13) if FULL else (-2,), ("", "+") if FULL else ("",)
+    ):
+        monkeypatch.setenv("EMBED_FAIL", f"{name}:{count}{on}:{result}")
+        assert f"(VkResult {result})" in refused(checked, *small.on, small.kernels, small.case)
 
 
 @pytest.mark.parametrize(

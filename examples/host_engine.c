@@ -1,0 +1,234 @@
+/* An engine of its own on Vulkan that has its attention from native/: its device, its memory, its command buffers.
+
+       host_engine MANIFEST_DIR TOKENS >results
+
+   MANIFEST_DIR is what `zinc-attn export MANIFEST_DIR --shape 4/2/64 --dtype f32 --page-size 16` wrote. The model is a
+   toy of three layers: a layer's q is its input (4 heads of 64), K and V of a token are heads 0, 1 and 2, 3 of it, and
+   what attention gives is the next layer's input. The last output is the first input of the next token. So nothing is
+   read back between layers or tokens: two command buffers are recorded once, and each token is a za_step and a
+   submission, while the token before may still be running. stdout: the last output (4, 64), float32. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vulkan/vulkan.h>
+
+#include "zinc_attn.h"
+
+enum { LAYERS = 3, SLOTS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, PAGE = 16, PAGES = 16, VALUES = Q_HEADS * DIM };
+
+static void stop(const char *what) {
+    fprintf(stderr, "host_engine: %s\n", what);
+    exit(2);
+}
+
+static void check(VkResult result, const char *what) {
+    if (result != VK_SUCCESS) stop(what);
+}
+
+/* --- what any Vulkan program has --------------------------------------------------------------------- */
+
+static VkInstance instance;
+static VkPhysicalDevice physical;
+static VkDevice device;
+static VkQueue queue;
+static uint32_t family;
+
+static struct za_device *open_device(void) {
+    VkApplicationInfo application = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_1};
+    VkInstanceCreateInfo create = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &application};
+    check(vkCreateInstance(&create, NULL, &instance), "no instance");
+    uint32_t count = 1, families = 16;
+    if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || count == 0) stop("no Vulkan device");
+    VkQueueFamilyProperties found[16];
+    vkGetPhysicalDeviceQueueFamilyProperties(physical, &families, found);
+    while (family < families && !(found[family].queueFlags & VK_QUEUE_COMPUTE_BIT)) ++family;
+    VkPhysicalDeviceFeatures2 features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2};
+    /* An engine for Vulkan 1.3 would put its VkPhysicalDeviceVulkan13Features into the chain. */
+    if (!za_wanted_features(instance, physical, vkGetInstanceProcAddr, &features)) stop(za_error());
+    float priority = 1;
+    VkDeviceQueueCreateInfo queues = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+        .queueFamilyIndex = family,
+        .queueCount = 1,
+        .pQueuePriorities = &priority,
+    };
+    VkDeviceCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+        .pNext = &features,
+        .queueCreateInfoCount = 1,
+        .pQueueCreateInfos = &queues,
+    };
+    check(vkCreateDevice(physical, &info, NULL, &device), "no device");
+    vkGetDeviceQueue(device, family, 0, &queue);
+    const struct za_host host = {instance, physical, device, family, queue, vkGetInstanceProcAddr, &features};
+    return za_device_from(&host);
+}
+
+struct memory {
+    VkBuffer buffer;
+    VkDeviceMemory memory;
+    VkDeviceSize used;
+    char *mapped;
+};
+
+static struct memory allocate(VkDeviceSize size, VkMemoryPropertyFlags flags) {
+    struct memory made = {0};
+    VkBufferCreateInfo create = {
+        .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+        .size = size,
+        .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT,
+    };
+    check(vkCreateBuffer(device, &create, NULL, &made.buffer), "no buffer");
+    VkMemoryRequirements needs;
+    VkPhysicalDeviceMemoryProperties types;
+    vkGetBufferMemoryRequirements(device, made.buffer, &needs);
+    vkGetPhysicalDeviceMemoryProperties(physical, &types);
+    VkMemoryAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = needs.size};
+    while (!(needs.memoryTypeBits >> info.memoryTypeIndex & 1) ||
+           (types.memoryTypes[info.memoryTypeIndex].propertyFlags & flags) != flags)
+        if (++info.memoryTypeIndex == types.memoryTypeCount) stop("no memory of that kind");
+    check(vkAllocateMemory(device, &info, NULL, &made.memory), "out of memory");
+    check(vkBindBufferMemory(device, made.buffer, made.memory, 0), "out of memory");
+    if (flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT)
+        check(vkMapMemory(device, made.memory, 0, VK_WHOLE_SIZE, 0, (void **)&made.mapped), "not mapped");
+    return made;
+}
+
+/* The next place of a buffer; 256 bytes suit every device's alignment. */
+static struct za_place place(struct memory *of, VkDeviceSize size) {
+    struct za_place made = {of->buffer, of->used, size};
+    of->used += (size + 255) / 256 * 256;
+    return made;
+}
+
+/* --- the model --------------------------------------------------------------------------------------- */
+
+/* values[0] is the first layer's input, values[i + 1] layer i's output, with room for lse behind it, so that kernels
+   write both in place; rows: K and V of the token in a layer. */
+struct model {
+    struct za_place values[LAYERS + 1], rows[LAYERS];
+};
+
+static void begin(VkCommandBuffer commands) {
+    VkCommandBufferBeginInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    check(vkBeginCommandBuffer(commands, &info), "not recorded");
+}
+
+/* Copy an input or output, which all later commands see, and end. */
+static void copy_and_end(VkCommandBuffer commands, struct za_place from, struct za_place to) {
+    const VkPipelineStageFlags every = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+    VkMemoryBarrier all = {VK_STRUCTURE_TYPE_MEMORY_BARRIER, NULL, VK_ACCESS_MEMORY_WRITE_BIT,
+                           VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT};
+    const VkBufferCopy region = {from.offset, to.offset, VALUES * sizeof(float)};
+    vkCmdCopyBuffer(commands, from.buffer, to.buffer, 1, &region);
+    vkCmdPipelineBarrier(commands, every, every, 0, 1, &all, 0, NULL, 0, NULL);
+    check(vkEndCommandBuffer(commands), "not recorded");
+}
+
+/* The projections of the toy: a row of KV head h is K, which is head h of the input, then V, which is head h + 2. */
+static void project(VkCommandBuffer commands, struct za_place input, struct za_place rows) {
+    VkBufferCopy regions[2 * KV_HEADS];
+    const VkDeviceSize head = DIM * sizeof(float);
+    for (uint32_t i = 0; i < 2 * KV_HEADS; ++i)
+        regions[i] = (VkBufferCopy){input.offset + (i / 2 + i % 2 * KV_HEADS) * head, rows.offset + i * head, head};
+    vkCmdCopyBuffer(commands, input.buffer, rows.buffer, 2 * KV_HEADS, regions);
+}
+
+/* A token through all layers. za_record brings its own barriers, which the engine's copies need, too. */
+static void record(struct za_prepared *prepared, uint32_t slot, VkCommandBuffer commands, struct za_cache *cache,
+                   const struct model *model) {
+    begin(commands);
+    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+        struct za_places at = {.rows = model->rows[layer], .q = model->values[layer], .out = model->values[layer + 1]};
+        at.lse = (struct za_place){at.out.buffer, at.out.offset + VALUES * sizeof(float), Q_HEADS * sizeof(float)};
+        project(commands, at.q, at.rows);
+        if (!za_record(prepared, slot, commands, cache, layer, &at)) stop(za_error());
+    }
+    copy_and_end(commands, model->values[LAYERS], model->values[0]); /* the next token's input */
+}
+
+/* --- the run ----------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv) {
+    if (argc != 3) stop("usage: host_engine MANIFEST_DIR TOKENS >results");
+    const uint32_t tokens = (uint32_t)strtoul(argv[2], NULL, 10);
+    if (tokens > PAGE * PAGES) stop("too many tokens");
+    struct za_device *attention = open_device();
+    const struct za_options options = {
+        .manifest = argv[1], .q_heads = Q_HEADS, .kv_heads = KV_HEADS, .head_dim = DIM, .dtype = ZA_F32};
+    struct za_attn *attn = attention ? za_open(attention, &options) : NULL;
+    if (!attn) stop(za_error());
+
+    /* K and V of all layers and what goes from layer to layer: memory of the engine's, which the host does not see. */
+    const struct za_info info = za_info(attn);
+    struct memory memory = allocate(16 << 20, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
+    struct memory seen = allocate(VALUES * sizeof(float),
+                                  VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
+    struct za_cache_places kv = {.layers = LAYERS, .pages = PAGES};
+    kv.k = place(&memory, LAYERS * PAGES * info.k_page_bytes);
+    kv.v = place(&memory, LAYERS * PAGES * info.v_page_bytes);
+    struct model model;
+    for (uint32_t i = 0; i <= LAYERS; ++i) model.values[i] = place(&memory, (VALUES + Q_HEADS) * sizeof(float));
+    for (uint32_t i = 0; i < LAYERS; ++i) model.rows[i] = place(&memory, 4 * (VkDeviceSize)info.row_words * KV_HEADS);
+    struct za_cache *cache = za_cache_from(attn, &kv);
+    const struct za_room room = {.slots = SLOTS, .requests = 1, .rows = 1, .new_rows = 1, .tokens = PAGE * PAGES};
+    struct za_prepared *prepared = cache ? za_prepare(attn, &room) : NULL;
+    if (!prepared) stop(za_error());
+
+    VkCommandPoolCreateInfo pool_info = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, .queueFamilyIndex = family};
+    VkCommandPool pool;
+    check(vkCreateCommandPool(device, &pool_info, NULL, &pool), "no command pool");
+    VkCommandBufferAllocateInfo of_pool = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = pool, .commandBufferCount = SLOTS + 2};
+    VkCommandBuffer commands[SLOTS + 2]; /* of the slots, the first input, the last output */
+    VkFence fences[SLOTS];
+    check(vkAllocateCommandBuffers(device, &of_pool, commands), "no command buffers");
+    VkFenceCreateInfo signalled = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO, .flags = VK_FENCE_CREATE_SIGNALED_BIT};
+    for (uint32_t slot = 0; slot < SLOTS; ++slot) {
+        check(vkCreateFence(device, &signalled, NULL, &fences[slot]), "no fence");
+        record(prepared, slot, commands[slot], cache, &model);
+    }
+    const struct za_place outside = place(&seen, VALUES * sizeof(float));
+    begin(commands[SLOTS]);
+    copy_and_end(commands[SLOTS], outside, model.values[0]);
+    begin(commands[SLOTS + 1]);
+    copy_and_end(commands[SLOTS + 1], model.values[LAYERS], outside);
+    float *values = (float *)(void *)seen.mapped;
+    for (int i = 0; i < VALUES; ++i) values[i] = (float)((i * 37 + 11) % 61 - 30) / 16;
+
+    uint32_t table[PAGES];
+    for (uint32_t i = 0; i < PAGES; ++i) table[i] = PAGES - 1 - i; /* the engine places pages as it likes */
+    VkSubmitInfo submit = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1};
+    submit.pCommandBuffers = &commands[SLOTS];
+    check(vkQueueSubmit(queue, 1, &submit, VK_NULL_HANDLE), "not submitted");
+    for (uint32_t token = 0; token < tokens; ++token) {
+        const uint32_t slot = token % SLOTS;
+        const struct za_request request = {.tokens = token + 1, .page_table = table, .new_rows = 1, .q_len = 1};
+        const struct za_call call = {.requests = 1, .request = &request};
+        check(vkWaitForFences(device, 1, &fences[slot], VK_TRUE, UINT64_MAX), "lost"); /* of two tokens ago */
+        check(vkResetFences(device, 1, &fences[slot]), "lost");
+        if (!za_step(prepared, slot, &call)) stop(za_error());
+        submit.pCommandBuffers = &commands[slot];
+        check(vkQueueSubmit(queue, 1, &submit, fences[slot]), "not submitted");
+    }
+    submit.pCommandBuffers = &commands[SLOTS + 1];
+    check(vkQueueSubmit(queue, 1, &submit, VK_NULL_HANDLE), "not submitted");
+    check(vkDeviceWaitIdle(device), "lost");
+    fwrite(values, sizeof *values, VALUES, stdout);
+
+    za_prepared_free(prepared);
+    za_cache_free(cache);
+    za_close(attn);
+    za_device_close(attention);
+    for (uint32_t slot = 0; slot < SLOTS; ++slot) vkDestroyFence(device, fences[slot], NULL);
+    vkDestroyCommandPool(device, pool, NULL);
+    vkDestroyBuffer(device, memory.buffer, NULL);
+    vkFreeMemory(device, memory.memory, NULL);
+    vkDestroyBuffer(device, seen.buffer, NULL);
+    vkFreeMemory(device, seen.memory, NULL);
+    vkDestroyDevice(device, NULL);
+    vkDestroyInstance(instance, NULL);
+    return 0;
+}
