@@ -107,6 +107,7 @@ za_attn *Device::attn(const Kind &kind) {
     options.head_dim = kind.head_dim;
     options.v_head_dim = kind.v_head_dim;
     options.latent = kind.latent;
+    options.page_size = 1;
     options.dtype = kind.k;
     options.v_dtype = kind.v;
     za_attn *opened = za_open(device_, &options);
@@ -119,7 +120,12 @@ za_cache *Device::cache(const Kind &kind, uint32_t pages, za_place k, za_place v
     auto found = caches_.find(key);
     if (found != caches_.end()) return found->second;
     za_attn *opened = attn(kind);
-    za_cache *made = opened ? za_cache_from(opened, 1, pages, k, v, nullptr, nullptr) : nullptr;
+    za_cache_places places{};
+    places.layers = 1;
+    places.pages = pages;
+    places.k = k;
+    places.v = v;
+    za_cache *made = opened ? za_cache_from(opened, &places) : nullptr;
     if (made) caches_[key] = made;
     return made;
 }
