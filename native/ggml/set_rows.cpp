@@ -16,7 +16,8 @@ static bool is_float(ggml_type type) { return type == GGML_TYPE_F32 || type == G
 bool set_rows_supported(const ggml_tensor *op) {
     const ggml_tensor *rows = op->src[0], *numbers = op->src[1], *root = root_of(op);
     const bool whole = op->ne[0] == root->ne[0];  // a transposed V is written value by value, and is the CPU's
-    return whole && is_float(op->type) && rows->type == GGML_TYPE_F32 && rows->nb[0] == sizeof(float) &&
+    return whole && is_float(op->type) && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
+           rows->nb[0] == ggml_type_size(rows->type) &&
            (numbers->type == GGML_TYPE_I64 || numbers->type == GGML_TYPE_I32) && (!root->buffer || buffer_of(root));
 }
 
@@ -32,7 +33,12 @@ static bool clean_row(float *row, int64_t n, ggml_type type) {
     return good;
 }
 
-static void encode_row(float *row, int64_t n, ggml_type type, void *to) {
+static void decode_row(ggml_type type, const void *from, int64_t n, float *row) {
+    if (type == GGML_TYPE_F32) std::memcpy(row, from, size_t(n) * sizeof(float));
+    else ggml_get_type_traits(type)->to_float(from, row, n);
+}
+
+static void encode_row(const float *row, int64_t n, ggml_type type, void *to) {
     if (type == GGML_TYPE_F32) std::memcpy(to, row, size_t(n) * sizeof(float));
     else ggml_get_type_traits(type)->from_float_ref(row, to, n);
 }
@@ -58,8 +64,9 @@ ggml_status set_rows(ggml_tensor *op) {
                          static_cast<long long>(number), static_cast<long long>(op->ne[1]));
             return GGML_STATUS_FAILED;
         }
-        std::memcpy(row.data(), static_cast<const char *>(rows->data) + size_t(i) * rows->nb[1] +
-                    size_t(j) * rows->nb[2] + size_t(k) * rows->nb[3], size_t(n) * sizeof(float));
+        const char *from = static_cast<const char *>(rows->data) + size_t(i) * rows->nb[1] + size_t(j) * rows->nb[2] +
+                           size_t(k) * rows->nb[3];
+        decode_row(rows->type, from, n, row.data());
         if (!clean_row(row.data(), n, op->type)) {
             std::fprintf(stderr, "ggml-zinc: SET_ROWS of %s: row %lld has a value that is NaN or beyond %s; use another "
                          "cache type\n", op->name, static_cast<long long>(number), ggml_type_name(op->type));
