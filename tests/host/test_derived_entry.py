@@ -35,7 +35,7 @@ def program(tmp_path_factory):
 
 
 @needs_compiler
-@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("page_size", [1, 64])
 def test_the_numbers_are_those_of_the_export(program, tmp_path, page_size):
     export(tmp_path)
     names, lines, wanted = [name for name in STORAGE], [], []
