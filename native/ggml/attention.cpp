@@ -83,12 +83,13 @@ static bool read(const ggml_tensor *op, Operation *o) {
     return true;
 }
 
-bool attention_supported(const Device &device, const ggml_tensor *op) {
+bool attention_supported(Device *device, const ggml_tensor *op) {
     Operation o;
     if (!read(op, &o)) return false;
     for (const ggml_tensor *t : {root_of(o.k), root_of(o.v)})
-        if ((t->buffer && !buffer_of(t)) || ggml_nbytes(t) > device.most) return false;
-    return true;
+        if ((t->buffer && !buffer_of(t)) || ggml_nbytes(t) > device->most) return false;
+    std::lock_guard<std::mutex> lock(device->mutex);
+    return device->attn(o.kind) != nullptr;
 }
 
 // --- lists -----------------------------------------------------------------------------------------------------------

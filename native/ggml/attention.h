@@ -8,7 +8,8 @@
 
 namespace zinc {
 
-bool attention_supported(const Device &device, const ggml_tensor *op);
+// Opens the library for the shape, so that what is taken can be run.
+bool attention_supported(Device *device, const ggml_tensor *op);
 
 // The lists of the last operation: all layers of a step have the same, unless their cells were written in another order.
 class Plan {

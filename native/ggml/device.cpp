@@ -20,7 +20,8 @@ Device *Device::open() {
     Device *self = new Device;
     self->kernels_ = kernels_folder();
     self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
-    if (self->device_ && self->load_functions()) return self;
+    const Kind plain{1, 1, 64, 64, false, ZA_F16, ZA_F16};  // the kernels are there, and the driver computes their bits
+    if (self->device_ && self->load_functions() && self->attn(plain)) return self;
     std::fprintf(stderr, "ggml-zinc: %s\n", za_error());
     za_device_close(self->device_);
     delete self;
@@ -111,7 +112,7 @@ za_attn *Device::attn(const Kind &kind) {
     options.dtype = kind.k;
     options.v_dtype = kind.v;
     za_attn *opened = za_open(device_, &options);
-    if (opened) attns_[kind] = opened;
+    if (opened || za_error_code() != ZA_MEMORY) attns_[kind] = opened;  // what cannot be served is asked once
     return opened;
 }
 

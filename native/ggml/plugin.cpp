@@ -83,7 +83,7 @@ static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
         case GGML_OP_PERMUTE:
         case GGML_OP_TRANSPOSE: return true;
         case GGML_OP_SET_ROWS: return set_rows_supported(op);
-        case GGML_OP_FLASH_ATTN_EXT: return attention_supported(*device_of(device), op);
+        case GGML_OP_FLASH_ATTN_EXT: return attention_supported(device_of(device), op);
         default: return false;
     }
 }
