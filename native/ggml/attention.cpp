@@ -42,7 +42,8 @@ static bool rows_of(const ggml_tensor *t, Rows *rows) {
     size_t bytes = ggml_row_size(t->type, t->ne[0]), offset = t->view_src ? t->view_offs : 0;
     if (t->nb[0] != ggml_type_size(t->type)) return false;
     if (offset % bytes || t->nb[1] % bytes || t->nb[2] % bytes || t->nb[3] % bytes) return false;
-    *rows = {offset / bytes, t->nb[1] / bytes, t->ne[2] > 1 ? t->nb[2] / bytes : 1, t->ne[3] > 1 ? t->nb[3] / bytes : 0};
+    uint64_t head = t->ne[2] > 1 ? t->nb[2] / bytes : 1, stream = t->ne[3] > 1 ? t->nb[3] / bytes : 0;
+    *rows = {offset / bytes, t->nb[1] / bytes, head, stream};
     return true;
 }
 

@@ -10,6 +10,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+enum { LEAST_TOKENS = 130 };  // the first call of a prompt in two has 100, and 40 at its end are removed
+
 struct Way {
     const char *group, *name;
     int ubatch = 512, threads = 1, slots = 1;
@@ -159,8 +161,9 @@ static bool type_named(const char *name, ggml_type *type) {
 
 int main(int argc, char **argv) {
     ggml_type type;
-    if (argc != 5 || !type_named(argv[3], &type)) {
-        std::fprintf(stderr, "digests MODEL DEVICE TYPE TOKENS, for example: digests model.gguf ZINC0 f16 700\n");
+    if (argc != 5 || !type_named(argv[3], &type) || std::atoi(argv[4]) < LEAST_TOKENS) {
+        std::fprintf(stderr, "digests MODEL DEVICE TYPE TOKENS, of these at least %d, for example: digests model.gguf ZINC0 f16 230\n",
+                     LEAST_TOKENS);
         return 2;
     }
     auto log = [](ggml_log_level level, const char *line, void *) { if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr); };
