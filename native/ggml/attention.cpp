@@ -66,7 +66,8 @@ static bool read(const ggml_tensor *op, Operation *o) {
     std::memcpy(numbers, op->op_params, sizeof numbers);
     *o = {q, k, v, mask, sinks, numbers[0], numbers[1], numbers[2], uint32_t(q->ne[2]), uint32_t(k->ne[2]),
           uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, false, {}};
-    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || op->type != GGML_TYPE_F32 || !ggml_is_contiguous(op)) return false;
+    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float)) return false;
+    if (op->type != GGML_TYPE_F32 || !ggml_is_contiguous(op)) return false;
     if (!type_of(k->type, &o->kind.k) || !type_of(v->type, &o->kind.v) || q->ne[0] != k->ne[0]) return false;
     if (k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] || k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3]) return false;
     if (mask && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 || mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] ||
@@ -78,9 +79,11 @@ static bool read(const ggml_tensor *op, Operation *o) {
     Rows of_v;
     bool latent = is_latent(k, v);
     if (!rows_of(k, &o->at) || (!latent && (!rows_of(v, &of_v) || !(of_v == o->at)))) return false;
-    o->together = o->at.head == 1 && o->at.cell == o->kv_heads && o->at.first % o->kv_heads == 0 && o->at.stream % o->kv_heads == 0;
+    o->together = o->at.head == 1 && o->at.cell == o->kv_heads && o->at.first % o->kv_heads == 0 &&
+                  o->at.stream % o->kv_heads == 0;
     uint32_t heads = o->together ? o->kv_heads : 1;
-    o->kind = {o->q_heads / o->kv_heads * heads, heads, uint32_t(k->ne[0]), uint32_t(v->ne[0]), latent, o->kind.k, o->kind.v};
+    const uint32_t q_heads = o->q_heads / o->kv_heads * heads;
+    o->kind = {q_heads, heads, uint32_t(k->ne[0]), uint32_t(v->ne[0]), latent, o->kind.k, o->kind.v};
     return true;
 }
 
@@ -103,8 +106,8 @@ bool Plan::make(const ggml_tensor *op) {
     const std::vector<uint32_t> none, &order = known ? known->order() : none;
     size_t mask_bytes = o.mask ? ggml_nbytes(o.mask) : 0, row_bytes = ggml_row_size(o.k->type, o.k->ne[0]);
     uint64_t cell_rows = ggml_row_size(root->type, root->ne[0]) / row_bytes;  // rows of a head in a row of the root
-    const std::vector<uint64_t> numbers = {o.at.first, o.at.cell, o.at.stream, cell_rows, o.kind.kv_heads, o.rows, o.cells,
-                                           o.streams, mask_bytes, known != nullptr};
+    const std::vector<uint64_t> numbers = {o.at.first, o.at.cell, o.at.stream, cell_rows, o.kind.kv_heads,
+                                           o.rows, o.cells, o.streams, mask_bytes, known != nullptr};
     const char *mask = mask_bytes ? static_cast<const char *>(o.mask->data) : nullptr;
     if (valid_ && numbers == numbers_ && order == order_ && std::equal(mask_.begin(), mask_.end(), mask)) return true;
     valid_ = false;
@@ -114,7 +117,8 @@ bool Plan::make(const ggml_tensor *op) {
         const uint16_t *of_stream =
             mask ? reinterpret_cast<const uint16_t *>(mask + (s % o.mask->ne[3]) * o.mask->nb[3]) : nullptr;
         StreamMask stream{of_stream, mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
-                          {first / cell_rows, std::max<uint64_t>(o.at.cell / cell_rows, 1)}, {first / heads, o.at.cell / heads}};
+                          {first / cell_rows, std::max<uint64_t>(o.at.cell / cell_rows, 1)},
+                          {first / heads, o.at.cell / heads}};
         if (!add_stream(known ? &order : nullptr, stream, false, &lists_)) return false;
     }
     order_ = order;
@@ -163,12 +167,12 @@ static std::vector<Run> runs_of(const Lists &lists, const uint32_t *pages, size_
 static void gather_q(const Operation &o, uint32_t head, uint32_t heads, std::vector<float> *out) {
     size_t dims = size_t(o.q->ne[0]), group = o.q_heads / o.kv_heads;
     out->resize(size_t(o.streams) * o.rows * heads * group * dims);
+    const char *from = static_cast<const char *>(o.q->data);
     float *to = out->data();
     for (size_t s = 0; s < o.streams; ++s)
         for (size_t row = 0; row < o.rows; ++row)
             for (size_t h = head * group; h < (head + heads) * group; ++h, to += dims)
-                std::memcpy(to, static_cast<const char *>(o.q->data) + row * o.q->nb[1] + h * o.q->nb[2] + s * o.q->nb[3],
-                            dims * sizeof(float));
+                std::memcpy(to, from + row * o.q->nb[1] + h * o.q->nb[2] + s * o.q->nb[3], dims * sizeof(float));
 }
 
 // Results of the same heads to their places in (rows, q_heads, v_head_dim).
