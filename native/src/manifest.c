@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "derive.h"
 #include "error.h"
 #include "rows.h"
 #include "sha256.h"
@@ -162,6 +163,7 @@ bool za_manifest_open(struct manifest *m, const char *directory) {
 
 void za_manifest_close(struct manifest *m) {
     za_json_free(&m->root);
+    za_json_free(&m->derived);
     free(m->directory);
     m->directory = NULL;
 }
@@ -176,8 +178,12 @@ static void name_types(const struct za_options *o, char name[32]) {
 static bool is_entry_of(const struct json *entry, const struct za_options *options, struct shape *shape) {
     const char *dtype = za_json_text(za_json_get(entry, "dtype"));
     const struct json *latent = za_json_get(entry, "latent");
+    uint32_t page_size;
     char types[32];
     name_types(options, types);
+    if (options->page_size && (!za_json_u32(za_json_get(entry, "page_size"), &page_size) ||
+                               page_size != options->page_size))
+        return false;
     return za_json_u32(za_json_get(entry, "q_heads"), &shape->q_heads) && shape->q_heads == options->q_heads &&
            za_json_u32(za_json_get(entry, "kv_heads"), &shape->kv_heads) && shape->kv_heads == options->kv_heads &&
            za_json_u32(za_json_get(entry, "head_dim"), &shape->head_dim) && shape->head_dim == options->head_dim &&
@@ -232,11 +238,20 @@ static bool read_specialization(const struct json *families, struct shape *shape
     return shape->constant_count > 0;
 }
 
-bool za_manifest_shape(const struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {
+bool za_manifest_shape(struct manifest *m, const struct za_options *options, bool cpu, struct shape *shape) {
     const struct json *shapes = za_json_get(&m->root, "shapes"), *entry = NULL;
     for (size_t i = 0; shapes && i < shapes->count && !entry; ++i)
         if (is_entry_of(&shapes->items[i], options, shape)) entry = &shapes->items[i];
-    if (!entry) return no_entry(m, options);
+    if (!entry && !options->page_size) return no_entry(m, options);
+    if (!entry) {
+        za_json_free(&m->derived);
+        if (!za_derive_entry(m, options, &m->derived)) return false;
+        entry = &m->derived;
+        shape->q_heads = options->q_heads;
+        shape->kv_heads = options->kv_heads;
+        shape->head_dim = options->head_dim;
+        shape->v_head_dim = options->v_head_dim;
+    }
     const struct json *sizes = za_json_get(entry, "sizes");
     const struct json *kind = za_json_get(za_json_get(entry, "kinds"), cpu ? "cpu" : "gpu");
     shape->latent = options->latent;

@@ -37,6 +37,7 @@ struct work_layout {
 struct manifest {
     char *directory;
     struct json root;
+    struct json derived; /* an entry of "shapes" that the file does not have, see derive.h */
     struct work_layout work;
     uint32_t leaf, node, merge_dims;
     float min_input, max_input, max_score; /* magnitudes of q, k, v; bound of the scores */
@@ -77,8 +78,7 @@ char *za_read_file(const char *path, size_t *size);
 bool za_manifest_open(struct manifest *manifest, const char *directory);
 void za_manifest_close(struct manifest *manifest);
 /* options: with the types and sizes of K and V. */
-bool za_manifest_shape(const struct manifest *manifest, const struct za_options *options, bool cpu,
-                       struct shape *shape);
+bool za_manifest_shape(struct manifest *manifest, const struct za_options *options, bool cpu, struct shape *shape);
 bool za_kernel_load(const struct manifest *manifest, const struct shape *shape, const char *name,
                     struct kernel *kernel);
 /* Change a specialization constant from the shape's value. */

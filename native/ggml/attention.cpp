@@ -1,0 +1,257 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "memory.h"
+
+namespace zinc {
+
+// --- what an operation is --------------------------------------------------------------------------------------------
+
+// Where the rows of K (or V) are that belong to one head and cell, counted in such rows from the begin of the root.
+struct Rows {
+    uint64_t first, cell, head, stream;
+    bool operator==(const Rows &b) const {
+        return first == b.first && cell == b.cell && head == b.head && stream == b.stream;
+    }
+};
+
+struct Operation {
+    const ggml_tensor *q, *k, *v, *mask, *sinks;
+    float scale, max_bias, softcap;
+    uint32_t q_heads, kv_heads, rows, cells, streams;
+    Rows at;
+    bool together;  // cell-major: a page has all heads of a cell; otherwise each head is a call of its own
+    Kind kind;      // of a call
+};
+
+static bool type_of(ggml_type type, za_dtype *found) {
+    switch (type) {
+        case GGML_TYPE_F32: *found = ZA_F32; return true;
+        case GGML_TYPE_F16: *found = ZA_F16; return true;
+        case GGML_TYPE_BF16: *found = ZA_BF16; return true;
+        default: return false;
+    }
+}
+
+// False where the tensor's strides are no multiples of its rows.
+static bool rows_of(const ggml_tensor *t, Rows *rows) {
+    size_t bytes = ggml_row_size(t->type, t->ne[0]), offset = t->view_src ? t->view_offs : 0;
+    if (t->nb[0] != ggml_type_size(t->type)) return false;
+    if (offset % bytes || t->nb[1] % bytes || t->nb[2] % bytes || t->nb[3] % bytes) return false;
+    uint64_t head = t->ne[2] > 1 ? t->nb[2] / bytes : 1, stream = t->ne[3] > 1 ? t->nb[3] / bytes : 0;
+    *rows = {offset / bytes, t->nb[1] / bytes, head, stream};
+    return true;
+}
+
+// The head sizes of which a row in the cache has no filling.
+static bool whole_sizes(const ggml_tensor *k, const ggml_tensor *v) {
+    int64_t k_dim = k->ne[0], v_dim = v->ne[0], slice = 2;
+    while (32 * slice < v_dim) slice *= 2;
+    return k_dim % 16 == 0 && k_dim <= 576 && v_dim % std::max<int64_t>(slice, 8) == 0 && v_dim <= 576;
+}
+
+static bool is_latent(const ggml_tensor *k, const ggml_tensor *v) {
+    return root_of(k) == root_of(v) && (k->view_src ? k->view_offs : 0) == (v->view_src ? v->view_offs : 0) &&
+           k->type == v->type && v->ne[0] <= k->ne[0] && std::equal(k->nb, k->nb + 4, v->nb);
+}
+
+// False for what is not taken.  Needs no memory behind the tensors.
+static bool read(const ggml_tensor *op, Operation *o) {
+    const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
+    float numbers[3];
+    std::memcpy(numbers, op->op_params, sizeof numbers);
+    *o = {q, k, v, mask, sinks, numbers[0], numbers[1], numbers[2], uint32_t(q->ne[2]), uint32_t(k->ne[2]),
+          uint32_t(q->ne[1]), uint32_t(k->ne[1]), uint32_t(q->ne[3]), {}, false, {}};
+    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float)) return false;
+    if (op->type != GGML_TYPE_F32 || !ggml_is_contiguous(op)) return false;
+    if (!type_of(k->type, &o->kind.k) || !type_of(v->type, &o->kind.v) || q->ne[0] != k->ne[0]) return false;
+    if (k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2] || k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3]) return false;
+    if (mask && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 || mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] ||
+                 mask->ne[2] != 1 || q->ne[3] % mask->ne[3])) return false;
+    if (sinks && (sinks->type != GGML_TYPE_F32 || !ggml_is_contiguous(sinks) || sinks->ne[0] != q->ne[2])) return false;
+    float scale = std::fabs(o->scale), cap = o->softcap;
+    if (!(scale >= 0x1p-126f && scale <= 0x1p126f) || !(cap == 0 || (cap >= 0x1p-40f && cap <= 0x1p60f))) return false;
+    if (o->max_bias != 0 || !whole_sizes(k, v)) return false;
+    Rows of_v;
+    bool latent = is_latent(k, v);
+    if (!rows_of(k, &o->at) || (!latent && (!rows_of(v, &of_v) || !(of_v == o->at)))) return false;
+    o->together = o->at.head == 1 && o->at.cell == o->kv_heads && o->at.first % o->kv_heads == 0 &&
+                  o->at.stream % o->kv_heads == 0;
+    uint32_t heads = o->together ? o->kv_heads : 1;
+    const uint32_t q_heads = o->q_heads / o->kv_heads * heads;
+    o->kind = {q_heads, heads, uint32_t(k->ne[0]), uint32_t(v->ne[0]), latent, o->kind.k, o->kind.v};
+    return true;
+}
+
+bool attention_supported(Device *device, const ggml_tensor *op) {
+    Operation o;
+    if (!read(op, &o)) return false;
+    for (const ggml_tensor *t : {root_of(o.k), root_of(o.v)})
+        if ((t->buffer && !buffer_of(t)) || ggml_nbytes(t) > device->most) return false;
+    std::lock_guard<std::mutex> lock(device->mutex);
+    return device->attn(o.kind) != nullptr;
+}
+
+// --- lists -----------------------------------------------------------------------------------------------------------
+
+bool Plan::make(const ggml_tensor *op) {
+    Operation o;
+    read(op, &o);
+    const ggml_tensor *root = root_of(o.k);
+    WriteOrder *known = order_of(root);
+    const std::vector<uint32_t> none, &order = known ? known->order() : none;
+    size_t mask_bytes = o.mask ? ggml_nbytes(o.mask) : 0, row_bytes = ggml_row_size(o.k->type, o.k->ne[0]);
+    uint64_t cell_rows = ggml_row_size(root->type, root->ne[0]) / row_bytes;  // rows of a head in a row of the root
+    const std::vector<uint64_t> numbers = {o.at.first, o.at.cell, o.at.stream, cell_rows, o.kind.kv_heads,
+                                           o.rows, o.cells, o.streams, mask_bytes, known != nullptr};
+    const char *mask = mask_bytes ? static_cast<const char *>(o.mask->data) : nullptr;
+    if (valid_ && numbers == numbers_ && order == order_ && std::equal(mask_.begin(), mask_.end(), mask)) return true;
+    valid_ = false;
+    lists_ = {};
+    for (uint32_t s = 0; s < o.streams; ++s) {
+        uint64_t first = o.at.first + s * o.at.stream, heads = o.kind.kv_heads;
+        const uint16_t *of_stream =
+            mask ? reinterpret_cast<const uint16_t *>(mask + (s % o.mask->ne[3]) * o.mask->nb[3]) : nullptr;
+        StreamMask stream{of_stream, mask ? o.mask->nb[1] / 2 : 0, o.rows, o.cells,
+                          {first / cell_rows, std::max<uint64_t>(o.at.cell / cell_rows, 1)},
+                          {first / heads, o.at.cell / heads}};
+        if (!add_stream(known ? &order : nullptr, stream, false, &lists_)) return false;
+    }
+    order_ = order;
+    mask_.assign(mask, mask + mask_bytes);
+    numbers_ = numbers;
+    return valid_ = true;
+}
+
+// --- a call ----------------------------------------------------------------------------------------------------------
+
+// Query rows [row, row + count) of an operation whose keys one request serves.
+struct Run {
+    size_t row, count;
+    za_request request;
+};
+
+// Rows of a prompt, each of which sees the key of its own behind the keys of the row before, are one request.
+static std::vector<Run> runs_of(const Lists &lists, const uint32_t *pages, size_t rows_of_stream) {
+    std::vector<Run> runs;
+    for (size_t i = 0; i < lists.rows.size(); ++i) {
+        const RowKeys &row = lists.rows[i];
+        bool plain = row.bias == NO_BIAS;
+        if (i % rows_of_stream && plain && !runs.back().request.mask) {
+            const RowKeys &last = lists.rows[i - 1];
+            if (row.begin == last.begin && row.count == last.count + 1) {
+                ++runs.back().count;
+                ++runs.back().request.q_len;
+                ++runs.back().request.tokens;
+                continue;
+            }
+        }
+        za_request request{};
+        request.tokens = uint32_t(row.count);
+        request.page_table = pages + row.begin;
+        request.q_len = 1;
+        if (!plain) {
+            request.mask = lists.bias.data() + row.bias;
+            request.mask_keys = request.tokens;
+        }
+        runs.push_back({i, 1, request});
+    }
+    return runs;
+}
+
+// q of KV heads [head, head + heads), all rows of all streams: (rows, q heads, head_dim).
+static void gather_q(const Operation &o, uint32_t head, uint32_t heads, std::vector<float> *out) {
+    size_t dims = size_t(o.q->ne[0]), group = o.q_heads / o.kv_heads;
+    out->resize(size_t(o.streams) * o.rows * heads * group * dims);
+    const char *from = static_cast<const char *>(o.q->data);
+    float *to = out->data();
+    for (size_t s = 0; s < o.streams; ++s)
+        for (size_t row = 0; row < o.rows; ++row)
+            for (size_t h = head * group; h < (head + heads) * group; ++h, to += dims)
+                std::memcpy(to, from + row * o.q->nb[1] + h * o.q->nb[2] + s * o.q->nb[3], dims * sizeof(float));
+}
+
+// Results of the same heads to their places in (rows, q_heads, v_head_dim).
+static void scatter_out(const Operation &o, uint32_t head, uint32_t heads, const std::vector<float> &from, ggml_tensor *op) {
+    size_t dims = size_t(o.v->ne[0]), group = o.q_heads / o.kv_heads, piece = heads * group * dims;
+    float *to = static_cast<float *>(op->data) + head * group * dims;
+    for (size_t row = 0; row < size_t(o.streams) * o.rows; ++row)
+        std::memcpy(to + row * o.q_heads * dims, from.data() + row * piece, piece * sizeof(float));
+}
+
+static za_place place_of(const ggml_tensor *root) {
+    Buffer *buffer = buffer_of(root);
+    size_t offset = size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base));
+    return {buffer->memory.buffer, offset, ggml_nbytes(root)};
+}
+
+// Runs that fit into one submission: so many items (of a leaf at least) that the device takes them, and their states.
+static size_t runs_of_call(const Device &device, const Operation &o, const std::vector<Run> &runs, size_t begin) {
+    size_t state = (size_t(o.v->ne[0]) + 2) * o.kind.q_heads * sizeof(float), end = begin;
+    uint64_t most = std::min<uint64_t>(65535, device.most / state), items = 0;
+    for (; end < runs.size(); ++end) {
+        items += runs[end].count * (runs[end].request.tokens / 64 + 1);
+        if (end > begin && items > most) break;
+    }
+    return end;
+}
+
+static bool call(Device *device, const Operation &o, const std::vector<Run> &runs, uint32_t head, const float *q, float *out) {
+    const ggml_tensor *k = root_of(o.k), *v = root_of(o.v);
+    uint32_t pages = uint32_t(ggml_nbytes(k) / ggml_row_size(o.k->type, o.k->ne[0]) / o.kind.kv_heads);
+    za_place of_v = o.kind.latent ? za_place{} : place_of(v);
+    za_cache *cache = device->cache(o.kind, pages, place_of(k), of_v);
+    size_t q_row = size_t(o.kind.q_heads) * o.kind.head_dim, out_row = size_t(o.kind.q_heads) * o.kind.v_head_dim;
+    std::vector<za_request> requests;
+    for (size_t begin = 0, end; cache && begin < runs.size(); begin = end) {
+        end = runs_of_call(*device, o, runs, begin);
+        requests.clear();
+        for (size_t i = begin; i < end; ++i) requests.push_back(runs[i].request);
+        za_call call{};
+        call.request = requests.data();
+        call.requests = uint32_t(requests.size());
+        call.scale = double(o.scale);
+        call.softcap = double(o.softcap);
+        call.sinks = o.sinks ? static_cast<const float *>(o.sinks->data) + head * (o.q_heads / o.kv_heads) : nullptr;
+        za_data data{};
+        data.q = q + runs[begin].row * q_row;
+        data.out = out + runs[begin].row * out_row;
+        if (!za_run(cache, 0, &call, &data)) return false;
+    }
+    return cache != nullptr;
+}
+
+ggml_status attend(Device *device, Plan *plan, ggml_tensor *op) {
+    Operation o;
+    if (!read(op, &o) || !plan->make(op)) {
+        std::fprintf(stderr, "ggml-zinc: FLASH_ATTN_EXT %s: its mask has a NaN or +inf\n", op->name);
+        return GGML_STATUS_FAILED;
+    }
+    const Lists &lists = plan->lists();
+    uint32_t step = o.together ? o.kv_heads : 1;
+    std::vector<float> q, out(o.together ? 0 : size_t(ggml_nelements(op)) / o.kv_heads);
+    std::vector<uint32_t> of_head;
+    for (uint32_t head = 0; head < o.kv_heads; head += step) {
+        const uint32_t *pages = lists.pages.data();
+        if (head) {
+            of_head.resize(lists.pages.size());
+            std::transform(lists.pages.begin(), lists.pages.end(), of_head.begin(),
+                           [&](uint32_t page) { return uint32_t(page + head * o.at.head); });
+            pages = of_head.data();
+        }
+        gather_q(o, head, step, &q);
+        float *to = o.together ? static_cast<float *>(op->data) : out.data();
+        if (!call(device, o, runs_of(lists, pages, o.rows), head, q.data(), to)) {
+            std::fprintf(stderr, "ggml-zinc: FLASH_ATTN_EXT %s: %s\n", op->name, za_error());
+            return GGML_STATUS_FAILED;
+        }
+        if (!o.together) scatter_out(o, head, step, out, op);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+}  // namespace zinc

@@ -1,0 +1,134 @@
+#include "device.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace zinc {
+
+// The folder that `zinc-attn export` wrote: $ZINC_ATTN_KERNELS, or `kernels` beside this library.
+static std::string kernels_folder() {
+    if (const char *given = std::getenv("ZINC_ATTN_KERNELS")) return given;
+    Dl_info info;
+    std::string path = dladdr(reinterpret_cast<void *>(&kernels_folder), &info) && info.dli_fname ? info.dli_fname : "";
+    size_t slash = path.rfind('/');
+    return (slash == std::string::npos ? std::string(".") : path.substr(0, slash)) + "/kernels";
+}
+
+Device *Device::open() {
+    Device *self = new Device;
+    self->kernels_ = kernels_folder();
+    self->device_ = za_device_open(std::getenv("ZINC_ATTN_DEVICE"));
+    const Kind plain{1, 1, 64, 64, false, ZA_F16, ZA_F16};  // the kernels are there, and the driver computes their bits
+    if (self->device_ && self->load_functions() && self->attn(plain)) return self;
+    std::fprintf(stderr, "ggml-zinc: %s\n", za_error());
+    za_device_close(self->device_);
+    delete self;
+    return nullptr;
+}
+
+bool Device::load_functions() {
+    const struct za_device_info info = za_device_info(device_);
+    name = info.name;
+    alignment = info.alignment;
+    most = info.most;
+    host_ = za_device_host(device_);
+    auto of_instance = [this](const char *function) { return host_.get_proc(host_.instance, function); };
+    auto device_proc = PFN_vkGetDeviceProcAddr(of_instance("vkGetDeviceProcAddr"));
+    auto memory_properties = PFN_vkGetPhysicalDeviceMemoryProperties(of_instance("vkGetPhysicalDeviceMemoryProperties"));
+    auto load = [&](const char *function) { return device_proc(host_.device, function); };
+    create_buffer_ = PFN_vkCreateBuffer(load("vkCreateBuffer"));
+    destroy_buffer_ = PFN_vkDestroyBuffer(load("vkDestroyBuffer"));
+    requirements_ = PFN_vkGetBufferMemoryRequirements(load("vkGetBufferMemoryRequirements"));
+    allocate_memory_ = PFN_vkAllocateMemory(load("vkAllocateMemory"));
+    free_memory_ = PFN_vkFreeMemory(load("vkFreeMemory"));
+    bind_ = PFN_vkBindBufferMemory(load("vkBindBufferMemory"));
+    map_ = PFN_vkMapMemory(load("vkMapMemory"));
+    memory_properties(host_.physical, &properties_);
+    for (uint32_t i = 0; i < properties_.memoryHeapCount; ++i)
+        if (properties_.memoryHeaps[i].size > total_) total_ = properties_.memoryHeaps[i].size;
+    return true;
+}
+
+// Memory that the host reads and writes in place: cached if there is some, because the CPU back end works in it, too.
+int Device::memory_type(uint32_t allowed) const {
+    const VkMemoryPropertyFlags mapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    for (VkMemoryPropertyFlags flags : {mapped | VK_MEMORY_PROPERTY_HOST_CACHED_BIT, mapped})
+        for (uint32_t i = 0; i < properties_.memoryTypeCount; ++i)
+            if (allowed >> i & 1 && (properties_.memoryTypes[i].propertyFlags & flags) == flags) return int(i);
+    return -1;
+}
+
+bool Device::allocate(size_t size, Memory *memory) {
+    *memory = {};
+    memory->size = size;
+    VkBufferCreateInfo create{};
+    create.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
+    create.size = size ? size : 1;
+    create.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT;
+    if (create_buffer_(host_.device, &create, nullptr, &memory->buffer) != VK_SUCCESS) return false;
+    VkMemoryRequirements needs;
+    requirements_(host_.device, memory->buffer, &needs);
+    int type = memory_type(needs.memoryTypeBits);
+    VkMemoryAllocateInfo allocate{};
+    allocate.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO;
+    allocate.allocationSize = needs.size;
+    allocate.memoryTypeIndex = uint32_t(type);
+    if (type >= 0 && allocate_memory_(host_.device, &allocate, nullptr, &memory->memory) == VK_SUCCESS &&
+        bind_(host_.device, memory->buffer, memory->memory, 0) == VK_SUCCESS &&
+        map_(host_.device, memory->memory, 0, VK_WHOLE_SIZE, 0, &memory->base) == VK_SUCCESS)
+        return true;
+    release(memory);
+    return false;
+}
+
+void Device::release(Memory *memory) {
+    uint64_t own = uint64_t(memory->buffer);
+    for (auto at = caches_.begin(); at != caches_.end();) {
+        if (std::get<0>(std::get<2>(at->first)) == own || std::get<0>(std::get<3>(at->first)) == own) {
+            za_cache_free(at->second);
+            at = caches_.erase(at);
+        } else {
+            ++at;
+        }
+    }
+    destroy_buffer_(host_.device, memory->buffer, nullptr);
+    free_memory_(host_.device, memory->memory, nullptr);
+    *memory = {};
+}
+
+za_attn *Device::attn(const Kind &kind) {
+    auto found = attns_.find(kind);
+    if (found != attns_.end()) return found->second;
+    za_options options{};
+    options.manifest = kernels_.c_str();
+    options.q_heads = kind.q_heads;
+    options.kv_heads = kind.kv_heads;
+    options.head_dim = kind.head_dim;
+    options.v_head_dim = kind.v_head_dim;
+    options.latent = kind.latent;
+    options.page_size = 1;
+    options.dtype = kind.k;
+    options.v_dtype = kind.v;
+    za_attn *opened = za_open(device_, &options);
+    if (opened || za_error_code() != ZA_MEMORY) attns_[kind] = opened;  // what cannot be served is asked once
+    return opened;
+}
+
+za_cache *Device::cache(const Kind &kind, uint32_t pages, za_place k, za_place v) {
+    auto key = std::make_tuple(kind, pages, Place(uint64_t(k.buffer), k.offset), Place(uint64_t(v.buffer), v.offset));
+    auto found = caches_.find(key);
+    if (found != caches_.end()) return found->second;
+    za_attn *opened = attn(kind);
+    za_cache_places places{};
+    places.layers = 1;
+    places.pages = pages;
+    places.k = k;
+    places.v = v;
+    za_cache *made = opened ? za_cache_from(opened, &places) : nullptr;
+    if (made) caches_[key] = made;
+    return made;
+}
+
+}  // namespace zinc

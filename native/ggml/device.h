@@ -1,0 +1,73 @@
+// The Vulkan device of the back end: what is opened for each shape, and the library's view of each pair of K and V.
+#ifndef ZINC_GGML_DEVICE_H
+#define ZINC_GGML_DEVICE_H
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "zinc_attn.h"
+
+namespace zinc {
+
+// Mapped memory of the device, in one VkBuffer.
+struct Memory {
+    VkBuffer buffer = VK_NULL_HANDLE;
+    VkDeviceMemory memory = VK_NULL_HANDLE;
+    void *base = nullptr;
+    size_t size = 0;
+};
+
+// What a za_attn is opened for.
+struct Kind {
+    uint32_t q_heads, kv_heads, head_dim, v_head_dim;
+    bool latent;
+    za_dtype k, v;
+    auto key() const { return std::tie(q_heads, kv_heads, head_dim, v_head_dim, latent, k, v); }
+    bool operator<(const Kind &other) const { return key() < other.key(); }
+};
+
+class Device {
+  public:
+    // NULL where there is no device or no kernels; the reason is on stderr.
+    static Device *open();
+
+    std::string name;       // of the Vulkan device
+    size_t alignment = 0;   // of the places of K and V
+    size_t most = 0;        // bytes that a kernel can bind
+    std::mutex mutex;       // held during every call of the members below
+
+    bool allocate(size_t size, Memory *memory);
+    void release(Memory *memory);  // and the caches that lie in it
+    size_t total() const { return total_; }
+
+    za_attn *attn(const Kind &kind);  // NULL: za_error says why
+    // K and V of a layer at their places, `pages` pages of one token each.
+    za_cache *cache(const Kind &kind, uint32_t pages, za_place k, za_place v);
+
+  private:
+    using Place = std::tuple<uint64_t, uint64_t>;  // buffer, offset
+    bool load_functions();
+    int memory_type(uint32_t allowed) const;
+
+    za_device *device_ = nullptr;
+    za_host host_{};
+    std::string kernels_;  // folder of the manifest
+    VkPhysicalDeviceMemoryProperties properties_{};
+    size_t total_ = 0;
+    std::map<Kind, za_attn *> attns_;
+    std::map<std::tuple<Kind, uint32_t, Place, Place>, za_cache *> caches_;
+    PFN_vkCreateBuffer create_buffer_ = nullptr;
+    PFN_vkDestroyBuffer destroy_buffer_ = nullptr;
+    PFN_vkGetBufferMemoryRequirements requirements_ = nullptr;
+    PFN_vkAllocateMemory allocate_memory_ = nullptr;
+    PFN_vkFreeMemory free_memory_ = nullptr;
+    PFN_vkBindBufferMemory bind_ = nullptr;
+    PFN_vkMapMemory map_ = nullptr;
+};
+
+}  // namespace zinc
+#endif

@@ -1,0 +1,187 @@
+// digests MODEL DEVICE TYPE TOKENS: one line for each way in which a host can come to the same prompt, with a digest of
+// the logits behind the prompt and of four steps more.  DEVICE: none, or the name of a ggml device, for example ZINC0.
+// TYPE: of the cache, for example f16.  Lines of one group should be equal; scripts/llama prints them as a table.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+enum { LEAST_TOKENS = 130 };  // the first call of a prompt in two has 100, and 40 at its end are removed
+
+struct Way {
+    const char *group, *name;
+    int ubatch = 512, threads = 1, slots = 1;
+    bool unified = true;  // slots share one stream of cells
+    bool other = false;   // another sequence was decoded first and left holes
+    int cut = 0;          // the prompt comes in two calls, the first of so many tokens
+    int again = 0;        // so many tokens at the end are removed and decoded once more
+    int shift = 0;        // positions move by so much before the steps, which rotates K in place
+    bool restore = false; // the sequence is saved, the cache cleared, the sequence restored
+};
+
+static const Way WAYS[] = {
+    {"prompt", "ubatch 512"},
+    {"prompt", "ubatch 64", 64},
+    {"prompt", "ubatch 16", 16},
+    {"prompt", "ubatch 1", 1},
+    {"prompt", "2 threads", 512, 2},
+    {"prompt", "2 threads, ubatch 64", 64, 2},
+    {"prompt", "after another sequence", 512, 1, 2, true, true},
+    {"prompt", "the same, in holes, ubatch 64", 64, 1, 2, true, true, 100},
+    {"prompt", "4 slots, one stream", 512, 1, 4, true},
+    {"prompt", "4 slots, separate streams", 512, 1, 4, false},
+    {"prompt", "4 slots, separate, after another", 64, 1, 4, false, true},
+    {"prompt", "in two calls", 512, 1, 1, true, false, 100},
+    {"prompt", "tail removed and decoded again", 512, 1, 1, true, false, 0, 40},
+    {"prompt", "tail again, in holes, 2 threads", 64, 2, 2, true, true, 100, 40},
+    {"prompt", "saved and restored", 512, 1, 1, true, false, 0, 0, 0, true},
+    {"prompt", "saved in holes and restored", 64, 1, 2, true, true, 100, 0, 0, true},
+    {"shifted", "ubatch 512", 512, 1, 1, true, false, 0, 0, 5},
+    {"shifted", "ubatch 16, 2 threads", 16, 2, 1, true, false, 0, 0, 5},
+    {"shifted", "in holes", 64, 1, 2, true, true, 100, 0, 5},
+};
+
+static uint64_t fold(uint64_t hash, const float *values, size_t n) {
+    const unsigned char *bytes = reinterpret_cast<const unsigned char *>(values);
+    for (size_t i = 0; i < n * sizeof(float); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+    return hash;
+}
+
+// Decodes tokens of one sequence; exits where llama.cpp refuses.
+class Decoder {
+  public:
+    Decoder(llama_context *context, const std::vector<llama_token> &tokens) : context_(context), tokens_(tokens) {}
+    void run(int sequence, int begin, int end) {
+        llama_batch batch = llama_batch_init(end - begin, 0, 1);
+        for (int i = begin; i < end; ++i) put(&batch, tokens_[size_t(i) % tokens_.size()], i, sequence, i + 1 == end);
+        finish(&batch);
+    }
+    void step(llama_token token, int position) {
+        llama_batch batch = llama_batch_init(1, 0, 1);
+        put(&batch, token, position, 0, true);
+        finish(&batch);
+    }
+
+  private:
+    static void put(llama_batch *batch, llama_token token, int position, int sequence, bool logits) {
+        int i = batch->n_tokens++;
+        batch->token[i] = token;
+        batch->pos[i] = position;
+        batch->n_seq_id[i] = 1;
+        batch->seq_id[i][0] = sequence;
+        batch->logits[i] = logits;
+    }
+    void finish(llama_batch *batch) {
+        if (llama_decode(context_, *batch)) {
+            std::fprintf(stderr, "llama_decode failed\n");
+            std::exit(1);
+        }
+        llama_batch_free(*batch);
+    }
+    llama_context *context_;
+    const std::vector<llama_token> &tokens_;
+};
+
+static void restore(llama_context *context) {
+    std::vector<uint8_t> state(llama_state_seq_get_size(context, 0));
+    llama_state_seq_get_data(context, state.data(), state.size(), 0);
+    llama_memory_clear(llama_get_memory(context), true);
+    if (!llama_state_seq_set_data(context, state.data(), state.size(), 0)) std::exit(1);
+}
+
+// The prompt as `way` says; logits of its last token are there afterwards.
+static void decode_prompt(llama_context *context, const Way &way, const std::vector<llama_token> &tokens) {
+    Decoder decoder(context, tokens);
+    llama_memory_t memory = llama_get_memory(context);
+    int n = int(tokens.size());
+    if (way.other) {
+        decoder.run(1, 0, 150);
+        for (int i = 0; i < 150; i += 5) llama_memory_seq_rm(memory, 1, i, i + 3);
+    }
+    if (way.cut) decoder.run(0, 0, way.cut);
+    if (way.cut && way.other) llama_memory_seq_rm(memory, 1, -1, -1);  // lower cells are free for the second part
+    decoder.run(0, way.cut, n);
+    if (way.again) {
+        llama_memory_seq_rm(memory, 0, n - way.again, -1);
+        decoder.run(0, n - way.again, n);
+    }
+}
+
+static void print_digest(llama_model *model, const Way &way, ggml_type type, const std::vector<llama_token> &tokens) {
+    llama_context_params parameters = llama_context_default_params();
+    parameters.n_ctx = uint32_t(2048 * (way.unified ? 1 : way.slots));
+    parameters.n_batch = 2048;
+    parameters.n_ubatch = uint32_t(way.ubatch);
+    parameters.n_threads = parameters.n_threads_batch = way.threads;
+    parameters.n_seq_max = uint32_t(way.slots);
+    parameters.kv_unified = way.unified;
+    parameters.type_k = parameters.type_v = type;
+    parameters.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    llama_context *context = llama_init_from_model(model, parameters);
+    if (!context) std::exit(1);
+    decode_prompt(context, way, tokens);
+    const size_t words = size_t(llama_vocab_n_tokens(llama_model_get_vocab(model)));
+    uint64_t hash = fold(14695981039346656037u, llama_get_logits_ith(context, -1), words);
+    std::vector<float> logits(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
+    if (way.shift) llama_memory_seq_add(llama_get_memory(context), 0, 0, -1, way.shift);
+    if (way.restore) restore(context);
+    std::string text;
+    for (int i = 0; i < 4; ++i) {
+        llama_token best = 0;
+        for (size_t j = 1; j < words; ++j) if (logits[j] > logits[size_t(best)]) best = llama_token(j);
+        Decoder(context, tokens).step(best, int(tokens.size()) + way.shift + i);
+        logits.assign(llama_get_logits_ith(context, -1), llama_get_logits_ith(context, -1) + words);
+        hash = fold(hash, logits.data(), words);
+    }
+    std::printf("%s\t%s\t%016llx\n", way.group, way.name, static_cast<unsigned long long>(hash));
+    std::fflush(stdout);
+    llama_free(context);
+}
+
+static std::vector<llama_token> prompt_of(const llama_model *model, size_t n) {
+    std::string text = "Once upon a time there was a sum whose last bit was decided by the order of its terms. ";
+    while (text.size() < 8 * n) text += "It was added from left to right, then from right to left, and " +
+                                       std::to_string(text.size()) + " people disagreed about what came out. ";
+    std::vector<llama_token> tokens(text.size());
+    int found = llama_tokenize(llama_model_get_vocab(model), text.c_str(), int(text.size()), tokens.data(),
+                               int(tokens.size()), true, true);
+    tokens.resize(std::min(n, size_t(found)));
+    return tokens;
+}
+
+static bool type_named(const char *name, ggml_type *type) {
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i)
+        if (ggml_type_name(ggml_type(i)) && !std::strcmp(ggml_type_name(ggml_type(i)), name)) return *type = ggml_type(i), true;
+    return false;
+}
+
+int main(int argc, char **argv) {
+    ggml_type type;
+    if (argc != 5 || !type_named(argv[3], &type) || std::atoi(argv[4]) < LEAST_TOKENS) {
+        std::fprintf(stderr, "digests MODEL DEVICE TYPE TOKENS, of these at least %d, for example: digests model.gguf ZINC0 f16 230\n",
+                     LEAST_TOKENS);
+        return 2;
+    }
+    auto log = [](ggml_log_level level, const char *line, void *) { if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(line, stderr); };
+    llama_log_set(log, nullptr);
+    ggml_backend_load_all();
+    llama_backend_init();
+    llama_model_params parameters = llama_model_default_params();
+    ggml_backend_dev_t devices[2] = {std::strcmp(argv[2], "none") ? ggml_backend_dev_by_name(argv[2]) : nullptr, nullptr};
+    if (std::strcmp(argv[2], "none") && !devices[0]) {
+        std::fprintf(stderr, "no device %s; is GGML_BACKEND_PATH the plug-in's file?\n", argv[2]);
+        return 1;
+    }
+    parameters.devices = devices;
+    parameters.n_gpu_layers = devices[0] ? 99 : 0;
+    llama_model *model = llama_model_load_from_file(argv[1], parameters);
+    if (!model) return 1;
+    const std::vector<llama_token> tokens = prompt_of(model, size_t(std::atoi(argv[4])));
+    for (const Way &way : WAYS) print_digest(model, way, type, tokens);
+    llama_model_free(model);
+    return 0;
+}

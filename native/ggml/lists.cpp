@@ -1,0 +1,90 @@
+#include "lists.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "cells.h"
+
+namespace zinc {
+
+constexpr uint16_t HIDDEN = 0xFC00, SIGN = 0x8000, EXPONENT = 0x7C00;
+
+float half_value(uint16_t bits) {
+    uint32_t sign = uint32_t(bits & SIGN) << 16, magnitude = bits & 0x7FFFu, word;
+    if (magnitude >= EXPONENT) {
+        word = sign | 0x7F800000u | (magnitude & 0x3FFu) << 13;
+    } else if (magnitude >= 0x400u) {
+        word = sign | ((magnitude << 13) + (112u << 23));
+    } else {  // zero and subnormal: an exact product
+        float value = float(magnitude) * 0x1p-24f;
+        std::memcpy(&word, &value, 4);
+        word |= sign;
+    }
+    float value;
+    std::memcpy(&value, &word, 4);
+    return value;
+}
+
+// The stream's cells in the order of writes, numbered within the operation.
+static std::vector<uint32_t> in_order(const std::vector<uint32_t> *order, const StreamMask &stream) {
+    std::vector<uint32_t> found;
+    if (!order) {
+        found.resize(stream.cells);
+        std::iota(found.begin(), found.end(), 0u);
+        return found;
+    }
+    found.reserve(stream.cells);
+    for (uint32_t cell : *order) {
+        if (cell == NO_CELL || cell < stream.written.first || (cell - stream.written.first) % stream.written.step) continue;
+        uint64_t number = (cell - stream.written.first) / stream.written.step;
+        if (number < stream.cells) found.push_back(uint32_t(number));
+    }
+    return found;
+}
+
+// Where `list` begins in `pages`: within the previous row's keys, which it may continue, or behind all others.
+static size_t place_list(const std::vector<uint32_t> &list, const RowKeys *previous, std::vector<uint32_t> *pages) {
+    size_t place = pages->size(), overlap = 0;
+    if (previous && previous->count && !list.empty()) {
+        auto begin = pages->begin() + std::ptrdiff_t(previous->begin), end = begin + std::ptrdiff_t(previous->count);
+        auto at = std::find(begin, end, list[0]);
+        size_t both = std::min(size_t(end - at), list.size());
+        if (both && (both == list.size() || end == pages->end()) && std::equal(at, at + std::ptrdiff_t(both), list.begin())) {
+            overlap = both;
+            place = size_t(at - pages->begin());
+        }
+    }
+    pages->insert(pages->end(), list.begin() + std::ptrdiff_t(overlap), list.end());
+    return place;
+}
+
+// The row's biases behind those of other rows, or NO_BIAS where all are zero.  keys: cells of the operation.
+static size_t place_bias(const uint16_t *mask, const std::vector<uint32_t> &keys, bool biased, std::vector<float> *bias) {
+    auto has_bias = [mask](uint32_t key) { return (mask[key] & ~SIGN) != 0; };
+    if (!mask || (!biased && std::none_of(keys.begin(), keys.end(), has_bias))) return NO_BIAS;
+    size_t place = bias->size();
+    for (uint32_t key : keys) bias->push_back(half_value(mask[key]));
+    return place;
+}
+
+bool add_stream(const std::vector<uint32_t> *order, const StreamMask &stream, bool biased, Lists *lists) {
+    const std::vector<uint32_t> candidates = in_order(order, stream);
+    std::vector<uint32_t> keys, list;
+    for (uint32_t row = 0; row < stream.rows; ++row) {
+        const uint16_t *mask = stream.mask ? stream.mask + row * stream.row_stride : nullptr;
+        keys.clear();
+        for (uint32_t key : candidates)
+            if (!mask || mask[key] != HIDDEN) keys.push_back(key);
+        for (uint32_t key : keys)
+            if (mask && (mask[key] & EXPONENT) == EXPONENT) return false;
+        list.resize(keys.size());
+        auto page_of = [&](uint32_t key) { return uint32_t(stream.pages.first + key * stream.pages.step); };
+        std::transform(keys.begin(), keys.end(), list.begin(), page_of);
+        size_t begin = place_list(list, row ? &lists->rows.back() : nullptr, &lists->pages);
+        lists->rows.push_back({begin, list.size(), place_bias(mask, keys, biased, &lists->bias)});
+    }
+    return true;
+}
+
+}  // namespace zinc

@@ -1,0 +1,149 @@
+#include "memory.h"
+
+#include <cstring>
+#include <new>
+
+namespace zinc {
+
+static RowMemory remembered;  // rows of caches that were read out; guarded by the device's mutex
+
+const ggml_tensor *root_of(const ggml_tensor *tensor) {
+    while (tensor->view_src) tensor = tensor->view_src;
+    return tensor;
+}
+
+// --- what rows were written ------------------------------------------------------------------------------------------
+
+WriteOrder *order_of(const ggml_tensor *root) {
+    Buffer *buffer = buffer_of(root);
+    if (!buffer) return nullptr;
+    auto found = buffer->orders.find(size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base)));
+    return found == buffer->orders.end() || found->second.cells() != size_t(ggml_nrows(root)) ? nullptr : &found->second;
+}
+
+WriteOrder *note_order(const ggml_tensor *root) {
+    Buffer *buffer = buffer_of(root);
+    if (!buffer || root->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return nullptr;
+    if (WriteOrder *known = order_of(root)) return known;
+    size_t offset = size_t(static_cast<char *>(root->data) - static_cast<char *>(buffer->memory.base));
+    buffer->orders.erase(offset);
+    return &buffer->orders.emplace(offset, WriteOrder(size_t(ggml_nrows(root)))).first->second;
+}
+
+// Rows of a root that lie wholly in bytes [begin, end) of it: fn(row, its bytes).
+template <typename Function>
+static void for_rows(const ggml_tensor *root, size_t begin, size_t end, Function fn) {
+    size_t bytes = ggml_row_size(root->type, root->ne[0]), rows = size_t(ggml_nrows(root));
+    for (size_t row = (begin + bytes - 1) / bytes; row < rows && (row + 1) * bytes <= end; ++row)
+        fn(uint32_t(row), static_cast<const char *>(root->data) + row * bytes, bytes);
+}
+
+// Rows that come from a file or another cache have the time at which they were written first, if it is known.
+static void note_set(const ggml_tensor *tensor, size_t offset, size_t size) {
+    const ggml_tensor *root = root_of(tensor);
+    size_t begin = size_t(static_cast<char *>(tensor->data) - static_cast<char *>(root->data)) + offset;
+    WriteOrder *order = ggml_is_contiguous(root) && tensor->buffer ? note_order(root) : nullptr;
+    if (!order) return;
+    for_rows(root, begin, begin + size, [&](uint32_t row, const char *data, size_t bytes) {
+        uint64_t stamp = remembered.find(data, bytes);
+        if (stamp) order->restore(row, stamp);
+        else order->write(row);
+    });
+}
+
+static void note_get(const ggml_tensor *tensor, size_t offset, size_t size) {
+    const ggml_tensor *root = root_of(tensor);
+    size_t begin = size_t(static_cast<char *>(tensor->data) - static_cast<char *>(root->data)) + offset;
+    WriteOrder *order = order_of(root);
+    if (!order) return;
+    for_rows(root, begin, begin + size, [&](uint32_t row, const char *data, size_t bytes) {
+        if (order->stamp(row)) remembered.keep(data, bytes, order->stamp(row));
+    });
+}
+
+// --- buffers ---------------------------------------------------------------------------------------------------------
+
+static Buffer *context_of(ggml_backend_buffer_t buffer) { return static_cast<Buffer *>(buffer->context); }
+
+static void free_buffer(ggml_backend_buffer_t buffer) {
+    Buffer *own = context_of(buffer);
+    {
+        std::lock_guard<std::mutex> lock(own->device->mutex);
+        own->device->release(&own->memory);
+    }
+    delete own;
+}
+
+static void *get_base(ggml_backend_buffer_t buffer) { return context_of(buffer)->memory.base; }
+
+static void memset_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+
+static void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+    std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
+    note_set(tensor, offset, size);
+}
+
+static void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor *tensor, void *data, size_t offset, size_t size) {
+    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+    std::lock_guard<std::mutex> lock(context_of(buffer)->device->mutex);
+    note_get(tensor, offset, size);
+}
+
+static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    Buffer *own = context_of(buffer);
+    std::memset(own->memory.base, value, own->memory.size);
+    std::lock_guard<std::mutex> lock(own->device->mutex);
+    own->orders.clear();
+}
+
+static ggml_backend_buffer_i buffer_functions() {
+    ggml_backend_buffer_i functions{};
+    functions.free_buffer = free_buffer;
+    functions.get_base = get_base;
+    functions.memset_tensor = memset_tensor;
+    functions.set_tensor = set_tensor;
+    functions.get_tensor = get_tensor;
+    functions.clear = clear;
+    return functions;
+}
+
+// --- the buffer type -------------------------------------------------------------------------------------------------
+
+static Device *device_of(ggml_backend_buffer_type_t type) { return static_cast<Device *>(type->context); }
+
+static const char *type_name(ggml_backend_buffer_type_t) { return "ZINC0"; }
+
+static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    Device *device = device_of(type);
+    Buffer *buffer = new (std::nothrow) Buffer{device, {}, {}};
+    std::unique_lock<std::mutex> lock(device->mutex);
+    if (buffer && device->allocate(size, &buffer->memory))
+        return ggml_backend_buffer_init(type, buffer_functions(), buffer, size);
+    delete buffer;
+    return nullptr;
+}
+
+static size_t get_alignment(ggml_backend_buffer_type_t type) { return device_of(type)->alignment; }
+static bool is_host(ggml_backend_buffer_type_t) { return true; }
+
+ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
+    static ggml_backend_buffer_type type{};
+    type.iface.get_name = type_name;
+    type.iface.alloc_buffer = alloc_buffer;
+    type.iface.get_alignment = get_alignment;
+    type.iface.is_host = is_host;
+    type.device = device;
+    type.context = device->context;
+    return &type;
+}
+
+Buffer *buffer_of(const ggml_tensor *tensor) {
+    const ggml_tensor *root = root_of(tensor);
+    bool own = root->buffer && root->buffer->buft && root->buffer->buft->iface.get_name == type_name;
+    return own && root->data ? context_of(root->buffer) : nullptr;
+}
+
+}  // namespace zinc

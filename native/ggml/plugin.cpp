@@ -1,0 +1,142 @@
+// The back end as ggml sees it: a registry of one device, which takes the KV cache and attention and declines all else.
+// llama.cpp then keeps the weights, and every other operation, on its CPU back end.
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "attention.h"
+#include "memory.h"
+#include "set_rows.h"
+
+#ifndef ZINC_GGML_VERSION
+#error "ZINC_GGML_VERSION: the ggml version of the headers, as ggml_version() gives it"
+#endif
+
+namespace zinc {
+
+static Device *device_of(ggml_backend_dev_t device) { return static_cast<Device *>(device->context); }
+
+// --- the backend: what runs a graph ----------------------------------------------------------------------------------
+
+static const char *backend_name(ggml_backend_t) { return "ZINC0"; }
+
+static void backend_free(ggml_backend_t backend) {
+    delete static_cast<Plan *>(backend->context);
+    delete backend;
+}
+
+static ggml_status compute_node(ggml_backend_t backend, ggml_tensor *node) {
+    switch (node->op) {
+        case GGML_OP_FLASH_ATTN_EXT:
+            return attend(device_of(backend->device), static_cast<Plan *>(backend->context), node);
+        case GGML_OP_SET_ROWS: return set_rows(node);
+        default: return GGML_STATUS_SUCCESS;  // views
+    }
+}
+
+static ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph *graph) try {
+    std::lock_guard<std::mutex> lock(device_of(backend->device)->mutex);
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_status status = compute_node(backend, ggml_graph_node(graph, i));
+        if (status != GGML_STATUS_SUCCESS) return status;
+    }
+    return GGML_STATUS_SUCCESS;
+} catch (const std::exception &error) {  // nothing passes through ggml's C frames
+    std::fprintf(stderr, "ggml-zinc: %s\n", error.what());
+    return GGML_STATUS_ALLOC_FAILED;
+}
+
+static ggml_backend_t init_backend(ggml_backend_dev_t device, const char *) {
+    static ggml_guid guid = {0x7a, 0x69, 0x6e, 0x63, 0x5f, 0x61, 0x74, 0x74, 0x6e, 0, 0, 0, 0, 0, 0, 1};
+    ggml_backend_i functions{};
+    functions.get_name = backend_name;
+    functions.free = backend_free;
+    functions.graph_compute = graph_compute;
+    return new ggml_backend{&guid, functions, device, new Plan};
+}
+
+// --- the device ------------------------------------------------------------------------------------------------------
+
+static const char *device_name(ggml_backend_dev_t) { return "ZINC0"; }
+static const char *device_description(ggml_backend_dev_t device) { return device_of(device)->name.c_str(); }
+static void device_memory(ggml_backend_dev_t device, size_t *free, size_t *total) { *free = *total = device_of(device)->total(); }
+// A GPU, whatever Vulkan calls it: only a GPU device is given the KV cache.
+static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+
+// No device_id: llama.cpp leaves one of two devices out that have the same.
+static void device_props(ggml_backend_dev_t device, ggml_backend_dev_props *props) {
+    std::memset(props, 0, sizeof *props);
+    props->name = device_name(device);
+    props->description = device_description(device);
+    props->type = device_type(device);
+    device_memory(device, &props->memory_free, &props->memory_total);
+    props->caps.mmap_support = true;
+}
+
+static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device) { return buffer_type(device); }
+
+static bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
+    switch (op->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE: return true;
+        case GGML_OP_SET_ROWS: return set_rows_supported(op);
+        case GGML_OP_FLASH_ATTN_EXT: return attention_supported(device_of(device), op);
+        default: return false;
+    }
+}
+
+// Any memory of the host's, so that masks and sinks need not be copied.
+static bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
+    return type == buffer_type(device) || ggml_backend_buft_is_host(type);
+}
+
+// --- the registry ----------------------------------------------------------------------------------------------------
+
+static ggml_backend_reg_t registry();
+
+static ggml_backend_dev_t the_device() {
+    static ggml_backend_device device{};
+    device.iface.get_name = device_name;
+    device.iface.get_description = device_description;
+    device.iface.get_memory = device_memory;
+    device.iface.get_type = device_type;
+    device.iface.get_props = device_props;
+    device.iface.init_backend = init_backend;
+    device.iface.get_buffer_type = device_buffer_type;
+    device.iface.get_host_buffer_type = device_buffer_type;  // the CPU's results then lie where attention reads them
+    device.iface.supports_op = supports_op;
+    device.iface.supports_buft = supports_buft;
+    device.reg = registry();
+    return &device;
+}
+
+static const char *registry_name(ggml_backend_reg_t) { return "ZINC"; }
+static size_t device_count(ggml_backend_reg_t) { return 1; }
+static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t) { return the_device(); }
+
+static ggml_backend_reg_t registry() {
+    static ggml_backend_reg found{};
+    found.api_version = GGML_BACKEND_API_VERSION;
+    found.iface.get_name = registry_name;
+    found.iface.get_device_count = device_count;
+    found.iface.get_device = get_device;
+    return &found;
+}
+
+}  // namespace zinc
+
+// ggml's own check of a number does not notice structs that change between versions, so only the version fits that the
+// headers were of.
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
+    if (std::strcmp(ggml_version(), ZINC_GGML_VERSION) != 0) {
+        std::fprintf(stderr, "ggml-zinc: built for ggml " ZINC_GGML_VERSION ", got ggml %s; build it for that version\n",
+                     ggml_version());
+        return nullptr;
+    }
+    ggml_backend_dev_t device = zinc::the_device();
+    if (!device->context) device->context = zinc::Device::open();
+    return device->context ? device->reg : nullptr;
+}

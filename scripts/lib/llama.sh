@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# Sourced after setup.sh. `prepare_llama` builds llama.cpp, out of the source archive of llama-cpp-python, and the back
+# end libggml-zinc.so for it, once; later starts build what was changed here. Sets ZINC_ATTN_LLAMA, the folder of both.
+
+llama=$cache/llama
+llama_version=0.3.36 # of llama-cpp-python: llama.cpp 0c1e57098, ggml 0.25.3
+llama_programs=(llama-server llama-perplexity llama-bench test-backend-ops test-state-restore-fragmented test-save-load-state)
+
+fetch_llama() {
+    local work
+    work=$(mktemp -d "$llama/fetch.XXXXXX")
+    (
+        trap 'rm -rf "$work"' EXIT
+        cd "$work" || exit
+        "$py" -m pip --disable-pip-version-check download --no-deps --no-binary :all: "llama-cpp-python==$llama_version" || exit
+        tar xzf llama_cpp_python-*.tar.gz && mv llama_cpp_python-*/vendor/llama.cpp "$llama/src"
+    )
+}
+# No kernels of llamafile and no OpenMP: with them products depend on the batch and on threads, see docs/llama.md.
+build_llama() {
+    cmake -S "$llama/src" -B "$llama/plain" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O2 -DNDEBUG" \
+        -DGGML_NATIVE=OFF -DGGML_LLAMAFILE=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \
+        -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF &&
+        nice -n 19 cmake --build "$llama/plain" -j "${LLAMA_JOBS:-2}" --target "${llama_programs[@]}" &&
+        touch "$llama/plain/.ready"
+}
+build_back_end() {
+    cmake -S "$root/native/ggml" -B "$llama/zinc" -DLLAMA="$llama/src" -DLLAMA_BUILD="$llama/plain" &&
+        cmake --build "$llama/zinc" && "$venv/bin/zinc-attn" export "$llama/zinc/kernels"
+}
+
+prepare_llama() {
+    mkdir -p "$llama" "$cache/logs"
+    [[ -d $llama/src ]] || step llama-fetch "fetching the source of llama.cpp (77 MB)" fetch_llama || exit 1
+    [[ -e $llama/plain/.ready ]] || step llama "building llama.cpp, which takes a while" build_llama || exit 1
+    step llama-zinc "building the back end" build_back_end || exit 1
+    export ZINC_ATTN_LLAMA=$llama
+}

@@ -1,0 +1,162 @@
+"""llama.cpp with the back end of native/ggml: its own tests, the oracle's bits, one model's logits, refusals.
+
+scripts/test --llama builds llama.cpp and the back end first, and runs these tests; no other run has them.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zinc_attn.reference import emulate
+
+pytestmark = pytest.mark.llama
+ROOT = Path(__file__).parents[2]
+LLAMA = Path(os.environ.get("ZINC_ATTN_LLAMA", "."))
+BIN = LLAMA / "plain" / "bin"
+MODEL = Path(os.environ.get("ZINC_ATTN_MODELS", ".")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+FLOATS = {"f32": np.float32, "f16": np.float16}
+
+
+def run(*command, library=LLAMA / "zinc" / "libggml-zinc.so", text=None, folder=None, **environment):
+    """A program of llama.cpp with the back end."""
+    environment = {**os.environ, "GGML_BACKEND_PATH": str(library), **environment}
+    told = [*map(str, command)]
+    return subprocess.run(told, capture_output=True, text=True, env=environment, input=text, cwd=folder)
+
+
+# --- ggml's own judge ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "chosen", "count"),
+    [
+        ("SET_ROWS", "type_dst=(f32|f16|bf16),", 125),
+        ("FLASH_ATTN_EXT", r"hsk=64,.*nb=(1|3),.*type_K=f16", 80),
+        ("FLASH_ATTN_EXT", r"hsk=(128|192|576),.*nb=32,.*max_bias=0\.0.*type_K=f16", 59),
+    ],
+)
+def test_backend_ops(operation, chosen, count):
+    done = run(BIN / "test-backend-ops", "test", "-b", "ZINC0", "-o", operation, "-p", chosen)
+    passed = re.search(r"(\d+)/(\d+) tests passed", done.stdout)
+    assert done.returncode == 0 and passed, done.stdout[-2000:]
+    assert passed[1] == passed[2] and int(passed[1]) >= count, passed[0]
+
+
+# --- the oracle's bits -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """The program that runs FLASH_ATTN_EXT over given bytes."""
+    built = tmp_path_factory.mktemp("llama") / "ggml_case"
+    include = (f"-I{LLAMA}/src/ggml/include", f"-L{BIN}", f"-Wl,-rpath,{BIN}")
+    source = ROOT / "tests" / "device" / "ggml_case.cpp"
+    subprocess.run(["c++", "-std=c++17", "-O1", source, "-o", built, *include, "-lggml", "-lggml-base"], check=True)
+    return built
+
+
+def drawn(rng, name):
+    """Values of a type, as float32, and their bytes."""
+    values = rng.standard_normal
+    if name == "bf16":
+        return lambda shape: (values(shape, dtype=np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return lambda shape: values(shape, dtype=np.float32).astype(FLOATS[name])
+
+
+def raw(array, name):
+    return (array.view(np.uint32) >> 16).astype(np.uint16).tobytes() if name == "bf16" else array.tobytes()
+
+
+def one_case(program, folder, rng, *, sizes, heads, streams, cells, rows, mask, sinks, cap, kinds, cells_first, latent):
+    """The device's results and the oracle's, (streams, rows, q_heads, v_dims); None where the device declines."""
+    (k_dims, v_dims), (kv_heads, group), room = sizes, heads, 2 * cells
+    q = rng.standard_normal((streams, rows, kv_heads * group, k_dims), dtype=np.float32)
+    k = drawn(rng, kinds[0])((streams, room, kv_heads, k_dims))
+    v = k[..., :v_dims] if latent else drawn(rng, kinds[1])((streams, room, kv_heads, v_dims))
+    bias = np.zeros((streams, rows, cells), np.float16)
+    if mask == "float":
+        bias[:] = rng.standard_normal(bias.shape)
+    bias[rng.random(bias.shape) < 0.3] = -np.inf
+    sink = rng.standard_normal(kv_heads * group, dtype=np.float32)
+
+    def laid(x):  # (streams, cells, heads, dims), or heads first
+        return np.ascontiguousarray(x if cells_first else x.swapaxes(1, 2))
+
+    file = folder / "case"
+    parts = [q.tobytes(), raw(laid(k), kinds[0]), b"" if latent else raw(laid(v), kinds[1])]
+    file.write_bytes(b"".join([*parts, bias.tobytes() if mask else b"", sink.tobytes() if sinks else b""]))
+    scale = float(np.float32(1 / np.sqrt(k_dims)))
+    numbers = (k_dims, v_dims, kv_heads, group, streams, cells, rows, int(bool(mask)), int(sinks), 0, cap, scale)
+    line = " ".join(map(str, ("ZINC0", file, *numbers, *kinds, int(cells_first), 1, int(latent))))
+    done = run(program, text=line)
+    if done.stdout.split() == ["declined"]:
+        return None
+    assert done.stdout.split() == ["done"], done.stdout + done.stderr
+    found = np.fromfile(f"{file}.out", np.float32).reshape(streams, rows, kv_heads * group, v_dims)
+    wanted = np.empty_like(found)
+    for s, row in np.ndindex(streams, rows):
+        seen = np.flatnonzero(~np.isinf(bias[s, row])) if mask else np.arange(cells)
+        added = bias[s, row, seen].astype(np.float32)[None] if mask == "float" else None
+        options = {"scale": scale, "softcap": cap or None, "sinks": sink if sinks else None, "mask": added}
+        wanted[s, row] = emulate(q[s, row], k[s, seen], v[s, seen], causal=False, **options)[0]
+    return found, wanted
+
+
+CASES = {
+    "decode": {"rows": 1, "cells": 700},
+    "prompt": {"rows": 33, "cells": 100},
+    "streams": {"streams": 3, "rows": 5},
+    "float mask": {"mask": "float", "rows": 4},
+    "no mask": {"mask": None, "rows": 3},
+    "sinks": {"sinks": True, "rows": 3},
+    "softcap": {"cap": 8.0, "rows": 3},
+    "heads first": {"cells_first": False, "rows": 3, "sinks": True},
+    "head size 256": {"sizes": (256, 256), "heads": (2, 8), "rows": 2},
+    "sizes apart": {"sizes": (192, 128), "heads": (2, 2), "rows": 2},
+    "latent": {"sizes": (576, 512), "heads": (1, 16), "latent": True, "rows": 2},
+    "one KV head": {"heads": (1, 7), "rows": 9, "mask": "float"},
+}
+
+
+@pytest.mark.parametrize("kinds", ["f16", "f32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_the_oracles(cases, tmp_path, rng, name, kinds):
+    plain = {"sizes": (64, 64), "heads": (3, 3), "streams": 1, "cells": 150, "rows": 1, "mask": "shown", "sinks": False}
+    chosen = {**plain, "cap": 0, "cells_first": True, "latent": False, **CASES[name]}
+    found, wanted = one_case(cases, tmp_path, rng, kinds=(kinds, kinds), **chosen)
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+# --- a model ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_logits_do_not_depend_on_how_the_prompt_came(tmp_path):
+    table = run(sys.executable, ROOT / "native" / "ggml" / "table.py", LLAMA / "zinc" / "digests", MODEL, "f16", 130)
+    assert table.returncode == 0, table.stdout + table.stderr
+
+
+@pytest.mark.parametrize("program", ["test-state-restore-fragmented", "test-save-load-state"])
+def test_states(program, tmp_path):
+    done = run(BIN / program, "-m", MODEL, "--device", "ZINC0", "-ngl", "99", "-fa", "on", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_another_version_of_ggml_is_refused_by_name(tmp_path):
+    other = ("cmake", "-S", ROOT / "native" / "ggml", "-B", tmp_path, "-DGGML_VERSION=0.25.2")
+    run(*other, f"-DLLAMA={LLAMA / 'src'}", f"-DLLAMA_BUILD={LLAMA / 'plain'}")
+    run("cmake", "--build", tmp_path, "--target", "ggml-zinc")
+    done = run(BIN / "test-backend-ops", "support", "-b", "ZINC0", library=tmp_path / "libggml-zinc.so")
+    assert "ggml-zinc: built for ggml 0.25.2, got ggml 0.25.3; build it for that version" in done.stderr
+
+
+def test_without_kernels_the_reason_is_said_and_llama_goes_on(tmp_path):
+    done = run(BIN / "test-backend-ops", "support", "-b", "ZINC0", ZINC_ATTN_KERNELS=str(tmp_path))
+    assert f"{tmp_path}/manifest.json: cannot be read" in done.stderr

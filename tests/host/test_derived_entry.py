@@ -1,0 +1,60 @@
+"""Shapes that no export has listed: the C library computes the package's numbers by the manifest's formulas."""
+
+import subprocess
+
+import pytest
+from c_host import COMPILER, NATIVE, STRICT, needs_compiler
+
+from zinc_attn.export import export, manifest
+from zinc_attn.shapes import AttnShape
+from zinc_attn.storage import STORAGE
+
+SHAPES = ("9/3/64", "16/2/256", "20/1/576/512/latent", "32/32/128", "71/1/64", "5/1/40", "32/8/192/128", "3/1/65/33")
+PLAIN = ("f16", "q8_0/q4_0", "f32/bf16", "iq4_nl/q5_1")
+SOURCES = ("derive", "formula", "manifest", "json", "sha256", "error", "rows", "blocks", "floats", "storage")
+
+
+def numbers(entry, path=""):
+    """Every number of an entry by its path, as the C program prints them."""
+    found = {}
+    for name, value in entry.items():
+        if isinstance(value, dict):
+            found |= numbers(value, f"{path}{name}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found[f"{path}{name}"] = value
+    return found
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    built = tmp_path_factory.mktemp("derived") / "derived_entry"
+    sources = [f"{NATIVE}/src/{name}.c" for name in SOURCES]
+    here = __file__.replace("test_derived_entry.py", "derived_entry.c")
+    subprocess.run([COMPILER, *STRICT, f"-I{NATIVE}/src", here, *sources, "-o", built, "-lm"], check=True)
+    return built
+
+
+@needs_compiler
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_the_numbers_are_those_of_the_export(program, tmp_path, page_size):
+    export(tmp_path)
+    names, lines, wanted = [name for name in STORAGE], [], []
+    order = ["f32", "f16", "bf16", "q8_0", "fp8_e4m3", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]  # of enum za_dtype
+    assert sorted(order) == sorted(names)
+    for text in SHAPES:
+        shape = AttnShape.parse(text)
+        for dtype in PLAIN if not shape.latent else ("f16", "q8_0"):
+            k, v = (dtype.split("/") * 2)[:2]
+            sizes = (shape.q_heads, shape.kv_heads, shape.head_dim, shape.v_head_dim, int(shape.latent))
+            lines.append(" ".join(map(str, (*sizes, 1 + order.index(k), 1 + order.index(v)))))
+            wanted.append(manifest([shape], dtype=dtype, page_size=page_size)["shapes"][0])
+    done = subprocess.run([program, tmp_path, str(page_size)], input="\n".join(lines), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [dict(line.split() for line in block.splitlines()) for block in done.stdout.strip().split("\n\n")]
+    for line, got, entry in zip(lines, found, wanted, strict=True):
+        assert int(got["page_size"]) == page_size and int(got["compute_units"]) == entry["compute_units"]
+        for name, value in numbers({"sizes": entry["sizes"]}).items():
+            assert got[name] == str(value), (line, name)
+        for kind, values in entry["kinds"].items():
+            for name, value in numbers(values["specialization"], f"kinds.{kind}.specialization.").items():
+                assert got[name] == str(value), (line, name)

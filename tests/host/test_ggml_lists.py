@@ -1,0 +1,128 @@
+"""The ggml back end's order of keys, without ggml and without a device: write order, restored rows, lists of rows."""
+
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from c_host import NATIVE
+
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (package g++)")
+HIDDEN = 0xFC00
+SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """Ask the program for lines; their answers."""
+    program = tmp_path_factory.mktemp("ggml") / "lists"
+    sources = [
+        NATIVE / "ggml" / "cells.cpp",
+        NATIVE / "ggml" / "lists.cpp",
+        __file__.replace("test_ggml_lists.py", "ggml_lists.cpp"),
+    ]
+    flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *SANITIZE, f"-I{NATIVE / 'ggml'}")
+    subprocess.run([COMPILER, *flags, *sources, "-o", program], check=True)
+
+    def asked(*lines):
+        done = subprocess.run([program], input="\n".join(lines), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return asked
+
+
+def test_cells_are_in_the_order_of_their_last_write(ask, rng):
+    lines, wanted = [], []
+    for cells, writes in ((1, 0), (5, 3), (7, 400), (64, 64), (64, 1000)):
+        chosen = rng.integers(0, cells, writes)
+        lines.append(f"order {cells} " + " ".join(map(str, chosen)))
+        last = {int(cell): i for i, cell in enumerate(chosen)}
+        wanted.append(sorted(range(cells), key=lambda cell, last=last: (last.get(cell, -1), cell)))
+    assert [[int(x) for x in line.split()] for line in ask(*lines)] == wanted
+
+
+def test_restored_rows_keep_the_order_in_which_they_were_written(ask):
+    # rows 10, 11, 12 are written to cells 6, 7, 1 and read out; cell 5 is written; then they are put back in another
+    # order to 2, 4, 3, and cell 0 is written
+    (answer,) = ask("memory 8 w6 w7 w1 k6:10 k7:11 k1:12 w5 r2:12 r4:11 r3:10 w0")
+    assert answer.split() == ["3", "6", "4", "7", "1", "2", "5", "0"]
+
+
+def rows_of(answer):
+    """Each row's pages and biases, and the words that the pages of all take."""
+    head, pages, bias = answer.split("|")
+    pages, bias = pages.split(), bias.split()
+    found = []
+    for row in head.split():
+        begin, count, at = map(int, row.split(","))
+        found.append(
+            ([int(x) for x in pages[begin : begin + count]], at < 0 or [float(x) for x in bias[at : at + count]])
+        )
+    return found, len(pages)
+
+
+def line_of(mask, order, biased=0, written=(0, 1), pages=(0, 1)):
+    rows, cells = mask.shape
+    words = mask.astype(np.float16).view(np.uint16).reshape(-1)
+    numbers = (rows, cells, biased, *written, *pages, len(order), *order, *words)
+    return "lists " + " ".join(map(str, numbers))
+
+
+def test_hidden_cells_take_no_place_and_rows_of_a_prompt_share_words(ask, rng):
+    cells = 40
+    order = rng.permutation(cells)
+    mask = np.full((9, cells), -np.inf)
+    for row in range(9):
+        mask[row, order[: 20 + row]] = 0
+    (answer,) = ask(line_of(mask, order, written=(0, 1), pages=(100, 3)))
+    found, words = rows_of(answer)
+    assert [pages for pages, _ in found] == [[100 + 3 * int(cell) for cell in order[: 20 + row]] for row in range(9)]
+    assert all(bias is True for _, bias in found) and words == 28
+
+
+def test_a_window_shares_words_and_other_rows_do_not(ask, rng):
+    mask = np.full((5, 16), -np.inf)
+    for row in range(5):
+        mask[row, row : row + 6] = 0
+    window, words = rows_of(ask(line_of(mask, range(16)))[0])
+    assert [pages for pages, _ in window] == [list(range(row, row + 6)) for row in range(5)] and words == 10
+    mask = np.where(rng.random((5, 16)) < 0.5, 0.0, -np.inf)
+    found, _ = rows_of(ask(line_of(mask, range(16)))[0])
+    assert [pages for pages, _ in found] == [np.flatnonzero(row == 0).tolist() for row in mask]
+
+
+def test_biases_are_those_of_the_visible_keys_by_rank(ask, rng):
+    order = rng.permutation(30)
+    mask = rng.standard_normal((4, 30)).astype(np.float16)
+    mask[rng.random((4, 30)) < 0.3] = -np.inf
+    mask[1, :] = np.where(np.isinf(mask[1]), mask[1], 0)
+    mask[2, :2] = 6e-8, -1.2e-7  # subnormal
+    for biased in (0, 1):
+        found, _ = rows_of(ask(line_of(mask, order, biased))[0])
+        for i, (pages, bias) in enumerate(found):
+            seen = [cell for cell in order if not np.isinf(mask[i, cell])]
+            assert pages == seen
+            assert bias is True if i == 1 and not biased else bias == [float(mask[i, cell]) for cell in seen]
+
+
+def test_cells_of_another_stream_are_not_seen_and_steps_are_kept(ask):
+    order = [9, 4, 12, 0, 8, 6, 10, 5]  # cells 4, 6, 8, 10 are cells 0 to 3 of the operation
+    found, _ = rows_of(ask(line_of(np.zeros((1, 4)), order, written=(4, 2), pages=(7, 1)))[0])
+    assert found[0][0] == [7, 9, 8, 10]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_masks_without_numbers_are_refused(ask, value):
+    mask = np.zeros((2, 5))
+    mask[1, 3] = value
+    assert ask(line_of(mask, range(5))) == ["refused"]
+
+
+def test_a_row_may_see_nothing(ask):
+    mask = np.full((3, 5), -np.inf)
+    mask[1, 2] = 0
+    found, _ = rows_of(ask(line_of(mask, range(5)))[0])
+    assert [pages for pages, _ in found] == [[], [2], []]
