@@ -32,7 +32,8 @@ void unpack_v(uint slice, uint ahead, uint to) {
             Block block = v_blocks[ahead];
             uint fifth = block.fifth >> ((slice * SLICE + at * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
             if (SLICE < WORD_VALUES) {  // several lanes share the word
-                word >>= slice * SLICE % WORD_VALUES * V_BITS;
+                uint first = slice * SLICE % WORD_VALUES;
+                word >>= V_HALVED ? 8u * (first & 3u) + (first & 4u) : first * V_BITS;
             }
             v[to + i] = vec2(masked(V_STORAGE, word, j, fifth, block), masked(V_STORAGE, word, j + 1u, fifth, block));
         } else {
