@@ -3,11 +3,10 @@
 // minimum, 32 fifth bits, then the values, of types of 4 bits value i in the low half of byte i, i + 16 in the high half.
 //
 // Words of values are as in tiles, but for types of 4 bits: of a word of 8 dimensions the low half of byte i is
-// dimension i, and the high half is dimension i + 4 (halved).  No word that has no byte of a row's values is read.
+// dimension i, and the high half is dimension i + 4.  No word that has no byte of a row's values is read.
 // `v` is known to the compiler: V's buffer, or K's.
 
 const bool NHD = K_STRIDE != 0u;
-const bool V_HALVED = NHD && V_BITS == 4u;
 // Pairs of bytes of a block, of which those before the values; what rows are counted in, too.
 const uint K_BLOCK_PAIRS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
 const uint V_BLOCK_PAIRS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
@@ -111,6 +110,20 @@ uvec4 v_row_words(uint row, uint at, uint words) {
         }
     }
     return w;
+}
+
+// Of V, dimensions dim ... dim + SLICE - 1, which are less than a word, as the first values of one.
+uint v_row_part(uint row, uint dim) {
+    uint begin = row * (V_STRIDE / 2u), in_block = dim % BLOCK, last = (V_SIZE * V_BITS - 1u) / 16u;
+    if (V_HALVES == 0u) {
+        return pair_at(true, begin + min(dim * V_BITS / 16u, last));
+    }
+    begin += values_at(true, dim / BLOCK);
+    if (V_BITS == 8u) {
+        return pair_at(true, begin + in_block / 2u);
+    }
+    uint at = begin + in_block % 16u / 2u;
+    return (SLICE == 2u ? pair_at(true, at) : word_at(true, at)) >> (in_block / 16u * 4u) & 0x0F0F0F0Fu;
 }
 
 // The word of a block's float16 numbers, the first of them in its low half, and its fifth bits.
