@@ -403,7 +403,7 @@ class Machine(RuleBasedStateMachine):
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
         q = self.manager.tensor_t(np.zeros(3 * 64, np.float32))
-        new = [self.manager.tensor_t(np.zeros(world.cache.row_words, np.uint32)) for _ in range(LAYERS)]
+        new = [self.manager.tensor_t(np.zeros(world.cache.layout.row_words, np.uint32)) for _ in range(LAYERS)]
         sequence = self.manager.sequence()
         sequence.record(kp.OpTensorSyncDevice([q, *new]))
         first, *later = calls = [called.record(sequence, q, model.sequence, i, new[i]) for i in range(LAYERS)]
@@ -412,7 +412,8 @@ class Machine(RuleBasedStateMachine):
             q.data()[:] = (query := self.queries(1)).reshape(-1)
             for tensor, (*given, _) in zip(new, rows_of, strict=True):
                 k, v = (rows.stored_values("k", x, world.dtype)[0] for x in given)
-                tensor.data()[:] = rows.encode(k, v, SHAPE, world.dtype).reshape(-1)
+                words = world.cache.layout.to_device(rows.encode(k, v, SHAPE, world.dtype))
+                tensor.data()[:] = words.reshape(-1)
             cause = fault if at == which % steps else None
 
             def call(cause: Any = cause) -> bool:

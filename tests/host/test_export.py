@@ -272,6 +272,7 @@ def recorded(plan, scoring):
         info=GPU,
     )
     kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
+    kv.strides, kv.header = TILES, {}
     with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing
         RecordedCall(kv, plan, scoring=scoring)
     words = log.words

@@ -18,6 +18,8 @@ from .rows import Words, row_parts
 def from_rows(words: Words, shape: AttnShape, dtype: str, strides: Strides) -> Words:
     """(n, kv_heads, words) of ``rows.encode`` as rows of these strides."""
     out = np.zeros((*words.shape[:2], strided_format(strides, shape.latent).words), np.uint32)
+    if not len(words):
+        return out
     k_values, v_values, k_shared, v_shared = row_parts(words, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_words = -(-strides[0] // 4)
@@ -30,6 +32,8 @@ def from_rows(words: Words, shape: AttnShape, dtype: str, strides: Strides) -> W
 def to_rows(words: Words, shape: AttnShape, dtype: str, strides: Strides) -> Words:
     """The inverse of ``from_rows``."""
     out = np.zeros((*words.shape[:2], row_format(shape, dtype).words), np.uint32)
+    if not len(words):
+        return out
     k_values, v_values, k_shared, v_shared = row_parts(out, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_words = -(-strides[0] // 4)

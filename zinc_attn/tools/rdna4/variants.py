@@ -13,7 +13,7 @@ from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import merge_workgroup_size, shared_rows
 from ...limits import WAVE
 from ...runtime.device import SPIRV
-from ...shapes import AttnShape, row_strides
+from ...shapes import TILES, AttnShape, row_strides
 from ...storage import STORAGE
 from ..cost.cards import RDNA4_UNITS, TILE
 
@@ -87,9 +87,10 @@ class Spec:
         if self.build is None:
             return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
         common = self.build, "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
-        more = {"strides": row_strides(shape, dtype)} if self.cells else {}
-        fused = int(self.fused)
-        return AttendVariant(shape, dtype, *common, rows=self.rows, heads=shape.group, fused=fused, **more).program()
+        strides = row_strides(shape, dtype) if self.cells else TILES
+        return AttendVariant(
+            shape, dtype, *common, strides=strides, rows=self.rows, heads=shape.group, fused=int(self.fused)
+        ).program()
 
     @property
     def waves(self) -> int:
