@@ -14,7 +14,7 @@ from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache import blocks, mover, mover, rows
+from zinc_attn.cache import blocks, mover, rows
 from zinc_attn.cache.device_encoding import LEAST_ROWS, encodes_on_device
 from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
