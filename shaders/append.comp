@@ -13,6 +13,8 @@ layout(constant_id = APPEND_SPEC_K_SCALES) const uint K_SCALES = 0u;        // o
 layout(constant_id = APPEND_SPEC_V_SCALES) const uint V_SCALES = 0u;        // of V
 layout(constant_id = APPEND_SPEC_CHUNK_WORDS) const uint CHUNK_WORDS = 4u;  // words of 8 dimensions
 layout(constant_id = APPEND_SPEC_TILE) const uint TILE = 64u;
+layout(constant_id = APPEND_SPEC_K_STRIDE) const uint K_STRIDE = 0u;  // bytes from a row of K to the next; 0: tiles
+layout(constant_id = APPEND_SPEC_V_STRIDE) const uint V_STRIDE = 0u;
 layout(constant_id = APPEND_SPEC_GATHER) const uint GATHER = 0u;            // 1: from the cache to the rows
 
 // Words of a tile, filled up to whole pieces of 16 bytes.
@@ -21,23 +23,62 @@ const uint V_TILE_WORDS = (TILE * (V_VALUES + V_SCALES) + 3u) / 4u * 4u;
 
 layout(set = 0, binding = APPEND_BIND_WORK, std430) restrict readonly buffer Work { uint work[]; };
 layout(set = 0, binding = APPEND_BIND_ROWS, std430) restrict buffer Rows { uint rows[]; };
-layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k[]; };
-layout(set = 0, binding = APPEND_BIND_V, std430) restrict buffer V { uint v[]; };
+layout(set = 0, binding = APPEND_BIND_K, std430) restrict buffer K { uint k_words[]; };
+layout(set = 0, binding = APPEND_BIND_V, std430) restrict buffer V { uint v_words[]; };
 
 // Move one word between the cache's K (or V) and the row tensor.
 void move_k(uint in_cache, uint in_row) {
     if (GATHER != 0u) {
-        rows[in_row] = k[in_cache];
+        rows[in_row] = k_words[in_cache];
     } else {
-        k[in_cache] = rows[in_row];
+        k_words[in_cache] = rows[in_row];
     }
 }
 
 void move_v(uint in_cache, uint in_row) {
     if (GATHER != 0u) {
-        rows[in_row] = v[in_cache];
+        rows[in_row] = v_words[in_cache];
     } else {
-        v[in_cache] = rows[in_row];
+        v_words[in_cache] = rows[in_row];
+    }
+}
+
+uint cached(bool v, uint at) {
+    if (v) {
+        return v_words[at];
+    }
+    return k_words[at];
+}
+
+// The same for a word of a row that begins at pair of bytes `begin` of the cache.  Where a row is no whole number of words,
+// two of them may share one: each sets its own half.
+void move_part(bool v, uint begin, uint bytes, uint i, uint in_row) {
+    if (bytes % 4u == 0u) {
+        if (v) {
+            move_v(begin / 2u + i, in_row);
+        } else {
+            move_k(begin / 2u + i, in_row);
+        }
+        return;
+    }
+    uint found = 0u;
+    for (uint half_word = 0u; half_word < min(bytes / 2u - 2u * i, 2u); ++half_word) {
+        uint at = begin + 2u * i + half_word, shift = 16u * (at & 1u);
+        if (GATHER != 0u) {
+            found |= (cached(v, at >> 1u) >> shift & 0xFFFFu) << (16u * half_word);
+            continue;
+        }
+        uint keep = 0xFFFF0000u >> shift, bits = bitfieldExtract(rows[in_row], int(16u * half_word), 16) << shift;
+        if (v) {
+            atomicAnd(v_words[at >> 1u], keep);
+            atomicOr(v_words[at >> 1u], bits);
+        } else {
+            atomicAnd(k_words[at >> 1u], keep);
+            atomicOr(k_words[at >> 1u], bits);
+        }
+    }
+    if (GATHER != 0u) {
+        rows[in_row] = found;
     }
 }
 
@@ -55,6 +96,17 @@ void main() {
     uint k_tile = number * K_TILE_WORDS, v_tile = number * V_TILE_WORDS;
     uint row_head = gl_WorkGroupID.x * work[HEADER_ROW_KV_HEADS] + work[HEADER_KV_FIRST] + gl_WorkGroupID.y;
     uint row = row_head * (K_VALUES + V_VALUES + K_SCALES + V_SCALES);
+    if (K_STRIDE != 0u) {
+        uint slot = (page * work[HEADER_PAGE_TILES] + in_page) * TILE + position;
+        uint at = slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS];
+        for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
+            move_part(false, at * (K_STRIDE / 2u), K_STRIDE, i, row + i);
+        }
+        for (uint i = gl_LocalInvocationID.x; i < V_VALUES; i += WAVE) {
+            move_part(true, at * (V_STRIDE / 2u), V_STRIDE, i, row + K_VALUES + i);
+        }
+        return;
+    }
     for (uint i = gl_LocalInvocationID.x; i < K_VALUES; i += WAVE) {
         uint chunk = i / CHUNK_WORDS;
         move_k(k_tile + (chunk * TILE + position) * CHUNK_WORDS + i % CHUNK_WORDS, row + i);

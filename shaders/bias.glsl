@@ -1,11 +1,12 @@
 // From dot products to scores, in log2 units: scale, softcap, then what is added: ALiBi's slope * -|key - row| (one
-// product, one sum), then a mask's value (the same).  A mask hides a key by minus infinity; the score of a hidden key
-// is EMPTY_M, as that of an absent one.
+// product, one sum), then a mask's value, times the head's slope where MASK is 2 (the same).  A mask hides a key by minus
+// infinity; the score of a hidden key is EMPTY_M, as that of an absent one.
 
 #include "softcap.glsl"
 
 // s: the scores of two keys, at these positions.
 vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
+    float factor = MASK == 2u ? uintBitsToFloat(work[work[HEADER_MASK_SLOPE_TABLE] + head]) : LOG2E;
     uint record = work[HEADER_ROW_TABLE] + row * ROW_WORDS;
     if (ALIBI != 0u) {
         float slope = uintBitsToFloat(work[work[HEADER_ALIBI_TABLE] + head]);
@@ -17,7 +18,7 @@ vec2 biased(uint row, uint head, uvec2 position, vec2 s) {
     for (uint i = 0u; MASK != 0u && i < 2u; ++i) {
         if (position[i] >= work[record + ROW_MASK_BEGIN] && position[i] < work[record + ROW_MASK_END]) {
             uint word = work[work[record + ROW_MASK] + position[i] - work[record + ROW_MASK_BEGIN]];
-            precise float bias = uintBitsToFloat(word) * LOG2E;
+            precise float bias = uintBitsToFloat(word) * factor;
             precise float sum = s[i] + bias;
             s[i] = word == HIDDEN ? EMPTY_M : sum;
         }

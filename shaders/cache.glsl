@@ -5,6 +5,7 @@
 //   V: (TILE, V_DIM), so that neighboring lanes (slices of dimensions) do.
 //   Types with blocks: behind these values what the blocks share, K (K_SCALES, TILE) words, V (TILE, V_SCALES) words:
 //   of all blocks the scales, two a word, or scale and minimum in a word, then the words of fifth bits.
+//   With strides K and V lie as rows instead (NHD, see rows.glsl); `where` is a row then.
 //   With LATENT there is no V: a slice of a value row lies in the chunks of K, whose pieces of neighboring keys touch.
 // A buffer has one name per load width.  Branches on K_STORAGE and V_STORAGE are decided when the pipeline is made.
 
@@ -19,6 +20,8 @@ layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V1 { uint v_wor
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V2 { uvec2 v_words2[]; };
 layout(set = 0, binding = ATTEND_BIND_V, std430) readonly buffer V4 { uvec4 v_words4[]; };
 
+#include "rows.glsl"
+
 vec2 head_scales = vec2(1.0);  // fp8_e4m3: of the workgroup's KV head, K's and V's
 
 // To head_scales, where a type has them.
@@ -32,12 +35,16 @@ void find_head_scales() {
     }
 }
 
-// Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it).
+// Where key `key` of a leaf lies, for the workgroup's KV head: (tile, position in it), or, with NHD, (row, 0).
 uvec2 locate(Item item, Leaf leaf, uint key) {
     uint token = leaf.index * KEYS_PER_LEAF + key;
     uint tile = TILE == KEYS_PER_LEAF ? leaf.index : token / TILE;
     uint shift = work[HEADER_PAGE_SHIFT];
     uint page = work[HEADER_FIRST_PAGE] + work[item.page_table + (tile >> shift)];
+    if (NHD) {
+        uint slot = (page * work[HEADER_PAGE_TILES] + (tile & ((1u << shift) - 1u))) * TILE + token % TILE;
+        return uvec2(slot * work[HEADER_TOKEN_ROWS] + gl_WorkGroupID.y * work[HEADER_HEAD_ROWS], 0u);
+    }
     uint first = (page * work[HEADER_KV_HEADS] + gl_WorkGroupID.y) * work[HEADER_PAGE_TILES];
     return uvec2(first + (tile & ((1u << shift) - 1u)), TILE == KEYS_PER_LEAF ? key : token % TILE);
 }
@@ -45,6 +52,9 @@ uvec2 locate(Item item, Leaf leaf, uint key) {
 // The words of a chunk of K, at most four of them; float32 has a second part.
 uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
     uint at = chunk * TILE + where.y;
+    if (NHD) {
+        return k_row_chunk(where.x, chunk, part);
+    }
     // What all lanes have in common comes first in a sum: its last step and the index's shift are one instruction then.
     if (CHUNK_WORDS == 1u) {
         return uvec4(k_words1[where.x * K_TILE_WORDS + chunk * TILE + where.y], 0u, 0u, 0u);
@@ -60,6 +70,9 @@ uvec4 k_chunk(uvec2 where, uint chunk, uint part) {
 
 // `words` (1, 2 or 4) words of a value row from word `at`, in one load.
 uvec4 v_words(uvec2 where, uint at, uint words) {
+    if (NHD) {
+        return v_row_words(where.x, at, words);
+    }
     uint first = where.x * V_TILE_WORDS + where.y * V_VALUES + at;
     if (LATENT == 1u) {
         first = where.x * K_TILE_WORDS + (at / CHUNK_WORDS * TILE + where.y) * CHUNK_WORDS + at % CHUNK_WORDS;

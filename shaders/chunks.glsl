@@ -27,10 +27,10 @@ bvec2 present(Leaf leaf, uint g) {
     return bvec2(a >= leaf.begin && a < leaf.count, b >= leaf.begin && b < leaf.count);
 }
 
-// To key0 and key1.  Absent keys read a place that exists: their own slot of the tile, or, in small tiles, the last
-// key's.
+// To key0 and key1.  Absent keys read a place that exists: their own slot of the tile, or, in small tiles and in
+// rows, the last key's.
 void find_keys(Item item, Leaf leaf) {
-    uint last = TILE == KEYS_PER_LEAF ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
+    uint last = TILE == KEYS_PER_LEAF && !NHD ? KEYS_PER_LEAF - 1u : max(leaf.count, 1u) - 1u;
     for (uint i = 0u; i < KEY_PAIRS; ++i) {
         key0[i] = locate(item, leaf, min(key_of(2u * i), last));
         key1[i] = locate(item, leaf, min(key_of(2u * i + 1u), last));

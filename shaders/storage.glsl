@@ -28,7 +28,7 @@ vec2 both_halves(uint w) {
     return CHUNKS_AHEAD > 1u ? max(x, vec2(EMPTY_M)) : x;
 }
 
-// A block from the word of its float16 numbers (one of two blocks, or its own) and its fifth bits.  Types without blocks
+// A block from the word of its float16 numbers (number `block` mod 2, or both) and its fifth bits.  Types without blocks
 // have the scale of the head, which is 1 but for fp8_e4m3.
 Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth) {
     if (halves == 0u) {
@@ -43,12 +43,20 @@ Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth)
 
 // Block `block` of a K row, and of a V row.
 Block k_block(uvec2 where, uint block) {
+    if (NHD && K_HALVES > 0u) {
+        uint fifth = K_FIFTH == 0u ? 0u : row_fifth_bits(false, where.x, block);
+        return block_of(K_HALVES, head_scales.x, 0u, row_block_word(false, where.x, block), fifth);
+    }
     uint word = K_HALVES == 0u ? 0u : k_shared_word(where, block * K_HALVES / 2u);
     uint fifth = K_FIFTH == 0u ? 0u : k_shared_word(where, K_PAIRED + block);
     return block_of(K_HALVES, head_scales.x, block, word, fifth);
 }
 
 Block v_block(uvec2 where, uint block) {
+    if (NHD && V_HALVES > 0u) {
+        uint fifth = V_FIFTH == 0u ? 0u : row_fifth_bits(true, where.x, block);
+        return block_of(V_HALVES, head_scales.y, 0u, row_block_word(true, where.x, block), fifth);
+    }
     uint word = V_HALVES == 0u ? 0u : v_shared_word(where, block * V_HALVES / 2u);
     uint fifth = V_FIFTH == 0u ? 0u : v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
     return block_of(V_HALVES, head_scales.y, block, word, fifth);
@@ -76,7 +84,8 @@ vec2 quantized(uint storage, uint w, uint i, uint fifth, Block block) {
         x = vec2(bitfieldExtract(int(w), int(16u * i), 8), bitfieldExtract(int(w), int(16u * i + 8u), 8)) * block.scale;
         return x;
     }
-    uvec2 q = uvec2(bitfieldExtract(w, int(8u * i), 4), bitfieldExtract(w, int(8u * i + 4u), 4));
+    uint at = NHD ? 16u * (i & 1u) + 4u * (i >> 1u) : 8u * i;
+    uvec2 q = uvec2(bitfieldExtract(w, int(at), 4), bitfieldExtract(w, int(at + (NHD ? 8u : 4u)), 4));
     if (storage == STORAGE_IQ4_NL) {
         x = vec2(iq4_nl(q.x), iq4_nl(q.y)) * block.scale;
         return x;

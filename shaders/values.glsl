@@ -3,6 +3,7 @@
 // KEYS_AHEAD value rows are in flight as stored words, and one of them is in use as floats.
 
 const uint WORD_VALUES = 2u * WORD_PAIRS;
+const bool V_IN_PART = NHD && SLICE < WORD_VALUES;  // a slice is loaded without the rest of its word
 vec2 v[LANE_PAIRS];  // the row in use
 uvec4 v_raw[KEYS_AHEAD * LANE_SLICES * SLICE_LOADS];
 Block v_blocks[KEYS_AHEAD * LANE_SLICES];  // of types that have blocks
@@ -13,6 +14,10 @@ void load_v(uvec2 where, uint slice, uint ahead) {
         v_blocks[ahead] = v_block(where, slice * SLICE / BLOCK);
     }
     for (uint i = 0u; i < SLICE_LOADS; ++i) {
+        if (V_IN_PART) {
+            v_raw[ahead * SLICE_LOADS] = uvec4(v_row_part(where.x, slice * SLICE), 0u, 0u, 0u);
+            continue;
+        }
         v_raw[ahead * SLICE_LOADS + i] = v_words(where, slice * SLICE * V_BITS / 32u + LOAD_WORDS * i, LOAD_WORDS);
     }
 }
@@ -31,12 +36,12 @@ void unpack_v(uint slice, uint ahead, uint to) {
         } else if (V_MASKED) {
             Block block = v_blocks[ahead];
             uint fifth = block.fifth >> ((slice * SLICE + at * WORD_VALUES) % BLOCK), j = 2u * i % WORD_VALUES;
-            if (SLICE < WORD_VALUES) {  // several lanes share the word
+            if (SLICE < WORD_VALUES && !V_IN_PART) {  // several lanes share the word
                 word >>= slice * SLICE % WORD_VALUES * V_BITS;
             }
             v[to + i] = vec2(masked(V_STORAGE, word, j, fifth, block), masked(V_STORAGE, word, j + 1u, fifth, block));
         } else {
-            uint pair = (PAIRS < WORD_PAIRS ? slice * PAIRS + i : i) % WORD_PAIRS;
+            uint pair = (PAIRS < WORD_PAIRS && !V_IN_PART ? slice * PAIRS + i : i) % WORD_PAIRS;
             uint fifth = v_blocks[ahead].fifth >> ((slice * SLICE + 2u * i) % BLOCK);
             v[to + i] = quantized(V_STORAGE, word, pair, fifth, v_blocks[ahead]);
         }

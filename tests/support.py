@@ -14,9 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 import zinc_attn as za
+from zinc_attn.cache import blocks, encoded
+from zinc_attn.checks import BFLOAT16
 from zinc_attn.kernels.matrix import MatrixFacts
 from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.protocol import DeviceInfo
+from zinc_attn.storage import STORAGE
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
 
 FULL = os.environ.get("ZINC_ATTN_TEST_FULL") == "1"
@@ -97,6 +100,15 @@ def make_inputs(shape: za.AttnShape, context: int, dtype: str, kind: str = "norm
         k[:] = 0
     stored = np.float16 if dtype == "f16" else np.float32
     return q, k.astype(stored), v.astype(stored)
+
+
+def row_bytes(x: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
+    """(tokens, kv_heads, bytes) of values of a storage type: ggml's blocks, or the values, rounded."""
+    kind = STORAGE[name]
+    if kind.halves:
+        return encoded.to_blocks(*blocks.quantize(blocks.in_blocks(x), kind), kind).reshape(*x.shape[:2], -1)
+    dtypes = {"f32": np.float32, "f16": np.float16, "bf16": BFLOAT16, "fp8_e4m3": blocks.FP8}
+    return np.ascontiguousarray(x.astype(dtypes[name])).view(np.uint8)
 
 
 def differing(got: NDArray[Any], want: NDArray[Any]) -> str:

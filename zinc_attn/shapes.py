@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,31 @@ class RowFormat:
     def words(self) -> int:
         """Of both."""
         return self.k_words + self.v_words
+
+
+Strides = tuple[int, int]  # bytes from a row to the next, of K and of V, where they lie as rows
+KV_LAYOUTS: Final = ("tiles", "NHD")
+TILES: Final[Strides] = 0, 0  # the same where they lie in tiles
+
+
+def check_kv_layout(kv_layout: Any) -> str:
+    """``kv_layout`` if it is the name of one."""
+    if not isinstance(kv_layout, str) or kv_layout not in KV_LAYOUTS:
+        raise ArgumentError(f"kv_layout: got {shown(kv_layout)}, expected {' or '.join(map(repr, KV_LAYOUTS))}")
+    return kv_layout
+
+
+def row_strides(shape: AttnShape, dtype: str) -> Strides:
+    """Of rows that lie one behind the other, as whole pairs of bytes; a latent shape's V lies in K's."""
+    k, v = storage_types(dtype)
+    k_bytes, v_bytes = (-(-one.row_bytes(dims) // 2) * 2 for one, dims in ((k, shape.head_dim), (v, shape.v_head_dim)))
+    return k_bytes, k_bytes if shape.latent else v_bytes
+
+
+def strided_format(strides: Strides, latent: bool) -> RowFormat:
+    """A row of a row tensor whose K and V have these strides: the bytes of each, filled up to words."""
+    k, v = (-(-stride // 4) for stride in strides)
+    return RowFormat(k, 0 if latent else v, 0, 0)
 
 
 def tile_words(tile: int, words: int) -> int:

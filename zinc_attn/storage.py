@@ -36,6 +36,15 @@ class StorageType:
         """uint32 words of the values of a row of ``dims`` dimensions, a multiple of 8."""
         return dims * self.bits // 32
 
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one of ggml's blocks: float16 numbers, fifth bits, values."""
+        return 2 * self.halves + 4 * self.fifth_bits + BLOCK * self.bits // 8
+
+    def row_bytes(self, dims: int) -> int:
+        """Bytes of a row of ``dims`` dimensions as engines keep it: values, or ggml's blocks, the last one whole."""
+        return -(-dims // BLOCK) * self.block_bytes if self.halves else dims * self.bits // 8
+
     def scale_words(self, dims: int) -> int:
         """uint32 words of what its blocks have besides: scales and minima, two a word, then fifth bits."""
         blocks = -(-dims // BLOCK)

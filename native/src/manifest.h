@@ -10,7 +10,7 @@
 #include "rows.h"
 #include "zinc_attn.h"
 
-enum { MANIFEST_VERSION = 7, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
+enum { MANIFEST_VERSION = 8, MAX_SPEC = 32, MAX_CONSTANTS = 64 };
 
 /* Word offsets within the work buffer's records. */
 struct work_layout {

@@ -37,10 +37,11 @@ def test_steady_decode_moves_the_rows_position(device):
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
-@pytest.mark.parametrize("alibi", (None, SLOPES), ids=("plain", "alibi"))
-def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, alibi):
+@pytest.mark.parametrize("by", ("alibi", "mask_slopes"))
+def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
+    slopes = {by: SLOPES}
     with za.KVCache(device, SHAPE, 1, 4096, "f16", 64) as cache:
-        attn, seq = za.Attention(cache, cascade=True, alibi=alibi), cache.new_sequence()
+        attn, seq = za.Attention(cache, cascade=True, **slopes), cache.new_sequence()
         cache.append(seq, 0, K[:900], V[:900])
         seqs = [seq, seq.fork(), seq.fork()]
         for step, lengths in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1))):
@@ -53,7 +54,7 @@ def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, alib
             assert attn.shared
             for i, one in enumerate(seqs):
                 k, v = (np.concatenate([x[:900], K[900 : len(one)]]) for x in (K, V))
-                want = reference.emulate(qs[i], k, v, alibi=alibi, mask=None if given is None else given[i])
+                want = reference.emulate(qs[i], k, v, mask=None if given is None else given[i], **slopes)
                 same((outs[i], lses[i]), want, (step, i))
 
 
@@ -61,7 +62,7 @@ def test_of_one_call(any_device):
     """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
     hidden = random_mask(5, 130) > 0
     hidden[2] = False
-    options = {"alibi": SLOPES, "softcap": 8.0}
+    options = {"alibi": SLOPES, "softcap": 8.0, "mask_slopes": SLOPES[::-1] - 0.2}
     for mask, causal in ((hidden, True), (random_mask(5, 70).astype(np.float16), False), (None, False)):
         want = reference.emulate(Q, K[:130], V[:130], mask=mask, causal=causal, **options)
         call = {"mask": mask, "causal": causal, "return_lse": True, "allow_empty": True}

@@ -27,8 +27,14 @@ def test_bits_on_every_way_to_a_context(any_device: za.Device, page_size: int, t
     most, capacity, path = 512 if FULL else 40, 16384 if FULL else 2048, tmp_path / "half.safetensors"
     rng = np.random.default_rng(page_size)
     caches = [
-        za.KVCache(any_device, SMALL, 2, capacity, "f16", size, page_order=rng.permutation(capacity // size).tolist())
-        for size in (page_size, {1: 16, 16: 256, 256: 2}[page_size])
+        za.KVCache(
+            any_device, SMALL, 2, capacity, "f16", size, page_order=rng.permutation(capacity // size), kv_layout=lies
+        )
+        for size, lies in {
+            1: ((1, "tiles"), (16, "NHD")),
+            16: ((16, "NHD"), (1, "NHD")),
+            256: ((256, "tiles"), (2, "tiles")),
+        }[page_size]
     ]
     attention, loader = (za.Attention(cache) for cache in caches)
     one, others = Twin(attention, page_size), [Twin(attention, seed) for seed in range(3)]

@@ -14,7 +14,7 @@ from support import FULL, differing
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cache import blocks, kv_cache, mover, rows
+from zinc_attn.cache import blocks, mover, rows
 from zinc_attn.cache.device_encoding import LEAST_ROWS, encodes_on_device
 from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
@@ -151,7 +151,7 @@ def test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host(device, dtype
             with pytest.raises(AssertionError, match="the host encoded"):
                 attn(Q[:1], one, 0, k=K[:1], v=V[:1])
             patch.undo()
-            patch.setattr(kv_cache, "encodes_on_device", lambda *_: False)
+            patch.setattr(mover, "encodes_on_device", lambda *_: False)
             for layer in (0, 1):
                 cache.append(other, layer, K[:280], V[:280])
         for layer in (0, 1):

@@ -43,9 +43,9 @@ SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(3, 1, 64), 2, 6  # MOST: sequences of a cache
 WHERE = files("cache", "decode", "planning")
-KINDS = [("f16", 1), ("f32", 64), ("bf16", 256), ("q8_0", 2)]
+KINDS = [("f16", 1, "tiles"), ("f32", 64, "tiles"), ("bf16", 256, "NHD"), ("q8_0", 2, "NHD")]
 if EVERY_DRIVER:
-    KINDS += [("f16", 256), ("f32", 16), ("bf16", 4), ("q8_0", 64)]
+    KINDS += [("f16", 256, "NHD"), ("f32", 16, "NHD"), ("bf16", 4, "tiles"), ("q8_0", 64, "tiles")]
 SINKS = np.array([0.5, -1.5, 3.0], np.float32)
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -139,8 +139,8 @@ class Machine(RuleBasedStateMachine):
     # --- helpers ------------------------------------------------------------------------------------------
 
     def open(self, kind):
-        dtype, page_size = KINDS[kind % len(KINDS)]
-        cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST)
+        dtype, page_size, kv_layout = KINDS[kind % len(KINDS)]
+        cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST, kv_layout=kv_layout)
         self.worlds.append(World(cache, dtype))
         for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
             self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
@@ -403,7 +403,7 @@ class Machine(RuleBasedStateMachine):
         world = self.world(pick)
         model, (called, option) = self.model(world, which), world.attns[attn % len(world.attns)]
         q = self.manager.tensor_t(np.zeros(3 * 64, np.float32))
-        new = [self.manager.tensor_t(np.zeros(world.cache.row_words, np.uint32)) for _ in range(LAYERS)]
+        new = [self.manager.tensor_t(np.zeros(world.cache.layout.row_words, np.uint32)) for _ in range(LAYERS)]
         sequence = self.manager.sequence()
         sequence.record(kp.OpTensorSyncDevice([q, *new]))
         first, *later = calls = [called.record(sequence, q, model.sequence, i, new[i]) for i in range(LAYERS)]
@@ -412,7 +412,8 @@ class Machine(RuleBasedStateMachine):
             q.data()[:] = (query := self.queries(1)).reshape(-1)
             for tensor, (*given, _) in zip(new, rows_of, strict=True):
                 k, v = (rows.stored_values("k", x, world.dtype)[0] for x in given)
-                tensor.data()[:] = rows.encode(k, v, SHAPE, world.dtype).reshape(-1)
+                words = world.cache.layout.to_device(rows.encode(k, v, SHAPE, world.dtype))
+                tensor.data()[:] = words.reshape(-1)
             cause = fault if at == which % steps else None
 
             def call(cause: Any = cause) -> bool:

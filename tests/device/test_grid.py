@@ -156,6 +156,8 @@ def check(device: za.Device, case: Case) -> None:
         options["softcap"] = 10.0
     if sinks:
         options["sinks"] = np.linspace(-5, 20, shape.q_heads, dtype=np.float32)
+    if case.mask == "random" and not alibi:
+        options["mask_slopes"] = np.linspace(2, -0.5, shape.q_heads, dtype=np.float32)
     call = {"mask": mask_of(case, rng), "causal": case.mask in ("causal", "tree")}
     held = stored(k, v, case.dtype, True, shape.latent)
     want = reference.emulate(q, *held, **options, **call)
@@ -163,8 +165,9 @@ def check(device: za.Device, case: Case) -> None:
     assert np.sum((want[0] - truth) ** 2) <= max(1e-11, (score_size(q, held[0]) / 2**24) ** 2) * np.sum(truth**2)
     given = (k,) if shape.latent else (k, v)
     page_size = (1, 2, 8, 64)[(shape.head_dim + len(case.dtype)) % 4]  # cases of a size and type share pipelines
+    held_as = {"round_rows": True, "kv_layout": ("tiles", "NHD")[shape.head_dim // 8 % 2]}
     order = rng.permutation(-(-case.keys // page_size))
-    with za.KVCache(device, shape, 1, case.keys, case.dtype, page_size, round_rows=True, page_order=order) as cache:
+    with za.KVCache(device, shape, 1, case.keys, case.dtype, page_size, page_order=order, **held_as) as cache:
         seq = cache.new_sequence()
         half = case.keys - min(case.rows, case.keys // 2)
         if half:

@@ -22,9 +22,9 @@ from zinc_attn.tools.export import describe, evaluate, evaluate_all
 from zinc_attn.tools.export.formulas import formulas, meanings
 
 PLACED = [  # shapes with every page size, K and V apart, sizes that the cache fills up, and latent ones
-    *((text, page_size, dtype) for text, page_size in (("4/2/96/64", 256), ("4/2/72/33", 16)) for dtype in STORAGE),
+    *((text, page_size, dtype) for text, page_size in (("4/2/96/64", 256), ("4/2/72/33", 2)) for dtype in STORAGE),
     *(("2/2/576/512/latent", 64, dtype) for dtype in STORAGE),
-    *(("4/2/192/128", page_size, "q5_1/q4_0") for page_size in (16, 64, 256)),
+    *(("4/2/192/128", page_size, "q5_1/q4_0") for page_size in (1, 64, 256)),
 ]
 
 
@@ -35,7 +35,7 @@ def test_cache_index_maps(device, rng, text, page_size, dtype):
     shape, tokens = za.AttnShape.parse(text), 300
     heads, dims = shape.kv_heads, {"k": shape.head_dim, "v": shape.v_head_dim}
     pages = -(-tokens // page_size)
-    names = {**asdict(shape), **describe.storage_names(dtype), "page_size": page_size, "pages": pages}
+    names = {**asdict(shape), **describe.storage_names(dtype), "page_size": page_size, "pages": pages, "nhd": 0}
     names |= {"layers": 2, "layer": 1, "latent": int(shape.latent)}
     names |= evaluate_all(formulas("sizes"), names)
     k, v = (rng.standard_normal((tokens, heads, n)).astype(np.float16) for n in dims.values())
@@ -83,12 +83,14 @@ def bits(words, index, word, bit, names, width):
 
 
 @pytest.mark.parametrize("device", ("vulkan",), indirect=True)
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
-def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "held"), (("f16", {"page_size": 32}), ("q8_0", {"page_size": 1, "kv_layout": "NHD"}))
+)
+def test_a_call_dispatches_what_the_manifest_says(device, monkeypatch, dtype, held):
     """Order, bindings, specialization constants and grids of a decode call on a cache."""
     shape = za.AttnShape(16, 2, 64)
-    entry = export.manifest([shape], dtype=dtype, page_size=32)
-    cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, page_size=32)
+    entry = export.manifest([shape], dtype=dtype, **held)
+    cache = za.KVCache(device, shape, 1, 1024, dtype=dtype, **held)
     key = RecordingKey("loop", False, 8, 2, 16, 4, 32)
     tensors = SharedTensors(device)
     pages = PagedStorage(device, cache.layout, cache.layers)

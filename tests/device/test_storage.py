@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from support import FULL, same
+from support import FULL, row_bytes, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
-from zinc_attn.cache import blocks, encoded
 from zinc_attn.cache.files import CacheFileError
 from zinc_attn.cache.rows import stored
 from zinc_attn.canonical.partial import PartialStateError
@@ -116,32 +114,25 @@ def test_scales_of_shards(device):
     same(got, reference.emulate(q[-2:], *stored(k, v, "q8_0/fp8_e4m3", scales=scales)))
 
 
-def encode(x: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
-    kind = STORAGE[name]
-    if kind.halves:
-        return encoded.to_blocks(*blocks.quantize(blocks.in_blocks(x), kind), kind).reshape(*x.shape[:2], -1)
-    return np.ascontiguousarray(x.astype({"f16": np.float16, "f32": np.float32}.get(name, blocks.FP8))).view(np.uint8)
-
-
 @pytest.mark.parametrize("pair", ["q8_0/q4_0", "q5_1/iq4_nl", "f16/q5_0", "fp8_e4m3/q4_1", "f32/f16"])
 def test_encoded_rows_are_attended_as_their_values(device, pair):
     """The bytes of another cache, between appended values."""
     k_type, v_type = pair.split("/")
     k, v = (x.astype(np.float16).astype(np.float32) for x in (K, V))
-    with za.KVCache(device, SHAPE, 1, 512, pair, 16, round_rows=True) as cache:
+    with za.KVCache(device, SHAPE, 1, 512, pair, 1, round_rows=True, kv_layout="NHD") as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, k[:33], v[:33])
-        cache.append_encoded(seq, 0, encode(k[33:290], k_type), encode(v[33:290], v_type))
+        cache.append_encoded(seq, 0, row_bytes(k[33:290], k_type), row_bytes(v[33:290], v_type))
         got = za.Attention(cache)(Q[:2], seq, 0, k=k[290:], v=v[290:], return_lse=True)
         same(got, reference.emulate(Q[:2], *stored(k, v, pair, True)))
         before = len(seq), cache.largest
-        bad = encode(k[:2], k_type)
+        bad = row_bytes(k[:2], k_type)
         bad[1, 1, :2] = 0xFF, 0x7F
         if k_type != "f32":
             with pytest.raises(errors.ValueRangeError, match="k"):
-                cache.append_encoded(seq, 0, bad, encode(v[:2], v_type))
+                cache.append_encoded(seq, 0, bad, row_bytes(v[:2], v_type))
         with pytest.raises(errors.ShapeError, match="v: got shape"):
-            cache.append_encoded(seq, 0, encode(k[:2], k_type), encode(v[:1], v_type))
+            cache.append_encoded(seq, 0, row_bytes(k[:2], k_type), row_bytes(v[:1], v_type))
         assert (len(seq), cache.largest) == before
 
 
@@ -150,13 +141,14 @@ PAIRS = "q8_0/q4_0 q4_1/q5_0 iq4_nl/q5_1 fp8_e4m3/q8_0"
 
 @pytest.mark.parametrize("any_device", [("swiftshader", "vulkan")], indirect=True, ids=["swiftshader"])
 @pytest.mark.parametrize("pair", [*PAIRS.split(), *("/".join(x.split("/")[::-1]) for x in PAIRS.split() if FULL)])
-def test_the_values_of_a_gpu(any_device, pair, monkeypatch):
+@pytest.mark.parametrize("kv_layout", ("tiles", "NHD"))
+def test_the_values_of_a_gpu(any_device, pair, kv_layout, monkeypatch):
     """The steps that make values on a card, on a device that says it is one; scales down to subnormal float16."""
     monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, kind="discrete"))
     sizes = np.exp2(RNG.integers(-20, 3, (300, 2, 1))).astype(np.float32)
     k, v = K * sizes, V * sizes
     want = reference.emulate(Q[:1], *stored(k, v, pair, True))
-    with za.KVCache(any_device, SHAPE, 1, 512, pair, round_rows=True) as cache:
+    with za.KVCache(any_device, SHAPE, 1, 512, pair, round_rows=True, kv_layout=kv_layout) as cache:
         seq = cache.new_sequence()
         cache.append(seq, 0, k, v)
         for splits in (None, 1):  # eight waves, one of the loop build
@@ -172,7 +164,7 @@ def test_latent_caches(device):
         held = stored(rows, rows[..., :64], "fp8_e4m3", latent=True, scales=cache.scales_of(0))
     same(got, reference.emulate(q, *held))
     with za.KVCache(device, shape, 1, 512, "q5_0", 64) as cache:
-        seq, given = cache.new_sequence(), encode(rows, "q5_0")
+        seq, given = cache.new_sequence(), row_bytes(rows, "q5_0")
         cache.append_encoded(seq, 0, given)
         got = za.Attention(cache)(q, seq, 0, return_lse=True)
         with pytest.raises(errors.ArgumentError, match="v: got an array, expected None"):

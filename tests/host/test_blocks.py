@@ -99,7 +99,7 @@ def test_encoded_rows_are_those_of_their_values(name):
     held = rows.decode(got, SHAPE, name, scales)
     assert largest == tuple(np.abs(x).max() for x in held) and held[1].shape == v.shape
     if kind.halves:
-        back = encoded.from_blocks(raw[0].reshape(3, 2, -1, encoded.block_bytes(kind)), kind)
+        back = encoded.from_blocks(raw[0].reshape(3, 2, -1, kind.block_bytes), kind)
         assert np.array_equal(encoded.to_blocks(*back, kind).reshape(3, 2, -1), raw[0])
 
 
@@ -149,7 +149,7 @@ def test_fp8_is_within_its_bounds():
 
 def block_of(name: str, **given: Any) -> dict[str, Any]:
     """Encoded k and v of SHAPE, all bytes 1, with changes."""
-    k, v = (np.ones((3, 2, encoded.row_bytes(STORAGE[name], dims)), np.uint8) for dims in (96, 64))
+    k, v = (np.ones((3, 2, STORAGE[name].row_bytes(dims)), np.uint8) for dims in (96, 64))
     return {"k": k, "v": v} | given
 
 
@@ -186,7 +186,7 @@ def test_rows_that_are_no_numbers(monkeypatch, name, value, piece):
     monkeypatch.setattr(encoded, "PIECE", piece)
     kind, at, where = STORAGE[name], 0, r"\[2, 1, 0\]: got"
     if kind.halves:  # the last one of the second block
-        at = encoded.block_bytes(kind) + 2 * (kind.halves - 1)
+        at = kind.block_bytes + 2 * (kind.halves - 1)
         where = ": got a scale .* not finite in token 2, KV head 1, block 1"
     elif kind.head_scale:
         where = ": got an fp8_e4m3 NaN in token 2, KV head 1, value 0"

@@ -21,7 +21,7 @@ from c_host import (
 )
 
 from zinc_attn.cache import blocks, rows
-from zinc_attn.cache.encoded import encoded_rows, row_bytes
+from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.limits import BLOCK
 from zinc_attn.shapes import AttnShape, row_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
@@ -122,7 +122,7 @@ def bytes_of_rows(rng, kind, tokens, heads, dims):
     if not kind.quantized:
         x = rng.standard_normal((tokens, heads, dims), np.float32).astype(make_case.NARROW.get(kind.name, np.float32))
         return x.view(np.uint8).reshape(tokens, heads, -1)
-    raw = rng.integers(0, 256, (tokens, heads, row_bytes(kind, dims)), np.uint8)
+    raw = rng.integers(0, 256, (tokens, heads, kind.row_bytes(dims)), np.uint8)
     if kind.head_scale:
         raw[(raw & 127) == 127] = 126
         return raw
@@ -182,7 +182,7 @@ def test_values_that_no_row_takes(codec, dtype, value, message):
 )
 def test_encoded_rows_that_no_cache_takes(codec, dtype, at, message):
     shape, kind = AttnShape(1, 1, 64), STORAGE[dtype]
-    given = np.zeros((2, 2, 1, row_bytes(kind, 64)), np.uint8)
+    given = np.zeros((2, 2, 1, kind.row_bytes(64)), np.uint8)
     given[0, 1, 0, at] = 0x7F
     if dtype == "bf16":
         given[0, 1, 0, at - 1] = 0xFF

@@ -13,6 +13,7 @@ from support import GPU
 
 from zinc_attn import limits
 from zinc_attn.cache import rows
+from zinc_attn.cache.mover import PageGeometry
 from zinc_attn.canonical import constants, primitives
 from zinc_attn.decode.contiguous import RecordedCall
 from zinc_attn.decode.scoring import Scoring
@@ -21,7 +22,7 @@ from zinc_attn.kernels.dispatches import AttendVariant, append_call, copy_call, 
 from zinc_attn.kernels.tuning import chunks_ahead, merge_workgroup_size
 from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.runtime.device import Device
-from zinc_attn.shapes import AttnShape, row_format, tile_words
+from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_types
 from zinc_attn.tools.export import describe, evaluate, evaluate_all
 from zinc_attn.tools.export.formulas import formulas, meanings
@@ -110,28 +111,36 @@ def test_no_formula_uses_a_name_that_is_not_explained(made):
     assert set(meanings("inputs")) <= used
 
 
-def names_of(shape, dtype, page_size):
+def names_of(shape, dtype, page_size, kv_layout="tiles"):
     names = {**asdict(shape), "latent": int(shape.latent), **describe.storage_names(dtype), "page_size": page_size}
+    names["nhd"] = int(kv_layout == "NHD")
     return {**names, **evaluate_all(formulas("sizes"), names)}
 
 
 @pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
-@pytest.mark.parametrize("page_size", (1, 64, 256))
-def test_sizes(dtype, page_size):
+@pytest.mark.parametrize(("page_size", "kv_layout"), ((1, "tiles"), (256, "tiles"), (1, "NHD"), (256, "NHD")))
+def test_sizes(dtype, page_size, kv_layout):
     for shape in SHAPES + WIDE:
         if "/" in dtype and shape.latent:
             continue
-        n, row = names_of(shape, dtype, page_size), row_format(shape, dtype)
+        n, strides = names_of(shape, dtype, page_size, kv_layout), TILES
+        row, filled = row_format(shape, dtype), shape.kv_bytes_per_token(dtype)
+        if kv_layout == "NHD":
+            strides = row_strides(shape, dtype)
+            row = strided_format(strides, shape.latent)
+            filled = 4 * shape.kv_heads * row.words
+        assert (n["k_stride"], n["v_stride"]) == strides
         for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
             assert n[name] == getattr(shape, name), (str(shape), name)
         assert {name: n[name] for name in asdict(row)} == asdict(row)
         assert (n["k_words"], n["v_words"]) == (row.k_words, row.v_words)
-        assert (n["k_tile_words"], n["v_tile_words"]) == copy_call(shape, dtype, n["tile"], 1, 1).spec
-        appends = append_call(shape, dtype, n["tile"], 1, shape.kv_heads)
+        pages = PageGeometry(shape, dtype, n["tile"], n["page_tiles"], strides)
+        assert (n["k_tile_words"], n["v_tile_words"]) == copy_call(pages.tile_words, 1, 1).spec
+        appends = append_call(shape, dtype, n["tile"], 1, shape.kv_heads, strides)
         assert tuple(n[name] for name in appends.decl.spec) == appends.spec
-        assert 4 * n["token_words"] == shape.kv_bytes_per_token(dtype)
-        for name, words in (("k_page_words", row.k_words), ("v_page_words", row.v_words)):
-            assert n[name] == shape.kv_heads * n["page_tiles"] * tile_words(n["tile"], words)
+        assert 4 * n["token_words"] == filled == 4 * pages.row_words
+        for name, words in zip(("k_page_words", "v_page_words"), pages.tile_words, strict=True):
+            assert n[name] == shape.kv_heads * n["page_tiles"] * words
         plan = plan_splits(100000, shape)
         call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0, "leaves_per_state": 8}
         states = evaluate_all(formulas("quantities"), {**n, **call})
@@ -213,7 +222,7 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names |= {"layer": 0, "pages": 1}
     names |= evaluate_all(formulas("quantities"), names)
     names |= {"sink_words": shape.q_heads if sinks else 0, "alibi_words": 0, "mask_words": 0, "alibi_table": 0}
-    names |= {"scale_words": 0, "scale_table": 0}
+    names |= {"scale_words": 0, "scale_table": 0, "mask_slope_words": 0, "mask_slope_table": 0}
     single_pass = names["single_pass"]
     items, records = {}, []
     for row in range(q_len):
@@ -263,6 +272,7 @@ def recorded(plan, scoring):
         info=GPU,
     )
     kv = SimpleNamespace(device=Device(runtime), k=None, v=None, dtype="f16", tokens=plan.context_len)
+    kv.strides, kv.header = TILES, {}
     with mock.patch("zinc_attn.runtime.device.check_primitives"):  # this runtime computes nothing
         RecordedCall(kv, plan, scoring=scoring)
     words = log.words
@@ -279,24 +289,26 @@ def recorded(plan, scoring):
     return found, log.steps
 
 
-@pytest.mark.parametrize("dtype", ("f16", "q8_0"))
+@pytest.mark.parametrize(("dtype", "kv_layout"), (("f16", "NHD"), ("q8_0", "tiles")))
 @pytest.mark.parametrize("shape", (SHAPES[0], *WIDE[:2]), ids=str)
-def test_numbers_of_a_shape(shape, dtype):
+def test_numbers_of_a_shape(shape, dtype, kv_layout):
     """The manifest's numbers are those of the formulas, and of the package's own dispatches."""
-    made = describe.manifest([shape], dtype=dtype, page_size=128)["shapes"][0]
+    made = describe.manifest([shape], dtype=dtype, page_size=128, kv_layout=kv_layout)["shapes"][0]
     assert made["shape"] == str(shape) and AttnShape.parse(made["shape"]) == shape
     assert {name: made[name] for name in asdict(shape)} == asdict(shape)
     sizes, row = made["sizes"], row_format(shape, dtype)
-    names = names_of(shape, dtype, 128)
+    names = names_of(shape, dtype, 128, kv_layout)
+    strides = row_strides(shape, dtype) if kv_layout == "NHD" else TILES
+    pages = PageGeometry(shape, dtype, 64, 2, strides)
     assert sizes == {name: names[name] for name in formulas("sizes")}
     assert (sizes["v_page_words"] == 0) == shape.latent
     assert made["kv_bytes_per_token"] == 4 * sizes["token_words"] == 4 * shape.kv_heads * row.words
     assert made["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
     for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-        calls = [merge_call(shape, device, 1), append_call(shape, dtype, 64, 1, shape.kv_heads)]
-        calls.append(copy_call(shape, dtype, 64, 1, 1))
+        calls = [merge_call(shape, device, 1), append_call(shape, dtype, 64, 1, shape.kv_heads, strides)]
+        calls.append(copy_call(pages.tile_words, 1, 1))
         programs = [(call.decl, call.spec) for call in calls]
-        for decl, values in (AttendVariant(shape, dtype, "loop", device, 64).program(), *programs):
+        for decl, values in (AttendVariant(shape, dtype, "loop", device, 64, strides=strides).program(), *programs):
             specialization = made["kinds"][kind]["specialization"][describe.family(decl)]
             assert tuple(specialization[name] for name in decl.spec) == values
         groups = tuple(evaluate(count, {**names, "rows": 1}) for count, _ in formulas("merge.grid").values())

@@ -69,14 +69,14 @@ def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 7; export again with the zinc-attn that reads it"
+REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 8; export again with the zinc-attn that reads it"
 
 
 @pytest.mark.parametrize(
     "change,message",
     (
         *(({"version": version}, REFUSED.format("zinc_attn export", version)) for version in (1, 2, True)),
-        ({"format": "other"}, REFUSED.format("other", 7)),
+        ({"format": "other"}, REFUSED.format("other", 8)),
         ({"kernels": [{"file": "gone.spv"}]}, "gone.spv: cannot be read: No such file or directory"),
     ),
 )

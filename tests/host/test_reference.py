@@ -71,9 +71,11 @@ def test_no_key_gives_zero_and_minus_infinity():
 
 @pytest.mark.parametrize("dtype", (np.float16, np.float32, np.float64))
 @pytest.mark.parametrize("bad", (np.inf, -np.inf, np.nan))
-@pytest.mark.parametrize("name", ("q", "k", "v", "sinks", "alibi"))
+@pytest.mark.parametrize("name", ("q", "k", "v", "sinks", "alibi", "mask_slopes"))
 def test_numbers_that_are_refused(name, bad, dtype):
-    given = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {"sinks": np.zeros(4), "alibi": np.zeros(4)}
+    given = dict(zip("qkv", inputs("4/2/16", 5), strict=True)) | {
+        name: np.zeros(4) for name in ("sinks", "alibi", "mask_slopes")
+    }
     given[name] = given[name].astype(dtype)
     ref.attention(**given)
     given[name].reshape(-1)[1] = bad
@@ -81,6 +83,16 @@ def test_numbers_that_are_refused(name, bad, dtype):
     for oracle in oracles:
         with pytest.raises(ValueRangeError, match=f"^{name}: got a NaN, an infinity or a magnitude beyond"):
             oracle(**given)
+
+
+def test_slopes_of_masks(rng):
+    """A slope of 1 is none, and ALiBi's slope is that of a mask of distances."""
+    (q, k, v), slopes = inputs("4/2/16", 70), np.exp2(-np.arange(1.0, 5.0)).astype(np.float32)
+    mask = np.where(rng.random((1, 70)) < 0.3, -np.inf, rng.standard_normal((1, 70))).astype(np.float32)
+    same(ref.emulate(q, k, v, mask=mask, mask_slopes=np.ones(4)), ref.emulate(q, k, v, mask=mask))
+    distance = np.arange(-69, 1, dtype=np.float32)[None]
+    for oracle in (ref.emulate, ref.attention):
+        same(oracle(q, k, v, mask=distance, mask_slopes=slopes), oracle(q, k, v, alibi=slopes))
 
 
 def test_merging_with_the_empty_state_changes_no_bit(rng):

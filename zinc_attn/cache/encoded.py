@@ -27,16 +27,6 @@ PIECE: Final = 1 << 20  # bytes that are decoded together, for the largest value
 _FLOATS: Final = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": BFLOAT16}
 
 
-def block_bytes(kind: StorageType) -> int:
-    """Bytes of one of ggml's blocks."""
-    return 2 * kind.halves + 4 * kind.fifth_bits + BLOCK * kind.bits // 8
-
-
-def row_bytes(kind: StorageType, dims: int) -> int:
-    """Bytes of a head's row of ``dims`` values."""
-    return dims // BLOCK * block_bytes(kind) if kind.halves else dims * kind.bits // 8
-
-
 def from_blocks(raw: Bytes, kind: StorageType) -> tuple[Bytes, NDArray[np.float16]]:
     """ggml's bytes (..., blocks, block_bytes) as what ``blocks.quantize`` returns."""
     at, end = 2 * kind.halves, raw.shape[-1]
@@ -84,7 +74,7 @@ def check_encoded(k: Any, v: Any, shape: AttnShape, dtype: str) -> list[Bytes]:
             )
         if array.dtype != np.uint8:
             raise DTypeError(f"{name}: got dtype {array.dtype}, expected uint8, the bytes of {kind.name} rows")
-        want = (len(keys), shape.kv_heads, row_bytes(kind, dims))
+        want = (len(keys), shape.kv_heads, kind.row_bytes(dims))
         if array.shape != want:
             raise ShapeError(
                 f"{name}: got shape {array.shape}, expected (tokens, kv_heads, bytes) {want} for {kind.name}"
@@ -121,7 +111,7 @@ def _write(raw: Bytes, name: str, values: Words, shared: Words, kind: StorageTyp
             by_head = (piece & 0x7F).max(axis=(0, 2)).view(blocks.FP8).astype(np.float32)
             found = by_head if scale is None else by_head * scale
         else:
-            q, halves = from_blocks(piece.reshape(*piece.shape[:2], -1, block_bytes(kind)), kind)
+            q, halves = from_blocks(piece.reshape(*piece.shape[:2], -1, kind.block_bytes), kind)
             _check_finite(np.isfinite(halves), name, part.start, "block", "a scale or minimum that is not finite")
             blocks.write(values[part], shared[part], q, halves, kind)
             found = np.abs(blocks.dequantize(q, halves, kind))

@@ -23,10 +23,9 @@ from ..runtime.devices import memory_budget
 from ..runtime.protocol import Buffer
 from ..runtime.refusals import no_room
 from ..runtime.registry import Registry
-from ..shapes import AttnShape, row_format
+from ..shapes import TILES, AttnShape, check_kv_layout, row_format, row_strides
 from ..storage import storage_types
 from . import rows
-from .device_encoding import encodes_on_device
 from .encoded import check_encoded, encoded_rows
 from .files import CacheFileError, load  # noqa: F401  (the error is also imported from here)
 from .head_scales import check_head_scales
@@ -56,10 +55,12 @@ class KVCache:
     dtype: a name of ``storage.STORAGE``, or the dtype of NumPy or torch, or two of these for K and V, ("q8_0", "q4_0")
     or "q8_0/q4_0" (see ``rows`` for what each takes, and ``blocks`` for how block types quantize); page_size: tokens, a
     power of two from 1 on; max_sequences: a limit on live sequences, None for none; k_scale, v_scale: of fp8_e4m3, a
-    number, (kv_heads,) or (num_layers, kv_heads) float32, None for 1 (vLLM's k_scale and v_scale);
-    round_rows: whether f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them;
-    page_order: a permutation of the page ids in which they are handed out. Memory is device memory only, checked
-    against the budget before any is taken: DeviceMemoryError, LimitError. ArgumentError: another argument.
+    number, (kv_heads,) or (num_layers, kv_heads) float32, None for 1 (vLLM's k_scale and v_scale); round_rows: whether
+    f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them; page_order: a
+    permutation of the page ids in which they are handed out; kv_layout: "tiles", which kernels read fastest, or "NHD",
+    rows as most engines keep them, (token, KV head, values), of block types ggml's blocks. Memory is device memory
+    only, checked against the budget before any is taken: DeviceMemoryError, LimitError. ArgumentError: another
+    argument.
     """
 
     def __init__(  # noqa: PLR0913  (public; the last ones are keywords with a default)
@@ -76,6 +77,7 @@ class KVCache:
         k_scale: Any = None,
         v_scale: Any = None,
         page_order: Seq[int] | None = None,
+        kv_layout: str = "tiles",
     ) -> None:
         """See the class."""
         dtype = storage_dtype(dtype)
@@ -93,7 +95,8 @@ class KVCache:
         page_size = check_int("page_size", page_size, MIN_PAGE_SIZE)
         self.pool = PagePool(-(-capacity // page_size), page_size, page_order, capacity)
         tile = min(KEYS_PER_LEAF, page_size)
-        self.layout = PageGeometry(shape, dtype, tile, page_size // tile)
+        strides = row_strides(shape, dtype) if check_kv_layout(kv_layout) == "NHD" else TILES
+        self.layout = PageGeometry(shape, dtype, tile, page_size // tile, strides)
         self.lock = device.lock
         self._largest = Largest(), Largest(), Commit()  # before a commit, after it, and the commit
         self._live: Registry[Sequence] = Registry()
@@ -116,7 +119,8 @@ class KVCache:
     def _head_bytes(self) -> tuple[int, int]:
         """Bytes of K, and of V, of one KV head of one layer."""
         tiles = self.pool.num_pages * self.layout.page_tiles
-        return 4 * tiles * self.layout.k_tile_words, 4 * tiles * self.layout.v_tile_words
+        k_words, v_words = self.layout.tile_words
+        return 4 * tiles * k_words, 4 * tiles * v_words
 
     @property
     def bytes_per_token(self) -> int:
@@ -365,7 +369,7 @@ class KVCache:
     ) -> None:
         """Upload stored values k, v (n, kv_heads, head_dim) to where the reservation says."""
         scales = self.scales_of(layer)
-        if not encodes_on_device(self.dtype, len(k)):
+        if not self.layout.encodes(len(k)):
             words = rows.encode(k, v, self.shape, self.dtype, scales)
             self.write_rows(sequence, layer, reservation, words)
             return

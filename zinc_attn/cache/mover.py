@@ -18,8 +18,9 @@ from ..kernels.records import HeadTables, WorkBuffer
 from ..planning.sizes import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
-from ..shapes import AttnShape, row_format, tile_words
-from .device_encoding import upload_values, value_words
+from ..shapes import TILES, AttnShape, Strides, row_format, strided_format, tile_words
+from . import strided
+from .device_encoding import encodes_on_device, upload_values, value_words
 from .head_scales import kernel_scales
 from .layer_storage import HeadSlice, LayerStorage
 from .rows import pieces
@@ -33,32 +34,52 @@ _ROWS_USE: Final = {"append": Use.INPUT, "encode": Use.SCRATCH, "gather": Use.OU
 
 @dataclass(frozen=True)
 class PageGeometry:
-    """How rows lie in the pages: see ``shaders/cache.glsl``. tile: tokens per tile; page_tiles: tiles per page."""
+    """How rows lie in the pages: see ``shaders/cache.glsl``.
+
+    tile: tokens per tile; page_tiles: tiles per page; strides: TILES, or those of rows (token, KV head, values), see
+    ``shaders/rows.glsl``.
+    """
 
     shape: AttnShape
     dtype: str
     tile: int
     page_tiles: int
+    strides: Strides = TILES
 
     @cached_property
     def row_words(self) -> int:
-        """Words of one token's row, of all KV heads."""
-        return self.shape.kv_heads * row_format(self.shape, self.dtype).words
+        """Words of one token's row in a row tensor, of all KV heads."""
+        shape, tiled = self.shape, self.strides == TILES
+        row = row_format(shape, self.dtype) if tiled else strided_format(self.strides, shape.latent)
+        return shape.kv_heads * row.words
 
     @cached_property
-    def k_tile_words(self) -> int:
-        """Words of a tile of K of one KV head."""
-        return tile_words(self.tile, row_format(self.shape, self.dtype).k_words)
+    def tile_words(self) -> tuple[int, int]:
+        """Words of a tile of K and of V of one KV head; V's are 0 for a latent shape."""
+        k_stride, v_stride = self.strides
+        if k_stride:
+            return -(-self.tile * k_stride // 4), 0 if self.shape.latent else -(-self.tile * v_stride // 4)
+        row = row_format(self.shape, self.dtype)
+        return tile_words(self.tile, row.k_words), tile_words(self.tile, row.v_words)
 
-    @cached_property
-    def v_tile_words(self) -> int:
-        """Of V; 0 for a latent shape."""
-        return tile_words(self.tile, row_format(self.shape, self.dtype).v_words)
+    def encodes(self, rows: int) -> bool:
+        """Whether the device encodes ``rows`` new rows."""
+        return self.strides == TILES and encodes_on_device(self.dtype, rows)
+
+    def to_device(self, words: Words) -> Words:
+        """Rows (n, kv_heads, words) of ``rows.encode`` as a row tensor of this geometry has them."""
+        return words if self.strides == TILES else strided.from_rows(words, self.shape, self.dtype, self.strides)
+
+    def from_device(self, words: Words) -> Words:
+        """The inverse of ``to_device``."""
+        return words if self.strides == TILES else strided.to_rows(words, self.shape, self.dtype, self.strides)
 
     def set_header(self, work: WorkBuffer, one: HeadSlice) -> None:
         """The header's words about the pages and the heads of a slice."""
         work.set_shape(self.shape, one.heads, one.first)
         work.set(page_shift=self.page_tiles.bit_length() - 1, page_tiles=self.page_tiles)
+        if self.strides != TILES:
+            work.set(token_rows=one.heads, head_rows=1)
 
 
 class _MoveKey(NamedTuple):
@@ -93,7 +114,7 @@ class RowMover:
         for part, at in self._parts(layer, len(positions)):
             key = _MoveKey("append", at, power_of_two(len(positions[part])), power_of_two(len(table)))
             buffers = self._filled(key, [layer], positions[part], table)
-            runtime.write(buffers.bound["rows"], rows[part].reshape(-1))
+            runtime.write(buffers.bound["rows"], self._layout.to_device(rows[part]).reshape(-1))
             runtime.run(self._recording(layer, key))
 
     def append_values(
@@ -129,7 +150,7 @@ class RowMover:
             got = self._device.runtime.read(buffers.bound["rows"])[: len(target) * layout.row_words]
             heads = slice(one.first, one.first + one.heads)
             target[:, heads] = got.reshape(target.shape)[:, heads]
-        return found
+        return layout.from_device(found)
 
     def move(self, sources: Positions, table: Words, targets: Positions, new_table: Words) -> None:
         """Copy the rows of every layer from ``sources`` by ``table`` to ``targets`` by ``new_table``, in other pages.
@@ -235,10 +256,11 @@ class RowMover:
 
     def _calls(self, key: _MoveKey, one: HeadSlice) -> list[KernelCall]:
         """The launches that move the rows or pages of a head slice."""
-        shape, dtype, tile = self._layout.shape, self._layout.dtype, self._layout.tile
+        layout = self._layout
+        shape, dtype, tile, strides = layout.shape, layout.dtype, layout.tile, layout.strides
         if key.kind == "copy":
-            return [copy_call(shape, dtype, tile, one.heads, self._layout.page_tiles, key.rows)]
+            return [copy_call(layout.tile_words, one.heads, layout.page_tiles, key.rows)]
         if key.kind == "gather":
-            return [gather_call(shape, dtype, tile, key.rows, one.heads)]
+            return [gather_call(shape, dtype, tile, key.rows, one.heads, strides)]
         encodes = [encode_call(shape, dtype, key.rows)] if key.kind == "encode" else []
-        return [*encodes, append_call(shape, dtype, tile, key.rows, one.heads)]
+        return [*encodes, append_call(shape, dtype, tile, key.rows, one.heads, strides)]

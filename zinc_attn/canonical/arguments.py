@@ -97,6 +97,14 @@ def check_alibi(alibi: Any, q_heads: int) -> NDArray[Any] | None:
     return array
 
 
+def check_mask_slopes(mask_slopes: Any, q_heads: int) -> NDArray[Any] | None:
+    """Slopes (q_heads,) of masks, or None."""
+    array = _check_per_head("mask_slopes", mask_slopes, q_heads, "a slope")
+    if array is not None:
+        _check_magnitudes("mask_slopes", array)
+    return array
+
+
 def check_mask(mask: Any, q_len: int, tokens: int) -> NDArray[np.float32] | None:
     """A mask (q_len, n) of the last n of ``tokens`` keys as float32: what is added to a score, -inf where the row does
     not see the key. None for no mask."""

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from ..checks import shown
 from ..errors import ArgumentError
 from . import constants
-from .arguments import check_alibi, check_mask, checked_arrays, checked_options, key_ranges, with_rows
+from .arguments import (
+    check_alibi,
+    check_mask,
+    check_mask_slopes,
+    checked_arrays,
+    checked_options,
+    key_ranges,
+    with_rows,
+)
 from .constants import CHUNK, KEYS_PER_LEAF, KEYS_PER_NODE, LEAVES_PER_NODE, WEIGHT_PARTIALS
 from .products import FusedProducts, Products
 from .state import (
@@ -72,7 +80,8 @@ class _Scoring(NamedTuple):
 class _Rows(NamedTuple):
     """What a vector (query row and head) sees, and where it is: each (vectors,).
 
-    It sees keys [first, limit); position: its own; row: its query row; slope: of ALiBi, times log2(e), or None.
+    It sees keys [first, limit); position: its own; row: its query row; slope: of ALiBi, times log2(e), or None;
+    mask_factor: what a mask's values are multiplied with.
     """
 
     first: NDArray[Any]
@@ -80,6 +89,7 @@ class _Rows(NamedTuple):
     position: NDArray[Any]
     row: NDArray[Any]
     slope: F32 | None
+    mask_factor: F32
 
 
 def alibi_slopes(alibi: NDArray[Any]) -> F32:
@@ -112,7 +122,7 @@ def _leaf_states(
     if scoring.mask is not None:
         bias = scoring.mask[rows.row, first : first + k.shape[0]]
         hidden = np.isneginf(bias)
-        s = (s + np.where(hidden, f32(0.0), bias) * f32(constants.LOG2E)).astype(np.float32)
+        s = (s + np.where(hidden, f32(0.0), bias) * rows.mask_factor[:, None]).astype(np.float32)
         present = present & ~hidden
     s = np.where(present, s, f32(constants.EMPTY_M)).reshape(vectors, leaves, KEYS_PER_LEAF).transpose(1, 0, 2)
     present = present.reshape(vectors, leaves, KEYS_PER_LEAF).transpose(1, 0, 2)
@@ -169,6 +179,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     sinks: NDArray[Any] | None = None,
     alibi: NDArray[Any] | None = None,
     mask: NDArray[Any] | None = None,
+    mask_slopes: NDArray[Any] | None = None,
     arithmetic: str = "canonical",
 ) -> tuple[F32, F32]:
     """The bits every kernel, layout, driver and device gives: (out, lse), float32.
@@ -192,6 +203,8 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     scoring = _Scoring(factor, softcap, whole_mask, arithmetic == "fused")
     firsts, limits = key_ranges(tokens, q_len, causal, window)
     slopes = None if alibi is None else alibi_slopes(alibi)
+    by_mask = check_mask_slopes(mask_slopes, q_heads)
+    factors = np.full(q_heads, constants.LOG2E, np.float32) if by_mask is None else alibi_slopes(by_mask)
     vectors = q_len * group
     out = np.empty((q_len, q_heads, value_dim), np.float32)
     lse = np.empty((q_len, q_heads), np.float32)
@@ -202,7 +215,7 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
         of_rows = firsts, limits, tokens - q_len + np.arange(q_len), np.arange(q_len)
         first_seen, limit, position, row = (np.repeat(x, group) for x in of_rows)
         slope = None if slopes is None else np.tile(slopes[heads], q_len)
-        seen = _Rows(first_seen, limit, position, row, slope)
+        seen = _Rows(first_seen, limit, position, row, slope, np.tile(factors[heads], q_len))
         total = _attend_head(mine, k[:, head], v[:, head], seen, scoring)
         if sinks is not None:
             total = merge(total, sink_state(np.tile(sink_scores(sinks)[heads], q_len), value_dim))

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from ..checks import check_array
 from ..errors import ShapeError, ValueRangeError
-from .arguments import check_alibi, check_mask, checked_arrays, checked_options, key_ranges, with_rows
+from .arguments import (
+    check_alibi,
+    check_mask,
+    check_mask_slopes,
+    checked_arrays,
+    checked_options,
+    key_ranges,
+    with_rows,
+)
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -31,6 +39,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     sinks: NDArray[Any] | None = None,
     alibi: NDArray[Any] | None = None,
     mask: NDArray[Any] | None = None,
+    mask_slopes: NDArray[Any] | None = None,
 ) -> tuple[F64, F64]:
     """Softmax attention in float64.
 
@@ -40,13 +49,15 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
     position counted. softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,), a logit per query head
     that joins the softmax without a value. alibi: (q_heads,), a slope per query head: scores become score - slope *
     |key's position - row's position|. mask: (q_len, n) of the last n keys, bool, True where the row sees the key, or
-    float32 or float16, which is added to the scores, -inf for a key that the row does not see. Returns out ([q_len,]
+    float32 or float16, which is added to the scores, -inf for a key that the row does not see. mask_slopes: (q_heads,),
+    what is added is mask * the head's slope (ggml's ALiBi). Returns out ([q_len,]
     q_heads, v_head_dim) and lse ([q_len,] q_heads), natural log, sinks included; 0 and -inf where a row sees no key and
     no sink.
     """
     q, k, v = checked_arrays(q, k, v, ("float32", "float16", "float64", "bfloat16"))
     scale, window, softcap, sinks = checked_options(q.shape[-2], scale, causal, window, softcap, sinks)
     alibi, mask = check_alibi(alibi, q.shape[-2]), check_mask(mask, 1 if q.ndim == 2 else len(q), len(k))
+    slopes = check_mask_slopes(mask_slopes, q.shape[-2])
     rows = with_rows(q).astype(np.float64)
     q_len, q_heads, head_dim = rows.shape
     tokens, kv_heads, _ = k.shape
@@ -70,7 +81,10 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v are keywords with a
                 distance = np.abs(np.arange(tokens)[seen] - (tokens - q_len + i))
                 s = s - alibi[heads, None].astype(np.float64) * distance
             if mask is not None:
-                s = s + np.pad(mask[i].astype(np.float64), (tokens - mask.shape[1], 0))[seen]
+                bias = np.pad(mask[i].astype(np.float64), (tokens - mask.shape[1], 0))[seen]
+                s = s + np.where(
+                    np.isneginf(bias), bias, bias * (1.0 if slopes is None else slopes[heads, None].astype(np.float64))
+                )
                 if np.all(np.isneginf(s)):
                     continue
             top = np.maximum(s.max(axis=1, keepdims=True), sink[heads, None])

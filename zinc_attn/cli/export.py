@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..shapes import KV_LAYOUTS
 from ..tools import export
 from ..tools.measure import PAGE_SIZE
 from .arguments import DEFAULT_COMPUTE_UNITS, Subparsers, add_command, parse_shapes
@@ -17,13 +18,14 @@ def declare(subparsers: Subparsers) -> None:
     parser.share("--shape", several=True)
     parser.share("--dtype", "f16")
     parser.share("--page-size", PAGE_SIZE)
+    parser.add_argument("--kv-layout", default="tiles", choices=KV_LAYOUTS, help="of the cache: rows (NHD) or tiles")
     parser.share("--cu", DEFAULT_COMPUTE_UNITS, text="compute units of the device that the split tables are for")
     parser.flag("--json", "the manifest on stdout too, as one line")
 
 
 def run(args: argparse.Namespace) -> int:
     shapes = parse_shapes(args.shape) if args.shape else []
-    options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.cu}
+    options = {"dtype": args.dtype, "page_size": args.page_size, "compute_units": args.cu, "kv_layout": args.kv_layout}
     made = export.export(args.directory, shapes, **options)
     if args.json:
         print_json([made])

@@ -25,7 +25,7 @@ from .partial import NodeRange, PartialCall
 from .pending import PendingAttention
 from .requests import CallBatch, reserve_rows
 from .runner import AttentionCall, CallRunner, Observer
-from .scoring import LayerScorings, Scoring, check_alibi, check_scale, check_softcap
+from .scoring import LayerScorings, Scoring, check_alibi, check_mask_slopes, check_scale, check_softcap
 
 
 class Attention:
@@ -36,13 +36,13 @@ class Attention:
     with an int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a
     logit per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or
     None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -
-    row's position|. cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one
-    sequence, are attended for several of these rows at once: where it saves enough (None), wherever it can (True), or
-    never (False). arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on
-    every device, too; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of
-    a type that float16 holds), with bits that are one device's and driver's; or "matrix-prefill", which takes them for
-    requests of at least 16 query rows times heads of a KV head alone.
-    ArgumentError and its kinds for wrong arguments.
+    row's position|. mask_slopes: float32 (q_heads,), what a call's mask is multiplied with, by query head (ggml's
+    ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in a chunk of one sequence, are
+    attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
+    arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on every device,
+    too; "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of a type that
+    float16 holds), with bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of
+    at least 16 query rows times heads of a KV head alone. ArgumentError and its kinds for wrong arguments.
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
     ``observer`` is called with every submission and its workspace before it is submitted.
@@ -59,6 +59,7 @@ class Attention:
         softcap: float | None = None,
         sinks: Any = None,
         alibi: Any = None,
+        mask_slopes: Any = None,
         cascade: bool | None = None,
         arithmetic: Arithmetic = "canonical",
         plan: PlanFunction | None = None,
@@ -79,10 +80,10 @@ class Attention:
         self.cache, self.device = cache, cache.device
         self.num_splits, self.split_size = num_splits, split_size
         self.scale = check_scale(scale, shape.head_dim)
-        slopes = check_alibi(alibi, shape.q_heads)
-        cap = check_softcap(softcap)
+        slopes, by_mask = check_alibi(alibi, shape.q_heads), check_mask_slopes(mask_slopes, shape.q_heads)
+        common = Scoring(self.scale, softcap=check_softcap(softcap), alibi=slopes, mask_slopes=by_mask)
         self.arithmetic = check_arithmetic(arithmetic, cache.device, shape, cache.dtype)
-        scorings = LayerScorings(cache, Scoring(self.scale, softcap=cap, alibi=slopes), window, sinks)
+        scorings = LayerScorings(cache, common, window, sinks)
         facts = cache.device.info.layout_facts
         if plan is not None:
             layout = SplitLayouts(plan, facts, cache.dtype)

@@ -26,7 +26,7 @@ from ..planning.splits import SplitPlan
 from ..planning.submission import RowSlice
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Use, Words
-from ..shapes import AttnShape, row_format
+from ..shapes import TILES, AttnShape, Strides, row_format
 from ..storage import storage_types
 from .arithmetic import ARRAYS, check_arithmetic
 from .scoring import Scoring, check_scale
@@ -38,10 +38,42 @@ _EVERY_TILE: Final = 31  # page_shift with which every tile lies in page 0
 
 
 def packed(k: NDArray[Any], v: NDArray[Any], dtype: str, check: bool) -> Iterator[Words]:
-    """The words of the buffers of ContiguousKV, of K and then of V. check: as a cache does."""
+    """The words of the buffers of ContiguousKV in tiles, of K and then of V. check: as a cache does."""
     shape, kinds = AttnShape(k.shape[1], k.shape[1], k.shape[2], v.shape[2]), storage_types(dtype)
     for name, pack, x, kind in zip("kv", (pack_k, pack_v), (k, v), kinds, strict=True):
         yield pack(stored_values(name, x, kind.name)[0] if check else x, shape, kind)
+
+
+class RowsInPlace:
+    """K and V of one sequence and layer as rows that the caller laid out: bytes, on a device.
+
+    k, v: uint8 of any shape, rows of ``dtype``'s values or of ggml's blocks; strides: bytes from a row to the next;
+    apart: rows from a token to the next, and from a KV head to the next.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        tokens: int,
+        dtype: str,
+        k: NDArray[np.uint8],
+        v: NDArray[np.uint8],
+        strides: Strides,
+        apart: tuple[int, int],
+    ) -> None:
+        self.device, self.tokens, self.dtype, self.strides = device, tokens, dtype, strides
+        self.header = {"token_rows": apart[0], "head_rows": apart[1]}
+        given = [np.pad(x.reshape(-1), (0, -x.size % 4)).view(np.uint32) for x in (k, v)]
+        with ExitStack() as undo:
+            self.k, self.v = (undo.enter_context(closing(device.runtime.buffer(x.nbytes, Use.DATA))) for x in given)
+            for buffer, words in zip((self.k, self.v), given, strict=True):
+                device.runtime.write(buffer, words)
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self.k.close()
+        self.v.close()
 
 
 class ContiguousKV:
@@ -52,7 +84,7 @@ class ContiguousKV:
     """
 
     def __init__(self, device: Device, k: NDArray[Any], v: NDArray[Any], dtype: str | None = None) -> None:
-        self.device = device
+        self.device, self.strides, self.header = device, TILES, dict[str, int]()
         self.tokens, kv_heads, _ = k.shape
         self.dtype = dtype or DTYPES[k.dtype]
         row = row_format(AttnShape(kv_heads, kv_heads, k.shape[2], v.shape[2]), self.dtype)
@@ -73,7 +105,7 @@ class ContiguousKV:
 
 
 class RecordedCall:
-    """One recorded attention call on a ContiguousKV: a plan, its buffers and its submission. Run it at will.
+    """One recorded attention call on K and V in one piece: a plan, its buffers and its submission. Run it at will.
 
     scoring: None is the usual scale and nothing else; its window must be the plan's. mask: of the query rows, or None.
     arithmetic: see ``Attention``.
@@ -81,7 +113,7 @@ class RecordedCall:
 
     def __init__(
         self,
-        kv: ContiguousKV,
+        kv: ContiguousKV | RowsInPlace,
         plan: SplitPlan,
         *,
         scoring: Scoring | None = None,
@@ -108,13 +140,13 @@ class RecordedCall:
             tables=1,
             masks=len(submission.masks),
         )
-        layout = PageGeometry(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1))
+        layout = PageGeometry(shape, kv.dtype, KEYS_PER_LEAF, max(tiles(kv.tokens), 1), kv.strides)
         pages = PagedStorage(device, layout, [LayerStorage(0, 0, (HeadSlice(0, shape.kv_heads, kv.k, kv.v),))])
         self._made = ExitStack()
         try:
             self._workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, self._buffer))
             self._made.callback(self._workspace.close)
-            self._workspace.work.set(page_shift=_EVERY_TILE)
+            self._workspace.work.set(page_shift=_EVERY_TILE, **kv.header)
             self._workspace.fill(submission, 0)
             dispatches = self._workspace.dispatches(0, scoring)
             self._recording = self.runtime.record(dispatches, timestamps)

@@ -58,7 +58,7 @@ class RecordedAttention:
         self.runner, self.seq, self.layer = runner, seq, layer
         self.allow_empty, self.causal = options.allow_empty, options.causal
         self.q_len = _count("q", "elements", "q_len", q, cache.shape.q_heads * cache.shape.k_dim)
-        self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.row_words)
+        self.count = 0 if rows is None else _count("rows", "words", "tokens", rows, cache.layout.row_words)
         most = cache.pool.capacity  # whole pages: a sequence can have more tokens than the cache's capacity
         self.max_tokens = check_int("max_tokens", most if options.max_tokens is None else options.max_tokens, 1, most)
         self.mask_keys = check_int("mask_keys", options.mask_keys, 0, self.max_tokens)

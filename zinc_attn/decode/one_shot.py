@@ -23,7 +23,7 @@ from .arithmetic import ARRAYS, check_arithmetic, check_half_range
 from .axes import attention_shape
 from .contiguous import DTYPES, ContiguousKV, RecordedCall
 from .requests import check_score_bound, check_seen, mask_words
-from .scoring import Scoring, check_alibi, check_scale, check_sinks, check_softcap
+from .scoring import Scoring, check_alibi, check_mask_slopes, check_scale, check_sinks, check_softcap
 from .targets import Target, check_targets
 
 F32 = NDArray[np.float32]
@@ -69,6 +69,7 @@ def attention(
     sinks: Any = ...,
     alibi: Any = ...,
     mask: Any = ...,
+    mask_slopes: Any = ...,
     out: Any = ...,
     lse: Any = ...,
     allow_empty: bool = ...,
@@ -91,6 +92,7 @@ def attention(
     sinks: Any = ...,
     alibi: Any = ...,
     mask: Any = ...,
+    mask_slopes: Any = ...,
     out: Any = ...,
     lse: Any = ...,
     allow_empty: bool = ...,
@@ -114,6 +116,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     sinks: Any = None,
     alibi: Any = None,
     mask: Any = None,
+    mask_slopes: Any = None,
     out: Any = None,
     lse: Any = None,
     allow_empty: bool = False,
@@ -126,8 +129,8 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     scale: not 0; None is 1 / sqrt(head_dim). causal: row i of q_len sees keys up to position tokens - q_len + i.
     window: keys that a row sees at most, its own position counted (transformers' sliding_window; FlashInfer's
     window_left + 1). softcap: scores become softcap * tanh(score / softcap). sinks: (q_heads,) float32, a logit per
-    query head that joins the softmax without a value (GPT-OSS); lse includes it. alibi: see ``Attention``; mask, out,
-    lse, allow_empty: as in a call of it. arithmetic: as in ``Attention``; "matrix" takes k and v in float16.
+    query head that joins the softmax without a value (GPT-OSS); lse includes it. alibi, mask_slopes: see ``Attention``;
+    mask, out, lse, allow_empty: as in a call of it. arithmetic: as in ``Attention``; "matrix" takes k and v in float16.
     Returns out ([q_len,] q_heads, v_head_dim), and with return_lse also lse ([q_len,] q_heads), natural log; float32.
     ArgumentError and its kinds for wrong arguments, LimitError and DeviceMemoryError where the device has no room.
     Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with the canonical reduction of this package.
@@ -135,7 +138,7 @@ def attention(  # noqa: PLR0913  (public; all but q, k and v have a default)
     rows, ka, va, shape = check_arrays(q, k, v)
     causal, return_lse = check_bool("causal", causal), check_bool("return_lse", return_lse)
     words = mask_words(mask, len(rows), len(ka))
-    scoring = _scoring(shape, scale, window, softcap, sinks, alibi)
+    scoring = _scoring(shape, scale, window, softcap, sinks, alibi, mask_slopes)
     if not check_bool("allow_empty", allow_empty):
         check_seen(len(rows), len(ka), causal, words, scoring.window)
     one_row = np.ndim(q) == 2
@@ -168,10 +171,13 @@ def _opened(device: Device | None) -> Device:
     return device
 
 
-def _scoring(shape: AttnShape, scale: Any, window: Any, softcap: Any, sinks: Any, alibi: Any) -> Scoring:
+def _scoring(
+    shape: AttnShape, scale: Any, window: Any, softcap: Any, sinks: Any, alibi: Any, mask_slopes: Any
+) -> Scoring:
     """How scores are made, checked."""
-    heads = check_sinks(sinks, shape.q_heads), check_alibi(alibi, shape.q_heads)
-    return Scoring(check_scale(scale, shape.head_dim), check_window(window), check_softcap(softcap), *heads)
+    q_heads, base = shape.q_heads, (check_scale(scale, shape.head_dim), check_window(window), check_softcap(softcap))
+    heads = check_sinks(sinks, q_heads), check_alibi(alibi, q_heads)
+    return Scoring(*base, *heads, mask_slopes=check_mask_slopes(mask_slopes, q_heads))
 
 
 def _planned(

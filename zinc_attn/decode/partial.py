@@ -131,6 +131,7 @@ class PartialCall(AttentionCall):
         sinks = b"" if scoring.sinks is None else scoring.sinks.tobytes()
         biases = b"" if scoring.alibi is None else b"alibi" + scoring.alibi.tobytes()
         if request.mask is not None:
+            biases += b"" if scoring.mask_slopes is None else b"slopes" + scoring.mask_slopes.tobytes()
             biases += f"mask {request.mask.begin} ".encode() + request.mask.words.tobytes()
         q = np.ascontiguousarray(request.q, np.float32).tobytes()
         identity = hashlib.sha256(text.encode() + b"\0" + sinks + biases + q).hexdigest()

@@ -31,11 +31,11 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks`` and ``alibi``
-    said.
+    """How scores are made and which count, checked: what ``scale``, ``window``, ``softcap``, ``sinks``, ``alibi`` and
+    ``mask_slopes`` said.
 
-    sinks, alibi: (q_heads,) float32 in log2 units, or None; scales: what fp8_e4m3's values are multiplied by, see
-    ``cache.head_scales``.
+    sinks, alibi, mask_slopes: (q_heads,) float32 in log2 units, or None; scales: what fp8_e4m3's values are multiplied
+    by, see ``cache.head_scales``.
     """
 
     scale: float
@@ -44,11 +44,12 @@ class Scoring:
     sinks: F32 | None = None
     alibi: F32 | None = None
     scales: F32 | None = None
+    mask_slopes: F32 | None = None
 
     @property
     def heads(self) -> HeadTables:
         """What the work buffer has per head."""
-        return HeadTables(self.sinks, self.alibi, self.scales)
+        return HeadTables(self.sinks, self.alibi, self.scales, self.mask_slopes)
 
     def header(self, head_dim: int) -> dict[str, int]:
         """The header words of the work buffer."""
@@ -79,10 +80,16 @@ def check_alibi(alibi: Any, q_heads: int) -> F32 | None:
     return None if array is None else alibi_slopes(array)
 
 
+def check_mask_slopes(mask_slopes: Any, q_heads: int) -> F32 | None:
+    """Slopes of masks (q_heads,) in log2 units, or None."""
+    array = arguments.check_mask_slopes(mask_slopes, q_heads)
+    return None if array is None else alibi_slopes(array)
+
+
 class LayerScorings:
     """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
 
-    common: scale, softcap and ALiBi slopes of all layers. window: keys, None, or a list with one of these per layer;
+    common: scale, softcap and slopes of all layers. window: keys, None, or a list with one of these per layer;
     sinks: (q_heads,), (num_layers, q_heads), or a list with an array or None per layer.
     """
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.device_encoding import encodes_on_device, upload_values, value_words
+from ..cache.device_encoding import upload_values, value_words
 from ..cache.layer_storage import LayerStorage
 from ..cache.mover import PageGeometry
 from ..kernels import declarations
@@ -37,7 +37,7 @@ from ..planning.submission import RecordingKey, Submission
 from ..runtime.device import Device, QueuedRecordings
 from ..runtime.multiply_add import CONSTANT
 from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
-from ..shapes import AttnShape, filled_up
+from ..shapes import AttnShape, filled_up, row_format
 from .scoring import Scoring
 
 Words = NDArray[np.uint32]
@@ -118,7 +118,7 @@ class TensorWords:
         """Those of a key."""
         layout = pages.layout
         heads, dim, values = layout.shape.q_heads, layout.shape.v_dim, value_words(layout.shape, key.appends)
-        if not encodes_on_device(layout.dtype, key.appends) or 4 * values > pages.device.info.max_buffer_bytes:
+        if not layout.encodes(key.appends) or 4 * values > pages.device.info.max_buffer_bytes:
             values = 0
         return cls(
             q=key.rows * heads * layout.shape.k_dim,
@@ -167,7 +167,7 @@ class Workspace:
         work.set(single_pass=int(key.single_pass))
         heads_each = layout.shape.kv_heads
         encoded = 0 if tensors.values is not None else key.appends  # by the host
-        made.row_words = np.zeros((encoded, heads_each, layout.row_words // heads_each), np.uint32)
+        made.row_words = np.zeros((encoded, heads_each, row_format(layout.shape, layout.dtype).words), np.uint32)
         try:
             for one, buffers in ((work, made.work_buffers), (shared, made.shared_buffers)):
                 for _ in slices:
@@ -269,7 +269,7 @@ class Workspace:
         for keys, values in new:
             encode(self.row_words[at : at + len(keys)], keys, values, layer)
             at += len(keys)
-        runtime.write(self.tensors.rows, self.row_words[:at].reshape(-1))
+        runtime.write(self.tensors.rows, self.pages.layout.to_device(self.row_words[:at]).reshape(-1))
 
     def keys_read(self) -> int:
         """Keys, of one KV head, that the workgroups of pass 1 read."""
@@ -319,9 +319,10 @@ class Workspace:
             layout.tile,
             softcap=scoring.softcap is not None,
             alibi=scoring.alibi is not None,
-            mask=key.masks > 0,
+            mask=0 if not key.masks else 1 if scoring.mask_slopes is None else 2,
             fused=CONSTANT[device.fused_way()] if key.fused else 0,
             wave_size=device.info.wave_size,
+            strides=layout.strides,
         )
         together = replace(alone, build=key.shared_build, rows=key.shared_rows)
         target = "out" if key.single_pass else "states"
@@ -332,7 +333,7 @@ class Workspace:
         for i, one in enumerate(self.pages.layers[layer].slices):
             bound = {**tensors, "work": self.work_buffers[i], "k": one.k, "v": one.v}
             if key.appends:
-                call = append_call(layout.shape, layout.dtype, layout.tile, key.appends, one.heads)
+                call = append_call(layout.shape, layout.dtype, layout.tile, key.appends, one.heads, layout.strides)
                 appends.append(dispatch(call, bound))
             if key.shared:
                 bound["shared"] = self.shared_buffers[i]

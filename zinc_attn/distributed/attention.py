@@ -42,10 +42,10 @@ class Folder(Protocol):
 class ShardedAttention:
     """Attention of query rows over sequences of a ShardedKVCache, with the bits of ``Attention`` over a KVCache.
 
-    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, arithmetic and errors as in ``Attention``; with
-    matrix units the bits are those of ``Attention`` where all devices are alike. sent_bytes: the partial states that
-    this rank gave to the others; fold: what folds the partial states, a Fold on the first device, in whose place
-    another Folder may be put.
+    cache: a ShardedKVCache; scale, window, softcap, sinks, alibi, mask_slopes, arithmetic and errors as in
+    ``Attention``; with matrix units the bits are those of ``Attention`` where all devices are alike. sent_bytes: the
+    partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the first device,
+    in whose place another Folder may be put.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ShardedAttention:
         softcap: float | None = None,
         sinks: Any = None,
         alibi: Any = None,
+        mask_slopes: Any = None,
         arithmetic: Arithmetic = "canonical",
     ) -> None:
         """See the class."""
@@ -66,7 +67,10 @@ class ShardedAttention:
         cache.check_open()
         self.cache = cache
         options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi": alibi}
-        options["arithmetic"] = arithmetic  # of every shard; its bits are those of the device that holds the shard
+        options |= {
+            "mask_slopes": mask_slopes,
+            "arithmetic": arithmetic,
+        }  # of every shard; its bits are those of the device that holds the shard
         self._attention = {i: Attention(one, **options) for i, one in cache.shards.items()}
         self.fold: Folder = Fold(cache.devices[0], cache.shape)
         self.sent_bytes = 0

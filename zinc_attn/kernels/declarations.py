@@ -58,8 +58,8 @@ class KernelDecl:
 
 # --- words of the work buffer -------------------------------------------------------------------------------------
 # A header comes first, then one ITEM per workgroup of pass 1 in grid x, then one ROW per query row, then APPEND (or
-# COPY) records, then page tables, sinks, ALiBi slopes, scales of heads and masks; all are uint words. All that
-# changes from token to token is in here, so that a recorded submission can be used again.
+# COPY) records, then page tables, sinks, ALiBi slopes, scales of heads, slopes of masks and masks; all are uint words.
+# All that changes from token to token is in here, so that a recorded submission can be used again.
 HEADER: Final = (
     "q_heads",
     "kv_heads",  # KV heads in the K and V buffers: all of them, or a shard's
@@ -80,8 +80,11 @@ HEADER: Final = (
     "first_page",  # is added to the ids of page tables: where the layer begins in buffers that layers share
     "alibi_table",  # word where the ALiBi slopes begin, float32 bits of slope * log2(e) per query head
     "scale_table",  # word where fp8_e4m3's scales begin, float32 bits of 256 * scale per KV head of rows: K's, then V's
+    "token_rows",  # where K and V lie as rows: rows from a token to the next
+    "head_rows",  # the same from a KV head to the next
+    "mask_slope_table",  # word where the slopes of masks begin, float32 bits of slope * log2(e) per query head
 )
-HEADER_WORDS: Final = 20
+HEADER_WORDS: Final = 24
 # An ITEM is leaves [leaf_begin, leaf_end) for the query row `row`, which sees keys [first, limit). Where the
 # specialization constant rows_shared is above 1, the item is for `rows` rows from `row` on, which all see the same of
 # these leaves; the ROW records say where their states go.
@@ -131,6 +134,13 @@ FUSED_NATIVE: Final = 1  # attend's constant "fused": the sums of products by fm
 FUSED_EMULATED: Final = 2  # the same sums by float32 operations
 Build = Literal["single", "node", "loop"]  # each serves the items of one row that those before it do
 BUILDS: Final[tuple[Build, ...]] = ("single", "node", "loop")
+# Where K and V lie as rows, (token, KV head, values), and not in tiles; all 0 else.
+ROWS_SPEC: Final = (
+    "k_size",  # dimensions that a row of K has, of k_dim
+    "v_size",
+    "k_stride",  # bytes from a row of K to the next, a multiple of 2; 0 for tiles
+    "v_stride",
+)
 ATTEND_SPEC: Final = (
     "k_dim",
     "v_dim",
@@ -146,6 +156,7 @@ ATTEND_SPEC: Final = (
     "v_storage",  # of V's
     "fused",  # 0, FUSED_NATIVE or FUSED_EMULATED
     "wave_size",  # invocations of a wave; the node build, which does not declare it, has 32
+    *ROWS_SPEC,
 )
 # Pass 1. ``single``: a workgroup of one wave attends one leaf. ``node``: a workgroup of eight waves attends leaves of
 # one node, a leaf each, and folds them. ``loop``: a workgroup of one wave attends any range of leaves.
@@ -181,6 +192,7 @@ MATRIX: Final = KernelDecl(
         "k_storage",
         "v_storage",
         "workgroup_size",  # invocations of a workgroup
+        *ROWS_SPEC,
     ),
     extension="GL_KHR_cooperative_matrix",
 )
@@ -199,7 +211,7 @@ def _mover(name: str, rows: Access, cache: Access, gather: int) -> KernelDecl:
         name,
         "append.comp",
         (Binding("work", "read"), Binding("rows", rows), Binding("k", cache), Binding("v", cache)),
-        ("k_values", "v_values", "k_scales", "v_scales", "chunk_words", "tile"),
+        ("k_values", "v_values", "k_scales", "v_scales", "chunk_words", "tile", "k_stride", "v_stride"),
         module="append",
         fixed=(("gather", gather),),
     )

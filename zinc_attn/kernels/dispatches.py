@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from ..canonical.constants import CHUNK
 from ..limits import BLOCK, WAVE
-from ..shapes import AttnShape, row_format, tile_words
+from ..shapes import TILES, AttnShape, Strides, row_format, strided_format
 from ..storage import storage_index, storage_types
 from . import declarations
 from .declarations import Build, KernelDecl
@@ -30,10 +30,15 @@ class KernelCall:
     groups: tuple[int, int, int]
 
 
-def _row_constants(shape: AttnShape, dtype: str) -> dict[str, int]:
+def _row_constants(shape: AttnShape, dtype: str, strides: Strides = TILES) -> dict[str, int]:
     """The specialization constants about rows of K and V, which several kernels have."""
     k, v = storage_types(dtype)
+    sizes = (shape.head_dim, shape.v_head_dim) if strides != TILES else TILES
     return {
+        "k_size": sizes[0],
+        "v_size": sizes[1],
+        "k_stride": strides[0],
+        "v_stride": strides[1],
         "k_dim": shape.k_dim,
         "v_dim": shape.v_dim,
         "latent": int(shape.latent),
@@ -48,7 +53,8 @@ class AttendVariant:
 
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
-    on it); wave_size: the fewest invocations that the device's waves have where a workgroup is one wave.
+    on it); mask: 0, 1, or 2 where masks have slopes; wave_size: the fewest invocations that the device's waves have
+    where a workgroup is one wave; strides: of rows of K and V, see ``Strides``.
     """
 
     shape: AttnShape
@@ -58,11 +64,12 @@ class AttendVariant:
     tile: int
     softcap: bool = False
     alibi: bool = False
-    mask: bool = False
+    mask: int = 0
     rows: int = 1
     heads: int | None = None
     fused: int = 0
     wave_size: int = WAVE
+    strides: Strides = TILES
 
     @property
     def heads_per_workgroup(self) -> int:
@@ -78,13 +85,13 @@ class AttendVariant:
             raise ValueError(f"the node build serves one row in one pass over V, not {self.rows} rows of {self.shape}")
         decl = declarations.ATTEND[self.build]
         values = {
-            **_row_constants(self.shape, self.dtype),
+            **_row_constants(self.shape, self.dtype, self.strides),
             "vectors": vectors,
             "chunks_ahead": chunks_ahead(self.kind, self.shape.k_dim),
             "tile": self.tile,
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
-            "mask": int(self.mask),
+            "mask": self.mask,
             "rows_shared": self.rows,
             "fused": self.fused,
             "wave_size": wave_size(self.wave_size, self.build, self.shape, vectors, value_passes(self.shape, vectors)),
@@ -103,13 +110,14 @@ class MatrixVariant:
     tile: int
     softcap: bool = False
     alibi: bool = False
-    mask: bool = False
+    mask: int = 0
+    strides: Strides = TILES
 
     @classmethod
     def of(cls, canonical: AttendVariant, mat: MatrixTile, workgroup: MatrixWorkgroup) -> MatrixVariant:
         """What serves the calls of a canonical variant."""
         one = canonical
-        return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.alibi, one.mask)
+        return cls(one.shape, one.dtype, mat, workgroup, one.tile, one.softcap, one.alibi, one.mask, one.strides)
 
     @property
     def rows(self) -> int:
@@ -120,7 +128,7 @@ class MatrixVariant:
         """The kernel and its specialization constants."""
         decl = declarations.MATRIX
         values = {
-            **_row_constants(self.shape, self.dtype),
+            **_row_constants(self.shape, self.dtype, self.strides),
             "vectors": self.workgroup.vectors,
             "mat_m": self.mat.m,
             "mat_n": self.mat.n,
@@ -130,7 +138,7 @@ class MatrixVariant:
             "tile": self.tile,
             "softcap": int(self.softcap),
             "alibi": int(self.alibi),
-            "mask": int(self.mask),
+            "mask": self.mask,
             "workgroup_size": self.workgroup.size,
         }
         return decl, tuple(values[name] for name in decl.spec)
@@ -163,38 +171,39 @@ def merge_call(shape: AttnShape, kind: str, rows: int) -> KernelCall:
     return KernelCall(declarations.MERGE, (shape.v_dim, merge_workgroup_size(kind)), ("work", "states", "out"), grid)
 
 
-def _move_call(decl: KernelDecl, shape: AttnShape, dtype: str, tile: int, grid: tuple[int, int, int]) -> KernelCall:
+def _move_call(
+    decl: KernelDecl, shape: AttnShape, dtype: str, tile: int, grid: tuple[int, int, int], strides: Strides
+) -> KernelCall:
     """Rows between a row tensor and the cache, by ``decl``."""
-    row = row_format(shape, dtype)
-    values = {**asdict(row), "chunk_words": row.k_values // (shape.k_dim // CHUNK), "tile": tile}
+    row = row_format(shape, dtype) if strides == TILES else strided_format(strides, shape.latent)
+    chunk_words = storage_types(dtype)[0].value_words(CHUNK)
+    values = {**asdict(row), **_row_constants(shape, dtype, strides), "chunk_words": chunk_words, "tile": tile}
     return KernelCall(decl, tuple(values[name] for name in decl.spec), ("work", "rows", "k", "v"), grid)
 
 
-def append_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
+def append_call(
+    shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int, strides: Strides = TILES
+) -> KernelCall:
     """Write ``rows`` uploaded rows to the cache."""
-    return _move_call(declarations.APPEND_KERNEL, shape, dtype, tile, (rows, kv_heads, 1))
+    return _move_call(declarations.APPEND_KERNEL, shape, dtype, tile, (rows, kv_heads, 1), strides)
 
 
 def encode_call(shape: AttnShape, dtype: str, rows: int) -> KernelCall:
     """Make the words of ``rows`` rows, all KV heads of them, from the uploaded float32 values."""
-    values = {"k_size": shape.head_dim, "v_size": shape.v_head_dim, **_row_constants(shape, dtype)}
+    values = {**_row_constants(shape, dtype), "k_size": shape.head_dim, "v_size": shape.v_head_dim}
     decl, widest = declarations.ENCODE, shape.k_dim if shape.latent else max(shape.k_dim, shape.v_dim)
     lanes = 2 * -(-widest // (2 * BLOCK)) * shape.kv_heads  # of a row: a lane has a block, a head whole pairs of them
     spec = tuple(values[name] for name in decl.spec)
     return KernelCall(decl, spec, ("work", "values", "rows"), (rows, -(-lanes // WAVE), 1 if shape.latent else 2))
 
 
-def gather_call(shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int) -> KernelCall:
+def gather_call(
+    shape: AttnShape, dtype: str, tile: int, rows: int, kv_heads: int, strides: Strides = TILES
+) -> KernelCall:
     """Read ``rows`` rows back from the cache."""
-    return _move_call(declarations.GATHER_KERNEL, shape, dtype, tile, (rows, kv_heads, 1))
+    return _move_call(declarations.GATHER_KERNEL, shape, dtype, tile, (rows, kv_heads, 1), strides)
 
 
-def copy_call(shape: AttnShape, dtype: str, tile: int, kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:
-    """Copy ``pairs`` pages within the cache."""
-    row = row_format(shape, dtype)
-    return KernelCall(
-        declarations.COPY_KERNEL,
-        (tile_words(tile, row.k_words), tile_words(tile, row.v_words)),
-        ("work", "k", "v"),
-        (pairs, kv_heads, page_tiles),
-    )
+def copy_call(tile_words: tuple[int, int], kv_heads: int, page_tiles: int, pairs: int = 1) -> KernelCall:
+    """Copy ``pairs`` pages within the cache. tile_words: of a tile of K and of V."""
+    return KernelCall(declarations.COPY_KERNEL, tile_words, ("work", "k", "v"), (pairs, kv_heads, page_tiles))

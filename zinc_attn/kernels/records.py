@@ -2,7 +2,7 @@
 
 A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
 APPEND (or COPY) record per new token (or page pair), the page tables, the attention sinks, ALiBi slopes, scales of
-heads and masks.
+heads, slopes of masks and masks.
 ``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
 """
 
@@ -41,19 +41,20 @@ def no_records(dtype: np.dtype[Any]) -> Records:
 class HeadTables(NamedTuple):
     """float32 per head, None where there are none: sinks (q_heads,), scores in log2 units (see
     ``canonical.reference.sink_scores``); alibi (q_heads,), slopes times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of
-    K's heads and then V's."""
+    K's heads and then V's; mask_slopes (q_heads,), what masks are multiplied with, times log2(e)."""
 
     sinks: NDArray[np.float32] | None = None
     alibi: NDArray[np.float32] | None = None
     scales: NDArray[np.float32] | None = None
+    mask_slopes: NDArray[np.float32] | None = None
 
 
 class WorkBuffer:
     """The words of a work buffer with room for given numbers of records; every attribute is a view of ``words``.
 
     header: one HEADER record; items: (items,) ITEM; rows: (rows,) ROW; appends: (appends,) APPEND; copies: the same
-    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; sinks, alibi, scales:
-    words of HeadTables or none; masks: (masks,) words of masks, from word ``masks_at`` on.
+    words as (appends,) COPY; tables: (tables,) page-table words, from word ``tables_at`` on; sinks, alibi, scales,
+    mask_slopes: words of HeadTables or none; masks: (masks,) words of masks, from word ``masks_at`` on.
     """
 
     def __init__(
@@ -77,14 +78,15 @@ class WorkBuffer:
         ends = np.cumsum(sizes)
         self.words: Words = np.zeros(int(ends[-1]), np.uint32)
         parts = np.split(self.words, ends[:-1])
-        header, item, row, append, self.tables, self.sinks, self.alibi, self.scales, self.masks = parts
+        header, item, row, append, self.tables = parts[:5]
+        self.sinks, self.alibi, self.scales, self.mask_slopes, self.masks = parts[5:]
         self.header = header.view(HEADER)[0]
         self.items, self.rows = item.view(ITEM), row.view(ROW)
         self.appends, self.copies = append.view(APPEND), append.view(COPY)
-        self.tables_at, self.masks_at = int(ends[3]), int(ends[7])
+        self.tables_at, self.masks_at = int(ends[3]), int(ends[8])
         self.set(row_table=int(ends[1]), append_table=int(ends[2]))
-        per_head = ("sink_table", self.sinks), ("alibi_table", self.alibi), ("scale_table", self.scales)
-        for (name, words), begin, one in zip(per_head, ends[4:7], heads, strict=True):
+        names = ("sink_table", "alibi_table", "scale_table", "mask_slope_table")
+        for name, words, begin, one in zip(names, parts[5:9], ends[4:8], heads, strict=True):
             if one is not None:
                 self.set(**{name: int(begin)})
                 words[:] = one.view(np.uint32)

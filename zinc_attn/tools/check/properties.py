@@ -112,12 +112,13 @@ class _Examination:
 
     @contextmanager
     def _filled(
-        self, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0
+        self, case: Case, data: Data, page: int, *, shuffled: bool = False, spare: int = 0, kv_layout: str = "tiles"
     ) -> Iterator[tuple[PlannedAttention, Sequence]]:
         """A sequence of ``data`` in a cache of that size and ``spare`` pages more, and attention by the split rule."""
         pages = -(-len(data.k) // page) + spare
         order = np.argsort(words("pages", pages), kind="stable").tolist() if shuffled else None
-        with closing(KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, page_order=order)) as cache:
+        options: dict[str, Any] = {"page_order": order, "kv_layout": kv_layout}
+        with closing(KVCache(self.device, case.shape, 1, pages * page, case.dtype, page, **options)) as cache:
             seq = cache.new_sequence()
             _append(cache, seq, data, 0, len(data.k), PIECE)
             rule = self._by_split(SplitSpec("auto"), case.dtype)
@@ -237,10 +238,10 @@ class _Examination:
                 self.outcome.compare(8, f"{name} {i + 1} of {len(of)}", *pair)
 
     def _pages(self) -> None:
-        """Property 6: other page sizes, and pages in another order."""
-        for page, shuffled in ((1, True), (1024, False)):
-            with self._filled(self.case, self.data, page, shuffled=shuffled) as (attention, seq):
-                variation = f"pages of {page}{', shuffled' * shuffled}"
+        """Property 6: other page sizes, pages in another order, and rows in place of tiles."""
+        for page, shuffled, kv_layout in ((1, True, "tiles"), (1024, False, "NHD")):
+            with self._filled(self.case, self.data, page, shuffled=shuffled, kv_layout=kv_layout) as (attention, seq):
+                variation = f"pages of {page}{', shuffled' * shuffled}{', rows' * (kv_layout == 'NHD')}"
                 self.outcome.compare(6, variation, self._output(attention, self.query, seq))
 
     def _shards(self, devices: Seq[Device], at_once: Output) -> None:

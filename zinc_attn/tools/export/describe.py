@@ -23,12 +23,12 @@ from ...kernels.declarations import KernelDecl
 from ...limits import MAX_CONTEXT
 from ...planning import splits
 from ...runtime.device import build_record, load_spirv
-from ...shapes import AttnShape, row_format
+from ...shapes import AttnShape, check_kv_layout, row_format
 from ...storage import STORAGE, storage_index, storage_types
 from .formulas import evaluate, evaluate_all, formulas, meanings, structure
 
 FORMAT: Final = "zinc_attn export"
-VERSION: Final = 7
+VERSION: Final = 8
 KINDS: Final = ("gpu", "cpu")
 RECORDS: Final = ("header", "item", "row", "append", "copy")  # of the work buffer
 
@@ -128,10 +128,11 @@ def _split_rows(target: int, kind: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> dict[str, Any]:
-    """Everything that is a number once shape, dtype and page size are known."""
+def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int, kv_layout: str) -> dict[str, Any]:
+    """Everything that is a number once shape, dtype, page size and layout are known."""
     row_format(shape, dtype)  # refuses a dtype that the shape does not take
     names = {**asdict(shape), "latent": int(shape.latent), **storage_names(dtype), "page_size": page_size}
+    names["nhd"] = int(kv_layout == "NHD")
     sizes, of_kind = evaluate_all(formulas("sizes"), names), formulas("quantities")
     kinds = {}
     for kind in KINDS:
@@ -147,9 +148,10 @@ def _shape(shape: AttnShape, dtype: str, page_size: int, compute_units: int) -> 
         **asdict(shape),
         "dtype": dtype,
         "page_size": page_size,
+        "kv_layout": kv_layout,
         "compute_units": compute_units,
         "sizes": sizes,
-        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype),
+        "kv_bytes_per_token": 4 * sizes["token_words"],
         "state_bytes": 4 * sizes["state_words"],
         "kinds": kinds,
     }
@@ -190,16 +192,21 @@ def _multiply_add() -> dict[str, Any]:
 
 
 def manifest(
-    attn_shapes: Iterable[AttnShape] = (), *, dtype: str = "f16", page_size: int = 256, compute_units: int = 64
+    attn_shapes: Iterable[AttnShape] = (),
+    *,
+    dtype: str = "f16",
+    page_size: int = 256,
+    compute_units: int = 64,
+    kv_layout: str = "tiles",
 ) -> dict[str, Any]:
     """The manifest as a JSON-serializable dict; section ``shapes`` has the sizes and split tables of ``attn_shapes``.
 
-    dtype and page_size (tokens, a power of two from 1 on) of the cache; compute_units: of the device that the split
+    dtype, page_size and kv_layout of the cache, as ``KVCache`` takes them; compute_units: of the device that the split
     tables are for. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
     """
     dtype = storage_dtype(dtype)
     page_size = PagePool(1, page_size).page_size  # refuses a wrong one
-    compute_units = check_int("compute_units", compute_units, 1)
+    compute_units, kv_layout = check_int("compute_units", compute_units, 1), check_kv_layout(kv_layout)
     chosen = list(attn_shapes)
     for shape in chosen:
         if not isinstance(shape, AttnShape):
@@ -227,5 +234,5 @@ def manifest(
         "multiply_add": _multiply_add(),
         "constants": {name: {**_constant(x), "meaning": told[name]} for name, x in declared_constants().items()},
         "reduction": list(meanings("reduction").values()),
-        "shapes": [_shape(shape, dtype, page_size, compute_units) for shape in chosen],
+        "shapes": [_shape(shape, dtype, page_size, compute_units, kv_layout) for shape in chosen],
     }

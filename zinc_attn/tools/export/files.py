@@ -36,6 +36,7 @@ def export(
     dtype: str = "f16",
     page_size: int = 256,
     compute_units: int = 64,
+    kv_layout: str = "tiles",
 ) -> dict[str, Any]:
     """Write the SPIR-V modules and manifest.json to ``directory``, and return the manifest; see ``manifest``.
 
@@ -45,7 +46,7 @@ def export(
     target = check_path("directory", directory)
     if not isinstance(attn_shapes, Iterable) or hasattr(attn_shapes, "dtype"):  # arrays of no axes do not iterate
         raise ArgumentError(f"attn_shapes: got {shown(attn_shapes)}, expected a list of AttnShapes")
-    made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units)
+    made = manifest(attn_shapes, dtype=dtype, page_size=page_size, compute_units=compute_units, kv_layout=kv_layout)
     text = json.dumps({DIGEST: "0" * 64, **made}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = sealed(text.encode())
     files = {decl.file: load_spirv(decl) for decl in kernels.KERNELS} | {MANIFEST: data}

@@ -13,7 +13,7 @@ from ...kernels.matrix import MatrixWorkgroup, matrix_workgroup
 from ...kernels.tuning import merge_workgroup_size, shared_rows
 from ...limits import WAVE
 from ...runtime.device import SPIRV
-from ...shapes import AttnShape
+from ...shapes import TILES, AttnShape, row_strides
 from ...storage import STORAGE
 from ..cost.cards import RDNA4_UNITS, TILE
 
@@ -28,7 +28,7 @@ class Spec:
     kernel: merge, attend_BUILD_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
     vectors of a workgroup of pass 1, 0 for the other kernels. chunks: workgroups that share a KV head, which scales the
     issue estimate alone. softcap: 1 for the builds that cap scores. rows: of a workgroup that share their keys. fused:
-    with one fma() for a product and its sum.
+    with one fma() for a product and its sum. cells: K and V are rows of a host (kv_layout "NHD") in pages of one token.
     """
 
     kernel: str
@@ -40,6 +40,7 @@ class Spec:
     v_head_dim: int = None  # type: ignore[assignment]  # an int from __post_init__ on
     latent: bool = False
     fused: bool = False
+    cells: bool = False
 
     def __post_init__(self) -> None:
         if self.v_head_dim is None:
@@ -50,7 +51,7 @@ class Spec:
         """kernel:dims:heads; :chunks:softcap:rows follows where softcap or rows is set."""
         more = (self.chunks, self.softcap, self.rows) if self.softcap or self.rows > 1 else ()
         parts = (self.kernel, self.dims, self.heads, *more)
-        return ":".join(str(x) for x in parts if x or more) + ":fused" * self.fused
+        return ":".join(str(x) for x in parts if x or more) + ":fused" * self.fused + ":cells" * self.cells
 
     @property
     def dims(self) -> str:
@@ -85,8 +86,11 @@ class Spec:
             return one.decl, one.spec
         if self.build is None:
             return MatrixVariant(shape, dtype, TILE, self._matrix(), KEYS_PER_LEAF, softcap).program()
-        common = self.build, "discrete", KEYS_PER_LEAF, softcap
-        return AttendVariant(shape, dtype, *common, rows=self.rows, heads=shape.group, fused=int(self.fused)).program()
+        common = self.build, "discrete", 1 if self.cells else KEYS_PER_LEAF, softcap
+        strides = row_strides(shape, dtype) if self.cells else TILES
+        return AttendVariant(
+            shape, dtype, *common, strides=strides, rows=self.rows, heads=shape.group, fused=int(self.fused)
+        ).program()
 
     @property
     def waves(self) -> int:
@@ -136,6 +140,14 @@ def fused_specs() -> list[Spec]:
     return [replace(spec, fused=True) for spec in attend]
 
 
+def cell_specs() -> list[Spec]:
+    """Pass 1 over rows of a host in pages of one token, with every storage type."""
+    attend = [spec for spec in specs_for(AttnShape.parse("16/2/256"), dtypes=STORAGE) if spec.build]
+    for shape in map(AttnShape.parse, ("9/3/64", "8/1/72", "8/1/65", "20/1/576/512/latent")):
+        attend += [spec for spec in specs_for(shape, dtypes=("f16", "q8_0", "q4_0")) if spec.build]
+    return [replace(spec, cells=True) for spec in attend]
+
+
 def matrix_specs() -> list[Spec]:
     """Pass 1 with matrix units for some shapes, for a full workgroup, and with every type that a cache has."""
     found = []
@@ -157,4 +169,4 @@ def encode_specs() -> list[Spec]:
 def all_specs() -> list[Spec]:
     """What the command compiles: matrix units only where the package was built with them."""
     matrices = (SPIRV / kernels.MATRIX.file).exists()
-    return default_specs() + fused_specs() + encode_specs() + (matrix_specs() if matrices else [])
+    return default_specs() + fused_specs() + cell_specs() + encode_specs() + (matrix_specs() if matrices else [])
