@@ -158,7 +158,7 @@ def words_of_page(section, size):
 
 
 PLAIN = ({}, page_words("A call in words").tolist())
-BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 101))
+BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 105))
 WORDS = pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 
 
@@ -220,6 +220,7 @@ def test_a_copied_page_is_the_page_in_every_layer(opened, inputs):
 def test_the_page_s_grids_and_places_follow_from_the_formulas(device):
     kind = "cpu" if device.info.kind == "cpu" else "gpu"
     names = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "latent": 0, "page_size": PAGE_SIZE}
+    names["nhd"] = 0
     names |= {**storage_names("f16"), "layers": LAYERS, "pages": PAGES, "layer": 1, "kind": kind}
     names |= evaluate_all(formulas("sizes"), names)
     names |= {"items": 5, "rows": 2, "appends": NEW, "copies": LAYERS}
@@ -303,11 +304,11 @@ def test_scales_of_heads(scaled, inputs):
     codes = [x.view(np.uint8) for x in np.split(encode(k, v, SHAPE, "fp8_e4m3", scales), 2, axis=2)]
     heads = HeadTables(scales=scales.reshape(-1) * np.float32(FP8_UNIT))
     work = WorkBuffer(items=5, rows=2, appends=NEW, tables=3, heads=heads)
-    page = words_of_page("Scales of heads", 97)
+    page = words_of_page("Scales of heads", 101)
     for given, encoded in (((k, v), False), (codes, True)):
         same(page_call(scaled, make_case.Values(q, *given), encoded=encoded), want)
         assert scaled.words().tolist() == page
-    assert page[93:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 93
+    assert page[97:] == work.scales.view(np.uint32).tolist() and page[18] == work.header["scale_table"] == 97
 
 
 def test_what_scales_refuse(scaled, opened, inputs):
