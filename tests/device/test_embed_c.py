@@ -354,7 +354,7 @@ LEAF_END = ("work", "item", "fields", list(kernels.ITEM).index("leaf_end"), "nam
 @pytest.mark.parametrize(
     "place,value,message",
     (
-        ("version", 3, "got version 3, expected 7; export it with the zinc-attn that this library was written for"),
+        ("version", 3, "got version 3, expected 8; export it with the zinc-attn that this library was written for"),
         ("format", "other", "got format other, expected zinc_attn export"),
         ("shapes", [], NO_SIZES),
         ("kernels", [], "it has no kernel primitives"),
