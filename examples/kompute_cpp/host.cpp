@@ -20,7 +20,7 @@ using Tensors = std::vector<std::shared_ptr<kp::Tensor>>;
 
 constexpr uint32_t Q_HEADS = 4, KV_HEADS = 2, DIM = 64, LEAVES = 8; // leaves of the longest context, ...
 constexpr uint32_t LEAF = 64;                                       // ... of so many keys; a page has as many tokens
-constexpr uint32_t HEADER_WORDS = 20, ITEM_WORDS = 10, ROW_WORDS = 8, APPEND_WORDS = 2;
+constexpr uint32_t HEADER_WORDS = 24, ITEM_WORDS = 10, ROW_WORDS = 8, APPEND_WORDS = 2;
 constexpr uint32_t ROW_TABLE = HEADER_WORDS + LEAVES * ITEM_WORDS;
 constexpr uint32_t APPEND_TABLE = ROW_TABLE + ROW_WORDS, PAGE_TABLE = APPEND_TABLE + APPEND_WORDS;
 

@@ -135,7 +135,7 @@ MUTANTS = {
         ),
         Mutant("ALiBi's sign", "distance = -vec2", "distance = vec2", BIASES),
         Mutant("a mask's first key", "position[i] >= work[record", "position[i] > work[record", NONCAUSAL),
-        Mutant("a mask's unit", "uintBitsToFloat(word) * LOG2E", "uintBitsToFloat(word) * 1.0", BIASES),
+        Mutant("a mask's unit", "+ head]) : LOG2E", "+ head]) : 1.0", BIASES),
     ),
     "item.glsl": (
         Mutant("a window by one", "max(item.first, first_key)", "max(item.first + 1u, first_key)", WINDOW),
