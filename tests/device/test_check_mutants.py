@@ -150,7 +150,7 @@ MUTANTS = {
     ),
     "cache.glsl": (
         Mutant("a page shift", "(tile >> shift)", "(tile >> (shift + 1u))", CANCELLING),
-        Mutant("a tile in its page", "tile & ((1u << shift) - 1u)", "tile & ((1u << shift) - 2u)", CANCELLING),
+        Mutant("a tile in its page", "first + (tile & (", "first + (tile / 2u & (", CANCELLING),
         Mutant("a token in a small tile", "key : token % TILE", "key : token % (TILE / 2u)", CANCELLING, 6),
         Mutant("a chunk of latent V", "+ at % CHUNK_WORDS;", "+ at % 2u;", LATENT),
     ),
