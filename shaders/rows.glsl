@@ -10,11 +10,13 @@ const bool NHD = K_STRIDE != 0u;
 // Pairs of bytes of a block, of which those before the values; what rows are counted in, too.
 const uint K_BLOCK_PAIRS = K_HALVES + 2u * K_FIFTH + 2u * K_BITS;
 const uint V_BLOCK_PAIRS = V_HALVES + 2u * V_FIFTH + 2u * V_BITS;
-// 0 where all words lie at multiples of 4 bytes; 0 where float values lie at multiples of 16, in whole pieces of 16 bytes.
+// 0 where all words lie at multiples of 4 bytes.
 const uint K_ODD = K_STRIDE % 4u + K_HALVES * (K_BLOCK_PAIRS % 2u);
 const uint V_ODD = V_STRIDE % 4u + V_HALVES * (V_BLOCK_PAIRS % 2u);
-const uint K_APART = K_STRIDE % 16u + K_SIZE * K_BITS % 128u + (K_BITS < 16u ? 1u : 0u);
-const uint V_APART = V_STRIDE % 16u + V_SIZE * V_BITS % 128u + (V_BITS < 16u ? 1u : 0u);
+// 0 where values without blocks lie in whole pieces of 16 bytes, or, of K's 8 bits, of 8.
+const uint K_PIECE = K_BITS == 8u ? 8u : 16u;
+const uint K_APART = K_STRIDE % K_PIECE + K_SIZE * K_BITS % (8u * K_PIECE) + K_HALVES;
+const uint V_APART = V_STRIDE % 16u + V_SIZE * V_BITS % 128u + V_HALVES;
 
 uint stored_word(bool v, uint at) {
     if (v) {
@@ -81,6 +83,9 @@ uvec4 k_row_chunk(uint row, uint chunk, uint part) {
     uint dim = CHUNK * chunk + 4u * part, values = 32u / K_BITS;  // of a word
     uvec4 w = uvec4(0u);
     if (K_APART == 0u && (K_SIZE == K_DIM || dim < K_SIZE)) {
+        if (K_BITS == 8u) {
+            return uvec4(k_words2[row * (K_STRIDE / 8u) + chunk], 0u, 0u);
+        }
         return k_words4[row * (K_STRIDE / 16u) + chunk * (K_BITS / 16u) + part];
     }
     for (uint i = 0u; K_APART != 0u && i < min(CHUNK_WORDS, 4u); ++i) {
@@ -127,12 +132,15 @@ uint v_row_part(uint row, uint dim) {
 }
 
 // The word of a block's float16 numbers, the first of them in its low half, and its fifth bits.
-uint row_block_word(bool v, uint row, uint block) {
+uvec2 row_block_words(bool v, uint row, uint block) {
     uint at = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_PAIRS : K_BLOCK_PAIRS);
-    return (v ? V_HALVES : K_HALVES) == 1u ? pair_at(v, at) : word_at(v, at);
-}
-
-uint row_fifth_bits(bool v, uint row, uint block) {
-    uint at = row * ((v ? V_STRIDE : K_STRIDE) / 2u) + block * (v ? V_BLOCK_PAIRS : K_BLOCK_PAIRS);
-    return word_at(v, at + (v ? V_HALVES : K_HALVES));
+    bool fifth = (v ? V_FIFTH : K_FIFTH) == 1u;
+    if ((v ? V_HALVES : K_HALVES) == 2u) {
+        return uvec2(word_at(v, at), fifth ? word_at(v, at + 2u) : 0u);
+    }
+    if (!fifth) {
+        return uvec2(pair_at(v, at), 0u);
+    }
+    uvec2 w = uvec2(stored_word(v, at >> 1u), stored_word(v, (at >> 1u) + 1u));
+    return (at & 1u) == 0u ? uvec2(w.x, bitfieldInsert(w.x >> 16u, w.y, 16, 16)) : uvec2(w.x >> 16u, w.y);
 }

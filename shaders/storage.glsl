@@ -44,8 +44,8 @@ Block block_of(uint halves, float head_scale, uint block, uint word, uint fifth)
 // Block `block` of a K row, and of a V row.
 Block k_block(uvec2 where, uint block) {
     if (NHD && K_HALVES > 0u) {
-        uint fifth = K_FIFTH == 0u ? 0u : row_fifth_bits(false, where.x, block);
-        return block_of(K_HALVES, head_scales.x, 0u, row_block_word(false, where.x, block), fifth);
+        uvec2 w = row_block_words(false, where.x, block);
+        return block_of(K_HALVES, head_scales.x, 0u, w.x, w.y);
     }
     uint word = K_HALVES == 0u ? 0u : k_shared_word(where, block * K_HALVES / 2u);
     uint fifth = K_FIFTH == 0u ? 0u : k_shared_word(where, K_PAIRED + block);
@@ -54,8 +54,8 @@ Block k_block(uvec2 where, uint block) {
 
 Block v_block(uvec2 where, uint block) {
     if (NHD && V_HALVES > 0u) {
-        uint fifth = V_FIFTH == 0u ? 0u : row_fifth_bits(true, where.x, block);
-        return block_of(V_HALVES, head_scales.y, 0u, row_block_word(true, where.x, block), fifth);
+        uvec2 w = row_block_words(true, where.x, block);
+        return block_of(V_HALVES, head_scales.y, 0u, w.x, w.y);
     }
     uint word = V_HALVES == 0u ? 0u : v_shared_word(where, block * V_HALVES / 2u);
     uint fifth = V_FIFTH == 0u ? 0u : v_shared_word(where, (LATENT == 1u ? K_PAIRED : V_PAIRED) + block);
